@@ -1,7 +1,5 @@
 """What people hand to the library by mistake: it works, or a sentence says what is expected."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -10,16 +8,13 @@ from test_library import Mine
 from torch import nn
 
 import dpfed
-from dpfed.artifacts.directory import RunDirectory
 from dpfed.data.views.images import ImageViews
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.encoder import Encoder
 from dpfed.errors import UserError
 from dpfed.models.validation import check_independence, random_group
-from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import Components
-from dpfed.runs.reevaluation import evaluate_run
 
 PLAN = {"records": 600, "batch": 60, "steps": 5, "epsilon": 8.0, "group_size": 4, "clip_norm": 1.0}
 
@@ -123,31 +118,6 @@ def test_an_image_model_has_no_captions_and_a_foreign_one_no_features(encoder):
         Encoder(nn.Linear(2, 2), 16, None).features(Image.new("RGB", (16, 16)))
 
 
-NO_PATHS = [None, 3, ["runs/a"], "", "  ", "a\0b", b"runs", {"path": "x"}]
-BY_PATH = {
-    "load": dpfed.load,
-    "resume": lambda path: dpfed.resume(path),
-    "pretrain into": lambda path: dpfed.pretrain(dpfed.parse_config({"privacy": {"epsilon": 8.0}}), path),
-    "load_config": lambda path: dpfed.load_config(path),
-    "evaluate_run": evaluate_run,
-    "RunDirectory": RunDirectory,
-    "RunDirectory.open": RunDirectory.open,
-    "RecordStore.open": dpfed.RecordStore.open,
-    "StoreWriter": lambda path: dpfed.StoreWriter(path, name="x", kind="image"),
-    "Ledger.create": lambda path: Ledger.create(path, dpfed.PrivacyPlan.calibrate(**PLAN)),
-    "Ledger.open": Ledger.open,
-    "apply_adapters": lambda path: dpfed.apply_adapters(nn.Linear(2, 2), path),
-}
-
-
-@pytest.mark.parametrize("what, given", itertools.product(BY_PATH, NO_PATHS))
-def test_what_is_no_path_is_refused_in_a_sentence(what, given, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError):
-        BY_PATH[what](given)
-    assert not any(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     "config, expected",
     [
@@ -189,16 +159,6 @@ def test_pretrain_says_what_a_configuration_is(config, expected, tmp_path):
 def test_a_plan_says_what_its_numbers_are(changes, expected):
     with pytest.raises(UserError, match=expected):
         dpfed.PrivacyPlan.calibrate(**PLAN | changes)
-
-
-def test_a_plan_takes_numbers_of_arrays_and_says_what_is_missing():
-    plan = dpfed.PrivacyPlan.calibrate(**PLAN)
-    assert (
-        dpfed.PrivacyPlan.calibrate(**PLAN | {"records": np.int64(600), "epsilon": np.float64(8)}).fingerprint
-        == plan.fingerprint
-    )
-    with pytest.raises(UserError, match="clip_norm is missing"):
-        dpfed.PrivacyPlan.calibrate(600, 60, 5, epsilon=8, group_size=4)
 
 
 GOOD = {"id": "a", "image": Image.new("RGB", (8, 8)), "captions": ("a cat",), "labels": {"kind": 0}}

@@ -167,12 +167,6 @@ def test_the_sites_of_a_run_are_its_own(run, monkeypatch):
     assert seen == [(3, "secure")] * 2
 
 
-def test_where_nothing_can_be_written_is_known_before_the_work(run, monkeypatch):
-    monkeypatch.setattr(publishing.os, "access", lambda *_: False)
-    with pytest.raises(UserError, match="nothing can be written"):
-        audit_run(run.path, Trial(), QUICK)
-
-
 def test_all_bounds_of_an_audit_share_one_error(monkeypatch):
     attacks = 2
     errors = set()

@@ -11,7 +11,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpfed.budgets import copies
 from dpfed.budgets.claims import Claim
-from dpfed.budgets.refusals import does_not_fit, largest_epsilon, most_steps
+from dpfed.budgets.refusals import largest_epsilon, most_steps
 from dpfed.budgets.shelf import BOOK, budgets_of, shelf
 from dpfed.budgets.spending import note_uncovered, reserve, set_budget, settle
 from dpfed.errors import UserError
@@ -166,15 +166,6 @@ def test_a_sweep_whose_plan_changed_before_it_began_reserves_the_new_one(store, 
         planned = claim(1, steps=steps)
         reserve(store, [dataclasses.replace(planned, id="sweep 1", what="sweep")])
         assert book_of(store).spent == book_of(store).filter.curve(planned.plan.mechanism, steps)
-
-
-@pytest.mark.parametrize("left", [1e-6, 1e-9, 1e-12, 0.0])
-@pytest.mark.parametrize("accountant", ["rdp", "pld"])
-def test_a_refusal_has_words_however_little_is_left(store, claim, left, accountant):
-    budget = set_budget(store, 8, 1e-6).filter
-    spent = tuple(limit * (1 - left) for limit in budget.limits)
-    plan = dataclasses.replace(PLAN, delta=1e-3, accountant=accountant)  # where much noise promises epsilon 0
-    assert does_not_fit(budget, spent, [plan], "(8, 1e-6)", "here").count("Nothing fits any more.") == 1
 
 
 def test_charges_of_a_run_that_a_book_does_not_know_tell_that_it_lost_lines(store, claim):

@@ -50,13 +50,6 @@ def test_the_busiest_worker_draws_as_many_records_as_in_a_simulation(mean, worke
     assert largest_shard(mean, 1) == mean
 
 
-def test_sharding_by_record_key_is_the_process_that_the_estimate_assumes():
-    rng, records, batch, workers = np.random.default_rng(1), 20_000, 800, 4
-    owner = rng.integers(0, workers, records)
-    drawn = [np.bincount(owner[rng.random(records) < batch / records], minlength=workers).max() for _ in range(2000)]
-    assert largest_shard(batch / workers, workers) == pytest.approx(np.mean(drawn), rel=0.02)
-
-
 def test_seconds_bytes_hours_and_dollars_by_hand(promise):
     one = estimate(promise, MACHINES, parameters=5_000_000, workers=1)
     assert (one.gradients, one.transport, one.coordinator) == pytest.approx((20.0, 0.0, 0.25))

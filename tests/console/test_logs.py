@@ -130,13 +130,3 @@ def test_a_mistake_of_ours_is_a_line_with_its_traceback(dpfed, monkeypatch):
     monkeypatch.setattr("dpfed.live.gathering.Gathering.__init__", broken)
     code, out, err = dpfed("--log-format", "json", "watch", ".")
     assert code == 1 and not out and "ZeroDivisionError: of ours" in lines(err)[-1]["text"]
-
-
-def test_two_processes_that_write_to_one_file_lose_no_line(tmp_path):
-    handlers = [logs._handler(tmp_path / "dpfed.log") for _ in range(2)]
-    for number in range(200):
-        record = logging.LogRecord("x", logging.INFO, "", 0, json.dumps({"number": number, "more": "x" * 80}), (), None)
-        handlers[number % 2].handle(record)
-    for handler in handlers:
-        handler.close()
-    assert [line["number"] for line in lines((tmp_path / "dpfed.log").read_text())] == list(range(200))

@@ -34,22 +34,6 @@ def test_every_page_has_its_place_in_the_navigation():
     assert site["strict"] and site["theme"]["font"] is False
 
 
-@pytest.mark.parametrize(
-    ("home", "here", "link", "expected"),
-    [
-        ("README.md", "index.md", "docs/data.md#dicom", "data.md#dicom"),
-        ("README.md", "index.md", "docs/pictures/a.png", "pictures/a.png"),
-        ("cluster/README.md", "cluster.md", "../docs/data.md", "data.md"),
-        ("docs/data.md", "data.md", "../cluster/README.md#measured", "cluster.md#measured"),
-        ("docs/budget.md", "budget.md", "../server/fleet_only.conf", "files/server/fleet_only.conf"),
-        ("docs/tutorials/x.ipynb", "tutorials/x.ipynb", "../data.md", "../data.md"),
-    ],
-)
-def test_links_of_the_repository_become_links_of_the_site(home, here, link, expected):
-    found = pages._LINK.search(f"see [it]({link}) there")
-    assert pages._moved(found, home, here) == f"]({expected})"
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_tutorial_begins_with_what_it_needs_how_long_it_takes_and_the_notebook_to_run(path):
     lead = "".join(json.loads(path.read_text())["cells"][0]["source"])

@@ -164,25 +164,6 @@ def test_zero_shot_finds_the_class_that_the_image_shows():
     assert "'a photo of a {}.', 3 classes, 40 held-out records" in found["zero_shot_accuracy"].protocol
 
 
-def test_zero_shot_with_many_classes_prompts_and_columns():
-    store, *rest = named([f"{letter}-kind" for letter in "abcdefghijkl"], ("shape", "kind"))
-    store.labels["kind"][::2] = -1
-    found = zero_shot(store, *rest, templates=["a {}", "{}."])
-    assert {name: item.value for name, item in found.items()} == {
-        "zero_shot_accuracy[kind]": 1.0,
-        "zero_shot_top5_accuracy[kind]": 1.0,
-    }
-    assert "mean of 2 prompts, 12 classes, 20 held-out" in found["zero_shot_accuracy[kind]"].protocol
-
-
-def test_zero_shot_reads_held_out_images_only_and_no_more_than_asked_for():
-    store, *rest = named(["cube", "ring"])
-    zero_shot(store, *rest, records=10)
-    [seen] = store.seen
-    indices = store.split("test")
-    assert set(seen) == set(indices[np.argsort(store.keys[indices])][:10])
-
-
 @pytest.mark.parametrize(("names", "chosen"), [(["cube", "ring"], True), (["0", "1"], False), ([], False)])
 def test_zero_shot_is_chosen_where_classes_have_names_that_are_words(names, chosen):
     store = Store()

@@ -56,16 +56,6 @@ def test_a_killed_process_holds_nothing_even_if_its_children_live_on(tmp_path, h
         pass
 
 
-def test_it_is_flock_so_that_other_versions_are_kept_out_and_keep_out(tmp_path):
-    path = tmp_path / ".lock"
-    with file_lock(path, "taken"), open(path, "a") as other, pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with open(path, "a") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="taken"), file_lock(path, "taken"):
-            pass
-
-
 @pytest.mark.parametrize("wait", [10.0, math.inf])
 def test_whoever_waits_gets_it_when_it_is_let_go(tmp_path, wait):
     path, got = tmp_path / ".lock", []

@@ -1,7 +1,6 @@
 """Who may see the page, and what is refused before a port opens."""
 
 import datetime
-import socket
 
 import pytest
 from cryptography import x509
@@ -26,15 +25,6 @@ def test_no_port_beyond_this_machine_without_tls_unless_the_word_was_typed(host)
     assert access(host=host, insecure=True).token
 
 
-def test_a_certificate_that_is_none_is_a_sentence(tmp_path, make):
-    for name in ("a.pem", "b.pem"):
-        (tmp_path / name).write_text("x")
-    (tmp_path / "b.pem").chmod(0o600)
-    wrong = access(certificate=tmp_path / "a.pem", key=tmp_path / "b.pem")
-    with pytest.raises(UserError, match="no certificate"):
-        listen(Gathering(make().path), wrong, None, lambda address: None)
-
-
 @pytest.mark.parametrize(("days", "said"), [((-9, -1), "has expired"), ((5, 9), "in the future")])
 def test_a_certificate_out_of_its_time_is_a_sentence(tmp_path, make, days, said):
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "x")])
@@ -55,14 +45,6 @@ def test_a_key_that_everybody_reads_is_refused(tmp_path):
     (tmp_path / "b.pem").chmod(0o644)
     with pytest.raises(UserError, match="chmod o="):
         access(certificate=tmp_path / "a.pem", key=tmp_path / "b.pem")
-
-
-def test_a_port_that_is_taken_is_a_sentence(make):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(UserError, match="another program has it"):
-            listen(Gathering(make().path), access(port=taken.getsockname()[1]), None, lambda address: None)
 
 
 def test_tokens_are_new_each_time_or_of_a_file_that_nobody_else_reads(tmp_path):

@@ -171,12 +171,6 @@ def test_epsilon_of_a_void_run_is_on_no_page(make, tmp_path, plan):
     assert "Epsilon over steps" in plain(known.get("/runs/good").text)
 
 
-def test_runs_are_compared(known):
-    page = plain(known.get("/compare?run=one&run=fed").text)
-    assert "2 runs" in page and "Runs on the same records add up" in page and page.count("of 8.00 planned") >= 2
-    assert known.get("/compare?run=one").status_code == 400 and known.get("/compare?run=one&run=none").status_code == 404
-
-
 def test_changes_are_sent_and_nothing_else(make):
     """The stream is driven by hand: an HTTP client of this process would read it to its end."""
     run = make(done=2)

@@ -1,7 +1,5 @@
 """What is seen of a run is what its files say, and of its files only those that may be seen."""
 
-import json
-import os
 import sys
 import time
 from types import SimpleNamespace
@@ -108,20 +106,6 @@ def test_nothing_but_the_files_that_may_be_seen_is_opened(make, tmp_path):
     assert inside and inside <= set(_READ)
 
 
-def test_pace_of_a_run_that_goes_on(make):
-    run = make(done=2)
-    ledger = Ledger.open(run.ledger)
-    gathering = Gathering(run.path)
-    with run.locked():
-        os.utime(run.ledger, (1000, 1000))
-        assert gathering.one("one").seconds is None
-        advance(run, ledger, 2)
-        os.utime(run.ledger, (1030, 1030))
-        seen = gathering.one("one")
-        assert seen.last == 1030
-    assert (seen.state, seen.seconds, seen.left) == ("running", 30.0, 90.0)
-
-
 def test_states(make):
     run = make(done=6)
     later = time.time() + 3600
@@ -185,14 +169,3 @@ def test_the_curve_of_a_site_follows_what_its_ledger_says(tmp_path, plan):
     paid = {0: 0, 1: 1, 2: 1, 3: 2, 4: 2, 5: 3}
     assert seen.spent == [(step, plan.epsilon(paid[step]) if step else 0.0) for step, _ in seen.spent]
     assert len(seen.spent) > 3 and seen.spent[-1] == (5, plan.epsilon(3))
-
-
-def test_a_site_is_seen_without_its_keys(tmp_path, plan):
-    folder = tmp_path / "north"
-    folder.mkdir()
-    (folder / "site.toml").write_text('name = "north"\nstore = "SENTINEL"\nbudget = 8.0\n')
-    (folder / "terms.json").write_text(json.dumps({"trust": "secure", "sites": [{"name": "north"}, {"name": "south"}]}))
-    Ledger.create(folder / "ledger.jsonl", plan)
-    seen = Gathering(folder).one("north")
-    assert seen.snapshot.budget == 8.0 and seen.snapshot.kind == "a site among 2, trust secure"
-    assert not any("SENTINEL" in figure.shown for figure in figures(seen))

@@ -42,13 +42,6 @@ def test_embeddings_have_the_contracts_shape_and_unit_length(config):
         assert torch.allclose(embedding.norm(dim=2), torch.ones(3, 2), atol=1e-5)
 
 
-def test_fixed_temperature_is_no_parameter():
-    model = built(CNN, temperature=0.2)
-    assert model.temperature.item() == pytest.approx(0.2)
-    assert not model.temperature.requires_grad
-    assert "fixed_temperature" in dict(model.named_buffers())
-
-
 def test_learnt_temperature_starts_right_and_stops_at_a_hundredth():
     model = built(CNN, temperature=0.2, learn_temperature=True)
     assert model.temperature.item() == pytest.approx(0.2)

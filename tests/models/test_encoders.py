@@ -42,30 +42,6 @@ def test_resnet_is_torchvisions(depth):
     assert ours.features_dim == (512 if depth == 18 else 2048)
 
 
-@pytest.mark.parametrize("make", [lambda **more: SmallCNN(8, **more), lambda **more: resnet(50, width=8, **more)])
-def test_a_pyramid_is_every_stage_s_means_over_its_quadrants(make):
-    encoder, plain = make(features="pyramid"), make()
-    plain.load_state_dict(encoder.state_dict())  # it has no weights of its own
-    maps = []
-    ends = [encoder.stages[i] for i in (2, 5, 8, 11)] if isinstance(encoder, SmallCNN) else [*encoder.children()][-4:]
-    for end in ends:
-        end.register_forward_hook(lambda module, inputs, output: maps.append(output))
-    images = torch.randn(3, 3, 32, 32)
-    features = encoder(images)
-    expected = []
-    for stage in maps:
-        half = stage.shape[2] // 2
-        quadrants = [stage[:, :, rows, columns] for rows in _halves(half) for columns in _halves(half)]
-        expected.append(torch.stack([quadrant.mean((2, 3)) for quadrant in quadrants], dim=2).flatten(1))
-    assert torch.allclose(features, torch.cat(expected, 1), atol=1e-6)
-    assert encoder.features_dim == features.shape[1] == 4 * sum(stage.shape[1] for stage in maps)
-    assert torch.allclose(plain(images), maps[-1].mean((2, 3)), atol=1e-6)
-
-
-def _halves(half):
-    return slice(None, half), slice(half, None)
-
-
 @pytest.mark.parametrize("features", ["last", "pyramid"])
 def test_images_of_any_size_give_as_many_features(features):
     for encoder in (SmallCNN(8, features=features), resnet(18, width=8, features=features)):

@@ -41,14 +41,6 @@ def saved(tmp_path):
     return tmp_path / "model"
 
 
-def test_a_folder_and_its_file_are_the_same_start(saved):
-    one, two = find_start(saved), find_start(saved / "model.safetensors")
-    assert one == two and one.trained == [{"run": "r"}]
-    (saved / "model.json").rename(saved / "aside.json")
-    alone = find_start(saved / "model.safetensors")
-    assert alone.digest == one.digest and alone.description is None and alone.trained is None
-
-
 def test_a_model_gets_all_its_weights_but_keeps_its_own_temperature(saved):
     config = config_of(objective={"temperature": 0.7, "learn_temperature": True})
     model, images = built(config, find_start(saved), seed=5), torch.randn(3, 3, 32, 32)

@@ -19,7 +19,6 @@ from dpfed.models.folder import load_encoder, save_encoder
 from dpfed.models.lora import merged_state
 from dpfed.models.starting import find_start
 from dpfed.models.summary import trained_part
-from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.runs.resolution import settle
 
@@ -53,17 +52,6 @@ def model_of(config, stir=True):
         if stir and parameter.requires_grad and parameter.dim():
             torch.nn.init.normal_(parameter, std=0.05)
     return model.eval()
-
-
-def hub_cache(folder, monkeypatch, repository):
-    """Where the hub's client looks for a repository's files when it is offline."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    there, commit = folder / f"models--{repository.replace('/', '--')}", "0" * 40
-    (there / "refs").mkdir(parents=True)
-    (there / "refs" / "main").write_text(commit)
-    (there / "snapshots" / commit).mkdir(parents=True)
-    return there / "snapshots" / commit
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -213,27 +201,6 @@ class TestWeights:
         build_model(config.model, config.objective, size=32, load_weights=False)
         assert len(fetched) == 1
 
-    @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-    def test_a_folder_and_a_repository_of_the_hub(self, source, tmp_path, monkeypatch, file):
-        """Both hold timm's ``config.json`` beside the weights; timm's own client reads the repository, from its cache."""
-        described = {"mean": [0.1] * 3, "std": [0.2] * 3, "crop_mode": "squash", "input_size": [3, 96, 96], "num_classes": 7}
-        folder = hub_cache(tmp_path, monkeypatch, "a/b")
-        (folder / "config.json").write_text(json.dumps({"architecture": "test_vit", "pretrained_cfg": described}))
-        if file.endswith("safetensors"):
-            save_file(source.state_dict(), folder / file)
-        else:
-            torch.save(source.state_dict(), folder / file)
-        images, spec = torch.randn(2, 3, 32, 32), None
-        for weights in ("hf-hub:a/b", str(folder), f"local-dir:{folder}"):
-            spec = timm_blueprint(ModelConfig(image="timm/test_vit", weights=weights))
-            assert spec.preprocessing == Preprocessing((0.1,) * 3, (0.2,) * 3, "squash") and spec.size == 96
-            with torch.no_grad():
-                model = model_of(config_of("test_vit", weights=weights), stir=False)
-                assert torch.allclose(model.features(images), self.features_of(source, images), atol=1e-4)
-            with pytest.raises(UserError, match="holds weights of test_vit: set model.image = 'timm/test_vit'"):
-                timm_blueprint(ModelConfig(image="timm/test_convnext", weights=weights))
-        assert config_of("test_vit", weights=f"local-dir:{folder}").model.weights == str(folder)
-
     def test_the_digest_names_architecture_and_preprocessing(self):
         digests = [config_of(name).model.digest for name in ("test_vit", "test_vit2", "convnext_atto")]
         digests.append(config_of("convnext_atto", weights="d2_in1k").model.digest)
@@ -269,17 +236,6 @@ class TestMistakes:
     def test_weights_that_do_not_exist(self):
         self.refused("neither a file, a folder nor a tag of timm/test_vit; did you mean 'r160_in1k'", weights="r160_in2k")
         self.refused("timm knows no weights for it", "vit_small_patch16_36x1_224", weights="x")
-
-    def test_a_folder_of_weights_that_is_none(self, tmp_path):
-        self.refused("has no config.json as timm writes it", weights=str(tmp_path))
-        file = tmp_path / "config.json"
-        for content in ("[1]", "{", '{"pretrained_cfg": {}}'):
-            file.write_text(content)
-            self.refused("has no config.json as timm writes it", weights=str(tmp_path))
-        file.write_text(json.dumps({"architecture": "test_vit", "model_args": {"img_size": 32, "init_values": 1e-5}}))
-        self.refused(r"with other arguments \(init_values\)", weights=str(tmp_path))
-        file.write_text(json.dumps({"architecture": "test_vit", "pretrained_cfg": {}}))
-        self.refused("has no weights; expected model.safetensors", weights=str(tmp_path))
 
     def test_a_model_of_dpfed(self, tmp_path):
         """It is a start, so that what it was trained on is not forgotten."""

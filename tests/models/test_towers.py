@@ -169,17 +169,6 @@ class TestMistakes:
         torch.save({"state_dict": open_clip.create_model}, tmp_path / "w.pt")
         self.refused(architecture(), "more than tensors", weights=str(tmp_path / "w.pt"))
 
-    def test_a_file_that_is_no_architecture(self, tmp_path):
-        (tmp_path / "x.json").write_text(json.dumps({"embed_dim": 3}))
-        self.refused(str(tmp_path / "x.json"), "not an open_clip model config: it needs the keys embed_dim, vision_cfg")
-        (tmp_path / "x.json").write_text("{")
-        self.refused(str(tmp_path / "x.json"), "not valid JSON")
-        self.refused(str(tmp_path / "y.json"), "cannot read the architecture")
-
-    def test_a_folder_without_a_model(self, tmp_path):
-        self.refused(f"local-dir:{tmp_path / 'none'}", "there is no folder")
-        self.refused(f"local-dir:{tmp_path}", "holds no open_clip model: it has no open_clip_config.json")
-
     def test_a_tokenizer_that_would_have_to_be_fetched(self):
         self.refused("ViT-B-16-SigLIP", "model.tokenizer = 'words'")
         words = tokenizer_for(ModelConfig(kind="open_clip", architecture="ViT-B-16-SigLIP", tokenizer="words"))

@@ -81,14 +81,3 @@ def test_a_buffer_that_changes_is_refused_and_put_back():
     with pytest.raises(UserError, match=r"'head\.0\.seen'"):
         check_independence(model, random_group(16))
     assert model.head[0].seen == 0
-
-
-def test_dropout_is_no_mixing_and_the_state_is_put_back():
-    model = small()
-    model.head.insert(1, nn.Dropout(0.5))
-    model.eval()
-    views = random_group(16)
-    state = torch.random.get_rng_state()
-    check_independence(model, views)
-    assert torch.equal(state, torch.random.get_rng_state())
-    assert not any(module.training for module in model.modules())

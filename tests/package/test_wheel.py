@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import email
 import json
 import os
 import tarfile
@@ -13,12 +12,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from installation import ROOT, build, outside
+from installation import ROOT, outside
 
 import dpfed
 from dpfed.config.shipped import config_names
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGES = ("dpfed",)
 SHORT = ("privacy.steps=2", "privacy.batch=64", "data.records=300", "evaluation.records=50")
 TINY = (*SHORT, "model.width=4", "model.text_width=16", "model.text_layers=1")
@@ -55,23 +53,6 @@ def test_the_sdist_has_what_the_wheel_is_made_of_and_no_results(sdist):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", "configs/quickstart.toml"} <= names
     assert not {name for name in names if name.startswith(("tests", "benchmarks/results")) or "__pycache__" in name}
-
-
-def test_the_metadata_say_what_it_is(wheel):
-    from markdown_it import MarkdownIt
-
-    with zipfile.ZipFile(wheel) as archive:
-        said = email.message_from_bytes(archive.read(f"dpfed-{dpfed.__version__}.dist-info/METADATA"))
-    assert said["Name"] == "dpfed" and said["Version"] == PROJECT["version"] == dpfed.__version__
-    assert said["License-Expression"] == "Apache-2.0" and said["License-File"] == "LICENSE"
-    assert said["Description-Content-Type"] == "text/markdown"
-    assert said.get_payload(decode=True).decode() == (ROOT / "README.md").read_text()
-    assert "<h1>dpfed</h1>" in MarkdownIt("commonmark").render(said.get_payload(decode=True).decode())
-    assert {"clip", "text", "ray", "flower", "pcam"} <= set(said.get_all("Provides-Extra"))
-    classifiers = set(said.get_all("Classifier"))
-    for version in ("3.11", "3.12", "3.13"):
-        assert f"Programming Language :: Python :: {version}" in classifiers
-    assert not any(line.startswith("License ::") for line in classifiers)  # registries refuse that beside an expression
 
 
 @pytest.mark.slow
@@ -181,16 +162,6 @@ def test_a_read_only_folder_is_refused_in_a_sentence(words, guarded, tmp_path):
     done = guarded.run("dpfed", *words, check=2, **options)
     assert done.stderr.splitlines()[-1].startswith("error: cannot")
     assert not list((tmp_path / "sealed").iterdir())
-
-
-@pytest.mark.slow
-def test_the_wheel_of_the_repository_is_that_of_the_sdist(source, wheel, tmp_path):
-    direct = build("wheel", source, tmp_path)
-    with zipfile.ZipFile(direct) as one, zipfile.ZipFile(wheel) as other:
-        assert set(one.namelist()) == set(other.namelist())
-        for name in one.namelist():
-            if not name.endswith("RECORD"):
-                assert one.read(name) == other.read(name), name
 
 
 @pytest.mark.slow

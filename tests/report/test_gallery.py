@@ -1,8 +1,6 @@
 """Pictures: of public records only, found again on disk as they were, and the right ones."""
 
 import io
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ import torch
 from PIL import Image
 
 from dpfed.errors import UserError
-from dpfed.report.embedding_map import maps
 from dpfed.report.gallery import Gallery, build_gallery
 
 
@@ -68,21 +65,3 @@ def test_an_index_cannot_lead_out_of_its_folder(gallery, tmp_path):
     index.write_text(index.read_text().replace("000.png", "../secret.png"))
     with pytest.raises(UserError, match="damaged"):
         Gallery.read(tmp_path / "gallery")
-
-
-def test_umap_stands_beside_the_principal_components_where_it_is_installed(monkeypatch):
-    """A stand-in: all that the map needs of umap-learn."""
-
-    class Umap:
-        def __init__(self, **options):
-            assert options["random_state"] == 0  # a report made again is the same
-
-        def fit_transform(self, features):
-            return features[:, :2]
-
-    features, labels = torch.rand(20, 5), {"shape": (np.arange(20) % 2, ["circle", "square"])}
-    monkeypatch.setitem(sys.modules, "umap", None)
-    assert [panel.title for panel in maps(features, labels)] == ["principal components, by shape"]
-    monkeypatch.setitem(sys.modules, "umap", types.SimpleNamespace(UMAP=Umap))
-    assert [panel.title for panel in maps(features, labels)] == ["principal components, by shape", "UMAP, by shape"]
-    assert [panel.title for panel in maps(features[:10], {})] == ["principal components"]  # too few for neighbours

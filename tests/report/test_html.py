@@ -114,14 +114,6 @@ def test_the_best_of_a_comparison_and_what_may_be_as_good_are_marked_apart(value
     assert _marks(row) == marks
 
 
-def test_a_run_without_evaluations_still_has_a_report(run_folder, tmp_path):
-    folder = run_folder()
-    (folder / "results.json").write_text(results(evaluations=[]))
-    (folder / "metrics.jsonl").write_text("")
-    assert "Nothing was evaluated" in render(tmp_path, folder)
-    render(tmp_path, folder, run_folder(name="other"))
-
-
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
@@ -153,15 +145,6 @@ def test_damaged_files_are_named(run_folder, file, content, message):
     with pytest.raises(UserError, match=message) as caught:
         RunView.read(folder)
     assert file in str(caught.value)
-
-
-def test_refuses_no_runs_no_folder_and_no_place_to_write(run_folder, tmp_path):
-    with pytest.raises(UserError, match="at least one run"):
-        write_report(tmp_path / "report.html", [])
-    with pytest.raises(UserError, match="no run at"):
-        RunView.read(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="cannot write"):
-        write_report(tmp_path / "no" / "report.html", [RunView.read(run_folder())])
 
 
 def test_a_comparison_shows_every_mark(run_folder, tmp_path):

@@ -151,21 +151,6 @@ def test_deepfashion_multimodal_as_published(tmp_path: Path, pictures, place: st
     assert units(store) == {name: record_key(item) for name, item in zip(FASHION, items, strict=True)}
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        ('{"WOMEN-Tees-id_00000001-01_1_front.jpg": "x", "front.jpg": "y"}', "entry 2 .*front.jpg"),
-        ('{"WOMEN-Tees-id_00000001-01_1_front.jpg": ["x"]}', "entry 1 "),
-        ('["WOMEN-Tees-id_00000001-01_1_front.jpg"]', "no object"),
-    ],
-)
-def test_other_captions_than_deepfashions_are_refused(tmp_path: Path, pictures, content: str, named: str) -> None:
-    root = write_fashion(tmp_path / "in", pictures)
-    (root / "captions.json").write_text(content)
-    with pytest.raises(UserError, match=named):
-        DeepFashionImporter().open(root)
-
-
 ROCO = {
     "train/radiology": "ROCO_00002\t Axial MRI: a 3\u2028mm lesion.\nROCO_00003\t  X-ray\twith a tab\n",
     "validation/radiology": "ROCO_00010\t Échographie, “arrow”.\n",
@@ -194,18 +179,6 @@ def test_roco_version_1_as_fetched(tmp_path: Path, pictures, given: str) -> None
         "test/radiology/images/ROCO_00001.jpg": (["Coronal view."], "test"),
     }
     assert store.units is None
-
-
-@pytest.mark.parametrize("place", ["{}", "{}_images", "{}_images/{}"])
-def test_roco_version_2_as_unpacked(tmp_path: Path, pictures, place: str) -> None:
-    root, expected = tmp_path / "in", {}
-    for split, name in (("train", "train"), ("valid", "validation"), ("test", "test")):
-        id, folder = f"ROCOv2_2023_{split}_000001", place.format(split, split)
-        pictures.file(root / folder / f"{id}.jpg")
-        (root / f"{split}_captions.csv").write_text(f'ID,Caption\n{id},"CT, axial:\na ""mass"" of {split}."\n')
-        (root / f"{split}_concepts.csv").write_text(f"ID,CUIs\n{id},C0040405\n")
-        expected[f"{folder}/{id}.jpg"] = ([f'CT, axial:\na "mass" of {split}.'], name)
-    assert described(stored(RocoImporter(), root, tmp_path / "s")) == expected
 
 
 @pytest.mark.parametrize("importer", IMPORTERS, ids=lambda importer: importer.name)

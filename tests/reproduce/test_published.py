@@ -39,12 +39,6 @@ def value(paper: str, table: str, **key: str | float) -> float:
     return found.value
 
 
-def figures(paper: str, table: str, **key: str | float) -> dict[tuple[str, str], float]:
-    """(data, metric) -> value of the rows that have all of a key."""
-    rows = [row for row in published(paper, table) if all(getattr(row, name) == wanted for name, wanted in key.items())]
-    return {(row.data, row.metric): row.value for row in rows}
-
-
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_table_has_all_its_figures_and_none_twice(paper):
     rows = published(paper)
@@ -77,18 +71,6 @@ def test_only_what_diverged_has_no_value():
         ("3", "VGG-16", "sigma=2"),
         ("3", "VGG-16-mod", "sigma=2"),
     }
-
-
-def test_tables_that_repeat_a_run_repeat_its_figures():
-    ours = figures("dp-gcl", "3", method="DP-GCL", epsilon=10.0)
-    clip = figures("dp-gcl", "3", method="DP-CLIP", epsilon=10.0)
-    assert figures("dp-gcl", "4", setting="neither") == clip
-    assert figures("dp-gcl", "4", setting="bgc+isa") == ours
-    assert figures("dp-gcl", "4", setting="bgc") == figures("dp-gcl", "6", setting="na-0")
-    assert figures("dp-gcl", "6", setting="na-1") == figures("dp-gcl", "5", setting="q-v") == ours
-    assert figures("dp-gcl", "7", setting="crop-sentence-swap") == {key: v for key, v in ours.items() if key[0] == "cuhk-pedes"}
-    both = figures("dp-gcl", "1", method="DP-GCL", epsilon=10.0) | ours
-    assert figures("dp-gcl", "13", method="DP-GCL") == both
 
 
 def test_the_settings_of_table_9_are_those_of_the_configurations():

@@ -13,7 +13,6 @@ import tomli_w
 import typer
 from typer.testing import CliRunner
 
-from dpfed.artifacts.directory import RunDirectory
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
@@ -21,7 +20,6 @@ from dpfed.reproduce import command
 from dpfed.reproduce.comparison import Experiment, Variant
 from dpfed.reproduce.datasets import RETRIEVAL, DataSet
 from dpfed.reproduce.experiments import EXPERIMENTS, experiment
-from dpfed.reproduce.held_out import relative_losses
 from dpfed.reproduce.outcome import reproduce
 from dpfed.reproduce.page import write
 from dpfed.reproduce.runs import Request, plan_runs
@@ -88,15 +86,6 @@ def test_each_configuration_is_trained_once_and_kept(request_for, steps, kept):
     assert len(steps) == 12, "a run that another experiment has made was made again"
 
 
-def test_base_is_the_untrained_model_of_the_run(request_for):
-    outcome = reproduce(request_for(epsilons=(10.0,), methods=("group",)))
-    base, trained = (next(row for row in outcome.rows if row.label == name) for name in ("Base", "DP-GCL"))
-    assert base.run == trained.run
-    evaluations = outcome.runs[base.run].evaluations
-    for row, model in ((base, "untrained"), (trained, "trained")):
-        assert row.ours == 100 * next(e["value"] for e in evaluations if (e["name"], e["model"]) == (row.metric, model))
-
-
 def test_an_interrupted_experiment_goes_on(request_for, monkeypatch, tmp_path):
     real, calls = Coordinator.apply, itertools.count(1)
 
@@ -157,31 +146,6 @@ def test_every_output_says_what_it_is(request_for):
     assert sum(name.startswith("chart") for name in files) == 2
 
 
-def test_a_mechanism_is_that_of_the_run_s_plan(request_for):
-    timed = dataclasses.replace(SMALL, epsilons=(10.0,), timed=True)
-    group, none = reproduce(request_for(timed)).mechanisms
-    sigma = (
-        reproduce(request_for(epsilons=(10.0,), methods=("group",))).runs.popitem()[1].results["privacy"]["noise_multiplier"]
-    )
-    assert group.sensitivity == 2.0  # C = 1
-    assert group.noise == pytest.approx(2 * sigma / 15)  # K = 60 / 4
-    assert group.sound
-    assert 9.0 < group.epsilon <= 10.0
-    assert group.cost == 1.0
-    assert (none.sound, none.sensitivity, none.noise, none.epsilon) == (False, None, None, None)
-    assert none.seconds > 0
-
-
-def test_the_held_out_loss_starts_at_one_and_falls_without_noise(request_for):
-    curves = dataclasses.replace(SMALL, charts=("loss",), on_the_way=2, epsilons=(10.0,))
-    outcome = reproduce(request_for(curves, methods=("none",)))
-    ((name, curve),) = outcome.losses.items()
-    assert [step for step, _ in curve] == [0, 2, 4]
-    assert curve[0][1] == 1.0
-    assert curve[-1][1] < 1.0
-    assert relative_losses(RunDirectory.open(request_for().out / "runs" / name)) == curve
-
-
 def test_the_list_names_every_experiment():
     app = typer.Typer()
     command.register(app)
@@ -204,20 +168,3 @@ def test_the_list_names_every_experiment():
 def test_unknown_names_are_refused(name, methods, message, request_for):
     with pytest.raises(UserError, match=message):
         plan_runs(request_for(experiment(name), methods=methods))
-
-
-def test_another_data_set_s_labels_are_refused(request_for, shapes, tmp_path):
-    store = tmp_path / "colours"
-    with StoreWriter(
-        store, name="colours", kind="image-text", size=16, label_names={"colour": ["red", "green", "blue"]}
-    ) as writer:
-        for number in range(100):
-            image = np.full((16, 16, 3), number, dtype=np.uint8)
-            labels = {"colour": number % 3}
-            writer.add(
-                RecordInput(str(number), image, captions=("a colour",), labels=labels, split="test" if number < 20 else "train")
-            )
-    mine = dataclasses.replace(request_for().data, generated=False, classes=10)
-    with pytest.raises(UserError, match="3 classes of 'colour'"):
-        reproduce(request_for(data=mine, path=store))
-    assert reproduce(request_for(data=dataclasses.replace(mine, classes=3), path=store, methods=("none",), out=tmp_path)).rows

@@ -8,14 +8,11 @@ import shutil
 import signal
 
 import pytest
-import tomli_w
-from typer.testing import CliRunner
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.budgets.copies import read
 from dpfed.budgets.shelf import BOOK, budgets_of, shelf
 from dpfed.budgets.spending import set_budget
-from dpfed.cli import app
 from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -337,20 +334,3 @@ def test_a_run_elsewhere_on_the_same_records_is_settled_into_a_budget(config, st
     assert book_of(store).spent == budget.filter.curve(plan.mechanism, 6) == read(store.path / BOOK).spent
     assert dataclasses.replace(plan) == next(iter(book_of(store).accounts.values())).plan
     assert RunDirectory(run.path).finished
-
-
-def test_a_large_budget_admits_a_small_run_on_the_command_line(config, store, tmp_path):
-    """Its orders are all near 1, and there the accountant knew nothing: it was refused although nothing was spent."""
-    config["privacy"] |= {"epsilon": 4.15}
-    (tmp_path / "config.toml").write_text(tomli_w.dumps(config))
-
-    def dpfed(*arguments):
-        done = CliRunner().invoke(app, [*map(str, arguments)], standalone_mode=False)
-        assert done.exception is None, done.exception
-        return done.stdout
-
-    dpfed("budget", "set", store.path, "--epsilon", 1000, "--delta", 1e-5)
-    dpfed("pretrain", tmp_path / "config.toml", "--run", tmp_path / "run")
-    facts = json.loads(dpfed("budget", "show", store.path, "--json"))[0]
-    assert 0 < facts["spent"] < 0.01 and facts["reserved"] == 0 and None not in facts["cost"]
-    assert json.loads((tmp_path / "run" / "results.json").read_text())["privacy"]["epsilon"] == pytest.approx(4.15, rel=0.01)

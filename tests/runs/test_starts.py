@@ -256,17 +256,6 @@ def test_resume_refuses_other_weights_and_a_finished_run_does_without_them(tree,
         pretrain(parse_config(tree), tmp_path / "new")
 
 
-def test_the_card_of_a_procedural_start_says_so_and_warns_of_no_data(tree, tmp_path):
-    tree["privacy"] = PRIVATE
-    make_start(parse_config(tree))
-    run = pretrain(parse_config(tree), tmp_path / "run")
-    card, results = run.card.read_text(), json.loads(run.results.read_text())
-    assert "starting weights: procedural images" in card and "no record was read" in card
-    assert run.config().model.start_digest in card and "The starting weights: the guarantee does not cover" not in card
-    assert results["run"]["start"]["trained"][0]["generated"] and results["privacy"]["guarantee"]
-    assert run.config().model.start_digest in run.report.read_text()
-
-
 def test_a_private_start_is_named_on_the_card_and_its_budget_adds_up(tree, private_store, tmp_path):
     tree = random_start(tree) | {"privacy": PRIVATE}
     tree["data"] = {**tree["data"], "path": str(private_store)}

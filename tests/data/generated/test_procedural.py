@@ -71,13 +71,6 @@ def test_captions_say_what_is_in_front_and_held_out_ones_differ(store):
         assert {words[place] for words in said} == set(options)
 
 
-@pytest.mark.parametrize("size", [8, 33, 96, 224])
-def test_any_size(size):
-    picture = draw(0, 0, 5, size)
-    assert picture.pixels.shape == (size, size, 3) and picture.pixels.dtype == np.uint8
-    assert picture.caption == draw(0, 0, 5, 32).caption
-
-
 def test_a_configuration_opens_them_in_the_size_of_its_model(tmp_path):
     opened = open_records(DataConfig(source="procedural", records=16, size=12, stores=str(tmp_path)))
     assert opened.size == 12 and [len(opened.split(split)) for split in ("train", "test")] == [16, 16]

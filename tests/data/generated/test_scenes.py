@@ -85,13 +85,6 @@ def test_held_out_captions_are_all_different_and_at_most_a_thousand(scenes, half
     assert len(scenes["all"].split("test")) == 1000
 
 
-def test_halves_use_the_first_and_the_second_half_of_the_classes(labelled, scenes) -> None:
-    for half, numbers in (("first", {0, 1, 2}), ("second", {3, 4, 5}), ("all", set(range(6)))):
-        used = labelled.labels["class"][cells(scenes[half], np.arange(len(scenes[half])))]
-        assert set(used.ravel().tolist()) == numbers
-    assert len({store.path for store in scenes.values()}) == len({store.name for store in scenes.values()}) == 3
-
-
 def test_scenes_are_put_together_once_and_alike_everywhere(labelled, scenes, tmp_path: Path) -> None:
     store = scenes["all"]
     stamp = (store.path / "store.json").stat().st_mtime_ns

@@ -13,7 +13,6 @@ from PIL import Image
 
 from dpfed.data.importers import detect, import_records
 from dpfed.data.importers.access import NotRead
-from dpfed.data.importers.dicom import parsed_window
 from dpfed.data.importers.dicom_pixels import picture
 from dpfed.data.store.record import record_key
 from dpfed.data.store.records import RecordStore
@@ -229,30 +228,3 @@ def test_some_files_without_a_patient_are_refused_or_left_out_and_all_without_on
     assert report.counts["train"] == 2 and report.skipped == [("b.dcm", "no PatientID, which other files have")]
     nobody = write(tmp_path / "nobody", a=dicom(), b=dicom(CT.T.copy()))
     assert import_records(nobody, tmp_path / "t").unit_name is None
-
-
-@pytest.mark.parametrize("text", ["40", "40;400", "a,b", "40,0", "nan,400", "40,inf", "1,2,3"])
-def test_windows_that_are_none_are_refused(text):
-    with pytest.raises(UserError, match="such as 40,400"):
-        parsed_window(text)
-    assert parsed_window("40,400") == (40, 400)
-
-
-def test_a_window_for_other_formats_and_a_missing_library_are_refused(tmp_path, pictures, monkeypatch):
-    pictures.file(tmp_path / "in" / "a.png")
-    with pytest.raises(UserError, match="--window is for DICOM files"):
-        import_records(tmp_path / "in", tmp_path / "s", window=(40, 400))
-    source = write(tmp_path / "scans", a=dicom())
-    monkeypatch.setitem(__import__("sys").modules, "pydicom", None)
-    with pytest.raises(UserError, match=r"dpfed\[dicom\]"):
-        import_records(source, tmp_path / "s")
-
-
-def test_files_without_a_suffix_are_told_by_what_they_hold(tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "IM0001").write_bytes(dicom())
-    (tmp_path / "in" / "IM0002").write_bytes(dicom(CT.T.copy()))
-    assert import_records(tmp_path / "in", tmp_path / "s", format="dicom").counts["train"] == 2
-    (tmp_path / "in" / "notes").write_text("x")
-    with pytest.raises(UserError, match="files without a suffix are not read"):
-        import_records(tmp_path / "in", tmp_path / "t", format="dicom")

@@ -10,12 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfed.cli.data import app
-from dpfed.config import parse_config
-from dpfed.data.importers import detect, import_records
-from dpfed.data.opening import open_records
+from dpfed.data.importers import import_records
 from dpfed.data.store.division import divide_store
 from dpfed.data.store.record import RecordInput
-from dpfed.data.store.records import RecordStore
 from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
@@ -62,35 +59,6 @@ def test_numbers_of_shards_and_sites(tmp_path: Path, store: Path, number: object
     assert not (tmp_path / "s").exists()
 
 
-EMPTY = ["", " ", "\t"]
-NO_NAMES = [*EMPTY, "a\0b", "a\udcff", "x" * 300, "y/" * 3000, 5, None]
-
-
-@pytest.mark.parametrize("place", NO_NAMES, ids=lambda place: repr(place)[:12])
-def test_places_that_are_none(
-    tmp_path: Path, source: Path, store: Path, place: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(store)  # a store: what an empty name must not mean
-    calls = [
-        lambda: import_records(place, tmp_path / "s"),
-        lambda: import_records(source, place),
-        lambda: detect(place),
-        lambda: shard_store(place, tmp_path / "s"),
-        lambda: shard_store(store, place),
-        lambda: divide_store(store, place, 2, 0),
-        lambda: StoreWriter(place, name="x", kind="image"),
-        lambda: RecordStore.open(place),
-    ]
-    if isinstance(place, str):
-        calls += [
-            lambda: open_records(parse_config({"data": {"source": "folder", "path": place, "stores": str(tmp_path)}}).data),
-            lambda: open_records(parse_config({"data": {"source": "store", "path": place}}).data),
-        ]
-    before = sorted(os.listdir(tmp_path)), sorted(os.listdir(store))
-    for call in calls:
-        with pytest.raises(UserError):
-            call()
-    assert (sorted(os.listdir(tmp_path)), sorted(os.listdir(store))) == before
 
 
 @pytest.mark.parametrize(

@@ -85,20 +85,6 @@ def test_captions(tmp_path: Path, pictures, column: str, values: list, expected:
     assert store.kind == "image-text" and store.captions([0, 1]) == expected and store.name == "x"
 
 
-@pytest.mark.parametrize("names", [[f"caption_{n}" for n in range(5)], ["caption1", "caption2", "caption3"]])
-def test_numbered_captions_are_captions_of_one_record(tmp_path: Path, pictures, names: list[str]) -> None:
-    columns = {name: [f"{name} of a", f"{name} of b", None] for name in names} | {"captions": [None, None, ["z"]]}
-    store = imported(write(tmp_path / "x.parquet", pictures, 3, subcaption=["no"] * 3, **columns), tmp_path / "s")
-    assert store.captions([0, 1, 2]) == [[f"{name} of a" for name in names], [f"{name} of b" for name in names], ["z"]]
-
-
-@pytest.mark.parametrize("field", ["raw", "text", "caption"])
-def test_captions_in_structs_as_in_coco(tmp_path: Path, pictures, field: str) -> None:
-    sentences = [[{"tokens": [text], "sentid": 0, field: text} for text in ("a cat", "a pet")], [{field: "a dog"}, None]]
-    store = imported(write(tmp_path / "x.parquet", pictures, 2, sentences=sentences), tmp_path / "s")
-    assert store.captions([0, 1]) == [["a cat", "a pet"], ["a dog"]]
-
-
 def test_columns_that_were_not_used_are_reported(tmp_path: Path, pictures) -> None:
     columns = {"caption": [1], "text": [[["a", "cat"]]], "Note": ["x"], "sentences": [[{"tokens": ["a"]}]], "alt": ["a cat"]}
     write(tmp_path / "in" / "train.parquet", pictures, 1, label=[0], pid=[1], **columns)
@@ -277,12 +263,6 @@ def test_a_column_of_splits_tells_the_rows_of_one_file_apart(tmp_path: Path, pic
         import_records(tmp_path / "in", tmp_path / "t", test=1)
     write(tmp_path / "in" / "test-0.parquet", pictures, 1, id=["f"])  # the files' names tell the splits
     assert import_records(tmp_path / "in", tmp_path / "t").counts == {"train": 5, "validation": 0, "test": 1}
-
-
-@pytest.mark.parametrize("text", ['["a cat", "a pet"]', "['a cat', 'a pet']"])
-def test_a_list_of_captions_that_was_written_as_text_is_read(tmp_path: Path, pictures, text: str) -> None:
-    store = imported(write(tmp_path / "x.parquet", pictures, 2, text=[text, "[sic] a"]), tmp_path / "s")
-    assert store.captions([0, 1]) == [["a cat", "a pet"], ["[sic] a"]]
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path, pictures) -> None:

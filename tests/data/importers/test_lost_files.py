@@ -66,29 +66,6 @@ def test_an_unknown_file_is_counted_by_its_suffix_and_refused(tmp_path: Path, pi
     assert RecordStore.open(tmp_path / "s").label_names == {"label": ["a", "c"]}
 
 
-def test_what_is_harmless_by_its_name_is_passed_over_and_said_to_be(tmp_path: Path, pictures) -> None:
-    names = [".DS_Store", "a/Thumbs.db", "a/.x.png", ".git/HEAD", "README", "LICENSE.txt", "b/readme.md", "__MACOSX/a/._0.png"]
-    source = folder(tmp_path / "in", pictures, "a/0.png", "b/0.png", *names)
-    (source / "empty").mkdir()
-    said = invoke("import", source, tmp_path / "s").splitlines()[-1]
-    for part in (
-        "hidden files and folders (3)",
-        "Thumbs.db (1)",
-        "README (1)",
-        "__MACOSX (1)",
-        "folder empty without an image",
-    ):
-        assert part in said
-    assert len(RecordStore.open(tmp_path / "s")) == 2
-
-
-@pytest.mark.parametrize("suffix", [".jfif", ".JFIF", ".jpe", ".JPG"])
-def test_a_jpeg_by_another_name_is_read(tmp_path: Path, pictures, suffix: str) -> None:
-    source = folder(tmp_path / "in", pictures, "a/0.jpg", "a/1.jpg")
-    (source / "a" / "1.jpg").rename(source / "a" / f"1{suffix}")
-    assert import_records(source, tmp_path / "s").counts["train"] == 2
-
-
 def test_classes_without_a_record_are_named(tmp_path: Path, pictures) -> None:
     source = folder(tmp_path / "in", pictures, "a/0.png", "b/0.png")
     write(source / "b" / "0.png", b"broken")
@@ -262,10 +239,3 @@ def test_a_caption_that_is_torn_or_swallows_others_is_refused(tmp_path: Path, ro
     separator = b"\t" if b"\t" in row else b","
     write(tmp_path / "t.csv", b"filepath" + separator + b"title\n" + row + b"\n" + b"b.png" + separator + b"x\n")
     assert said in refusal(tmp_path / "t.csv")
-
-
-def test_several_sources_must_be_tables(tmp_path: Path, pictures, captioned: Path) -> None:
-    with pytest.raises(UserError, match="several sources must be"):
-        import_records([captioned / "train.tsv", captioned / "images"], tmp_path / "s")
-    with pytest.raises(UserError, match="several sources must be"):
-        import_records([captioned / "train.tsv", captioned / "test.tsv"], tmp_path / "s", format="parquet")

@@ -17,7 +17,6 @@ from dpfed.data.own_rows import OwnRows
 from dpfed.data.sampling import draw_step, owner_keys, participants_of
 from dpfed.data.store import index as index_room
 from dpfed.data.store.layout import HEADER
-from dpfed.data.store.mapped import RecordsFile
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.sharding import shard_store
 from dpfed.errors import UserError
@@ -50,14 +49,6 @@ def sharded(path: Path, tmp_path: Path) -> Path:
 def change(path: Path, **header: object) -> None:
     place = path / HEADER
     place.write_text(json.dumps(json.loads(place.read_text()) | header))
-
-
-def test_opening_touches_no_batch_of_records(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    touched, batch = [], RecordsFile.batch
-    monkeypatch.setattr(RecordsFile, "batch", lambda self, number: touched.append(number) or batch(self, number))
-    store = RecordStore.open(path)
-    assert len(store) == RECORDS and store.count("train") == store.training_records == RECORDS - HELD_OUT and not touched
-    assert store.captions(np.array([4999, 1])) == [["000004999"], ["000000001"]] and sorted(touched) == [0, 4]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -15,7 +15,6 @@ from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.record import RecordInput, record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
-from dpfed.data.views.pixels import decode, square
 from dpfed.errors import UserError
 
 COUNT = 2500  # more than two batches
@@ -85,22 +84,6 @@ def test_ids_and_keys_do_not_depend_on_other_records(tmp_path: Path, arrays: np.
     keys = [dict(zip(part.ids(np.arange(len(part))), part.keys.tolist(), strict=True)) for part in stores]
     assert len(keys[1]) == 47 and keys[1].items() <= keys[0].items()
     assert keys[0]["r3"] == record_key("r3")
-
-
-def test_gray_and_oblong_images_become_square_rgb(tmp_path: Path, pictures) -> None:
-    gray, wide, tall = pictures.array(10, 10, 1), pictures.array(10, 30), pictures.array(30, 10)
-    for size in (10, None):
-        with StoreWriter(tmp_path / f"{size}", name="x", kind="image", size=size) as writer:
-            for id, image in (("gray", gray), ("wide", pictures.encoded(wide)), ("tall", decode(tall))):
-                writer.add(RecordInput(id, image))
-        images = RecordStore.open(tmp_path / f"{size}").images([0, 1, 2], 10).permute(0, 2, 3, 1).numpy()
-        assert np.array_equal(images[0], np.repeat(gray[..., None], 3, axis=2))
-        assert np.array_equal(images[1], wide[:, 10:20]) and np.array_equal(images[2], tall[10:20])
-
-
-def test_sixteen_bit_images_are_scaled_not_clipped() -> None:
-    pixels = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    assert np.array_equal(square(decode(Image.fromarray(pixels)), 8)[0], (pixels >> 8).astype(np.uint8))
 
 
 def scene(width: int, height: int) -> Image.Image:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import fsspec
@@ -14,7 +13,6 @@ from dpfed.config import DataConfig
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.opening import open_records
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.remote import fetch_store
 from dpfed.data.store.sharding import shard_store
 from dpfed.errors import UserError
 
@@ -133,15 +131,3 @@ def test_missing_credentials_are_a_users_mistake(url: str, tmp_path: Path, monke
     monkeypatch.setattr(type(files), "cat_file", refuse)
     with pytest.raises(UserError, match="Unable to locate credentials.*this machine's credentials"):
         opened(url, tmp_path / "stores")
-
-
-def _fetch(url: str, stores: Path, owner: int) -> int:
-    return len(RecordStore.open(fetch_store(url, stores, owner, 2), owner, 2))
-
-
-def test_processes_can_fetch_at_once(sharded: Path, tmp_path: Path) -> None:
-    jobs = [(f"file://{sharded}", tmp_path, number % 2) for number in range(4)]
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        counts = pool.starmap(_fetch, jobs)
-    assert counts == [len(RecordStore.open(sharded, owner, 2)) for _, _, owner in jobs]
-    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1

@@ -164,15 +164,6 @@ def test_only_the_owners_shards_are_read(stores: tuple[Path, Path], tmp_path: Pa
         RecordStore.open(copy, 1, 3)
 
 
-def test_files_do_not_depend_on_how_much_is_held_in_memory_but_on_the_source(stores, tmp_path, monkeypatch) -> None:
-    shard_store(stores[0], tmp_path / "again", SHARDS)
-    names = sorted(str(file.relative_to(stores[1])) for file in stores[1].rglob("*") if file.is_file())
-    assert len(names) == 2 * (SHARDS + 1) + 1
-    assert all((tmp_path / "again" / name).read_bytes() == (stores[1] / name).read_bytes() for name in names)
-    monkeypatch.setattr(sharding, "_BUFFER_BYTES", 1)  # everything is written at once
-    assert contents(shard_store(stores[0], tmp_path / "small", 3)) == contents(RecordStore.open(stores[0]))
-
-
 @pytest.mark.parametrize(
     "how", ["exchanged shards", "wrong count", "wrong units", "truncated shard", "newer format", "no counts"]
 )

@@ -59,14 +59,6 @@ def test_why_there_is_no_answer_is_said_once_and_again_when_it_was_there(grid, s
     assert sum(record.name == "dpfed.federation.flower.channel" for record in caplog.records) == 2
 
 
-def test_a_vector_for_all_is_stored_once(grid):
-    vector = b"v" * 1000
-    list(FlowerChannel(grid).exchange({"11": Packet(b"1", b"", vector), "12": Packet(b"2", b"", vector)}, 10))
-    chunks = [content for content in grid.sent if content.startswith(b"ArrayChunk")]
-    assert len(chunks) == 4
-    assert len(set(chunks)) == 1
-
-
 def test_no_answer_is_said_at_once_and_to_nobody_else(grid, sites):
     sites.stop("a")
     sites.handle["b"] = lambda packet: 1 / 0
@@ -87,13 +79,6 @@ def test_what_is_late_is_never_seen(grid, sites):
     time.sleep(1)
     sites.handle.pop("a")
     assert dict(channel.exchange({"11": Packet(b"second", b"")}, 10)) == {"11": Packet(b"second", b"")}
-
-
-def test_an_answer_that_is_too_long_is_none(grid, sites):
-    sites.handle["a"] = lambda packet: Packet(b"reply", b"", bytes(5000))
-    packets = {"11": Packet(b"q", b""), "12": Packet(b"q", b"")}
-    assert dict(FlowerChannel(grid).exchange(packets, 10, 4000)) == {"11": None, "12": Packet(b"q", b"")}
-    assert len(dict(FlowerChannel(grid).exchange(packets, 10, 6000))["11"].vector) == 5000
 
 
 def test_a_failure_at_a_site_leaves_no_trace_in_what_travels(grid, sites):

@@ -21,13 +21,11 @@ from flwr.supercore.retry import make_simple_http_retry_invoker  # noqa: E402
 from flwr.supernode import fleet_http_connection, start_client_internal  # noqa: E402
 
 import dpfed.federation  # noqa: E402
-from dpfed.errors import UserError  # noqa: E402
 from dpfed.federation.flower import internals  # noqa: E402
 from dpfed.federation.flower.internals import (  # noqa: E402
     limit_replies,
     outlast_cut_handshakes,
     replies_of_at_most,
-    shorten_fetching,
     shorten_idling,
 )
 
@@ -84,15 +82,6 @@ def test_what_is_called_takes_what_it_is_given(name):
 def test_all_waits_of_a_supernode_go_through_the_clock_that_is_exchanged():
     uses = re.findall(r"\btime\.(\w+)\(", inspect.getsource(start_client_internal))
     assert set(uses) == {"sleep"}, UPGRADE  # the exchanged clock has nothing else
-
-
-def test_another_flower_is_refused_in_a_sentence(monkeypatch):
-    monkeypatch.delitem(inflatable_utils.pull_objects.__kwdefaults__, "backoff_cap")
-    with pytest.raises(UserError, match=r"lacks something .* Flower 1.41 \(backoff_cap of pull_objects\): pip install"):
-        shorten_fetching()
-    monkeypatch.delattr(start_client_internal, "time")
-    with pytest.raises(UserError, match="the clock of start_client_internal"):
-        shorten_idling()
 
 
 def test_nothing_else_of_dpfed_takes_undocumented_parts_of_flower():
@@ -222,11 +211,3 @@ def test_a_reply_is_given_up_when_it_is_longer_than_it_may_be(pull):
 def test_a_reply_of_very_many_objects_is_not_fetched_at_all(pull):
     with replies_of_at_most(1 << 20), pytest.raises(inflatable_utils.ObjectPullError, match="are announced"):
         pull([str(number) for number in range(1000)], lambda name: pytest.fail("it was fetched"))
-
-
-def test_a_flower_that_fetches_replies_in_another_way_is_refused(monkeypatch):
-    from flwr.superlink.grid import http_grid
-
-    monkeypatch.delattr(http_grid, "pull_objects")
-    with pytest.raises(UserError, match="pull_objects of http_grid"):
-        limit_replies()

@@ -7,7 +7,6 @@ import pytest
 
 from dpfed.errors import UserError
 from dpfed.federation.leaving import refuse_if_left
-from dpfed.federation.provisioning.certificates import make_node_key
 from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.findings import State
 from dpfed.federation.provisioning.site_place import SitePlace
@@ -60,32 +59,9 @@ def test_what_others_may_read(place, name):
     assert "other users may reach" in bad(place)["keys"] and f"chmod go= {place.path / name}" in bad(place)["keys"]
 
 
-@pytest.mark.parametrize("harm", ["cut", "empty", "another"])
-def test_a_key_of_the_supernode_that_is_damaged(place, harm, tmp_path):
-    key = place.path / "keys" / "a"
-    assert not place.keys.damaged()
-    make_node_key(tmp_path / "other", "a")
-    content = {"cut": key.read_bytes()[:-20], "empty": b"", "another": (tmp_path / "other" / "a").read_bytes()}[harm]
-    key.write_bytes(content)
-    assert "damaged" in bad(place)["keys"] and "site rotate" in bad(place)["keys"]
-
-
 def test_a_key_that_is_another_sites(place):
     (place.site.path / "identity.key").write_bytes(bytes(range(32)))
     assert "not the key of the site's card" in bad(place)["keys"]
-
-
-def test_a_door_that_does_not_open(place, monkeypatch):
-    door = place.path / "door"
-    door.chmod(0o777)
-    assert f"chmod go-w {door}" in bad(place)["door"]
-    door.chmod(0o750)
-    (door / "socket").write_text("x")
-    assert "is no socket" in bad(place)["door"]
-    shutil.rmtree(door)
-    assert bad(place) == {} and "door is missing" in str(examine_site(place.path))
-    door.write_text("x")
-    assert "no directory" in bad(place)["door"]
 
 
 def test_a_budget_that_was_lowered_since_the_site_joined(place):

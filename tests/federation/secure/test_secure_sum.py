@@ -18,7 +18,7 @@ from dpfed.federation.secure.masking import NotOffered
 from dpfed.federation.secure.masks import StepKeys, add_mask, agreed, public_bytes
 from dpfed.federation.secure.parties import Parties
 from dpfed.federation.secure.shares import combine
-from tests.federation.secure.protocol import RNG, SIZE, TERMS, Federation, plain_sum, share_of, vectors
+from tests.federation.secure.protocol import RNG, SIZE, TERMS, Federation, plain_sum, vectors
 
 # What a site may do in a step, from the worst to the best.
 BEHAVIOURS = ("no offer", "no mask", "late", "no vote", "no reveal", "stays")
@@ -345,15 +345,6 @@ def test_the_next_steps_offers_travel_before_this_step_is_revealed():
     assert federation.total(server, 0).tolist() == plain_sum(values, range(3))
     server, _ = federation.masked_step(1, values)
     assert federation.total(server, 1).tolist() == plain_sum(values, range(3))
-
-
-def test_an_answer_holds_one_kind_of_share_for_each_site():
-    federation = Federation(4, 1)
-    server, _ = federation.masked_step(0, vectors(4), arriving=[0, 1, 2])
-    held = dict(federation.masking[0]._masked.shares)
-    answer = federation.reveals(server, 0, server.close())[0]
-    kinds = [share_of(answer, at) for at in range(4)]
-    assert kinds == [held[0].of_seed, held[1].of_seed, held[2].of_seed, held[3].of_key]
 
 
 def test_a_step_is_forgotten_when_a_later_one_is_masked_or_the_site_restarts():

@@ -111,13 +111,6 @@ def test_what_is_no_packet_is_refused(content):
 # The door
 
 
-def test_a_question_is_answered(path):
-    with serving(path, lambda packet: Packet(packet.header.upper(), b"signed", bytes(packet.vector)[::-1])):
-        reply = ask(path, Packet(b"question", b"", b"abc"), PATIENCE)
-    assert reply == Packet(b"QUESTION", b"signed", b"cba")
-    assert not path.exists()
-
-
 def test_only_this_user_may_knock(path):
     with serving(path, echo):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -256,8 +249,3 @@ def test_the_packet_in_hand_is_answered_before_the_end(path):
         stop.set()
         visitor.join()
     assert replies == [Packet(b"last", b"")]
-
-
-def test_neither_torch_nor_flower_is_needed():
-    code = "import dpfed.federation.site.local_socket, sys; print(sorted({'torch', 'flwr', 'numpy'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
