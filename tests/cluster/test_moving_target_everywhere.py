@@ -5,15 +5,12 @@ import json
 import pytest
 import torch
 
-from dpfed.cluster.torchrun import take_part
-from dpfed.cluster.work import Task
 from dpfed.config import parse_config
 from dpfed.federation.simulation import Simulation, simulate
 from dpfed.federation.site.worker import SiteWorker
-from dpfed.progress import Silent
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.worker import Worker
-from tests.cluster.processes import Processes
+from tests.cluster.witness import seen_by_two
 
 STEPS = 3
 
@@ -27,28 +24,13 @@ def byol(tiny):
     return parse_config(tiny)
 
 
-def watch(rank, config, folder):
-    """Takes part in a run, and writes down the weights with which this process computed each step."""
-    held, bounded_sum = [], Worker.bounded_sum
-
-    def watched(self, step):
-        held.append({name: value.clone() for name, value in self._model.state_dict().items()})
-        return bounded_sum(self, step)
-
-    Worker.bounded_sum = watched
-    take_part(Task(folder / "run", config), Silent())
-    torch.save(held, folder / f"{rank}.pt")
-
-
 def same(one, two):
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
 @pytest.mark.slow
 def test_all_workers_of_a_cluster_hold_the_same_target_in_every_step(byol, tmp_path):
-    with Processes(2, tmp_path, watch, byol, tmp_path) as processes:
-        assert processes.wait() == [0, 0], processes.text
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    first, second = (seen["held"] for seen in seen_by_two(byol, tmp_path))
     assert len(first) == STEPS and all(same(one, two) for one, two in zip(first, second, strict=True))
     moving = [name for name in first[0] if name.startswith("target.")]
     assert any(not torch.equal(first[0][name], first[2][name]) for name in moving)

@@ -1,11 +1,9 @@
-"""The operators' guide: every command is one that its program understands, and its commands make a federation that answers."""
+"""The operators' guide: its commands make a federation that answers, and print what it shows."""
 
-import argparse
 import contextlib
 import io
 import os
 import re
-import shlex
 import shutil
 import signal
 import stat
@@ -13,12 +11,10 @@ import sys
 import tempfile
 import threading
 import time
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 import tomli_w
-import typer.main
 
 from dpfed.cli import app
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
@@ -32,9 +28,8 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
+from tests.docs.commands import GUIDE, ROOT, fenced, in_words, parsed
 
-ROOT = Path(__file__).resolve().parents[2]
-GUIDE = (ROOT / "docs" / "a-site-in-15-minutes.md").read_text().partition("\n## Appendix")[2]
 NAMES = ("north", "south", "west")
 PLAN = {
     "name": "tiny",
@@ -42,19 +37,11 @@ PLAN = {
     "bounding": {"group_size": 4, "engine": "loop"},
     "privacy": {"epsilon": 8.0, "batch": 60, "steps": 6, "accountant": "rdp"},
 }
-SHELLS = ("export", "umask", "head")
-
-
-def commands():
-    """All commands of the guide's shell blocks as lists of words."""
-    blocks = "".join(re.findall(r"^```sh\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)).replace("\\\n", " ")
-    lines = [line.strip(" ()&") for line in re.split(r"\n|&&|;", blocks)]
-    return [words for words in map(shlex.split, lines) if words and words[0] not in SHELLS]
 
 
 def command(*start):
     """The command of the guide that begins so; where several do, the shortest."""
-    return min((words for words in commands() if tuple(words[: len(start)]) == start), key=len)
+    return min((words for words in in_words(fenced(GUIDE)) if tuple(words[: len(start)]) == start), key=len)
 
 
 def printed(*start):
@@ -68,62 +55,13 @@ def labels(text):
     return re.findall(r"^ +([a-z][a-z ]*?)  \S", text, re.MULTILINE)
 
 
-class Parsed(Exception):
-    """Arguments were parsed; the rest of the program is not wanted."""
-
-
-@pytest.fixture
-def parse(monkeypatch):
-    """Has a command parsed by the program that would carry it out, without carrying it out."""
-
-    def stop(parser, arguments=None, namespace=None):
-        raise Parsed(*original(parser, arguments, namespace))
-
-    original = argparse.ArgumentParser.parse_known_args
-    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
-
-    def parse(words):
-        program, arguments = words[0], [re.sub(r"^(RUN|NODE)_ID$", "4711", word) for word in words[1:]]
-        if words[:3] == ["dpfed", "site", "supernode"]:
-            program, arguments = "flower-supernode", words[3:]
-        elif program == "dpfed":
-            return parse_with(typer.main.get_command(app), arguments)
-        pytest.importorskip("flwr")
-        monkeypatch.setattr("flwr.supercore.telemetry.FLWR_TELEMETRY_ENABLED", "0")
-        (entry,) = entry_points(group="console_scripts", name=program)
-        main = entry.load()
-        if program == "flwr":
-            return parse_with(typer.main.get_command(main), arguments)
-        monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
-        monkeypatch.setattr(sys, "argv", [program, *arguments])
-        with pytest.raises(Parsed) as parsed:
-            main()
-        assert parsed.value.args[1] == []  # what the program does not know
-        return vars(parsed.value.args[0])
-
-    return parse
-
-
-def parse_with(program, arguments):
-    while hasattr(program, "commands"):
-        context = program.make_context("program", arguments[:1])
-        _, program, _ = program.resolve_command(context, arguments[:1])
-        arguments = arguments[1:]
-    return program.make_context("program", list(arguments)).params
-
-
-@pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_every_command_is_one_that_its_program_understands(words, parse):
-    parse(words)
-
-
-def test_what_keeps_a_site_and_the_control_interface_safe_is_in_the_commands(parse):
-    node = parse(command("dpfed", "site", "supernode"))
+def test_what_keeps_a_site_and_the_control_interface_safe_is_in_the_commands():
+    node = parsed(command("dpfed", "site", "supernode"))
     assert node["isolation"] == "process" and not node["insecure"] and node["host"] == "127.0.0.1"
-    resident = parse(command("dpfed", "site", "app"))
+    resident = parsed(command("dpfed", "site", "app"))
     assert str(resident["superexec_auth_secret_file"]) == node["superexec_auth_secret_file"]
     assert resident["runtime_api_address"] == f"{node['host']}:{node['port']}"
-    link = parse(command("flower-superlink"))
+    link = parsed(command("flower-superlink"))
     assert link["enable_supernode_auth"] and link["host"] == "127.0.0.1" and not link["insecure"]
     assert link["database"] == ":flwr-in-memory:"
     recipe = (ROOT / "server" / "fleet_only.conf").read_text()

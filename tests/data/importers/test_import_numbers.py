@@ -59,8 +59,6 @@ def test_numbers_of_shards_and_sites(tmp_path: Path, store: Path, number: object
     assert not (tmp_path / "s").exists()
 
 
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -80,5 +80,3 @@ def vectors(sites: int, size: int = SIZE) -> np.ndarray:
 def plain_sum(values: np.ndarray, sites) -> list[int]:
     """The oracle: Python's integers."""
     return [sum(int(values[site, at]) for site in sites) % 2**32 for at in range(values.shape[1])]
-
-
