@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -119,10 +120,18 @@ def dpfed(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
     return call
 
 
+@pytest.fixture(scope="session")
+def shelves(tmp_path_factory) -> Iterator[Path]:
+    """Places for budgets, one after the other; `mktemp` would look at all folders of the session for each."""
+    folder = tmp_path_factory.mktemp("shelves")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def own_shelf(tmp_path_factory, monkeypatch) -> Path:
+def own_shelf(shelves, monkeypatch) -> Path:
     """Lifetime budgets that a test sets are known to no other test, and never to the user who runs them."""
-    folder = tmp_path_factory.mktemp("shelf") / "budgets"
+    folder = next(shelves) / "budgets"
+    folder.parent.mkdir()
     monkeypatch.setenv("DPFED_BUDGETS", str(folder))
     return folder
 
