@@ -12,9 +12,7 @@ import urllib.request
 
 import numpy as np
 import pytest
-import torch
 from ray_head import ROOT, ray_head
-from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import load_config
@@ -99,9 +97,6 @@ def files(run):
     return {str(path.relative_to(run.path)) for path in run.path.rglob("*") if path.is_file()}
 
 
-def same_model(one, two):
-    ours, theirs = (load_file(run.model / "model.safetensors") for run in (one, two))
-    return set(ours) == set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def wait_until(condition, job, seconds=400):
