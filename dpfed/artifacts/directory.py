@@ -349,6 +349,18 @@ class RunDirectory:
                 "of its curves."
             ) from error
 
+    def federation_steps(self) -> list[dict[str, Any]]:
+        """Of a federation, the journal's last line about each step, in order of the steps; else nothing.
+
+        Raises:
+            UserError: for a damaged journal.
+        """
+        try:
+            lines = read_lines(self.journal).entries if self.journal.exists() else []
+            return [line for _, line in sorted({int(line["step"]): line for line in lines}.items())]
+        except (OSError, DamagedLine, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{self.journal} is damaged ({error}): restore it from a backup.") from error
+
     def rewind_metrics(self, step: int) -> None:
         """Forgets metrics beyond a step, which a resumed run will write again."""
         kept = [line for line in self.metric_lines() if line["step"] <= step]

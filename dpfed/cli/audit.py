@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from dpfed.audit.membership import MembershipAudit, Outcome
     from dpfed.audit.rates import Rate
 
-app = typer.Typer(help="Attack a run: does its claim hold, and what do its weights reveal?", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 _CONTRADICTED = 3  # exit code
 Trust = Literal["central", "distributed", "secure", "local"]

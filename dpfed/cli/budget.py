@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dpfed.budgets.shelf import Found
     from dpfed.data.store.records import RecordStore
 
-app = typer.Typer(help="Give a record set a lifetime budget over all runs, and show its use.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 Store = Annotated[Path, typer.Argument(help="A record store on this machine.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]

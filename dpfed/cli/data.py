@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 _CLASSES_NAMED, _PASSED_OVER_NAMED = 5, 12
 
-app = typer.Typer(
-    help="Import a data set into a record store, divide a store among workers or sites, count what is in it.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 
 
 Size = Annotated[int | None, typer.Option(help="Store square images of this side, pixels; default: files as they are.")]

@@ -16,15 +16,12 @@ from dpfed.cli.simulation import Skew
 from dpfed.console.terminal import chosen_config, say, show_run
 from dpfed.errors import UserError
 
-federation = typer.Typer(
-    help="For the coordinator of several institutions: make the terms, run the federation, try one on this machine.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
 
-@federation.command("create")
+@app.command("create")
 def create_federation(
     folder: Annotated[Path, typer.Argument(help="The coordinator's folder to make.", show_default=False)],
     config: Annotated[Path, typer.Argument(help="A TOML file, or a name. Its [data] names the coordinator's own records.")],
@@ -60,7 +57,7 @@ def create_federation(
     tell(f"\nGive {made.terms} to every site.")
 
 
-@federation.command("provision")
+@app.command("provision")
 def provision_federation(
     project: Annotated[Path, typer.Argument(help="A TOML file (docs/a-site-in-15-minutes.md).", show_default=False)],
     folder: Annotated[
@@ -99,7 +96,7 @@ def provision_federation(
     )
 
 
-@federation.command("doctor")
+@app.command("doctor")
 def doctor_of_federation(
     folder: Annotated[Path, typer.Argument(help="The coordinator's folder.", show_default=False)], as_json: Json = False
 ) -> None:
@@ -110,7 +107,7 @@ def doctor_of_federation(
     show_findings(examine_coordinator(folder), as_json)
 
 
-@federation.command("show")
+@app.command("show")
 def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.", show_default=False)]) -> None:
     """Show what the terms mean, before anybody joins."""
     say(f"reading {terms}", True)
@@ -119,7 +116,7 @@ def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.
     show_terms(Terms.load(terms))
 
 
-@federation.command("run")
+@app.command("run")
 def run(
     folder: Annotated[Path, typer.Argument(help="What `dpfed federation provision` made.", show_default=False)],
     port: Annotated[int | None, typer.Option(help="Port of the SuperLink, on loopback.", show_default=False)] = None,
@@ -136,7 +133,7 @@ def run(
         return 1  # 2 is for what the operator must mend: a service manager leaves it at that
 
 
-@federation.command("app")
+@app.command("app")
 def app_folder(folder: Annotated[Path, typer.Argument(help="Must not exist.", show_default=False)]) -> None:
     """Make the app folder for `flwr run`."""
     from dpfed.federation.flower.app_folder import make_app_folder
@@ -144,7 +141,7 @@ def app_folder(folder: Annotated[Path, typer.Argument(help="Must not exist.", sh
     print(make_app_folder(folder))
 
 
-@federation.command("certificates")
+@app.command("certificates")
 def certificates(
     folder: Annotated[Path, typer.Argument(help="Where the files are put.", show_default=False)],
     hosts: Annotated[
@@ -168,7 +165,7 @@ def certificates(
         make_node_key(folder, name)
 
 
-@federation.command("demo")
+@app.command("demo")
 def demo(
     config: Annotated[Path, typer.Argument(help="A TOML file, or a name such as federation.")],
     run: Annotated[Path, typer.Option(help="Where the run goes; the parties' folders go beside it.")],

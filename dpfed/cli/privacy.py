@@ -13,10 +13,7 @@ _POINTS = 10  # of epsilon over the steps
 _SHOWN = {"event", "day", "steps"}  # of a reservation
 _SHOWN_LAST = 12  # interruptions
 
-app = typer.Typer(
-    help="Compute the noise for an epsilon, or the epsilon of a noise. Show what a run spent, and check its card.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 
 Records = Annotated[int, typer.Option(help="N: training records, or units if the run protects units.")]
 Batch = Annotated[int, typer.Option(help="B: expected records or units in a step.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -217,6 +218,18 @@ def evaluate(
 def report(
     run: Annotated[list[Path], typer.Argument(help="Run directories; several make a comparison.", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="Where the page goes; default RUN/report.html or comparison.html.")] = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(
+            help="A public store: gallery, search and map show its pictures as the model sees them.", show_default=False
+        ),
+    ] = None,
+    forecast: Annotated[
+        Path | None,
+        typer.Option(
+            help="What `dpfed forecast --json` or `rehearse --json` printed: shown beside the outcome.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Write the report of a run, or one that compares several."""
     from dpfed.console.terminal import console, say
@@ -226,11 +239,20 @@ def report(
     from dpfed.artifacts.view import RunView
     from dpfed.report.html import write_report
 
+    if len(run) > 1 and (pictures or forecast):
+        raise UserError("--pictures and --forecast belong to the report of one run: give one run.")
     views = [RunView.read(folder) for folder in run]
+    if pictures:
+        from dpfed.artifacts.directory import RunDirectory
+        from dpfed.encoder import load
+        from dpfed.live.retrieval import public_store
+
+        shown = load(run[0]).gallery(public_store(pictures), RunDirectory.open(run[0]).config())
+        views = [dataclasses.replace(views[0], gallery=shown)]
     path = out or (run[0] / "report.html" if len(run) == 1 else Path("comparison.html"))
     if out is None and len(run) > 1 and path.exists():
         raise UserError(f"{path} exists: choose another file with --out.")
-    write_report(path, views)
+    write_report(path, views, forecast=forecast)
     console.print(path, highlight=False, soft_wrap=True)
 
 

@@ -15,7 +15,7 @@ from dpfed.cli.parties import line, show_findings, show_terms, tell
 from dpfed.console import logs
 from dpfed.console.terminal import say
 
-site = typer.Typer(help="For one of several institutions: make a site, join a federation, serve it.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 SiteDirectory = Annotated[Path, typer.Argument(help="The site's folder, or that of its kit.", show_default=False)]
 KitFolder = Annotated[Path, typer.Argument(help="The folder of the site's kit.", show_default=False)]
@@ -48,7 +48,7 @@ _BEFORE_JOINING = (
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
 
-@site.command("create")
+@app.command("create")
 def create_site(
     folder: SiteDirectory,
     name: Annotated[str, typer.Option(help="The site's name in the federation.", show_default=False)],
@@ -74,7 +74,7 @@ def create_site(
     tell(read_out)
 
 
-@site.command("setup")
+@app.command("setup")
 def set_up_site(
     kit: Annotated[
         Path, typer.Argument(help="The coordinator's kit: an archive, or where it was unpacked.", show_default=False)
@@ -108,7 +108,7 @@ def set_up_site(
     tell(read_out)
 
 
-@site.command()
+@app.command()
 def unpack(
     folder: KitFolder, kit: Annotated[Path, typer.Argument(help="A newer kit of this site.", show_default=False)]
 ) -> None:
@@ -122,7 +122,7 @@ def unpack(
     tell(said)
 
 
-@site.command("doctor")
+@app.command("doctor")
 def doctor_of_site(folder: KitFolder, as_json: Json = False) -> None:
     """Check clock, ports, certificates, disk, versions, records and budget of a site, and say what to do."""
     say(f"examining {folder}", True)
@@ -131,7 +131,7 @@ def doctor_of_site(folder: KitFolder, as_json: Json = False) -> None:
     show_findings(examine_site(folder), as_json)
 
 
-@site.command()
+@app.command()
 def rotate(
     folder: KitFolder, done: Annotated[bool, typer.Option("--done", help="The new key is in use: remove the old one.")] = False
 ) -> None:
@@ -155,7 +155,7 @@ def rotate(
         tell(sentence)
 
 
-@site.command()
+@app.command()
 def link(folder: KitFolder) -> None:
     """Point the units at this Python environment; run it from the new one after an upgrade."""
     say(f"reading {folder}", True)
@@ -166,7 +166,7 @@ def link(folder: KitFolder) -> None:
     tell(f"{place.path / 'venv'} leads to {(place.path / 'venv').readlink()}. Restart the worker, then node and app.")
 
 
-@site.command()
+@app.command()
 def leave(folder: SiteDirectory) -> None:
     """Leave the federation for good. What was spent stays spent; no budget comes back."""
     say(f"reading {folder}", True)
@@ -189,7 +189,7 @@ def leave(folder: SiteDirectory) -> None:
         tell(f"Send {place.reply} to the coordinator, and stop the SuperNode.")
 
 
-@site.command()
+@app.command()
 def confirm(
     folder: SiteDirectory,
     cards: Annotated[
@@ -214,7 +214,7 @@ def confirm(
     tell(f"confirmed  {text}")
 
 
-@site.command()
+@app.command()
 def join(
     folder: SiteDirectory,
     terms: Annotated[Path, typer.Argument(help="The coordinator's terms.json, or the kit that holds it.", show_default=False)],
@@ -258,7 +258,7 @@ def join(
         tell(f"\nBefore it can be served: {error}")
 
 
-@site.command()
+@app.command()
 def serve(
     folder: SiteDirectory,
     socket: Annotated[
@@ -285,7 +285,7 @@ def serve(
     serve_site(opened, socket or opened.door, _say, stop, group)
 
 
-@site.command()
+@app.command()
 def status(folder: SiteDirectory) -> None:
     """Show what the site has spent."""
     say(f"reading {folder}", True)
@@ -317,7 +317,7 @@ def status(folder: SiteDirectory) -> None:
         tell(f"{name:>15}  {value}")
 
 
-@site.command("supernode", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
+@app.command("supernode", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def supernode(context: typer.Context) -> None:
     """Run Flower's SuperNode, less idle and more patient; takes the options of `flower-supernode`."""
     from dpfed.federation.flower.supernode import main
@@ -326,7 +326,7 @@ def supernode(context: typer.Context) -> None:
     main()
 
 
-@site.command("app")
+@app.command("app")
 def resident_app(
     runtime_api_address: Annotated[str, typer.Option(help="The SuperNode's --host and --port, as HOST:PORT.")],
     superexec_auth_secret_file: Annotated[Path, typer.Option(help="The same file as the SuperNode's.")],

@@ -122,7 +122,7 @@ def _write_papers(run: RunDirectory, facts: CardFacts, results: dict[str, Any], 
     gallery = Gallery.read(run.gallery) if run.gallery.is_dir() else None
     config = run.config()
     about = config.name, str(run.path), config.dump(), results, run.metric_lines(), card, spent_curve(ledger)
-    write_report(run.report, [RunView(*about, gallery, run.privacy_audit)])
+    write_report(run.report, [RunView(*about, gallery, run.privacy_audit, run.federation_steps())])
     ledger.note_papers(card_digest(card), weights_digest(run.model))
 
 

@@ -97,8 +97,6 @@ def files(run):
     return {str(path.relative_to(run.path)) for path in run.path.rglob("*") if path.is_file()}
 
 
-
-
 def wait_until(condition, job, seconds=400):
     deadline = time.monotonic() + seconds
     while not condition():

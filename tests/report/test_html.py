@@ -1,17 +1,22 @@
 """A report is one file that loads nothing, shows only what it may, and escapes what it is given."""
 
+import dataclasses
 import json
 import re
 
 import pytest
 import torch
+from matplotlib.colors import to_hex
 
 from dpfed.artifacts.view import RunView
 from dpfed.errors import UserError
 from dpfed.report.gallery import build_gallery
 from dpfed.report.html import _marks, write_report
+from dpfed.report.ladder import ladder
 from dpfed.report.marks import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS
 from dpfed.report.results import Result
+from dpfed.report.style import TARGET, TRAINED, UNTRAINED
+from dpfed.report.timeline import timeline_plot
 from tests.written_run import CLIPPED, MADE
 
 WITHOUT_ERROR = {"name": "a", "value": 1, "model": "trained", "split": "test", "protocol": "", "step": 1}
@@ -162,3 +167,79 @@ def test_every_colour_of_a_chart_has_a_dark_form(run_folder, tmp_path):
     used = set(re.findall(r"var\((--c[0-9a-f]{6}),", html))
     light, _, night = html.partition("</style>")[0].partition("prefers-color-scheme: dark")
     assert used and all(f"{name}: " in light and f"{name}: " in night for name in used)
+
+
+STEPS = [
+    {"event": "collected", "step": 0, "arrived": ["north", "south"], "missing": {}},
+    {"event": "collected", "step": 1, "arrived": ["north"], "missing": {"south": "it did not answer"}},
+    {"event": "discarded", "step": 2, "arrived": ["north"], "missing": {"south": "it did not answer"}},
+]
+
+
+def test_a_federation_has_a_timeline_of_its_sites(run_folder, tmp_path):
+    folder = run_folder()
+    assert "Sites over steps" not in render(tmp_path, folder)
+    lines = [{"event": "opened", "step": 0}, *STEPS]
+    (folder / "federation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "Sites over steps" in render(tmp_path, folder)
+    bars = timeline_plot(STEPS).axes[0].patches
+    north, south = [(TRAINED, 2), (UNTRAINED, 1)], [(TRAINED, 1), (TARGET, 2)]
+    assert [(to_hex(bar.get_facecolor()), bar.get_width()) for bar in bars] == north + south
+
+
+@pytest.mark.parametrize(
+    ("said", "rows"),
+    [
+        (
+            {"records": 60_000, "epsilon": 8.0, "configured": {"noise_over_gradient": 3.25, "reach": 12.34, "steps": 100}},
+            ["3.2 times", "100 noisy steps are worth 12 without noise"],
+        ),
+        ({"rows": [{"records": 60_000, "epsilon": 8.0, "kept": 0.61}]}, ["about 61% of what the same heads reach"]),
+        (
+            {"best": "S = 4", "tried": [{"name": "S = 4", "evaluations": [
+                {"name": "text_to_image_R@10", "value": value, "model": model, "split": "test", "protocol": "", "step": 0}
+                for model, value in (("untrained", 0.02), ("trained", 0.31))]}]},
+            ["rehearsed on public records", "2.0 % → 31.0 %"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_forecast_stands_beside_the_outcome(run_folder, tmp_path, said, rows):
+    folder, file = run_folder(), tmp_path / "forecast.json"
+    facts = json.loads((folder / "results.json").read_text())
+    facts["privacy"]["records"] = 60_000
+    (folder / "results.json").write_text(json.dumps(facts))
+    file.write_text(json.dumps({"verdict": "can <work>", **said}))
+    write_report(tmp_path / "report.html", [RunView.read(folder)], forecast=file)
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert all(row in html for row in ["can &lt;work&gt;", "1.0 % → 70.0 %", *rows])
+    if "tried" not in said:
+        (said.get("rows") or [said])[0]["records"] = 600
+        file.write_text(json.dumps({"verdict": "can work", **said}))
+        with pytest.raises(UserError, match="forecasts 600 records at epsilon 8.00, and this run has 60,000"):
+            write_report(tmp_path / "report.html", [RunView.read(folder)], forecast=file)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no", '{"verdict": "v", "rows": []}', '{"verdict": "v", "tried": [], "best": 1}'])
+def test_what_is_no_forecast_is_refused(run_folder, tmp_path, text):
+    file, view = tmp_path / "forecast.json", RunView.read(run_folder())
+    for content in (text, None):
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(UserError, match="forecast"):
+            write_report(tmp_path / "report.html", [view], forecast=file)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_comparison_says_what_each_run_changed_and_what_that_brought(run_folder):
+    first, second = RunView.read(run_folder("first")), RunView.read(run_folder("second"))
+    second = dataclasses.replace(second, config_toml=first.config_toml.replace("epsilon = 8.0", "epsilon = 3.0"))
+    low, high = (
+        Result("knn3_accuracy", 0.1, value, "", "test", trained_interval=(value - 0.01, value + 0.01)) for value in (0.5, 0.6)
+    )
+    rungs = ladder([first, second, second], [low, high, None])
+    assert [rung[0] for rung in rungs] == ["before training", first.name, second.name, second.name]
+    assert [rung[1] for rung in rungs] == ["", "", "privacy.epsilon = 3.0", "nothing but the noise"]
+    assert rungs[2][3] == "+10.0 ± 1.5 pts" and rungs[3][2:] == ("not measured", "–")
+    chance = dataclasses.replace(high, trained=0.505, trained_interval=(0.49, 0.52))
+    assert "within error" in ladder([first, second], [low, chance])[2][3]
