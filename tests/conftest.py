@@ -16,6 +16,7 @@ import torch
 from dpfed.config import Config, parse_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.records import RecordStore
+from tests.undrawn import draw, undraw
 
 # Caches of hypothesis, wherever it is used: never a folder in the checkout.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "dpfed-hypothesis"))
@@ -118,6 +119,21 @@ def dpfed(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
         return int(ended.value.code or 0), *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture(scope="session", autouse=True)
+def undrawn() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        undraw(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def drawn(undrawn) -> Iterator[None]:
+    """Reports have their charts."""
+    with pytest.MonkeyPatch.context() as patch:
+        draw(patch)
+        yield
 
 
 @pytest.fixture(scope="session")
