@@ -40,6 +40,11 @@ def shapes(tmp_path_factory) -> RecordStore:
 @pytest.fixture
 def tiny(shapes) -> dict:
     """A configuration of a run of six steps that takes about a second, as nested dictionaries."""
+    return tiny_tree(shapes)
+
+
+def tiny_tree(shapes: RecordStore) -> dict:
+    """The same, for runs that the tests of a file share."""
     return {
         "name": "tiny",
         "data": {"source": "store", "path": str(shapes.path), "size": 16},
