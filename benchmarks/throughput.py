@@ -29,7 +29,7 @@ from benchmarks.record import write_result
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.engines import ENGINES, GroupBatch, Precision, Views, fastest_engine
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, ViewsConfig
-from dpfed.data.store.decoding import Wanted, in_processes
+from dpfed.data.store.pictures import Wanted, in_processes
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter

@@ -14,8 +14,8 @@ from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.plan_checks import LEAST_EPSILON
 from dpfed.privacy.promise import round_up
-from dpfed.privacy.relation import ADD_OR_REMOVE
 from dpfed.privacy.renyi_filter import Curve, RenyiFilter, added
+from dpfed.privacy.samplers import ADD_OR_REMOVE
 
 _FINER = 1.01  # between two tries of a smaller epsilon
 _HALVINGS = 40

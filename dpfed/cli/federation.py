@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dpfed.cli.parties import line, show_findings, show_terms, tell
-from dpfed.cli.simulation import Skew
+from dpfed.cli.parties import Skew, line, show_findings, show_terms, tell
 from dpfed.console.terminal import chosen_config, say, show_run
 from dpfed.errors import UserError
 
@@ -41,7 +40,7 @@ def create_federation(
     from dpfed.console.terminal import watching
     from dpfed.federation.coordinator.folder import CoordinatorFolder
     from dpfed.federation.protocol.terms import Terms
-    from dpfed.runs.paths import with_absolute_paths
+    from dpfed.runs.records import with_absolute_paths
 
     loaded = with_absolute_paths(chosen_config(config, assignments))
     options: dict[str, Any] = {
@@ -63,10 +62,6 @@ def provision_federation(
     folder: Annotated[
         Path | None, typer.Option(help="Where everything goes; default: beside the project, with its name.", show_default=False)
     ] = None,
-    renew: Annotated[
-        Literal["certificate", "authority"] | None,
-        typer.Option(help="Make a new server's certificate, or a new authority beside the old one.", show_default=False),
-    ] = None,
 ) -> None:
     """Make one signed starter kit per site, and the coordinator's folder; again when the sites have replied."""
     say(f"reading {project}", True)
@@ -75,7 +70,7 @@ def provision_federation(
     from dpfed.federation.provisioning.provision import provision
 
     with watching(as_json=True) as watcher:
-        done = provision(Project.load(project), project.absolute(), folder, renew, watcher)
+        done = provision(Project.load(project), project.absolute(), folder, watcher)
     for site, kit in done.kits.items():
         state = "has left" if site in done.left else "has not replied" if site in done.waiting else "has replied"
         line(site, f"{state}; {'new kit' if site in done.changed else 'kit as before'}: {kit}")
@@ -120,14 +115,13 @@ def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.
 def run(
     folder: Annotated[Path, typer.Argument(help="What `dpfed federation provision` made.", show_default=False)],
     port: Annotated[int | None, typer.Option(help="Port of the SuperLink, on loopback.", show_default=False)] = None,
-    keys_only: Annotated[bool, typer.Option("--register", help="Only register the SuperNodes' keys, and end.")] = False,
 ) -> int:
     """Register the SuperNodes' keys, and start or resume a provisioned federation's run."""
     from dpfed.federation.flower.operator import Unavailable, operate
     from dpfed.federation.provisioning.services import LINK_PORT
 
     try:
-        return operate(folder, LINK_PORT if port is None else port, keys_only)
+        return operate(folder, LINK_PORT if port is None else port)
     except Unavailable as error:
         print(f"error: {error}", file=sys.stderr)
         return 1  # 2 is for what the operator must mend: a service manager leaves it at that

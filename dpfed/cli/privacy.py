@@ -59,7 +59,7 @@ def ledger(
 
     say(f"reading the ledger of {run}", as_json)
     from dpfed.artifacts.directory import RunDirectory
-    from dpfed.artifacts.spent import ledger_of
+    from dpfed.artifacts.verification import ledger_of
     from dpfed.budgets.refusals import shown, told
     from dpfed.privacy.promise import round_up
     from dpfed.runs.budgeting import reservations, stated

@@ -93,7 +93,9 @@ def set_up_site(
     start: Start = None,
     public: Public = None,
     into: Annotated[Path | None, typer.Option(help="Where the kit's folder goes.", show_default=False)] = None,
-    port: Annotated[int | None, typer.Option(help="First of two loopback ports; default 9200.", show_default=False)] = None,
+    port: Annotated[
+        int | None, typer.Option(help="The SuperNode's port on loopback; default 9200.", show_default=False)
+    ] = None,
     proxy: Annotated[str | None, typer.Option(help="The network's HTTP proxy, http://HOST:PORT.", show_default=False)] = None,
 ) -> None:
     """Make a site from the coordinator's kit: unpack and check it, make keys here, write the reply."""
@@ -129,30 +131,6 @@ def doctor_of_site(folder: KitFolder, as_json: Json = False) -> None:
     from dpfed.federation.provisioning.doctor import examine_site
 
     show_findings(examine_site(folder), as_json)
-
-
-@app.command()
-def rotate(
-    folder: KitFolder, done: Annotated[bool, typer.Option("--done", help="The new key is in use: remove the old one.")] = False
-) -> None:
-    """Make a new key for the SuperNode, beside the one in use, and a reply with it."""
-    say(f"reading {folder}", True)
-    from dpfed.federation.provisioning.site_place import SitePlace
-
-    place = SitePlace.open(folder)
-    if done:
-        tell(f"The key of node-{place.forget_old_key()} is removed. Send {place.reply} to the coordinator, who unregisters it.")
-        return
-    old = place.keys.slots()[-1]
-    new = place.rotate()
-    for sentence in (
-        f"A new key lies in keys/{new}. No step is lost if you go on so:",
-        f"1. send {place.reply} to the coordinator, and wait until they say that the key is registered",
-        f"2. start node-{new} and app-{new}, beside node-{old} and app-{old}, and wait for 'SuperNode ID'",
-        f"3. retire app-{old} (systemctl reload, or the signal USR1); it ends when the coordinator asks the other one",
-        f"4. stop node-{old}, and give `dpfed site rotate --done {folder}`: the next reply has the new key only",
-    ):
-        tell(sentence)
 
 
 @app.command()
@@ -250,7 +228,7 @@ def join(
     if loaded is None:
         tell("The site has not joined, and nothing is reserved.")
         raise typer.Exit(1)
-    from dpfed.federation.site.own_config import require_copies  # with torch, which takes seconds
+    from dpfed.federation.site.serving import require_copies  # with torch, which takes seconds
 
     try:
         require_copies(loaded, opened.settings())
@@ -320,7 +298,7 @@ def status(folder: SiteDirectory) -> None:
 @app.command("supernode", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def supernode(context: typer.Context) -> None:
     """Run Flower's SuperNode, less idle and more patient; takes the options of `flower-supernode`."""
-    from dpfed.federation.flower.supernode import main
+    from dpfed.federation.flower.resident import main
 
     sys.argv = ["dpfed site supernode", *context.args]
     main()

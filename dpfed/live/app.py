@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dpfed.live.access import Access
-from dpfed.live.exposition import exposition, health
+from dpfed.live.figures import exposition, health
 from dpfed.live.gathering import Gathering, Seen
 from dpfed.live.rendering import Pages, script, style
 from dpfed.live.retrieval import Retrieval, reads_text

@@ -1,11 +1,15 @@
-"""The figures of a run that terminal, page and monitors show: made once, here, so that they cannot differ."""
+"""The figures of a run that terminal, page and monitors show: made once, here, so that they cannot differ.
+
+The same figures for a monitor: the text format of Prometheus, and whether all is well.
+"""
 
 from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dpfed.budgets.refusals import percent
 from dpfed.live.gathering import Seen
@@ -13,6 +17,9 @@ from dpfed.live.snapshot import Snapshot
 from dpfed.privacy.promise import round_up
 from dpfed.progress import duration
 from dpfed.report.results import headlines, shown
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 
 @dataclass(frozen=True)
@@ -159,3 +166,51 @@ def _sites(one: Snapshot) -> Iterator[Figure]:
         if awaited is not None:
             waiting = float(site.name in awaited[1].awaited)
             yield Figure("site_awaited", site.name, waiting, "awaited" if waiting else "", "1 while a step waits for it", label)
+
+
+_STATES = ("running", "stopped", "finished", "damaged")
+
+
+class _Collector:
+    """Makes metrics of figures; each has the run's name as a label."""
+
+    def __init__(self, seen: Sequence[Seen]) -> None:
+        self._seen = seen
+
+    def collect(self) -> Iterator[Metric]:
+        """See `prometheus_client.registry.Collector`."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        state = GaugeMetricFamily("dpfed_state", "1 for the state that the run is in", labels=["run", "state"])
+        families: dict[str, GaugeMetricFamily] = {}
+        for one in self._seen:
+            for name in _STATES:
+                state.add_metric([one.name, name], float(one.state == name))
+            for figure in figures(one):
+                if figure.value is None:
+                    continue
+                key = f"dpfed_{figure.key}"
+                labels = ["run", *figure.labels]
+                family = families.setdefault(key, GaugeMetricFamily(key, figure.help, labels=labels))
+                family.add_metric([one.name, *map(_in_utf8, figure.labels.values())], figure.value)
+        return iter([state, *families.values()])
+
+
+def exposition(seen: Sequence[Seen]) -> bytes:
+    """The figures of runs in the text format of Prometheus."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(seen))
+    return generate_latest(registry)
+
+
+def _in_utf8(text: str) -> str:
+    """A label without halves of surrogate pairs, which JSON can hold and no answer can."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def health(seen: Iterable[Seen]) -> tuple[bool, dict[str, str]]:
+    """Whether every run is finished or at work, and the state of each."""
+    states = {one.name: one.state for one in seen}
+    return all(state in ("running", "finished") for state in states.values()), states

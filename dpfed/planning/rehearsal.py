@@ -20,8 +20,8 @@ from typing import Any
 import dpfed
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import Config, parse_config
-from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.effects import without_effect
+from dpfed.config.toml_file import leaves, put
 from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError, goes_on
 from dpfed.files.atomic import write_atomically

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from dpfed.errors import UserError
 from dpfed.privacy.promise import factor, guess, large_delta, meaning, of_several, round_up
-from dpfed.report.facts import CardFacts
-from dpfed.report.marks import STARTING_WEIGHTS
+from dpfed.report.facts import STARTING_WEIGHTS, CardFacts
 
 NO_GUARANTEE = "no privacy guarantee holds"
 _CARD, _NO_CARD = "# Privacy card of ", "# No privacy card for "  # titles

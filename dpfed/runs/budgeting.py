@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.disclosures import uses_labelled_bank
-from dpfed.artifacts.spent import ledger_of
+from dpfed.artifacts.provenance import uses_labelled_bank
+from dpfed.artifacts.verification import ledger_of
 from dpfed.budgets.book import Book, Entry
 from dpfed.budgets.claims import Claim
 from dpfed.budgets.refusals import percent, shown

@@ -13,24 +13,20 @@ import torch
 from dpfed import __version__
 from dpfed.artifacts import provenance
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.disclosures import AUDITED, BOARDS, LABELLED_FIGURES, sent_to, uses_labelled_bank
-from dpfed.artifacts.provenance import with_origin
-from dpfed.artifacts.spent import ledger_of
+from dpfed.artifacts.provenance import AUDITED, BOARDS, LABELLED_FIGURES, sent_to, uses_labelled_bank, with_origin
+from dpfed.artifacts.verification import ledger_of
 from dpfed.artifacts.view import RunView
 from dpfed.evaluation.tasks import tasks_of
-from dpfed.federation.papers import facts_of_federation, terms_of
+from dpfed.federation.protocol.statement import facts_of_federation, terms_of
 from dpfed.models.folder import weights_digest
 from dpfed.models.moments import ATTRIBUTE, MomentHeads
 from dpfed.models.summary import Trained, trained_part
-from dpfed.privacy.epsilon_curve import spent_curve
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.phase import spent_curve
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.report.audit import on_card
 from dpfed.report.card import card_digest, is_void, privacy_card
-from dpfed.report.facts import CardFacts
-from dpfed.report.gallery import Gallery, build_gallery
-from dpfed.report.html import write_report
-from dpfed.report.marks import (
+from dpfed.report.facts import (
     ASSUMED_OF_BITS,
     AUDITS,
     CONTRADICTED,
@@ -44,10 +40,13 @@ from dpfed.report.marks import (
     SHARED_PASSES,
     STARTING_WEIGHTS,
     UNSOUND,
+    CardFacts,
     Mark,
     sent,
     shared_unit,
 )
+from dpfed.report.gallery import Gallery, build_gallery
+from dpfed.report.html import write_report
 from dpfed.runs.assembly import Components
 from dpfed.runs.budgeting import stated
 
@@ -207,7 +206,7 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
     Args:
         parts: of the run.
         ledger: of the run.
-        disclosed: what was made of the records beside the model, see `dpfed.artifacts.disclosures`.
+        disclosed: what was made of the records beside the model, see `dpfed.artifacts.provenance`.
     """
     plan, config = parts.plan, parts.config
     other = plan.other_accountant

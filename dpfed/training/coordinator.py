@@ -27,8 +27,7 @@ from dpfed.privacy.phase import Phase
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.curve import Curve
-from dpfed.training.optimizers import SETTING, build_optimizer, learning_rate, take_step
-from dpfed.training.post_processing import PostProcessor, post_processors
+from dpfed.training.post_processing import SETTING, PostProcessor, build_optimizer, learning_rate, post_processors, take_step
 from dpfed.training.releases import Releases
 
 DISCARDED = "discarded"  # in the place of a digest

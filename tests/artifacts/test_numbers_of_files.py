@@ -7,7 +7,7 @@ import pytest
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import wrong_provenance
-from dpfed.artifacts.spent import ledger_of
+from dpfed.artifacts.verification import ledger_of
 from dpfed.artifacts.view import results_in
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger, Release

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dpfed.bounding.methods import group
 from dpfed.data.sampling import StepDraw, draw_step
-from dpfed.federation.protocol.trust import Trust
 from dpfed.privacy import noise, samplers
 from dpfed.privacy.method import method_named
 from dpfed.privacy.noise import GaussianNoise, KeyedNoise
@@ -30,20 +29,6 @@ def half_the_noise(patch):
 def half_the_discrete_noise(patch):
     real = noise.discrete_gaussian
     patch.setattr(noise, "discrete_gaussian", lambda coins, count, bits: real(coins, count, bits - 1))
-
-
-def no_noise_on_one_site(patch):
-    real = KeyedNoise.add_
-
-    def add_(self, values, step, of=None):
-        return values if (self._purpose, self._owner) == ("share", 0) else real(self, values, step, of)
-
-    patch.setattr(KeyedNoise, "add_", add_)
-
-
-def half_the_noise_on_every_site(patch):
-    real = Trust.noise_of_site
-    patch.setattr(Trust, "noise_of_site", lambda self, plan: GaussianNoise(real(self, plan).std / 2))
 
 
 def sensitivity_c(patch):

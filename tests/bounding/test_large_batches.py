@@ -181,7 +181,7 @@ def test_a_long_sum_of_clipped_gradients_is_that_of_real_numbers():
 
 def test_released_statistics_of_a_large_batch_move_by_their_sensitivity():
     """Embeddings that all point one way, and one more: the sums are long, and none of their digits is lost before the noise."""
-    from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
+    from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedMoments
     from tests.baselines.noisy_statistics.released_lab import silent
 
     generator = torch.Generator().manual_seed(5)

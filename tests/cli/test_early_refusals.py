@@ -1,6 +1,5 @@
 """Mistakes that are known before a record is read are answered before one is, and before torch is imported."""
 
-import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +13,6 @@ from dpfed.config import parse_config
 from dpfed.data import opening
 from dpfed.data.store.counting import known_count
 from dpfed.data.store.record import RecordInput
-from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.runs.preflight import Preflight, guarded, known_plan
@@ -143,15 +141,6 @@ def test_every_command_names_the_split_that_has_records(squares, dpfed, tmp_path
     code, _, error = dpfed(command[0], "run.toml", *command[1:])
     assert code == 2 and "set evaluation.split = 'test', which has 50 records" in " ".join(error.split())
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
-
-
-def test_a_sharded_store_is_judged_by_its_header_for_a_machine_may_have_some_shards_only(shapes, tiny, tmp_path):
-    shard_store(shapes.path, tmp_path / "sharded", 3)
-    shutil.rmtree(tmp_path / "sharded" / "shard-00001")
-    tree = {**tiny, "data": {"source": "store", "path": str(tmp_path / "sharded"), "size": 16}}
-    assert known_plan(parse_config(tree)).records == 600
-    tree = {"data": {**tree["data"], "size": None}, "privacy": GOOD, "bounding": {"group_size": 4}}
-    assert known_plan(parse_config(tree)).records == 600
 
 
 FEW = [

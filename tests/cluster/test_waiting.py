@@ -10,8 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from dpfed.cluster.machines import watched
-from dpfed.cluster.waiting import patiently
+from dpfed.cluster.reach import patiently, watched
 from dpfed.errors import UserError
 from dpfed.progress import Silent
 
@@ -26,7 +25,7 @@ class Notes(Silent):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr("dpfed.cluster.waiting._AGAIN", 0.01)
+    monkeypatch.setattr("dpfed.cluster.reach._AGAIN", 0.01)
 
 
 def failing(*errors):

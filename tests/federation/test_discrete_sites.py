@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from dpfed.config import parse_config
+from dpfed.federation.protocol.fixed_point import grid_of
 from dpfed.federation.protocol.messages import sign
-from dpfed.federation.protocol.vectors import grid_of
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.simulation import simulate
 from dpfed.privacy.discrete_gaussian import Coins, discrete_gaussian

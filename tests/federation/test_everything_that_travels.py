@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dpfed.federation.coordinator import members
+from dpfed.federation.protocol.fixed_point import decoded
 from dpfed.federation.protocol.trust import Trust
-from dpfed.federation.protocol.vectors import decoded
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from tests.federation.lab import SITES, Lab

@@ -20,9 +20,9 @@ from dpfed.cli import app
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.protocol.cards import SiteCard
+from dpfed.federation.protocol.fixed_point import encoded
 from dpfed.federation.protocol.messages import sign, verify
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.protocol.vectors import encoded
 from dpfed.federation.site.local_socket import ask
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.randomness import Randomness

@@ -8,7 +8,7 @@ import torch
 
 from dpfed.errors import UserError
 from dpfed.federation.site.folder import SiteSettings
-from dpfed.federation.site.own_config import require_copies
+from dpfed.federation.site.serving import require_copies
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import noise_std_of

@@ -15,8 +15,8 @@ import torch
 from dpfed.cli import main
 from dpfed.config import parse_config
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder, site_of_records
-from dpfed.federation.coordinator.coordination import coordinate
 from dpfed.federation.coordinator.folder import CoordinatorFolder
+from dpfed.federation.flower.server_app import coordinate
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.simulation import Simulation, simulate
 from dpfed.federation.site.folder import SiteFolder
@@ -140,7 +140,7 @@ def test_institutions_with_flower_between_them_release_the_same(locally, config,
 def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
     """Killed between a release and the next step, it repeats nothing and asks no site twice."""
     from dpfed.federation import simulation
-    from dpfed.runs.resuming import resume
+    from dpfed.runs.pretraining import resume
 
     class Killed(Exception):
         pass

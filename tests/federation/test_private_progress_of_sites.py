@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dpfed.federation.protocol.answers import Reason
+from dpfed.federation.protocol.fixed_point import encoded
 from dpfed.federation.protocol.messages import alleged, sign
-from dpfed.federation.protocol.vectors import encoded
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness

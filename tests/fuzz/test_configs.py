@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dpfed.config import Config, load_config, parse_config
-from dpfed.config.dotted_keys import put
+from dpfed.config.toml_file import put
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dpfed.federation.coordinator.arrivals import Arrivals
-from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.coordinator.journal import Arrivals, Journal
 from dpfed.live.figures import figures
 from dpfed.live.gathering import Gathering
 from tests.live.conftest import finish

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
-from dpfed.models.adapter_file import adapter_bytes, apply_adapters
 from dpfed.models.building import build_model
-from dpfed.models.lora import merged_state
+from dpfed.models.lora import adapter_bytes, apply_adapters, merged_state
 from tests.models.conftest import SIGLIP, SMALL
 
 LAYERS = ["q", "k", "v", "out", "mlp"]

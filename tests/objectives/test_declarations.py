@@ -1,7 +1,5 @@
 """What losses declare: the configuration's keys, their defaults and their refusal are those of the losses' own files."""
 
-import dataclasses
-
 import pytest
 
 from dpfed.config import ObjectiveConfig, parse_config
@@ -43,7 +41,3 @@ def test_what_a_loss_needs_is_declared_together_with_its_key():
     Objective("pairs", **fits, bias=lambda records: 0.0)
     with pytest.raises(ValueError, match="'bias' and what it is for"):
         Objective("pairs", **fits)
-    with pytest.raises(ValueError, match="'momentum' and what it is for"):
-        Objective("copy", loss=fits["loss"], target_network=True, images_only=True)
-    with pytest.raises(ValueError, match="images only"):
-        dataclasses.replace(OBJECTIVES["byol"], images_only=False)

@@ -109,7 +109,7 @@ def test_cluster_federation_and_published_figures_are_there(guarded):
 
 REPRODUCE = """
 from dpfed.cli import app
-from dpfed.reproduce.datasets import DATA_SETS
+from dpfed.reproduce.comparison import DATA_SETS
 DATA_SETS["shapes"].cpu.update({"data.records": 300, "privacy.batch": 32, "privacy.steps": 2, "model.width": 4})
 app(["reproduce", "table13", "--data", "shapes", "--methods", "group"], standalone_mode=False)
 """

@@ -21,9 +21,8 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.html import write_report
 from dpfed.runs.assembly import assemble
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.resolution import resolve
-from dpfed.runs.resuming import resume
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
 

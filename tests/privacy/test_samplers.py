@@ -19,8 +19,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.privacy.relation import ADD_OR_REMOVE
-from dpfed.privacy.samplers import FixedSizeSampler, PoissonSampler, Sampler
+from dpfed.privacy.samplers import ADD_OR_REMOVE, FixedSizeSampler, PoissonSampler, Sampler
 from dpfed.runs.pretraining import pretrain
 
 

@@ -5,14 +5,13 @@ import re
 
 import pytest
 
-from dpfed.artifacts.disclosures import AUDITED, LABELLED_FIGURES
+from dpfed.artifacts.provenance import AUDITED, LABELLED_FIGURES
 from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import is_void, lead, privacy_card
-from dpfed.report.facts import CardFacts
-from dpfed.report.marks import AUDITS, FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS, UNSOUND, Mark
+from dpfed.report.facts import AUDITS, FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS, UNSOUND, CardFacts, Mark
 from dpfed.runs.assembly import assemble
 from dpfed.runs.outcome import card_facts
 from dpfed.runs.resolution import resolve

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from dpfed.errors import UserError
-from dpfed.reproduce.datasets import DATA_SETS
+from dpfed.reproduce.comparison import DATA_SETS
 from dpfed.reproduce.experiments import EXPERIMENTS, experiment
 from dpfed.reproduce.runs import Request, plan_runs
 

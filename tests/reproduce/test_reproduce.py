@@ -17,8 +17,7 @@ from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.reproduce import command
-from dpfed.reproduce.comparison import Experiment, Variant
-from dpfed.reproduce.datasets import RETRIEVAL, DataSet
+from dpfed.reproduce.comparison import RETRIEVAL, DataSet, Experiment, Variant
 from dpfed.reproduce.experiments import EXPERIMENTS, experiment
 from dpfed.reproduce.outcome import reproduce
 from dpfed.reproduce.page import write

@@ -21,9 +21,8 @@ from dpfed.live.gathering import Gathering
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs import running
 from dpfed.runs.budgeting import settle_run
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
-from dpfed.runs.resuming import resume
 from dpfed.runs.sweep import sweep
 
 

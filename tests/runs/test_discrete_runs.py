@@ -16,9 +16,8 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import table_rows
 from dpfed.runs.assembly import assemble
 from dpfed.runs.preflight import known_plan
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.resolution import resolve
-from dpfed.runs.resuming import resume
 from dpfed.training.coordinator import Coordinator
 from tests.training.records_of_worker import keep_only
 

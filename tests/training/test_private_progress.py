@@ -21,14 +21,13 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import table_rows
 from dpfed.runs.assembly import assemble
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.resolution import resolve
-from dpfed.runs.resuming import resume
 from dpfed.training import worker as worker_room
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.curve import Curve
 from tests.sparing import sparing
-from tests.training.test_sensitivity import sum_of, sums
+from tests.training.test_sensitivity import pictures, sum_of, sums
 
 SHARE = 0.3
 

@@ -2,7 +2,7 @@
 
 The gradient of a loss of similarities is ``sum over pairs of (dl/ds) grad s``. Clipping every ``grad s`` to C leaves the
 weights ``dl/ds``, and a record changes few of them by much. **Sensitivity G C**, with G the largest change of the weights,
-summed over all pairs in absolute value; `dpfed.baselines.whole_batch.logit_sensitivity` has the proof:
+summed over all pairs in absolute value; `dpfed.baselines.whole_batch.pair_options` has the proof:
 
 - contrastive loss at temperature tau, m candidates per record, at most b records, ``E = exp(2 / tau)``:
   ``(4 x + 2 (b - 1) r) / tau`` for each direction, where ``x = (b-1) m E / ((b-1) m E + 1)`` bounds what all candidates of
@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpfed.baselines.whole_batch.logit_sensitivity import contrastive_change, spread_out_change
-from dpfed.baselines.whole_batch.pair_options import LogitOptions, refuse_unbounded
+from dpfed.baselines.whole_batch.pair_options import LogitOptions, contrastive_change, refuse_unbounded, spread_out_change
 from dpfed.privacy.method import Build, Method, options_of
 
 if TYPE_CHECKING:

@@ -76,8 +76,7 @@ def release_multiplier(plan: PrivacyPlan) -> float:
 
 def _engine(build: Build) -> Engine:
     from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
-    from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, release_noise
-    from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
+    from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, ReleasedMoments, release_noise
 
     plan, config = build.plan, build.config
 

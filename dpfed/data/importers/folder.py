@@ -11,8 +11,7 @@ from dpfed.data.importers.folder_splits import class_numbers, place
 from dpfed.data.importers.listing import Listing, list_files, suffix
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source
 from dpfed.data.importers.splits import holds, refuse_outside, split_of
-from dpfed.data.importers.table_finding import is_text_table
-from dpfed.data.importers.table_rows import TABLES
+from dpfed.data.importers.table_rows import TABLES, is_text_table
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 

@@ -26,8 +26,7 @@ from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.progress import import_progress, signs_of_life
-from dpfed.runs.paths import with_absolute_paths
-from dpfed.runs.records import records_of
+from dpfed.runs.records import records_of, with_absolute_paths
 from dpfed.runs.resolution import settle
 
 _READY = "ready"  # a file that says that all parties have signed up

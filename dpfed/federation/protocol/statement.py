@@ -1,18 +1,25 @@
-"""What the terms of a federation mean, in words: for the operators before they join, and for the privacy card."""
+"""What the terms of a federation mean, in words: for the operators before they join, and for the privacy card.
+
+What a federation adds to the papers of its run: the one thing that runs ask of this room.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.trust import Mode
 from dpfed.privacy.accounting import epsilon
 from dpfed.privacy.promise import large_delta, meaning, round_up
-from dpfed.report.facts import CardFacts
-from dpfed.report.marks import Mark
+from dpfed.report.facts import CardFacts, Mark
+
+if TYPE_CHECKING:
+    from dpfed.artifacts.directory import RunDirectory
+    from dpfed.report.facts import CardFacts
 
 _SIMULATED = Mark(
     "The institutions were simulated: one process held all records and all keys. Epsilon holds for the model. What this card "
@@ -145,3 +152,19 @@ def _site(terms: Terms, number: int, journal: Journal) -> str:
     counted = journal.rounds_of(member.name)
     text = f"{member.name}: {member.records:,} records, {member.groups} of the K groups; its sums are in {counted} steps"
     return text + (f", which cost its records epsilon {round_up(plan.epsilon(counted))}" if plan.private else "")
+
+
+def terms_of(run: RunDirectory) -> Terms | None:
+    """The terms of the federation that a run is for, if it is for one."""
+    return Terms.load(run.terms) if run.terms.is_file() else None
+
+
+def facts_of_federation(facts: CardFacts, run: RunDirectory, terms: Terms) -> CardFacts:
+    """The facts of a run's card, with what its federation adds to them.
+
+    Args:
+        facts: of the run.
+        run: its directory, with the federation's journal.
+        terms: of the federation.
+    """
+    return of_federation(facts, terms, Journal(run.journal), run.simulation.is_file())

@@ -32,7 +32,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
-from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.records import with_absolute_paths
 
 
 class SiteSettings(Section):

@@ -8,8 +8,7 @@ from torch.nn.functional import normalize
 
 from dpfed.baselines.noisy_statistics.published_dpcl import PublishedMoments, PublishedSimilarity
 from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
-from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings
-from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
+from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, ReleasedMoments
 from dpfed.bounding.engines import GroupBatch
 from dpfed.config import parse_config
 from dpfed.errors import UserError

@@ -10,8 +10,7 @@ from dp_accounting.rdp import RdpAccountant
 from torch.nn.functional import normalize
 
 from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
-from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, release_noise
-from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
+from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, ReleasedMoments, release_noise
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model

@@ -13,7 +13,6 @@ from dpfed.cli.data import app
 from dpfed.data.importers import import_records
 from dpfed.data.store.division import divide_store
 from dpfed.data.store.record import RecordInput
-from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 
@@ -51,9 +50,7 @@ def test_sizes(tmp_path: Path, source: Path, size: object) -> None:
 
 
 @pytest.mark.parametrize("number", [0, -3, 4097, 100_000, 10**30, 2.5, True, "4", None])
-def test_numbers_of_shards_and_sites(tmp_path: Path, store: Path, number: object) -> None:
-    with pytest.raises(UserError, match="shards"):
-        shard_store(store, tmp_path / "s", number)
+def test_numbers_of_sites(tmp_path: Path, store: Path, number: object) -> None:
     with pytest.raises(UserError, match="sites"):
         divide_store(store, tmp_path / "s", number, 0)
     assert not (tmp_path / "s").exists()
@@ -76,9 +73,6 @@ def test_numbers_of_shards_and_sites(tmp_path: Path, store: Path, number: object
         ["import", "SOURCE", "SOURCE", "DEST"],
         ["import", "SOURCE", "STORE"],
         ["import", "SOURCE", "/dev/null/x"],
-        ["shard", "STORE", "DEST", "--shards", "100000"],
-        ["shard", "", "DEST"],
-        ["shard", "STORE", ""],
         ["divide", "STORE", "DEST", "--sites", "1000000000"],
         ["inspect", ""],
         ["inspect", b"\xff"],

@@ -14,7 +14,6 @@ from dpfed.data.store import division
 from dpfed.data.store.division import divide_store, site_of_records
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 
@@ -95,7 +94,7 @@ def test_the_parts_are_the_whole_and_no_record_is_there_twice(
     parts, whole = list(map(contents, stores)), contents(source)
     assert sum(map(len, parts)) == len(whole) == RECORDS
     assert {id: value for part in parts for id, value in part.items()} == whole
-    facts = ("name", "kind", "public", "size", "label_names", "unit_name", "skipped", "shards")
+    facts = ("name", "kind", "public", "size", "label_names", "unit_name", "skipped")
     assert all(getattr(store, fact) == getattr(source, fact) for store in stores for fact in facts)
     *sites, evaluation = stores
     assert all(len(site.split("train")) == len(site) > 0 for site in sites)
@@ -132,20 +131,24 @@ def test_full_skew_separates_labels(plain: RecordStore) -> None:
     assert nobody.min() > 0.25 * nobody.sum()
 
 
-def test_files_are_copied_verbatim_and_sharding_is_undone(tmp_path: Path, pictures) -> None:
+def test_a_site_is_unrelated_to_the_workers_of_its_records(plain: RecordStore) -> None:
+    """A site may share its store out among workers, by key: those would otherwise get nothing."""
+    sites = site_of_records(plain, SITES, 0.0)
+    for site in range(SITES):
+        counts = np.bincount((plain.keys[sites == site] % np.uint64(6)).astype(int), minlength=6)
+        assert counts.min() > 0.7 * counts.mean()
+
+
+def test_files_are_copied_verbatim(tmp_path: Path, pictures) -> None:
     with StoreWriter(tmp_path / "s", name="x", kind="image", label_names={"l": ["a", "b"]}, skip_broken=True) as writer:
         for row in range(40):
             file = b"no image" if row == 7 else pictures.jpeg(20 + row, 30)
             writer.add(RecordInput(str(row), file, (), {"l": row % 2}, "test" if row % 4 == 3 else "train"))
     whole = RecordStore.open(tmp_path / "s")
-    sharded = shard_store(tmp_path / "s", tmp_path / "t", 4)
     assert [id for id, _ in whole.skipped] == ["7"]
-    for number, source in enumerate((whole, sharded)):
-        stores = divide_store(source.path, tmp_path / f"d{number}", 2, 0.9)
-        assert {id: value for part in map(contents, stores) for id, value in part.items()} == contents(whole)
-        assert [store.skipped for store in stores] == [[]] * 3  # they name records that no site has
-    one, two = ({file.name: contents(RecordStore.open(file)) for file in (tmp_path / d).iterdir()} for d in ("d0", "d1"))
-    assert one == two
+    stores = divide_store(whole.path, tmp_path / "d", 2, 0.9)
+    assert {id: value for part in map(contents, stores) for id, value in part.items()} == contents(whole)
+    assert [store.skipped for store in stores] == [[]] * 3  # they name records that no site has
 
 
 @pytest.mark.parametrize(
