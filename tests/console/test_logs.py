@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import warnings
 
 import pytest
@@ -131,36 +130,3 @@ def test_a_mistake_of_ours_is_a_line_with_its_traceback(dpfed, monkeypatch):
     monkeypatch.setattr("dpfed.live.gathering.Gathering.__init__", broken)
     code, out, err = dpfed("--log-format", "json", "watch", ".")
     assert code == 1 and not out and "ZeroDivisionError: of ours" in lines(err)[-1]["text"]
-
-
-def test_two_processes_that_write_to_one_file_lose_no_line(tmp_path):
-    handlers = [logs._handler(tmp_path / "dpfed.log") for _ in range(2)]
-    for number in range(200):
-        record = logging.LogRecord("x", logging.INFO, "", 0, json.dumps({"number": number, "more": "x" * 80}), (), None)
-        handlers[number % 2].handle(record)
-    for handler in handlers:
-        handler.close()
-    assert [line["number"] for line in lines((tmp_path / "dpfed.log").read_text())] == list(range(200))
-
-
-def test_a_log_that_was_taken_away_is_made_again(tmp_path):
-    logs.set_up("json", tmp_path / "a.log")
-    logs.write("note", number=1)
-    (tmp_path / "a.log").rename(tmp_path / "archived")  # as logrotate does
-    logs.write("note", number=2)
-    assert [lines((tmp_path / name).read_text())[0]["number"] for name in ("archived", "a.log")] == [1, 2]
-
-
-def test_a_pipe_is_no_log(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="cannot write"):  # and does not wait for who reads it
-        logs.set_up("json", tmp_path / "pipe")
-
-
-def test_a_link_to_a_runs_folder_leads_no_log_there(tmp_path):
-    (tmp_path / "run").mkdir()
-    for name in (".lock", "config.toml"):
-        (tmp_path / "run" / name).touch()
-    (tmp_path / "other").symlink_to(tmp_path / "run")
-    with pytest.raises(UserError, match="times"):
-        logs.set_up("json", tmp_path / "other" / "a.log")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import multiprocessing
-import threading
 from pathlib import Path
 
 import fsspec
@@ -17,9 +14,7 @@ from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.opening import open_records
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.remote import fetch_store
 from dpfed.errors import UserError
-from dpfed.places import is_url
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +55,6 @@ def test_a_store_is_copied_only_once(url: str, whole: Path, tmp_path: Path) -> N
     assert len(calls) == 2
     assert second.path == first.path and all(file.stat().st_mtime_ns == time for file, time in times.items())
     assert not [file for file in first.path.rglob("*") if "partial" in file.name]
-
-
-def test_another_store_at_the_same_address_is_another_copy(url: str, whole: Path, tmp_path: Path) -> None:
-    first = opened(url, tmp_path / "stores")
-    upload(whole, url)  # the same bytes, written again: cannot be told from others of the same size
-    assert opened(url, tmp_path / "stores").path != first.path
 
 
 @pytest.mark.parametrize("name", ["records.arrow", "index.arrow"])
@@ -128,59 +117,9 @@ def test_missing_credentials_are_a_users_mistake(url: str, tmp_path: Path, monke
         opened(url, tmp_path / "stores")
 
 
-def test_a_kind_of_storage_whose_package_is_missing_is_named_with_it(tmp_path: Path, monkeypatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise ImportError("Install s3fs to access S3")
-
-    monkeypatch.setattr(fsspec.core, "url_to_fs", refuse)
-    with pytest.raises(UserError, match="cannot be read with what is installed here: Install s3fs to access S3.$"):
-        opened("s3://bucket/store", tmp_path / "stores")
-
-
 def test_damage_is_named_before_anything_is_copied(url: str, tmp_path: Path) -> None:
     files, root = fsspec.core.url_to_fs(url)
     files.pipe_file(f"{root}/{HEADER}", b"{")
     with pytest.raises(UserError, match="damaged"):
         opened(url, tmp_path / "stores")
     assert not (tmp_path / "stores").exists()
-
-
-def test_importers_read_no_addresses(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'parquet' reads files on this machine"):
-        open_records(DataConfig(source="parquet", path="memory://x", stores=str(tmp_path / "stores")))
-
-
-def _fetch(url: str, stores: Path) -> int:
-    return len(RecordStore.open(fetch_store(url, stores)))
-
-
-def test_processes_can_fetch_at_once(whole: Path, tmp_path: Path) -> None:
-    jobs = [(f"file://{whole}", tmp_path)] * 4
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        counts = pool.starmap(_fetch, jobs)
-    assert counts == [450] * 4
-    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
-
-
-def test_a_part_that_another_process_is_copying_is_waited_for(whole: Path, tmp_path: Path) -> None:
-    url = f"file://{whole}"
-    copy = fetch_store(url, tmp_path)
-    (copy / "index.arrow").unlink()
-    second = threading.Thread(target=fetch_store, args=(url, tmp_path))
-    with (copy / ".lock").open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        second.start()
-        second.join(0.3)
-        assert second.is_alive() and not (copy / "index.arrow").exists()
-    second.join(10)
-    assert (copy / "index.arrow").exists()
-
-
-@pytest.mark.parametrize("path", ["s3://bucket/store", "file:///a", "memory://x", "simplecache::s3://b/x", "gs://b"])
-def test_urls(path: str) -> None:
-    assert is_url(path)
-
-
-@pytest.mark.parametrize("path", ["store", "/a/b", "./s3:/x", "~/x", "a b://c", "C:/x", "data/x://y"])
-def test_paths(path: str) -> None:
-    assert not is_url(path)
