@@ -41,7 +41,7 @@ def test_every_page_has_its_place_in_the_navigation():
         ("README.md", "index.md", "docs/pictures/a.png", "pictures/a.png"),
         ("cluster/README.md", "cluster.md", "../docs/data.md", "data.md"),
         ("docs/data.md", "data.md", "../cluster/README.md#measured", "cluster.md#measured"),
-        ("docs/budget.md", "budget.md", "../server/fleet_only.conf", "files/server/fleet_only.conf"),
+        ("docs/budget.md", "budget.md", "../server/Containerfile", "files/server/Containerfile"),
         ("docs/tutorials/x.ipynb", "tutorials/x.ipynb", "../data.md", "../data.md"),
     ],
 )

@@ -199,20 +199,6 @@ def test_units_and_containers_start_the_same_programs(site):
         assert plain(service["command"]) == plain([unit])
 
 
-def test_the_proxy_is_the_recipe_with_this_federations_names():
-    recipe = (ROOT / "server" / "fleet_only.conf").read_text()
-    recipe = recipe.replace("/etc/dpfed/ca.crt", "/srv/dpfed/chest/proxy/inner.crt")
-    recipe = recipe.replace("/etc/dpfed", "/srv/dpfed/chest/proxy").replace("superlink {", "dpfed-chest {")
-    recipe = recipe.replace("https://superlink/", "https://dpfed-chest/").replace(
-        "proxy_ssl_name superlink.example.org", "proxy_ssl_name localhost"
-    )
-
-    def rules(text):
-        return [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
-
-    assert rules(LINK["proxy.conf"]) == rules(recipe)
-
-
 def instructions(file):
     text = re.sub(r"^\s*#.*\n", "", file.read_text(), flags=re.MULTILINE)
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
