@@ -151,7 +151,7 @@ def carry_out(
     randomness = Randomness.from_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.jsonl", plan)
-        engine = plan.method.engine(Build(model, plan, config, randomness.for_owners(), 0))
+        engine = plan.bounding.method.engine(Build(model, plan, config, randomness.for_owners(), 0))
         keys = bench.store.keys[rows]
         worker = Worker(plan, model, engine, views, rows, keys, randomness.for_owners(), config.bounding.microbatch)
         train(InProcess([worker]), Coordinator(plan, model, config.optimizer, randomness, ledger), range(plan.steps))

@@ -144,7 +144,7 @@ def _jpeg(number: int, size: int) -> bytes:
 def coordinator(device: torch.device) -> dict[str, float]:
     """What `seconds_of` a coordinator finds, for a model of `COORDINATED` parameters."""
     model = nn.ParameterList([nn.Parameter(torch.zeros(COORDINATED, device=device))])
-    plan = PrivacyPlan(records=100_000, batch=1024, group_size=16, clip_norm=1.0, steps=100, noise_multiplier=1.0, delta=1e-6)
+    plan = PrivacyPlan.of(100_000, 1024, 16, clip_norm=1.0, steps=100, noise_multiplier=1.0, delta=1e-6)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.jsonl", plan, block=block_length(COORDINATED))
         releases = Releases(Path(folder) / "releases")

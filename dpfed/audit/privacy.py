@@ -60,8 +60,8 @@ def audit_claim(
     watcher = watcher or Silent()
     if not plan.promises:
         raise UserError(
-            f"bounding.method = '{plan.method_name}' claims no privacy that an audit could contradict: choose a method with a "
-            "guarantee (docs/methods.md)."
+            f"bounding.method = '{plan.bounding.method_name}' claims no privacy that an audit could contradict: choose a "
+            "method with a guarantee (docs/methods.md)."
         )
     with tempfile.TemporaryDirectory(prefix="dpfed-audit-") as place:
         trial = _Trial(config, plan, owners, experiments, watcher, Path(place))
@@ -69,11 +69,11 @@ def audit_claim(
         findings = [attack() for attack in trial.attacks()]
     return PrivacyAudit(
         name=config.name,
-        method=plan.method_name,
+        method=plan.bounding.method_name,
         owners=owners,
         claim=plan.epsilon(),
-        delta=plan.delta,
-        noise_multiplier=plan.noise_multiplier,
+        delta=plan.promise.delta,
+        noise_multiplier=plan.noise.multiplier,
         sensitivity=near,
         moved=moved,
         findings=tuple(findings),
@@ -91,9 +91,9 @@ class _Trial:
 
     def attacks(self) -> list[Callable[[], Finding]]:
         """Those that the plan calls for."""
-        if self.plan.method.closed_form:
+        if self.plan.bounding.method.closed_form:
             return [self.whole_runs]
-        rates = dict.fromkeys((1.0, max(_RATE, min(1.0, self.plan.sampling_rate))))
+        rates = dict.fromkeys((1.0, max(_RATE, min(1.0, self.plan.sampling.rate))))
         return [functools.partial(self.repeated, rate) for rate in rates]
 
     @property
@@ -110,7 +110,7 @@ class _Trial:
     def neighbours(self) -> tuple[float, float]:
         """Sensitivity, and most that a record moved the sum."""
         self.watcher.note("how far one record moves the sum")
-        if self.plan.method.closed_form:
+        if self.plan.bounding.method.closed_form:
             return self.plan.sensitivity, self._moments.moved()
         under = self._under("neighbours", 1.0, 8 * _GROUP_SIZE, 6, 1)
         return under.parts.plan.sensitivity, most_moved(under)
@@ -127,7 +127,7 @@ class _Trial:
 
         def shown(family: Family, error: float) -> list[Shown]:
             known = np.arange(len(there)) // 2 % 2 == 0
-            return of_repetitions({SUMS: scores}, there, known, family, self.plan.delta, error)
+            return of_repetitions({SUMS: scores}, there, known, family, self.plan.promise.delta, error)
 
         return self._finding(trial.plan, steps, len(there), shown)
 
@@ -139,7 +139,7 @@ class _Trial:
         """
         self.watcher.note(f"repeated experiments of one step, sampling rate {rate:g}")
         tries, name = self.experiments, f"repeated-{rate:g}"
-        arrangement = arrangement_of(self.plan.method)
+        arrangement = arrangement_of(self.plan.bounding.method)
         if arrangement == "one":
             under = self._under(name, rate, 8, _even(tries / 6), 1)
             coins = [np.full(1, there) for there in (True, False)]
@@ -153,14 +153,14 @@ class _Trial:
         there, known = which[:, 2] == 1, (which[:, 0] // 2 + which[:, 1]) % 4 == 0
 
         def shown(family: Family, error: float) -> list[Shown]:
-            return of_repetitions(scores, there, known, family, self.plan.delta, error)
+            return of_repetitions(scores, there, known, family, self.plan.promise.delta, error)
 
         return self._finding(under.parts.plan, 1, len(there), shown)
 
     def _finding(self, small: PrivacyPlan, steps: int, tries: int, shown: Callable[[Family, float], list[Shown]]) -> Finding:
-        delta = self.plan.delta
+        delta = self.plan.promise.delta
         family = Family(*_poisson(small, steps))
-        claim = accounting.epsilon(small.mechanism, steps, delta, small.accountant)
+        claim = accounting.epsilon(small.mechanism, steps, delta, small.promise.accountant)
         bounds = _FORMS * len(self.attacks())  # all of them hold together
         likely, certain = (shown(family, (1 - sure) / bounds) for sure in (CONFIDENCE, CERTAINTY))
         best = max(likely, key=lambda one: (-one.noise, one.epsilon))
@@ -169,12 +169,12 @@ class _Trial:
         held = all(one.epsilon <= claim * (1 + ROOM) for one in certain) and self._cost(sure) <= whole * (1 + ROOM)
         return Finding(
             steps=steps,
-            rate=small.sampling_rate,
+            rate=small.sampling.rate,
             tries=tries,
             channel=best.channel,
             claim=claim,
             epsilon=max(one.epsilon for one in likely),
-            of_run=small.sampling_rate <= self.plan.sampling_rate * (1 + ROOM) and steps <= self.plan.steps,
+            of_run=small.sampling.rate <= self.plan.sampling.rate * (1 + ROOM) and steps <= self.plan.steps,
             noise=noise,
             epsilon_f_dp=self._cost(noise),
             contradicts=not held,
@@ -185,13 +185,15 @@ class _Trial:
         if not math.isfinite(noise):
             return 0.0
         _, rate, steps = _poisson(self.plan, self.plan.steps)
-        return trade_off(noise, rate, steps).epsilon(self.plan.delta)
+        return trade_off(noise, rate, steps).epsilon(self.plan.promise.delta)
 
 
 def _poisson(plan: PrivacyPlan, steps: int) -> tuple[float, float, int]:
     same = plan.mechanism.poisson_steps(steps)
     if same is None:
-        raise UserError(f"bounding.method = '{plan.method_name}' draws no Poisson samples, and no audit is made for others.")
+        raise UserError(
+            f"bounding.method = '{plan.bounding.method_name}' draws no Poisson samples, and no audit is made for others."
+        )
     return same
 
 

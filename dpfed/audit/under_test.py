@@ -21,7 +21,7 @@ from dpfed.audit.leaving import Kept, Leaving, Watched
 from dpfed.config import Config, parse_config
 from dpfed.data.sampling import owner_keys
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.plan import Clipping, PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import Components, Share, assemble
 from dpfed.runs.resolution import resolve
@@ -94,12 +94,12 @@ class UnderTest:
             folder: for its records and ledgers.
             owners: workers that share the records.
         """
-        by_unit = plan.unit == "user"
-        copies = plan.per_unit + 1 if by_unit else 1
+        by_unit = plan.promise.unit == "user"
+        copies = plan.sampling.per_unit + 1 if by_unit else 1
         store = write_canaries(folder / "records", scale.records - canaries, canaries, copies)
-        if plan.method.public_records:
+        if plan.bounding.method.public_records:
             write_public(folder / "public", _PUBLIC)
-        bounding, method = config.bounding.model_dump(include=set(_BOUNDING)), plan.method
+        bounding, method = config.bounding.model_dump(include=set(_BOUNDING)), plan.bounding.method
         if bounding["engine"] == "auto" and method.picks_engine:
             bounding["engine"] = "loop"
         if method.picks_engine and not method.public_records:
@@ -110,20 +110,20 @@ class UnderTest:
             "name": "audit",
             "data": {"source": "store", "path": str(store.path), "size": SIDE},
             "model": {"kind": "image", "width": 4, "embedding": 4, "head_hidden": 4},
-            "objective": {"temperature": plan.options.get("temperature", 1.0)},
+            "objective": {"temperature": plan.bounding.options.get("temperature", 1.0)},
             "bounding": bounding,
             "privacy": {
-                **{"noise_multiplier": plan.noise_multiplier, "noise": plan.noise_kind},
-                **{"delta": plan.delta, "accountant": plan.accountant},
+                **{"noise_multiplier": plan.noise.multiplier, "noise": plan.noise.kind},
+                **{"delta": plan.promise.delta, "accountant": plan.promise.accountant},
                 **{"batch": scale.batch, "steps": scale.steps},
-                **({"unit": "user", "per_unit": plan.per_unit} if by_unit else {}),
+                **({"unit": "user", "per_unit": plan.sampling.per_unit} if by_unit else {}),
             },
             "optimizer": config.optimizer.model_dump(exclude={"warmup", "ema"}),
             "training": {"device": "cpu"},
             "evaluation": {"split": "none"},
         }
         if method.public_records:
-            public = {"records": plan.options["public_records"], "centring": 0.0, "path": str(folder / "public")}
+            public = {"records": plan.bounding.options["public_records"], "centring": 0.0, "path": str(folder / "public")}
             tree["public"] = public
         parts = assemble(resolve(parse_config(tree)), Randomness.from_seed(0))
         parts = dataclasses.replace(parts, plan=_as_clipped_and_told(parts.plan, plan))
@@ -142,7 +142,7 @@ class UnderTest:
     def with_model(self, model: CanaryModel, engine: str | None = None) -> UnderTest:
         """The same with another model of canaries, and perhaps another engine."""
         config = self.parts.config
-        if engine is not None and self.parts.plan.method.picks_engine:
+        if engine is not None and self.parts.plan.bounding.method.picks_engine:
             config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
         return dataclasses.replace(self, parts=dataclasses.replace(self.parts, config=config), model=model)
 
@@ -199,9 +199,10 @@ def _as_clipped_and_told(small: PrivacyPlan, plan: PrivacyPlan) -> PrivacyPlan:
 
     A threshold that moves is left out: it depends on the noise, and the sums without noise would need it.
     """
-    clipping: Clipping = "fixed" if plan.clipping == "adaptive" else plan.clipping
-    progress = {**plan.progress, "phase": small.steps} if plan.progress else {}
-    return dataclasses.replace(small, clipping=clipping, stability=plan.stability, progress=progress)
+    clipping = "fixed" if plan.bounding.clipping == "adaptive" else plan.bounding.clipping
+    progress = plan.as_dict()["progress"]
+    progress |= {"phase": small.steps} if progress else {}
+    return small.replace(clipping=clipping, stability=plan.bounding.stability, progress=progress)
 
 
 def _turn(model: CanaryModel, step: int) -> None:

@@ -15,7 +15,6 @@ How far one record moves the sum: the observed difference between neighbours, be
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -58,13 +57,13 @@ class Board:
     def build(cls, under: UnderTest) -> Board:
         """Places the canaries of a mechanism."""
         plan = under.parts.plan
-        arrangement = arrangement_of(plan.method)
+        arrangement = arrangement_of(plan.bounding.method)
         coordinates = {"group": under.fillers, "own": 1 + under.canaries, "one": 1}[arrangement]
         # The model of canaries looks at a whole group, and so wants an engine that shows it one.
         placed = under.with_model(CanaryModel(under.fillers, coordinates, arrangement), "loop")
         if arrangement == "one":
             return max((_measured(under, against) for against in (True, False)), key=lambda board: abs(board.shift))
-        return cls(placed, arrangement, (2 if arrangement == "group" else 1) * plan.bound)
+        return cls(placed, arrangement, (2 if arrangement == "group" else 1) * plan.bounding.bound)
 
     def places(self, step: int, randomness: Randomness) -> tuple[np.ndarray, np.ndarray]:
         """Where each canary would show in a step, and whether nobody else can show there.
@@ -82,7 +81,7 @@ class Board:
             return (np.arange(1, count + 1) if self.arrangement == "own" else np.zeros(count, int)), alone
         parts, present = self.under.parts, self.under.present(np.ones(count, bool))
         places, alone = np.full(count, -1), np.zeros(count, bool)
-        certain = dataclasses.replace(parts.plan, batch=parts.plan.records)
+        certain = parts.plan.replace(batch=parts.plan.sampling.records)
         units = unit_keys(parts.store, parts.config.privacy)
 
         def draw(plan: PrivacyPlan, indices: np.ndarray, groups: int) -> StepDraw:
@@ -175,7 +174,7 @@ def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness
     """
     under, plan = board.under, board.under.parts.plan
     # Statistics that a method releases besides have noise of their own, in which the two sums would differ.
-    known = plan.method.gradient_share(plan) == 1
+    known = plan.bounding.method.gradient_share(plan) == 1
     advance = (watcher or Silent()).stage("steps", plan.steps)
     alone, taken, rest = [], [], []
     channels: dict[str, list[np.ndarray]] = {}
@@ -212,7 +211,7 @@ def _less(values: np.ndarray, base: np.ndarray | float, name: str) -> np.ndarray
 def _log_ratio(moved: np.ndarray, board: Board) -> np.ndarray:
     """Log-likelihood ratio of N(0, s^2), mixed with N(shift, s^2) at the sampling rate, to N(0, s^2)."""
     plan, shift = board.under.parts.plan, board.shift
-    rate = min(plan.sampling_rate, 1.0)
+    rate = min(plan.sampling.rate, 1.0)
     exponent = (moved * shift - shift**2 / 2) / plan.noise_std**2
     return exponent if rate == 1 else np.logaddexp(math.log1p(-rate), math.log(rate) + exponent)
 
@@ -230,12 +229,12 @@ def most_moved(under: UnderTest) -> float:
         under: a mechanism with a canary, in which every record is drawn in every step.
     """
     plan = under.parts.plan
-    if plan.method.gradient_share(plan) != 1:
+    if plan.bounding.method.gradient_share(plan) != 1:
         return 0.0
     everyone = under.present(np.ones(under.canaries, bool))
     nobody = under.present(np.zeros(under.canaries, bool))
     cases = [(under.with_model(CanaryModel(under.fillers, 1, "one", against)), [nobody]) for against in (True, False)]
-    if plan.method.picks_engine:
+    if plan.bounding.method.picks_engine:
         # Whichever engine the run will have.
         cases += [(under.with_model(CanaryModel(under.fillers, 1, "one"), engine), [nobody]) for engine in ENGINES]
         # Whatever depends on others than a record's own group shows in the hash of all groups. One group at a time.

@@ -132,7 +132,7 @@ def leave(folder: KitFolder) -> None:
     tell(f"{opened.path} has left, for good. Its secret of draws and noise is destroyed.")
     if opened.ledger.exists():
         ledger = Ledger.open(opened.ledger)
-        spent = f"epsilon {round_up(ledger.epsilon)} at delta {round_up(ledger.plan.delta)}"
+        spent = f"epsilon {round_up(ledger.epsilon)} at delta {round_up(ledger.plan.promise.delta)}"
         line("spent", f"{spent}, {ledger.charged} of {ledger.plan.steps} steps. It stays spent: keep {opened.ledger}")
     tell(f"Send {place.reply} to the coordinator, and stop the SuperNode.")
 
@@ -240,7 +240,7 @@ def status(folder: SiteDirectory) -> None:
     terms, ledger = opened.terms(), Ledger.open(opened.ledger)
     number = terms.number_of(opened.identity().signing_key)
     own = terms.sites[number]
-    plan, budget = ledger.plan, opened.settings().budget
+    plan, delta, budget = ledger.plan, ledger.plan.promise.delta, opened.settings().budget
     if (day := day_of_leaving(opened.path)) is not None:
         tell(f"{'left':>15}  on {day}, for good; what is spent stays spent")
     for name, value in (
@@ -248,8 +248,8 @@ def status(folder: SiteDirectory) -> None:
         ("terms", terms.fingerprint),
         ("confirmed", confirmation(terms, number, opened.confirmed.read())),
         ("steps answered", f"{ledger.charged} of {plan.steps}"),
-        ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(plan.delta)}, of {round_up(plan.epsilon())} planned"),
-        ("which means", meaning(plan.epsilon(), plan.delta, plan.protected, "what all planned steps release")),
+        ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(delta)}, of {round_up(plan.epsilon())} planned"),
+        ("which means", meaning(plan.epsilon(), delta, plan.promise.protected, "what all planned steps release")),
         (
             "budget",
             f"{'none set' if budget is None else repr(budget)}, at a delta of {round_up(opened.most_delta(plan))} at most",

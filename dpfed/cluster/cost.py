@@ -232,14 +232,15 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
     from rich.console import Console
     from rich.table import Table
 
-    said = f"N = {plan.records:,}, B = {plan.batch:,}, T = {plan.steps:,}, S = {plan.group_size:,}, K = {plan.groups:,}"
+    promise, records, size, epsilon = plan.promise, plan.sampling.records, plan.bounding.group_size, plan.epsilon()
+    said = f"N = {records:,}, B = {plan.sampling.batch:,}, T = {plan.steps:,}, S = {size:,}, K = {plan.groups:,}"
     if plan.promises:
-        said += f"\nsigma {plan.noise_multiplier:.4f}: epsilon {round_up(plan.epsilon())} at delta {round_up(plan.delta)}"
-        said += f" ({plan.accountant.upper()}), with any number of workers"
-        words = meaning(plan.epsilon(), plan.delta, plan.protected)
-        said += f"\n{' '.join([large_delta(plan.delta, plan.records, plan.protected), words]).strip()}"
+        said += f"\nsigma {plan.noise.multiplier:.4f}: epsilon {round_up(epsilon)} at delta {round_up(promise.delta)}"
+        said += f" ({promise.accountant.upper()}), with any number of workers"
+        words = meaning(epsilon, promise.delta, promise.protected)
+        said += f"\n{' '.join([large_delta(promise.delta, records, promise.protected), words]).strip()}"
     else:
-        said += f"\nno promise (bounding.method = '{plan.method}')"
+        said += f"\nno promise (bounding.method = '{plan.bounding.method_name}')"
     said += f"\n{parameters:,} trained parameters; {machines.throughput:,.6g} records/s per GPU"
     if unknown := [words for words, value in _counted(plan, machines).items() if not value]:
         said += f"\nnot counted, as nothing is known of it: {', '.join(unknown)}"
@@ -280,7 +281,7 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
 def _counted(plan: PrivacyPlan, machines: Machines) -> dict[str, float]:
     """What else a step has, in words, and what is known of it."""
     return {
-        "draws": machines.keys if isinstance(plan.sampler, PoissonSampler) else 0.0,
+        "draws": machines.keys if isinstance(plan.mechanism.sampler, PoissonSampler) else 0.0,
         "reading images": machines.decoding,
         "views": machines.views,
         "checkpoints": machines.checkpoint,

@@ -121,7 +121,7 @@ def participants_of(
         units: see `draw_step`.
         own: which of them it holds; ``None``: all.
     """
-    return plan.sampler.participants(randomness, keys if units is None else units, own)
+    return plan.mechanism.sampler.participants(randomness, keys if units is None else units, own)
 
 
 def draw_step(
@@ -152,7 +152,7 @@ def draw_step(
     """
     if groups == 0:
         return StepDraw(np.zeros(0, np.int64), np.zeros(1, np.int64))
-    protected, alone = keys if units is None else units, plan.method.alone
+    protected, alone = keys if units is None else units, plan.bounding.method.alone
     drawn = (participants or participants_of(plan, randomness, keys, units))(step)
     if alone:
         _, group = np.unique(protected[drawn], return_inverse=True)
@@ -161,13 +161,13 @@ def draw_step(
         group = np.minimum((uniforms * groups).astype(np.int64), groups - 1)
     if units is not None:
         _, unit = np.unique(units[drawn], return_inverse=True)
-        kept = _least(unit, randomness.per_record("unit", step, keys[drawn], 1)[:, 0], plan.per_unit)
+        kept = _least(unit, randomness.per_record("unit", step, keys[drawn], 1)[:, 0], plan.sampling.per_unit)
         drawn, group = drawn[kept], group[kept]
     # Within a group, members stand in the order of their keys: a function of the group's own members only.
     order = np.lexsort((keys[drawn], group))
     drawn, group = drawn[order], group[order]
-    if plan.cap is not None:
-        kept = _least(group, randomness.per_record("cap", step, keys[drawn], 1)[:, 0], plan.cap)
+    if plan.bounding.cap is not None:
+        kept = _least(group, randomness.per_record("cap", step, keys[drawn], 1)[:, 0], plan.bounding.cap)
         drawn, group = drawn[kept], group[kept]
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     made_by = protected[drawn[starts]] if alone else None

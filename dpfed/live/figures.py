@@ -101,7 +101,7 @@ def _privacy(one: Snapshot) -> Iterator[Figure]:
         "epsilon_spent", "epsilon spent", one.epsilon, f"{spent} of {planned} planned", "Epsilon of what was released so far"
     )
     yield Figure("epsilon_planned", "epsilon planned", one.epsilon_planned, planned, "Epsilon of all planned steps")
-    yield Figure("delta", "delta", plan.delta, round_up(plan.delta), "Delta of both")
+    yield Figure("delta", "delta", plan.promise.delta, round_up(plan.promise.delta), "Delta of both")
     if one.budget is not None:
         what = "The largest epsilon that the site agreed to, or of the records' lifetime budget"
         yield Figure("epsilon_budget", "budget", one.budget, round_up(one.budget), what)
@@ -129,7 +129,7 @@ def _training(one: Snapshot) -> Iterator[Figure]:
     if plan is None or ledger is None:
         return
     if plan.private:
-        yield Figure("noise_multiplier", "sigma", plan.noise_multiplier, f"{plan.noise_multiplier:g}", "Noise multiplier")
+        yield Figure("noise_multiplier", "sigma", plan.noise.multiplier, f"{plan.noise.multiplier:g}", "Noise multiplier")
         std = f"{plan.noise_std:.4g} on each number of the sum"
         yield Figure("noise_std", "noise", plan.noise_std, std, "Standard deviation of the noise on the sum")
     for name, label, what in (

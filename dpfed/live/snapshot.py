@@ -97,7 +97,7 @@ class Snapshot:
     @property
     def epsilon_planned(self) -> float | None:
         """Of all planned steps."""
-        return self.ledger.epsilon_planned if self.ledger and self.promises else None
+        return self.ledger.plan.epsilon() if self.ledger and self.promises else None
 
     @property
     def spent(self) -> list[tuple[int, float]]:
@@ -148,10 +148,10 @@ class Snapshot:
         if self.ledger is None or self.epsilon is None or self.epsilon_planned is None:
             reasons = " ".join(mark.text for mark in self._marks if mark.voids)
             return f"No guarantee. {reasons}".strip() if self.ledger else "No step was taken yet."
-        plan, delta = self.ledger.plan, round_up(self.ledger.plan.delta)
-        words = meaning(self.epsilon_planned, plan.delta, plan.protected, "what all planned steps release")
+        plan, delta = self.ledger.plan, round_up(self.ledger.plan.promise.delta)
+        words = meaning(self.epsilon_planned, plan.promise.delta, plan.promise.protected, "what all planned steps release")
         return (
-            f"So far ({round_up(self.epsilon)}, {delta})-differential privacy for each {plan.protected}; "
+            f"So far ({round_up(self.epsilon)}, {delta})-differential privacy for each {plan.promise.protected}; "
             f"({round_up(self.epsilon_planned)}, {delta}) when all planned steps are done. {words}"
         )
 

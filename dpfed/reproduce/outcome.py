@@ -239,8 +239,8 @@ def _mechanisms(timed: bool, trained: list[Planned], views: dict[str, RunView], 
         own = seconds.get(method)
         mechanism = Mechanism(
             method,
-            plan.method.title,
-            plan.method.sound and plan.private,
+            plan.bounding.method.title,
+            plan.bounding.method.sound and plan.private,
             None if view.void else view.epsilon,
             plan.sensitivity if plan.private else None,
             plan.noise_std / plan.divisor if plan.private else None,

@@ -140,8 +140,8 @@ class Components:
 
     def _training_views(self, store: RecordStore, rows: np.ndarray | OwnRows) -> ViewMaker:
         """Views of training for what the worker's model reads: images, or features of a frozen tower."""
-        if self.plan.method.closed_form:
-            views = self.plan.options["views"]
+        if self.plan.bounding.method.closed_form:
+            views = self.plan.bounding.options["views"]
             return FeatureViews(self._features_of(store, rows, views), max(1, views), self.tokenizer is not None)
         made, cached = self._views_of(store, views_per_image(self.config)), self.config.cached_views
         if not cached:
@@ -181,12 +181,12 @@ class Components:
         indices, keys = share.indices, self.store.keys
         if not isinstance(indices, OwnRows):
             keys, units = keys[indices], None if units is None else units[indices]
-        if self.config.cached_views and not self.plan.method.closed_form:
+        if self.config.cached_views and not self.plan.bounding.method.closed_form:
             model = from_features(model)
         return Worker(
             plan=self.plan,
             model=model,
-            engine=self.plan.method.engine(Build(model, self.plan, self.config, randomness, share.owner)),
+            engine=self.plan.bounding.method.engine(Build(model, self.plan, self.config, randomness, share.owner)),
             views=self._training_views(self.store, indices),
             indices=indices,
             keys=keys,

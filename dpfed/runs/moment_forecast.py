@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ class MomentRow:
     @property
     def ratio(self) -> float:
         """N / sigma: records over noise."""
-        return self.plan.records / self.plan.noise_multiplier
+        return self.plan.sampling.records / self.plan.noise.multiplier
 
     @property
     def kept(self) -> float:
@@ -47,9 +46,9 @@ class MomentRow:
     def facts(self) -> dict[str, Any]:
         """For JSON."""
         plan = self.plan
-        numbers = {"records": plan.records, "epsilon": plan.epsilon(), "noise_multiplier": plan.noise_multiplier}
-        k = dimensions_for(plan.records, plan.noise_multiplier, ())
-        return {"what": self.what, **numbers, "dimensions": plan.options["dimensions"] or k, "kept": self.kept}
+        numbers = {"records": plan.sampling.records, "epsilon": plan.epsilon(), "noise_multiplier": plan.noise.multiplier}
+        k = dimensions_for(plan.sampling.records, plan.noise.multiplier, ())
+        return {"what": self.what, **numbers, "dimensions": plan.bounding.options["dimensions"] or k, "kept": self.kept}
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class MomentForecast:
     @property
     def records_needed(self) -> int:
         """N with which three quarters of what heads reach without noise are kept, at the same sigma."""
-        return math.ceil((_GOOD / (1 - _GOOD)) ** (1 / POWER) * HALF * self.rows[0].plan.noise_multiplier)
+        return math.ceil((_GOOD / (1 - _GOOD)) ** (1 / POWER) * HALF * self.rows[0].plan.noise.multiplier)
 
     @property
     def verdict(self) -> str:
@@ -97,18 +96,18 @@ def forecast_moments(config: Config, plan: PrivacyPlan) -> MomentForecast:
 def _others(config: Config, plan: PrivacyPlan) -> Iterator[MomentRow]:
     epsilon = plan.epsilon()
     for factor in (1 / 3, 3.0):
-        if (other := _with(plan, epsilon * factor, plan.records)) is not None:
+        if (other := _with(plan, epsilon * factor, plan.sampling.records)) is not None:
             yield MomentRow(f"epsilon {round_up(epsilon * factor)}", other)
     for factor in (3, 10):
-        if (other := _with(plan, epsilon, plan.records * factor)) is not None:
-            yield MomentRow(f"{plan.records * factor:,} records", other)
+        if (other := _with(plan, epsilon, plan.sampling.records * factor)) is not None:
+            yield MomentRow(f"{plan.sampling.records * factor:,} records", other)
 
 
 def _with(plan: PrivacyPlan, epsilon: float, records: int) -> PrivacyPlan | None:
     """The plan with another epsilon or N, at the same delta; ``None``: there is no such noise."""
-    other = dataclasses.replace(plan, records=records, batch=records, target_epsilon=epsilon)
+    other = plan.replace(records=records, batch=records, target_epsilon=epsilon)
     try:
-        found = accounting.calibrate(epsilon, other.mechanism, other.steps, other.delta, other.accountant)
+        found = accounting.calibrate(epsilon, other.mechanism, other.steps, other.promise.delta, other.promise.accountant)
     except UserError:
         return None
-    return dataclasses.replace(other, noise_multiplier=found.noise_multiplier)
+    return other.replace(noise_multiplier=found.noise_multiplier)

@@ -131,7 +131,7 @@ def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
     towers = frozen_towers(model) if config.cached_views else None
     model = model if towers is None else from_features(model)
     batch = dummy_batch(config, plan, tokenizer, device, towers)
-    groups, loss = plan.steps * plan.groups, plan.method.loss(config)
+    groups, loss = plan.steps * plan.groups, plan.bounding.method.loss(config)
     with signs_of_life(watcher.note, "timing the engines"):
         return fastest_engine(model.to(device), batch, config.training.precision, loss, groups, watcher.note)
 

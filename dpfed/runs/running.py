@@ -214,8 +214,8 @@ def _pick_up(
     ledger.require_current()
     if ledger.plan.fingerprint != parts.plan.fingerprint:
         raise UserError(
-            f"the plan of {run.ledger} is not the plan of the run's config.toml and records (N was {ledger.plan.records:,}, "
-            f"is {parts.plan.records:,}): restore both, or start a new run."
+            f"the plan of {run.ledger} is not the plan of the run's config.toml and records (N was "
+            f"{ledger.plan.sampling.records:,}, is {parts.plan.sampling.records:,}): restore both, or start a new run."
         )
     if ledger.marks != marks:
         raise UserError(f"{run.ledger} was started with {ledger.marks}, and config.toml now says {marks}: change it back.")

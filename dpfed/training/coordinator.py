@@ -92,7 +92,7 @@ class Coordinator:
         releases: Releases | None = None,
         noise_std: float | None = None,
     ) -> None:
-        config = SETTING if plan.method.closed_form else config
+        config = SETTING if plan.bounding.method.closed_form else config
         self._plan, self._config = plan, config
         self._ledger, self._releases = ledger, releases
         ledger.require_current()
@@ -100,7 +100,7 @@ class Coordinator:
             raise UserError(f"{ledger.path} was started for another plan: noise and accounting must follow from the same one.")
         self._vector = TrainableVector(model)
         self.blocks = Blocks(self._vector.numel + plan.statistics_count, ledger.block)
-        self.noise = SumNoise(plan.noise, randomness, self.blocks, plan.fingerprint)
+        self.noise = SumNoise(plan.noise_of(), randomness, self.blocks, plan.fingerprint)
         self.optimizer = build_optimizer(config, self._vector.parameters)
         self.curve = Curve(plan, noise_std) if plan.statistics else None
         self.post_processors: list[PostProcessor] = [*filter(None, [self.curve]), *post_processors(config, model)]

@@ -15,7 +15,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from tests.artifacts.test_recorded import FACTS
 from tests.written_run import CLIPPED, MADE
 
-PLAN = PrivacyPlan(1000, 50, 5, 1.0, steps=100, noise_multiplier=1.5, delta=1e-4, accountant="rdp")
+PLAN = PrivacyPlan.of(1000, 50, 5, 1.0, steps=100, noise_multiplier=1.5, delta=1e-4, accountant="rdp")
 
 
 @pytest.fixture

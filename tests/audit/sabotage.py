@@ -32,7 +32,7 @@ def half_the_discrete_noise(patch):
 
 
 def sensitivity_c(patch):
-    patch.setattr(group, "METHOD", dataclasses.replace(group.METHOD, sensitivity=lambda plan: plan.clip_norm))
+    patch.setattr(group, "METHOD", dataclasses.replace(group.METHOD, sensitivity=lambda plan: plan.bounding.clip_norm))
     method_named.cache_clear()
 
 
@@ -40,7 +40,7 @@ def shuffled_chunks(patch):
     def chunks(plan, randomness, step, indices, keys, groups, *rest):
         drawn = draw_step(plan, randomness, step, indices, keys, groups, *rest).indices
         order = np.random.default_rng(step).permutation(len(drawn))
-        starts = np.minimum(np.arange(0, len(drawn) + plan.group_size, plan.group_size), len(drawn))
+        starts = np.minimum(np.arange(0, len(drawn) + plan.bounding.group_size, plan.bounding.group_size), len(drawn))
         return StepDraw(np.sort(drawn)[order], starts)
 
     patch.setattr(worker_room, "draw_step", chunks)
@@ -104,7 +104,7 @@ def weights_from_the_clean_sum(patch):
     patch.setattr(Coordinator, "_release", release)
 
 
-def clip_after_summing(patch, bound=lambda plan: plan.groups * plan.clip_norm):
+def clip_after_summing(patch, bound=lambda plan: plan.groups * plan.bounding.clip_norm):
     real = Worker.bounded_sum
 
     def bounded_sum(self, step):
@@ -118,7 +118,7 @@ def clip_after_summing(patch, bound=lambda plan: plan.groups * plan.clip_norm):
 
 def sum_clipped_to_c(patch):
     """Not broken: one clipped vector becomes another one, which is 2C."""
-    clip_after_summing(patch, lambda plan: plan.clip_norm * 0.999)
+    clip_after_summing(patch, lambda plan: plan.bounding.clip_norm * 0.999)
 
 
 def figures_without_a_range(patch):

@@ -54,8 +54,8 @@ def test_neighbours_reach_the_sensitivity_and_stay_within(tmp_path, method):
 
 def test_the_plan_under_test_has_the_runs_rate_noise_and_clip_norm(tmp_path):
     plan = under(tmp_path, rate=0.3, batch=30).parts.plan
-    assert (plan.noise_multiplier, plan.clip_norm, plan.noise_std) == (0.9, 0.7, pytest.approx(0.9 * 1.4))
-    assert plan.sampling_rate == pytest.approx(0.3, rel=0.01) and plan.sampling_rate <= 0.3
+    assert (plan.noise.multiplier, plan.bounding.clip_norm, plan.noise_std) == (0.9, 0.7, pytest.approx(0.9 * 1.4))
+    assert plan.sampling.rate == pytest.approx(0.3, rel=0.01) and plan.sampling.rate <= 0.3
 
 
 def test_embeddings_do_not_depend_on_the_weights_and_keep_records_apart():

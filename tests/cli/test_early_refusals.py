@@ -98,7 +98,7 @@ def test_a_read_only_folder_is_refused(tmp_path):
 
 def test_the_number_of_records_is_the_stores(shapes, tiny_config):
     assert known_count(tiny_config.data, tiny_config.privacy) == shapes.training_records
-    assert known_plan(tiny_config).records == 600
+    assert known_plan(tiny_config).sampling.records == 600
 
 
 def test_an_import_of_too_few_records_ends_when_their_number_is_known(tiny_config):
@@ -134,19 +134,19 @@ def test_larger_squares_than_the_default_are_not_shrunk_unasked(squares):
     ):
         known_plan(parse_config(tree))
     for size in (32, 48):
-        assert known_plan(parse_config({**tree, "data": {**tree["data"], "size": size}})).records == 550
+        assert known_plan(parse_config({**tree, "data": {**tree["data"], "size": size}})).sampling.records == 550
 
 
 def test_a_task_that_the_records_do_not_allow_is_refused_with_a_way_out_that_works(squares):
     tree = {"data": {"source": "store", "path": str(squares), "size": 32}, "privacy": GOOD, "bounding": {"group_size": 4}}
     with pytest.raises(UserError, match="names 'knn', but clinic has no labels .*: leave evaluation.tasks out"):
         known_plan(parse_config({**tree, "evaluation": {"tasks": ["knn"]}}))
-    assert known_plan(parse_config({**tree, "evaluation": {"tasks": []}})).records == 550
+    assert known_plan(parse_config({**tree, "evaluation": {"tasks": []}})).sampling.records == 550
     with pytest.raises(
         UserError, match="'validation' split of clinic is empty.*evaluation.split = 'none' without evaluation.tasks"
     ):
         known_plan(parse_config({**tree, "evaluation": {"tasks": ["knn"], "split": "validation"}}))
-    assert known_plan(parse_config({**tree, "evaluation": {"split": "none"}})).records == 550
+    assert known_plan(parse_config({**tree, "evaluation": {"split": "none"}})).sampling.records == 550
 
 
 @pytest.mark.parametrize("command", [["pretrain", "--run", "run"], ["forecast"], ["rehearse"]])

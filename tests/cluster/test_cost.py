@@ -23,7 +23,7 @@ PLAN = "--records 60000 --batch 2048 --steps 1200 --group-size 16 --epsilon 10".
 
 @pytest.fixture(scope="module")
 def promise():
-    return PrivacyPlan(
+    return PrivacyPlan.of(
         records=1_000_000, batch=10_000, group_size=10, clip_norm=1.0, steps=200, noise_multiplier=1.0, delta=1e-7
     )
 

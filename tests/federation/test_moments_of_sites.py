@@ -76,5 +76,5 @@ def test_a_site_needs_its_own_copy_of_the_towers(agreed, aligned_start, tmp_path
 
 def test_the_terms_count_each_record_once(agreed, tmp_path):
     lab = Lab(agreed, tmp_path)
-    assert lab.plan.batch == lab.plan.records == lab.plan.divisor == 600
+    assert lab.plan.sampling.batch == lab.plan.sampling.records == lab.plan.divisor == 600
     assert sum(site.groups for site in lab.terms.sites) == lab.plan.groups == 600

@@ -58,7 +58,7 @@ def test_a_site_may_send_as_long_a_sum_as_its_groups_can_have_with_their_figures
 
     def at_the_corner(question, reply):
         values = torch.zeros(TrainableVector(lab.parts.model).numel + lab.plan.statistics_count)
-        values[0] = groups * lab.plan.clip_norm
+        values[0] = groups * lab.plan.bounding.clip_norm
         values[-lab.plan.statistics_count :] = groups * statistics.unit / 2
         fields = {name: value for name, value in alleged(reply).items() if name in ("step", "site", "release")}
         vector = encoded(values * (1.01 if longer else 1.0))

@@ -130,7 +130,7 @@ def test_any_plan_keeps_its_promise_or_is_refused(effort) -> None:
             assert epsilon <= target
         if accountant == "pld" and math.isfinite(epsilon) and steps <= 10_000:
             # More steps, or less noise, never cost less (within what rounding to a grid moves).
-            fewer = answer(lambda: accounting.epsilon(plan.mechanism, max(1, steps // 2), plan.delta))
+            fewer = answer(lambda: accounting.epsilon(plan.mechanism, max(1, steps // 2), plan.promise.delta))
             assert isinstance(fewer, UserError) or fewer <= epsilon * (1 + 1e-6) + 1e-9
 
     effort.tries(

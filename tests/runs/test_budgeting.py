@@ -1,6 +1,5 @@
 """Runs, sweeps, audits and simulated federations under a lifetime budget of their records."""
 
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -356,7 +355,7 @@ def test_a_run_elsewhere_on_the_same_records_is_settled_into_a_budget(config, st
     settle_run(run.path)
     plan = Ledger.open(run.ledger).plan
     assert book_of(store).spent == budget.filter.curve(plan.mechanism, 6) == read(store.path / BOOK).spent
-    assert dataclasses.replace(plan) == next(iter(book_of(store).accounts.values())).plan
+    assert plan.replace() == next(iter(book_of(store).accounts.values())).plan
     assert RunDirectory(run.path).finished
 
 

@@ -27,7 +27,7 @@ from dpfed.training.post_processing import states_of
 from dpfed.training.releases import Releases
 
 AVERAGE = "post/moving_average/weights"
-PLAN = PrivacyPlan(1000, 64, 4, 0.5, 20, 1.3, 1e-5)
+PLAN = PrivacyPlan.of(1000, 64, 4, 0.5, 20, 1.3, 1e-5)
 
 
 @pytest.fixture

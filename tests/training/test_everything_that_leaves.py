@@ -239,7 +239,7 @@ def epsilon_is_that_of_all_steps(run):
     assert privacy["epsilon_pld"] == pytest.approx(other.get_epsilon(privacy["delta"]), rel=5e-3)
 
 
-PLAN = PrivacyPlan(1000, 4, 4, 0.5, 4, 1.3, 1e-5)
+PLAN = PrivacyPlan.of(1000, 4, 4, 0.5, 4, 1.3, 1e-5)
 SIZE = 4096
 
 
@@ -319,5 +319,5 @@ def test_groups_that_hold_no_record_count_in_the_divisor(tiny):
             batch = GroupBatch(views, [0, len(draw.members(group))], step)
             worker._engine.add_clipped(batch, worker._clip_norm, expected)
         assert torch.allclose(total.values, expected.float(), rtol=1e-4, atol=1e-6)
-        assert (total.groups, total.sensitivity) == (15, 2 * parts.plan.clip_norm)
+        assert (total.groups, total.sensitivity) == (15, 2 * parts.plan.bounding.clip_norm)
     assert parts.plan.divisor == 15

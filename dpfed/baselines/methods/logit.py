@@ -38,16 +38,17 @@ def _numbers(config: Config, options: LogitOptions) -> dict[str, Any]:
 
 
 def _sensitivity(plan: PrivacyPlan) -> float:
-    given = plan.options
-    change = contrastive_change(plan.whole_batch_cap, given["temperature"], given["candidates"])
+    given = plan.bounding.options
+    change = contrastive_change(plan.bounding.whole_batch_cap, given["temperature"], given["candidates"])
     change += given["spread_out"] * spread_out_change()
-    return given["directions"] * change * plan.clip_norm
+    return given["directions"] * change * plan.bounding.clip_norm
 
 
 def _spread(plan: PrivacyPlan) -> float:
     """An anchor's weights are 2 / tau at most, added up in absolute value, and those of its regulariser 2."""
-    given = plan.options
-    longest = plan.whole_batch_cap * given["directions"] * (2 / given["temperature"] + 2 * given["spread_out"]) * plan.clip_norm
+    bounds, given = plan.bounding, plan.bounding.options
+    weights = 2 / given["temperature"] + 2 * given["spread_out"]
+    longest = bounds.whole_batch_cap * given["directions"] * weights * bounds.clip_norm
     return longest / _sensitivity(plan)
 
 
@@ -55,7 +56,7 @@ def _engine(build: Build) -> Engine:
     from dpfed.baselines.whole_batch.pair_engines import LogitEngine
 
     options = options_of(build.config).model_dump()
-    return LogitEngine(build.model, build.plan.whole_batch_cap, **options)
+    return LogitEngine(build.model, build.plan.bounding.whole_batch_cap, **options)
 
 
 METHOD = Method(
@@ -68,7 +69,7 @@ METHOD = Method(
     engine=_engine,
     whole_batch=True,
     capped=True,
-    divisor=lambda plan: plan.batch,
+    divisor=lambda plan: plan.sampling.batch,
     options={"infonce": LogitOptions},
     numbers=_numbers,
 )

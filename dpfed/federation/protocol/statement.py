@@ -42,22 +42,23 @@ def statement(terms: Terms, own: int | None = None, confirmed: Collection[str] =
         confirmed: fingerprints of the cards that this site has confirmed.
     """
     plan = terms.privacy_plan
+    delta, protected, sampling = plan.promise.delta, plan.promise.protected, plan.sampling
     yield "terms", terms.fingerprint
     if plan.promises:
-        if warning := large_delta(plan.delta, plan.records, plan.protected):
+        if warning := large_delta(delta, sampling.records, protected):
             yield "warning", warning
-        yield "promise", f"({round_up(plan.epsilon())}, {round_up(plan.delta)})-differential privacy for each {plan.protected}"
-        yield "which means", meaning(plan.epsilon(), plan.delta, plan.protected, "what the federation releases")
+        yield "promise", f"({round_up(plan.epsilon())}, {round_up(delta)})-differential privacy for each {protected}"
+        yield "which means", meaning(plan.epsilon(), delta, protected, "what the federation releases")
     else:
         yield "promise", "none: nothing is clipped, no noise is added"
     yield (
         "plan",
         (
-            f"N = {plan.records:,}, q = {plan.sampling_rate:.6g}, K = {plan.groups}, S = {plan.group_size}, T = {plan.steps}, "
-            f"C = {plan.bound:g}, sigma = {plan.noise_multiplier:.6g}"
+            f"N = {sampling.records:,}, q = {sampling.rate:.6g}, K = {plan.groups}, S = {plan.bounding.group_size}, "
+            f"T = {plan.steps}, C = {plan.bounding.bound:g}, sigma = {plan.noise.multiplier:.6g}"
         ),
     )
-    if plan.method.public_records:
+    if plan.bounding.method.public_records:
         public = terms.run_config().public
         kind = "procedural images" if public.source == "procedural" else public.source
         made = f"fingerprint {public.digest}" if public.digest else f"{public.generated:,} generated {kind}"
@@ -94,12 +95,12 @@ def confirmation(terms: Terms, own: int, confirmed: Collection[str]) -> str:
     if part >= 1:
         return f"{said}. The promise holds if these are honest" + (", whoever the others are" * (len(known) + 1 < trust.sites))
     multiplier = plan.noise_std * math.sqrt(part) / plan.rounded_sensitivity
-    left = epsilon(dataclasses.replace(plan.mechanism, noise_multiplier=multiplier), plan.steps, plan.delta, plan.accountant)
+    delta, message = plan.promise.delta, dataclasses.replace(plan.mechanism, noise_multiplier=multiplier)
+    left = epsilon(message, plan.steps, delta, plan.promise.accountant)
     if not math.isfinite(left):
         return f"{said}. If only these are honest, no finite epsilon holds: confirm the others' cards (`dpfed site confirm`)"
-    words = (
-        meaning(left, plan.delta, f"{plan.protected} of this site", "what the federation releases").split(". ")[0].rstrip(".")
-    )
+    words = meaning(left, delta, f"{plan.promise.protected} of this site", "what the federation releases")
+    words = words.split(". ")[0].rstrip(".")
     return (
         f"{said}. If only these are honest, and the coordinator lies together with the others, then not epsilon "
         f"{round_up(plan.epsilon())} holds but {round_up(left)}, at the same delta: {words[0].lower()}{words[1:]}. Confirm the "
@@ -113,11 +114,11 @@ def message_epsilon(terms: Terms) -> str:
     if not plan.private or terms.trust not in ("distributed", "local"):
         return ""
     message = dataclasses.replace(plan.mechanism, noise_multiplier=trust.message_multiplier(plan))
-    seen = epsilon(message, plan.steps, plan.delta, plan.accountant)
+    seen = epsilon(message, plan.steps, plan.promise.delta, plan.promise.accountant)
     who = "whoever sees the messages of one site, as the server does"
     if not math.isfinite(seen):
-        return f"{who}: no finite epsilon holds, so nothing limits what these messages tell about a {plan.protected}"
-    words = meaning(seen, plan.delta, f"{plan.protected} of that site", "what that site sends")
+        return f"{who}: no finite epsilon holds, so nothing limits what these messages tell about a {plan.promise.protected}"
+    words = meaning(seen, plan.promise.delta, f"{plan.promise.protected} of that site", "what that site sends")
     return f"{who}: epsilon {round_up(seen)} at the same delta. {words}"
 
 

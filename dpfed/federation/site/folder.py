@@ -196,7 +196,8 @@ class SiteFolder:
             raise UserError(f"{self.path} has joined a federation already: make another folder for another one.")
         plan = terms.privacy_plan
         if not plan.promises:
-            raise UserError(f"these terms promise no privacy (bounding.method = '{plan.method}'): a site does not join them.")
+            name = plan.bounding.method_name
+            raise UserError(f"these terms promise no privacy (bounding.method = '{name}'): a site does not join them.")
         if terms.run_config().privacy.seed is not None:
             raise UserError("these terms fix privacy.seed, with which anyone can compute the noise: a site does not join them.")
         self.refuse_cost(plan)
@@ -219,9 +220,9 @@ class SiteFolder:
         budget = self.settings().budget
         if budget is not None and not plan.epsilon() <= budget:
             raise UserError(f"these terms spend epsilon {round_up(plan.epsilon())}, and this site's budget is {budget!r}.")
-        if plan.delta > self.most_delta(plan):
+        if (delta := plan.promise.delta) > self.most_delta(plan):
             raise UserError(
-                f"these terms have delta {round_up(plan.delta)}, and this site agrees to {round_up(self.most_delta(plan))} at "
+                f"these terms have delta {round_up(delta)}, and this site agrees to {round_up(self.most_delta(plan))} at "
                 "most (`delta` in site.toml; by default 1/N): an epsilon is worth nothing beside a large delta."
             )
 
@@ -237,7 +238,7 @@ class SiteFolder:
     def most_delta(self, plan: PrivacyPlan) -> float:
         """The largest delta that the site agrees to: its own setting, or 1/N of the plan."""
         own = self.settings().delta
-        return 1 / plan.records if own is None else own
+        return 1 / plan.sampling.records if own is None else own
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """Holds the site for this process.

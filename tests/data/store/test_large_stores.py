@@ -106,7 +106,7 @@ def test_own_rows_are_those_that_are_found_by_looking_at_all(path: Path, owners:
 @pytest.mark.parametrize("owners", [1, 3])
 def test_a_step_draws_the_same_records_without_a_copy_of_their_keys(path: Path, owners: int) -> None:
     store, randomness = RecordStore.open(path), Randomness.from_seed(1)
-    plan = PrivacyPlan(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
+    plan = PrivacyPlan.of(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
     for owner in range(owners):
         rows = indices_of_owner(store.split("train"), np.asarray(store.keys), owner, owners)
         own = OwnRows(store, store.keys, owner, owners)
@@ -132,8 +132,8 @@ def test_what_the_header_promises_is_checked_before_the_first_draw(path: Path, w
             writer.write_table(pa.table({"key": table["key"], "split": split}).cast(schema))
         os.replace(place / "new", place / "index.arrow")
     store = RecordStore.open(place)
-    plan = PrivacyPlan(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
-    every = PrivacyPlan(RECORDS - HELD_OUT, RECORDS - HELD_OUT, 4, 1.0, 10, 1.0, 1e-5)
+    plan = PrivacyPlan.of(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
+    every = PrivacyPlan.of(RECORDS - HELD_OUT, RECORDS - HELD_OUT, 4, 1.0, 10, 1.0, 1e-5)
     for one in (plan, every):
         with pytest.raises(UserError, match="is damaged"):
             participants_of(one, Randomness.from_seed(0), store.keys, None, OwnRows(RecordStore.open(place), store.keys))(0)
