@@ -38,7 +38,7 @@ LEDGER, MODEL = (
     "SHA-256 of the model's weights",
 )  # rows of the card, which `dpfed.artifacts.verification` reads
 UNKNOWN: dict[str, Any] = {"run": None, "data": None, "public": None, "generated": False, "guarantee": None}  # weights
-NO_DURATION = "not written: how long a step takes depends on which records it drew, and no epsilon covers that"
+NO_DURATION = "not written: how long a step takes depends on its records, and no epsilon covers that"
 
 
 def began(

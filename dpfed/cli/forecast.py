@@ -136,7 +136,7 @@ def _forecast_moments(config: Config, plan: PrivacyPlan, as_json: bool) -> None:
     _print("two noisy releases, and heads that follow from them; towers stay as they are")
     table = Table(box=None, pad_edge=False)
     table.add_column("what if")
-    for column in ("sigma", "records / sigma", "recall left"):
+    for column in ("sigma", "records / sigma", "gain left"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in found.rows:
         table.add_row(row.what, f"{row.plan.noise.multiplier:.3g}", f"{row.ratio:,.0f}", f"{row.kept:.0%}")

@@ -26,7 +26,7 @@ LAST_BITS = (
 )
 ASSUMED_OF_BITS = (
     "A device that computes otherwise than assumed: the proof is about the bits that were released. It assumes that "
-    "a group's gradient comes out the same, whichever other groups there are, and that nobody can tell the bits of AES-256 "
+    "what a group adds comes out the same, whichever other groups there are, and that nobody can tell the bits of AES-256 "
     "from uniform ones."
 )
 SHARED_PASSES = (
@@ -41,10 +41,10 @@ NOT_PROTECTED = (
     "The public figures: N, q, K, T, C and sigma are known to everyone.",
     "Anything, against somebody who has a copy of the run's secret key: they can compute the noise again and subtract it.",
     LAST_BITS,
-    "Timing: how long a step takes can depend on the records that it drew. Somebody who watches the machine, or sees the times "
-    "of the run's files, may learn that.",
-    "Stops: a record that can no longer be read, or that makes a worker crash, stops the run in a step that draws it. The stop "
-    "reveals the draw.",
+    "Timing: how long a step takes can depend on its records. Somebody who watches the machine, or sees the times of the run's "
+    "files, may learn that.",
+    "Stops: a record that can no longer be read, or that makes a worker crash, stops the run in a step that needs it. The stop "
+    "reveals that it was there.",
 )
 
 

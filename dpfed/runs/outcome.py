@@ -55,7 +55,7 @@ _WITH_CAPTIONS = "one record: an image with all its captions"
 _CAPTIONED = f"{_WITH_CAPTIONS}, of which each step draws one"
 _COVERED = (
     "Covered by the guarantee: the parameters after each step (checkpoints/, model/), the ledger, and in metrics.jsonl "
-    "epsilon, learning rate and the norm of the noisy gradient. They follow from noisy sums only.",
+    "epsilon, learning rate and the norm of the noisy average. They follow from noisy sums only.",
     "Not covered: evaluation figures (results.json, report.html, and their lines in metrics.jsonl), which are exact.",
 )
 _PROGRESS = (
@@ -70,17 +70,20 @@ _RECORDS = "The records, and the record store that holds them: only those who ho
 _RECORDS_OF_SITES = "Each site's records, and the record store that holds them: only that site may have them."
 _DECLARED_PUBLIC = "Not the records: they were generated, or whoever imported them declared them public."
 _KEY = (
-    "`secret.key` in the run's folder: whoever has it can compute which records each step drew. They can also compute the "
-    "noise and subtract it. The file exists while the run goes on; the run deletes it at its end. Delete copies and backups "
-    "of it, too."
+    "`secret.key` in the run's folder: whoever has it can repeat all random draws, and subtract the noise. The file exists "
+    "while the run goes on; the run deletes it at its end. Delete copies and backups of it, too."
 )
 _KEY_OF_SERVER = (
     "`secret.key` in the run's folder: where the server adds the noise, whoever has this key can compute the noise and "
     "subtract it. The file exists while the run goes on; the run deletes it at its end. Delete copies and backups of it, too."
 )
 _KEYS_OF_SITES = (
-    "Each site's `secret.key`, which draws its records and its noise, and `identity.key`, which signs for it: only that site "
-    "may have them."
+    "Each site's `secret.key`, from which its random draws come, and `identity.key`, which signs for it: only that site may "
+    "have them."
+)
+_FEATURES = (
+    "`features/` in {}, with the frozen towers' features of the records: they tell as much as the records. It is deleted when "
+    "the run ends."
 )
 _NOTHING_COVERED = "Nothing is covered: what this run wrote has noise, but nobody knows whether it is enough."
 _ALL_EXACT = "Nothing is covered: all that this run wrote is an exact function of the records."
@@ -302,6 +305,8 @@ def _secrets(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> t
     secrets.append(_KEY_OF_SERVER if parts.terms else _KEY)
     if parts.terms:
         secrets.append(_KEYS_OF_SITES)
+    if parts.plan.bounding.method.closed_form or parts.config.cached_views:
+        secrets.append(_FEATURES.format("each site's folder" if parts.terms else "the run's folder"))
     if ledger.marks.get("raw_diagnostics", False):
         secrets.append("`diagnostics.jsonl`, with raw figures of each step: do not publish it with the run.")
     if AUDITED in disclosed:

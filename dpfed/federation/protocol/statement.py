@@ -151,7 +151,8 @@ def of_federation(facts: CardFacts, terms: Terms, journal: Journal, simulated: b
 def _site(terms: Terms, number: int, journal: Journal) -> str:
     member, plan = terms.sites[number], terms.privacy_plan
     counted = journal.rounds_of(member.name)
-    text = f"{member.name}: {member.records:,} records, {member.groups} of the K groups; its sums are in {counted} steps"
+    groups = "" if plan.bounding.method.alone else f", {member.groups} of the K groups"
+    text = f"{member.name}: {member.records:,} records{groups}; its sums are in {counted} steps"
     return text + (f", which cost its records epsilon {round_up(plan.epsilon(counted))}" if plan.private else "")
 
 

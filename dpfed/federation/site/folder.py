@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ class SiteFolder:
         path: the folder, for its owner's eyes only.
         card: public, for the coordinator.
         door: a Unix socket while the site is served.
+        features: of frozen towers, of its records; they stay until its last step is answered, or it leaves.
         confirmed: cards of other sites that its operator has confirmed.
     """
 
@@ -66,7 +68,7 @@ class SiteFolder:
         self.path = local_path(path, "the folder of a site or a coordinator")
         self.card = self.path / "card.json"
         self.door = self.path / "door" / "socket"
-        self.ledger = self.path / "ledger.jsonl"
+        self.ledger, self.features = self.path / "ledger.jsonl", self.path / "features"
         self._settings, self._terms = self.path / "site.toml", self.path / "terms.json"
         self.confirmed = ConfirmedCards(self.path / "confirmed.json")
         self._identity, self._randomness = self.path / "identity.key", self.path / "secret.key"
@@ -234,6 +236,7 @@ class SiteFolder:
         """
         with self.locked():
             leave(self.path, self._randomness)
+            shutil.rmtree(self.features, ignore_errors=True)
 
     def most_delta(self, plan: PrivacyPlan) -> float:
         """The largest delta that the site agrees to: its own setting, or 1/N of the plan."""

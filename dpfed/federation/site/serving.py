@@ -5,6 +5,8 @@ What was agreed on, on a site's own machine: with its own records, its own devic
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from dpfed.federation.site.worker import SiteWorker
 from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.method import method_named
+from dpfed.progress import Silent
 from dpfed.runs.assembly import Share, assemble
 from dpfed.runs.job import say_sizes
 from dpfed.runs.resolution import resolve, settle, settle_model
@@ -115,6 +118,7 @@ def serve_site(
         serve(door, worker.answer, stop, group, worker.longest)
         ledger = Ledger.open(folder.ledger)
         if ledger.last_step + 1 >= ledger.plan.steps:  # it will not be asked again
+            shutil.rmtree(folder.features, ignore_errors=True)
             for book in settle_locked(folder):
                 log(f"settled with the lifetime budget {shown(book)}: {percent(book.filter.part(book.spent))} of it is taken")
 
@@ -129,6 +133,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     number = terms.number_of(identity.signing_key)
     folder.refuse_cost(terms.privacy_plan)  # its operator may have lowered the budget since
     parts = assemble(resolve(site_config(terms, settings)), randomness, terms=terms)
+    parts = dataclasses.replace(parts, kept=(folder.features, Silent()))
     say_sizes(parts, log)
     # The store may have grown since the site was made.
     refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
