@@ -1,4 +1,4 @@
-"""Logs for machines: every line is JSON, files rotate and are their owner's, and none lies in a run's folder."""
+"""Logs for machines: every line is JSON."""
 
 import json
 import logging
@@ -15,7 +15,6 @@ from dpfed.evaluation.measured import Evaluation
 @pytest.fixture(autouse=True)
 def text_afterwards(monkeypatch):
     monkeypatch.delenv(logs.FORMAT, raising=False)
-    monkeypatch.delenv(logs.FILE, raising=False)
     yield
     logs.end()
 
@@ -55,46 +54,16 @@ def test_text_is_as_it_was(dpfed):
     assert code == 2 and err.splitlines()[-1].startswith("error: there is no folder /nowhere")
 
 
-def test_a_file_is_its_owners(tmp_path):
-    logs.set_up("json", tmp_path / "dpfed.log")
-    logs.write("note", number=1)
-    assert (tmp_path / "dpfed.log").stat().st_mode & 0o777 == 0o600
-
-
-def test_the_environment_speaks_for_processes_that_others_start(tmp_path, monkeypatch):
+def test_the_environment_speaks_for_processes_that_others_start(capsys, monkeypatch):
     monkeypatch.setenv(logs.FORMAT, "json")
-    monkeypatch.setenv(logs.FILE, str(tmp_path / "a.log"))
     logs.set_up()
     logs.write("note", text="x")
-    assert lines((tmp_path / "a.log").read_text())[0]["text"] == "x"
+    assert lines(capsys.readouterr().err)[0]["text"] == "x"
 
 
-@pytest.mark.parametrize("where", ["run", "run/deep"])
-def test_no_log_in_a_runs_folder(tmp_path, where):
-    (tmp_path / where).mkdir(parents=True)
-    for name in (".lock", "config.toml"):
-        (tmp_path / "run" / name).touch()
-    with pytest.raises(UserError, match="times"):
-        logs.set_up("json", tmp_path / where / "a.log")
-
-
-def test_what_is_refused(tmp_path):
+def test_what_is_refused():
     with pytest.raises(UserError, match="expected 'text' or 'json'"):
         logs.set_up("yaml")
-    with pytest.raises(UserError, match="--log-format json"):
-        logs.set_up("text", tmp_path / "a.log")
-    with pytest.raises(UserError, match="cannot write"):
-        logs.set_up("json", tmp_path / "none" / "a.log")
-    (tmp_path / "link").symlink_to(tmp_path / "a.log")
-    with pytest.raises(UserError, match="cannot write"):
-        logs.set_up("json", tmp_path / "link")
-
-
-def test_a_full_disk_ends_no_run(tmp_path, capsys):
-    logs.set_up("json", tmp_path / "a.log")
-    logging.getLogger("dpfed.log").handlers[0].stream.close()
-    logs.write("note", text="x")
-    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_warnings_and_numbers_that_are_none_are_json_too(capsys):
@@ -118,9 +87,6 @@ def test_a_wrong_option_is_a_line_and_exit_code_2(dpfed):
     assert code == 2 and "Usage" in err
     code, out, err = dpfed("--log-format", "json", "no-such-command")  # no command begins that would choose the format
     assert code == 2 and not out and "no-such-command" in lines(err)[-1]["text"]
-    logs.end()
-    code, _, err = dpfed("--log-format", "json", "--log-file", "/nowhere/log", "no-such-command")
-    assert code == 2 and "Usage" in err and "Traceback" not in err
 
 
 def test_a_mistake_of_ours_is_a_line_with_its_traceback(dpfed, monkeypatch):
