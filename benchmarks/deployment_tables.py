@@ -53,7 +53,7 @@ def rounds() -> str:
         f"A round (`central` and `secure`, three sites, 45 MB each way) takes {flower} times the sum of an empty "
         "round, Flower's bare "
         f"transfer and all computing; {tls} times with a bare TLS transfer instead. 1,200 rounds take {hours} "
-        "hours on two shared cores."
+        f"hours on two shared cores. {made_by('federation')}"
     )
 
 
