@@ -81,9 +81,9 @@ def provision_federation(
         line(site, f"{state}; {'new kit' if site in done.changed else 'kit as before'}: {kit}")
     for news in done.news:
         line("new", news)
-    line("read out", f"{done.fingerprint}   (the coordinator's fingerprint: by telephone, never beside a kit)")
+    line("read out", f"{done.fingerprint}   (the coordinator's fingerprint; by telephone, never sent with a kit)")
     if done.waiting:
-        tell(f"\nSend each site its kit. Put the replies into {done.folder / 'replies'}, and give this command again.")
+        tell(f"\nSend each site its kit. Put the replies into {done.folder / 'replies'}, then run this command again.")
         return
     if done.terms is not None:
         line("terms", done.terms.fingerprint)

@@ -42,8 +42,8 @@ Public = Annotated[
 ]
 _BEFORE_JOINING = (
     "\nCompare the terms' fingerprint with the coordinator's, by another channel than the file's: for example, by telephone. "
-    "Joining reserves the whole plan with the lifetime budget of the records, if they have one. It is for these terms only, "
-    "and for good."
+    "Joining reserves the whole plan in the lifetime budget of the records, if they have one. This folder can never join "
+    "other terms."
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 

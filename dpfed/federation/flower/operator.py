@@ -75,7 +75,7 @@ class Operator:
                     return
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"no SuperLink listens on {_HOST}:{self._port}: start dpfed-superlink, and give this command again."
+                    f"no SuperLink listens on {_HOST}:{self._port}: start dpfed-superlink, then run this command again."
                 )
             time.sleep(0.5)
 
