@@ -57,9 +57,9 @@ def set_budget(store: RecordStore, epsilon: float, delta: float, unit: Unit | No
         book = own.with_entries([Entry.new("set", number=number, epsilon=epsilon, delta=delta)])
         if not book.filter.admits(book.spent):
             raise UserError(
-                f"({epsilon!r}, {round_up(delta)}) is less than what is spent and reserved of the records of {store.path}: "
+                f"({epsilon!r}, {round_up(delta)}) is less than what runs on the records of {store.path} spent and reserved: "
                 f"that is {percent(book.filter.part(book.spent))} of it. Set a larger budget, or settle runs that "
-                f"will not go on; `dpfed budget show {store.path}` has the numbers."
+                f"will not continue; `dpfed budget show {store.path}` has the numbers."
             )
         keep(book, store)
         return book
@@ -184,7 +184,7 @@ def _new(store: RecordStore, epsilon: float, delta: float, unit: Unit, distinct:
 def _same_names(store: RecordStore, others: list[Found]) -> str:
     told = "; ".join(f"{one.by_name or 0:.0%} of those of {one.book.head.store}, {shown(one.book)}" for one in others)
     return (
-        f"training records of {store.path} have the names of records that have a budget already ({told}). It holds for them "
-        "here, too: a run here is charged to it, and nothing need be set. If these are other records, say why with "
+        f"training records of {store.path} have the names of records that have a budget already ({told}). That budget "
+        "also holds here: runs are charged to it, and no other needs to be set. If these are other records, say why with "
         "--distinct 'WHY'."
     )

@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True)
 
 Size = Annotated[int | None, typer.Option(help="Store square images of this side, pixels; default: files as they are.")]
 SkipBroken = Annotated[
-    bool, typer.Option("--skip-broken", help="Leave unreadable records and unknown files out instead of refusing.")
+    bool, typer.Option("--skip-broken", help="Skip unreadable records and unknown files instead of refusing.")
 ]
 Id = Annotated[
     str | None,
@@ -47,8 +47,8 @@ Window = Annotated[
 Splits = Annotated[
     int | None,
     typer.Option(
-        help="Which folder below SOURCE is an image's split, from 1; 0: none is, a class may be called train. Default: as "
-        "the names say.",
+        help="Number of the folder below SOURCE that is an image's split; 0: none is, a class may be called train. Default: by "
+        "the folders' names.",
         show_default=False,
     ),
 ]
@@ -80,7 +80,7 @@ def import_(
     from dpfed.data.processes import cores
     from dpfed.progress import import_progress
 
-    with watching() as watcher, goes_on(lambda: f"stopped: {dest} is not whole; the same command goes on"):
+    with watching() as watcher, goes_on(lambda: f"stopped: {dest} is incomplete; the same command resumes"):
         report = import_records(
             source if len(source) > 1 else source[0],
             dest,
@@ -152,7 +152,7 @@ def divide(
     dest: Annotated[str, typer.Argument(help="The folder of stores to make; must not exist.", show_default=False)],
     sites: Annotated[int, typer.Option(help="Institutions to simulate.")] = 3,
     skew: Annotated[
-        float, typer.Option(help="0: all sites are alike. 1: each label, or beginning of a caption, is at one site only.")
+        float, typer.Option(help="0: all sites are alike. 1: each label (or caption's beginning) is at one site only.")
     ] = 0.8,
     by: Annotated[
         str | None,

@@ -32,9 +32,11 @@ def create_federation(
         typer.Option(help="Who adds the noise (docs/a-site-in-15-minutes.md)."),
     ] = "central",
     drops: Annotated[int, typer.Option(help="Sites that may drop out of a step (distributed, secure).")] = 0,
-    colluders: Annotated[int, typer.Option(help="Sites that may tell others what they know (distributed, secure).")] = 1,
+    colluders: Annotated[int, typer.Option(help="Sites that may pool what they know (distributed, secure).")] = 1,
     deadline: Annotated[float, typer.Option(help="Seconds that a step waits for the slowest site.")] = 120.0,
-    broadcast: Annotated[Literal["fp32", "bf16"], typer.Option(help="How parameters travel to the sites.")] = "fp32",
+    broadcast: Annotated[
+        Literal["fp32", "bf16"], typer.Option(help="Precision in which parameters are sent to the sites.")
+    ] = "fp32",
 ) -> None:
     """Make the terms of a federation from the cards of its sites."""
     say(f"making terms for {len(cards)} sites", True)
@@ -61,14 +63,14 @@ def create_federation(
 def provision_federation(
     project: Annotated[Path, typer.Argument(help="A TOML file (docs/a-site-in-15-minutes.md).", show_default=False)],
     folder: Annotated[
-        Path | None, typer.Option(help="Where everything goes; default: beside the project, with its name.", show_default=False)
+        Path | None, typer.Option(help="Output folder; default: beside the project, with its name.", show_default=False)
     ] = None,
     renew: Annotated[
         Literal["certificate", "authority"] | None,
         typer.Option(help="Make a new server's certificate, or a new authority beside the old one.", show_default=False),
     ] = None,
 ) -> None:
-    """Make one signed starter kit per site, and the coordinator's folder; again when the sites have replied."""
+    """Make one signed starter kit per site, and the coordinator's folder. Run it again when the sites have replied."""
     say(f"reading {project}", True)
     from dpfed.console.terminal import watching
     from dpfed.federation.provisioning.project import Project
@@ -78,7 +80,7 @@ def provision_federation(
         done = provision(Project.load(project), project.absolute(), folder, renew, watcher)
     for site, kit in done.kits.items():
         state = "has left" if site in done.left else "has not replied" if site in done.waiting else "has replied"
-        line(site, f"{state}; {'new kit' if site in done.changed else 'kit as before'}: {kit}")
+        line(site, f"{state}; {'new kit' if site in done.changed else 'kit unchanged'}: {kit}")
     for news in done.news:
         line("new", news)
     line("read out", f"{done.fingerprint}   (the coordinator's fingerprint; by telephone, never sent with a kit)")
@@ -173,7 +175,7 @@ def demo(
     sites: Annotated[int, typer.Option(min=2, help="Institutions.")] = 3,
     trust: Annotated[str, typer.Option(help="central, distributed, secure or local.")] = "central",
     drops: Annotated[int, typer.Option(help="Sites that may drop out of a step.")] = 0,
-    colluders: Annotated[int, typer.Option(help="Sites that may tell others what they know.")] = 1,
+    colluders: Annotated[int, typer.Option(help="Sites that may pool what they know.")] = 1,
     skew: Skew = 0.8,
     deadline: Annotated[float, typer.Option(help="Seconds that a step waits for the slowest site.")] = 120.0,
 ) -> None:
@@ -183,7 +185,7 @@ def demo(
 
     loaded, place = chosen_config(config, assignments), run.absolute()
     if not RunDirectory.unused(place) and RunDirectory.open(place).finished:
-        say(f"{run} is finished: nothing is left to do, and this is what came of it (another --run makes another)")
+        say(f"{run} is finished; these are its results (another --run trains another one)")
         show_run(RunDirectory(place))
         return
     say("loading PyTorch")

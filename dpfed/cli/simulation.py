@@ -21,7 +21,7 @@ TrustMode = Annotated[
     Literal["central", "distributed", "secure", "local"] | None, _option("Who adds the noise; default central: the server.")
 ]
 Drops = Annotated[int | None, _option("Sites that may drop out of a step; default 0.")]
-Colluders = Annotated[int | None, _option("Sites that may tell others what they know; default 1.")]
+Colluders = Annotated[int | None, _option("Sites that may pool what they know; default 1.")]
 Skew = Annotated[float | None, _option("How much the sites' records differ, 0 to 1; default 0.8.")]
 
 

@@ -146,11 +146,11 @@ def rotate(
     old = place.keys.slots()[-1]
     new = place.rotate()
     for sentence in (
-        f"A new key lies in keys/{new}. No step is lost if you go on so:",
+        f"The new key is in keys/{new}. To lose no step, continue as follows:",
         f"1. send {place.reply} to the coordinator, and wait until they say that the key is registered",
         f"2. start node-{new} and app-{new}, beside node-{old} and app-{old}, and wait for 'SuperNode ID'",
         f"3. retire app-{old} (systemctl reload, or the signal USR1); it ends when the coordinator asks the other one",
-        f"4. stop node-{old}, and give `dpfed site rotate --done {folder}`: the next reply has the new key only",
+        f"4. stop node-{old}, and run `dpfed site rotate --done {folder}`: the next reply has only the new key",
     ):
         tell(sentence)
 
@@ -168,7 +168,7 @@ def link(folder: KitFolder) -> None:
 
 @app.command()
 def leave(folder: SiteDirectory) -> None:
-    """Leave the federation for good. What was spent stays spent; no budget comes back."""
+    """Leave the federation permanently. What was spent stays spent; no budget is given back."""
     say(f"reading {folder}", True)
     from dpfed.federation.provisioning.kits import MANIFEST
     from dpfed.federation.provisioning.site_place import SitePlace
@@ -178,7 +178,7 @@ def leave(folder: SiteDirectory) -> None:
 
     opened = SiteFolder.open(folder)
     opened.leave()
-    tell(f"{opened.path} has left, for good. Its secret of draws and noise is destroyed.")
+    tell(f"{opened.path} has left permanently. Its secret key for draws and noise is destroyed.")
     if opened.ledger.exists():
         ledger = Ledger.open(opened.ledger)
         spent = f"epsilon {round_up(ledger.epsilon)} at delta {round_up(ledger.plan.delta)}"
@@ -301,7 +301,7 @@ def status(folder: SiteDirectory) -> None:
     own = terms.sites[number]
     plan, budget = ledger.plan, opened.settings().budget
     if (day := day_of_leaving(opened.path)) is not None:
-        tell(f"{'left':>15}  on {day}, for good; what is spent stays spent")
+        tell(f"{'left':>15}  on {day}, permanently; what is spent stays spent")
     for name, value in (
         ("site", f"{own.name}, {own.records:,} records declared, {own.groups} of {plan.groups} groups"),
         ("terms", terms.fingerprint),
@@ -319,7 +319,7 @@ def status(folder: SiteDirectory) -> None:
 
 @app.command("supernode", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def supernode(context: typer.Context) -> None:
-    """Run Flower's SuperNode, less idle and more patient; takes the options of `flower-supernode`."""
+    """Run Flower's SuperNode with shorter polls and longer retries; takes the options of `flower-supernode`."""
     from dpfed.federation.flower.supernode import main
 
     sys.argv = ["dpfed site supernode", *context.args]

@@ -43,7 +43,7 @@ def plan(
     measured: Annotated[Path | None, typer.Option(help="A file of `python -m benchmarks.throughput`.")] = None,
     model: Annotated[str | None, typer.Option(help="Which model of the measured file.")] = None,
     throughput: Annotated[float | None, typer.Option(help="Records/s of one GPU, clipped group gradients only.")] = None,
-    latency: Annotated[float | None, typer.Option(help="Microseconds of a message beside its bytes.")] = None,
+    latency: Annotated[float | None, typer.Option(help="Fixed latency of a message, microseconds.")] = None,
     noise_seconds_per_million: Annotated[float | None, typer.Option(help="Noise, optimizer, per million parameters.")] = None,
     bookkeeping_seconds_per_million: Annotated[
         float | None, typer.Option(help="Digest, kept release and ledger, per million parameters.")
@@ -57,7 +57,7 @@ def plan(
         float | None, typer.Option(help="A checkpoint, per million parameters.", show_default=False)
     ] = None,
     failures: Annotated[float, typer.Option(help="Deaths of one worker per 1,000 hours.")] = 0.0,
-    restart: Annotated[float, typer.Option(help="Seconds from a death until all workers are at work again.")] = 120.0,
+    restart: Annotated[float, typer.Option(help="Seconds from a worker's death until all workers run again.")] = 120.0,
     gpus_per_node: Annotated[int, typer.Option(help="GPUs that are rented together.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:

@@ -123,11 +123,11 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
             )
             raise UserError(
                 f"workers died {settled.restarts + 1} times, the last time with: {'; '.join(reasons)}. No step is lost: "
-                f"`dpfed resume {task.folder} --cluster ray` goes on."
+                f"`dpfed resume {task.folder} --cluster ray` continues it."
             ) from error
         except TrainingFailedError as error:
             raise UserError(
-                f"Ray gave up: {last_line(error)}. No step is lost: `dpfed resume {task.folder} --cluster ray` goes on."
+                f"Ray gave up: {last_line(error)}. No step is lost: `dpfed resume {task.folder} --cluster ray` continues it."
             ) from error
     if refusal:
         raise UserError(refusal)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Options(Section):
     """Of the target network."""
 
-    momentum: float = Field(0.99, ge=0, lt=1, description="how much of the target network stays in a step")
+    momentum: float = Field(0.99, ge=0, lt=1, description="decay of the target network's moving average")
 
 
 def group_loss(

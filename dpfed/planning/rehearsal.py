@@ -122,7 +122,11 @@ class Rehearsal:
             lead = f"Nothing that was tried beats the configuration by more than chance, so it stays: {figure}"
         else:
             lead = f"Best: {self.best.name}, {figure} ({shown(first.trained, first.name)} as configured)"
-        learnt = "" if best.improved else "; but nothing that shows was learnt, and `dpfed forecast` says what would help"
+        learnt = (
+            ""
+            if best.improved
+            else "; but there is no measurable gain over the untrained model, and `dpfed forecast` says what would help"
+        )
         return f"{lead}{learnt}."
 
     def facts(self) -> dict[str, Any]:
@@ -179,7 +183,7 @@ def rehearse(
             kept.keep(key, found)
         tried.append(found)
 
-    with goes_on(lambda: f"stopped after {len(tried)} settings, which are kept; the same command goes on"):
+    with goes_on(lambda: f"stopped after {len(tried)} settings, which are kept; the same command resumes"):
         for name, changes in _stages(config, tried) if asked is None else asked:
             carry_out(name, changes)
     best = _best(tried)

@@ -111,7 +111,7 @@ def _reservations(facts: CardFacts) -> Iterator[str]:
         yield ""
         yield (
             f"**The run is not complete**: {facts.steps_charged} of {facts.steps_planned} planned steps are charged. If the "
-            f"run goes on, it spends more, up to epsilon {round_up(facts.epsilon_planned)}."
+            f"run is resumed, it spends more, up to epsilon {round_up(facts.epsilon_planned)}."
         )
     for mark in facts.marks:
         if not mark.voids:

@@ -32,7 +32,7 @@ from dpfed.runs.assembly import Components
 
 _ID = 16  # letters of a run's identity, as its card shows them
 _NONE = "none was set (`dpfed budget set STORE`): other runs on the same records are not counted here"
-_AT_SITES = "each site's own matter: `dpfed budget show STORE` tells it there"
+_AT_SITES = "each site has its own: `dpfed budget show STORE` shows it there"
 
 
 def foresee_budget(folder: str | Path, config: Config, store: RecordStore, plan: PrivacyPlan) -> None:
@@ -83,7 +83,7 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
     if gone := set(claim.reserved_with) - {book.head.id for book in books}:
         raise UserError(
             f"{run.path} reserved with the budget {', '.join(sorted(gone))} of {_noted(run.budget)['store']}, and neither "
-            f"{store.path} nor the shelf {shelf()} has its book any more: restore `{BOOK}` there."
+            f"{store.path} nor the registry {shelf()} has its ledger any more: restore `{BOOK}` there."
         )
     if not books:
         return

@@ -72,12 +72,12 @@ _RECORDS_OF_SITES = "Each site's records, and the record store that holds them: 
 _DECLARED_PUBLIC = "Not the records: they were generated, or whoever imported them declared them public."
 _KEY = (
     "`secret.key` in the run's folder: whoever has it can compute which records each step drew. They can also compute the "
-    "noise and subtract it. The file exists while the run goes on; the run deletes it at its end. Delete copies and backups "
+    "noise and subtract it. The file exists until the run is finished; the run then deletes it. Delete copies and backups "
     "of it, too."
 )
 _KEY_OF_SERVER = (
     "`secret.key` in the run's folder: where the server adds the noise, whoever has this key can compute the noise and "
-    "subtract it. The file exists while the run goes on; the run deletes it at its end. Delete copies and backups of it, too."
+    "subtract it. The file exists until the run is finished; the run then deletes it. Delete copies and backups of it, too."
 )
 _KEYS_OF_SITES = (
     "Each site's `secret.key`, which draws its records and its noise, and `identity.key`, which signs for it: only that site "

@@ -100,7 +100,7 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
     _reserve({one.folder: one.config for one in preflights.values() if not one.there})
     advance = watcher.stage("runs", len(asked.configs))
     runs: list[RunView] = []
-    with goes_on(lambda: f"stopped with {len(runs)} of {len(asked.configs)} runs finished; the same command goes on"):
+    with goes_on(lambda: f"stopped with {len(runs)} of {len(asked.configs)} runs finished; the same command resumes"):
         for name, preflight in preflights.items():
             runs.append(RunView.read(carry_out(preflight, _Prefixed(watcher, name)).path))
             advance(len(runs))

@@ -192,7 +192,7 @@ def test_charges_of_a_run_that_a_book_does_not_know_tell_that_it_lost_lines(stor
     reserve(store, [known])
     for path in (store.path / BOOK, shelf() / f"{ids[0]}.jsonl"):
         path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    with pytest.raises(UserError, match="the book has lost lines"):
+    with pytest.raises(UserError, match="it has lost lines"):
         reserve(store, [dataclasses.replace(known, charged=3)])
     reserve(store, [known])  # a crash between the two: nothing was charged yet
 
@@ -383,7 +383,7 @@ def test_a_place_that_cannot_be_locked_is_a_sentence(store, claim, monkeypatch):
         raise OSError(30, "Read-only file system", str(store.path))
 
     monkeypatch.setattr("dpfed.budgets.shelf.file_lock", fail)
-    with pytest.raises(UserError, match="Read-only file system. A budget's book is written into the store and onto the shelf"):
+    with pytest.raises(UserError, match="Read-only file system. A budget's ledger is written into the store and the registry"):
         reserve(store, [claim(1)])
 
 

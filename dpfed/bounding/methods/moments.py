@@ -50,7 +50,9 @@ _VIEWS = 8  # of images alone
 
 
 class _Options(Section):
-    dimensions: int = Field(0, ge=0, le=4096, description="k, to which features are projected; 0: by N and sigma")
+    dimensions: int = Field(
+        0, ge=0, le=4096, description="k: dimensions after the projection of the features; 0: chosen from N and sigma"
+    )
     views: int | None = Field(
         None, ge=0, le=64, description="random views of an image; 0: the image as it is (default with captions); else 8"
     )

@@ -180,7 +180,7 @@ class Members:
         if release != before:
             self._note(
                 f"{self._name(number)} runs dpfed {release} now, and before {before}; this coordinator runs {__version__}. "
-                "They speak the same protocol, so the run goes on"
+                "They speak the same protocol, so the run continues"
             )
 
     def _say(self, number: int, why: str, text: str) -> None:

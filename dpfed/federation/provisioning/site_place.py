@@ -120,7 +120,7 @@ class SitePlace:
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(
                 f"{self._pin} is missing or damaged: it says which coordinator's fingerprint was compared. Restore it: a kit "
-                "of somebody else could not be told from the coordinator's."
+                "of somebody else could not be distinguished from the coordinator's."
             ) from error
         if _pin_of(manifest) != pin:
             raise UserError(

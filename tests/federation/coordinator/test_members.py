@@ -234,12 +234,12 @@ def test_a_site_without_which_steps_go_on_is_named_once(lab):
     one.wire.gone = {"node2"}
     for step in range(3):
         one.server.collect(step)
-    said = [note for note in one.notes if "goes on without" in note]
-    assert said == ["step 0 goes on without 1 of 3 sites. site-2: it never came"]
+    said = [note for note in one.notes if "continues without" in note]
+    assert said == ["step 0 continues without 1 of 3 sites. site-2: it never came"]
     one.wire.gone = {"node1", "node2"}
     one.server.collect(3)
     assert one.notes[-1] == (
-        "step 3 goes on without 2 of 3 sites. site-1: its SuperNode is not connected any more; site-2: it never came"
+        "step 3 continues without 2 of 3 sites. site-1: its SuperNode is not connected any more; site-2: it never came"
     )
 
 
@@ -333,7 +333,7 @@ def test_a_site_that_is_upgraded_in_mid_run_is_noticed(lab):
         assert one.events()[-1]["releases"] == {"site-0": "0.2.0"}
     assert [note for note in one.notes if "runs dpfed" in note] == [
         "site-0 runs dpfed 0.2.0 now, and before 0.1.0; this coordinator runs 0.1.0. They speak the same protocol, so the run "
-        "goes on"
+        "continues"
     ]
 
 
