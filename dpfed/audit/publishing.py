@@ -69,8 +69,8 @@ def audit_config(
     plan = known_plan(config, watcher, trial.owners)
     if plan is None:
         raise UserError(
-            f"the number of records of data.source = '{config.data.source}' is known after an import only, and the plan "
-            "follows from it: import them (`dpfed data import`), and set data.source = 'store'."
+            f"the number of records of data.source = '{config.data.source}' is known only after an import, and the plan "
+            "depends on it: import them (`dpfed data import`), and set data.source = 'store'."
         )
     folder = local_path(folder, "--out")
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def audit_run(folder: Path, trial: Trial, effort: Effort, watcher: Watcher | Non
 def _require_writable(folder: Path) -> None:
     """Refuses, before minutes of work, a folder that cannot take their result."""
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"{folder}: nothing can be written here, and the result of the audit goes here: choose another folder.")
+        raise UserError(f"{folder}: the audit cannot write its result here: choose another folder.")
 
 
 def _of_run(folder: Path, asked: Trial, terms: Terms | None) -> Trial:
@@ -136,8 +136,8 @@ def _of_run(folder: Path, asked: Trial, terms: Terms | None) -> Trial:
     own = Trial(len(terms.sites), terms.trust)
     if asked not in (Trial(), own):
         raise UserError(
-            f"{folder} is the run of a federation of {own.owners} sites with trust = '{own.trust}', and this is what is "
-            "attacked: leave --workers, --federated and --trust out, or audit its configuration."
+            f"{folder} is the run of a federation of {own.owners} sites with trust = '{own.trust}', and the audit "
+            "attacks just that: leave --workers, --federated and --trust out, or audit its configuration."
         )
     return own
 

@@ -50,8 +50,8 @@ def write_missing(path: Path, book: Book) -> None:
             end = append_line(path, line, end)
     except OSError as error:
         raise UserError(
-            f"the budget's book {path} cannot be written ({error.strerror or error}), so nothing is begun: a plan must be "
-            "reserved there, on disk, before the first step."
+            f"the budget's ledger {path} cannot be written ({error.strerror or error}), so the run does not begin: its plan "
+            "must be reserved there, on disk, before the first step."
         ) from error
     except GrewElsewhere as error:
         raise UserError(f"{path} was written by another process at the same time: is its storage without locks?") from error
@@ -74,7 +74,7 @@ def _read(path: Path, mend: bool = False) -> tuple[Book | None, str, int]:
     except FileNotFoundError:
         return None, "", 0
     except OSError as error:
-        raise UserError(f"the budget's book {path} cannot be read: {error.strerror or error}.") from error
+        raise UserError(f"the budget's ledger {path} cannot be read: {error.strerror or error}.") from error
     except DamagedLine as error:
         raise UserError(damaged(path, error.number)) from None
     if mend:

@@ -29,8 +29,8 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordStore) -> N
     """
     if plan.sampler.relation != ADD_OR_REMOVE:
         raise UserError(
-            f"the budget of {store.path} counts one record added or removed, and bounding.method = '{plan.method_name}' "
-            "promises something for one that is replaced: choose another method."
+            f"the budget of {store.path} is for adding or removing one record, and bounding.method = '{plan.method_name}' "
+            "protects only against replacing one: choose another method."
         )
     unit = found.book.head.unit
     if unit == "user" and found.by_name is not None:

@@ -42,16 +42,14 @@ def set_budget(store: RecordStore, epsilon: float, delta: float, unit: Unit | No
         _check_numbers(store, epsilon, delta, own.head.unit if own else unit or "record")
         others = {one.book.head.id: one for one in found if one.by_name is not None}
         if distinct is not None and (own is not None or not others):
-            raise UserError(
-                "--distinct says why records are others than those of a known budget, and no other one has their names."
-            )
+            raise UserError("--distinct has no effect here: no other budget has records with the same names. Leave it out.")
         if own is None:
             if others and distinct is None:
                 raise UserError(_same_names(store, list(others.values())))
             own = _new(store, epsilon, delta, unit or "record", dict.fromkeys(others, distinct or ""))
         elif unit not in (None, own.head.unit):
             raise UserError(
-                f"the budget of {store.path} is for each {own.head.unit}, and stays so: what was spent was counted for that."
+                f"the budget of {store.path} is for each {own.head.unit}, and this cannot change: runs were counted for it."
             )
         number = 1 + max((entry.number for entry in own.sets), default=-1)
         book = own.with_entries([Entry.new("set", number=number, epsilon=epsilon, delta=delta)])
@@ -139,7 +137,7 @@ def note_uncovered(store: RecordStore, what: str, why: str | None, dry: bool = F
             if not (why or "").strip():
                 raise UserError(
                     f"the records of {store.path} have a lifetime budget of {shown(one.book)}, and {what}, which no budget "
-                    "covers: leave it, or say in words why it may be.",
+                    "covers: leave it out, or give a reason.",
                     command="On the command line: --not-covered 'WHY'; in a configuration: privacy.not_covered.",
                 )
             said = f"{what}: {why}"
@@ -155,11 +153,11 @@ def _check_numbers(store: RecordStore, epsilon: float, delta: float, unit: Unit)
         raise no_units(store.name)
     count = store.training_records if unit == "record" else store.training_units or 0
     if not count:
-        raise UserError(f"{store.path} has no training records, and a budget is theirs.")
+        raise UserError(f"{store.path} has no training records, so it cannot have a budget.")
     if not 0 < delta <= 1 / count:
         raise UserError(
-            f"delta must be above 0 and at most 1/N = 1/{count:,}, got {round_up(delta) if delta > 0 else delta}: whoever "
-            "published one whole record, drawn at random, would keep a promise with more."
+            f"delta must be above 0 and at most 1/N = 1/{count:,}, got {round_up(delta) if delta > 0 else delta}: a larger "
+            "delta would allow publishing one whole record, drawn at random."
         )
     if max(RenyiFilter.of(epsilon, delta).limits) <= 0:
         raise UserError(f"no run fits into ({epsilon!r}, {delta!r}): raise epsilon or delta.")

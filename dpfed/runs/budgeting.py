@@ -52,8 +52,8 @@ def foresee_budget(folder: str | Path, config: Config, store: RecordStore, plan:
         asked |= note_uncovered(store, what, why, dry=True)
     if why is not None and not asked:
         raise UserError(
-            "privacy.not_covered says why more may be released than a lifetime budget covers, and here either the records have "
-            "none, or nothing more is released: leave it out."
+            "privacy.not_covered has no effect: the records have no lifetime budget, or the budget covers all that this run "
+            "releases. Leave it out."
         )
     if plan.promises:
         reserve(store, [Claim("", "run", config.name, Path(folder).resolve(), plan)], dry=True)
@@ -162,9 +162,7 @@ def settle_run(folder: str | Path) -> list[Book]:
         return books
     run = RunDirectory.open(folder)
     if _of_institutions(run):
-        raise UserError(
-            f"{folder} is the coordinator's run: the records are the sites', and `dpfed budget settle SITE` is theirs."
-        )
+        raise UserError(f"{folder} is the coordinator's run, without records: each site runs `dpfed budget settle SITE`.")
     with run.locked():
         return settled(run, ledger_of(run))
 

@@ -169,7 +169,7 @@ def test_the_sites_of_a_run_are_its_own(run, monkeypatch):
 
 def test_where_nothing_can_be_written_is_known_before_the_work(run, monkeypatch):
     monkeypatch.setattr(publishing.os, "access", lambda *_: False)
-    with pytest.raises(UserError, match="nothing can be written"):
+    with pytest.raises(UserError, match="cannot write its result"):
         audit_run(run.path, Trial(), QUICK)
 
 

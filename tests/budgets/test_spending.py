@@ -252,7 +252,7 @@ def test_runs_of_records_and_of_users_do_not_mix(tmp_path, claim):
     ):
         reserve(pairs, [claim(1, records=600)])
     reserve(pairs, [claim(1, **by_user)])
-    with pytest.raises(UserError, match="is for each user, and stays so"):
+    with pytest.raises(UserError, match="is for each user, and this cannot change"):
         set_budget(pairs, 8, 1e-6, "record")
     set_budget(alone, 8, 1e-6, "user")
     reserve(alone, [claim(2, records=600)])  # everybody has one record

@@ -26,13 +26,15 @@ WORST = {
     r"\bnobody's\b": "non-personal data; no person's",
     r"\b(?:what )?came of (?:it|them)\b": "its results",
     r"\bwants?\b(?! of)": "needs, requires",
-    r"\b(?:the|its|a) (?:book|shelf)\b": "the budget's ledger, the registry",
+    r"\b(?:the|its|a|budget's) (?:book|shelf)\b|\bbeside the budget\b": "the budget's ledger, the registry",
     r"\bgiv(?:e|en) (?:this|the) command\b": "run this command",
     r"\btold (?:apart|from)\b": "distinguished",
     r"\bat work\b|\b[Ii]mitat": "running; simulated",
     r"\bmend(?:ed|s)?\b|\bknobs?\b": "fix, repair; settings",
     r"\b(?:left|leaves?|, ) ?for good\b": "permanently",
     r"\bbehind step\b": "after step",
+    r"\bcannot be had\b|\bdoes not take (?:it|them)\b": "is not available, is refused",
+    r"\bdo(?:es)? not travel\b|\bnothing but itself\b": "is not sent; only itself",
 }
 MOST = 30  # words of a sentence
 

@@ -96,7 +96,7 @@ def test_another_name_of_a_site_s_folder_is_no_copy(store, join, tmp_path):
 
 
 def test_words_about_records_of_the_sites_are_refused(join):
-    with pytest.raises(UserError, match="privacy.not_covered is for one's own records"):
+    with pytest.raises(UserError, match="privacy.not_covered is for own records"):
         join(1, not_covered="because")
 
 

@@ -113,7 +113,7 @@ def test_a_place_where_nothing_is(tmp_path, monkeypatch):
         text_blueprint(str(tmp_path / "nowhere"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="'sentence-transformers/x' cannot be had .*; give a local folder"):
+    with pytest.raises(UserError, match="'sentence-transformers/x' is not available .*; give a local folder"):
         text_blueprint("sentence-transformers/x")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs the package transformers: install dpfed\[text\]"):

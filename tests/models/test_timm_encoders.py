@@ -325,9 +325,9 @@ class TestMistakes:
         monkeypatch.setattr("timm.models._builder.load_state_dict_from_url", offline)
         monkeypatch.setattr("timm.models.load_model_config_from_hf", offline)
         self.refused(
-            "'r160_in1k' of timm/test_vit cannot be had .* set model.weights to a local file or folder", weights="r160_in1k"
+            "'r160_in1k' of timm/test_vit are not available .* set model.weights to a local file or folder", weights="r160_in1k"
         )
-        self.refused("'hf-hub:a/b' cannot be had .*; give a local file", weights="hf-hub:a/b")
+        self.refused("'hf-hub:a/b' is not available .*; give a local file", weights="hf-hub:a/b")
 
     def test_a_folder_of_weights_that_is_none(self, tmp_path):
         self.refused("has no config.json as timm writes it", weights=str(tmp_path))
@@ -350,7 +350,7 @@ class TestMistakes:
     def test_a_repository_whose_weights_do_not_fit(self, tmp_path, monkeypatch):
         folder = hub_cache(tmp_path, monkeypatch, "a/b")
         (folder / "config.json").write_text(json.dumps({"architecture": "test_vit", "pretrained_cfg": {"num_classes": 7}}))
-        self.refused("weights in 'hf-hub:a/b' cannot be had", weights="hf-hub:a/b")
+        self.refused("weights in 'hf-hub:a/b' are not available", weights="hf-hub:a/b")
         state = timm.create_model("test_vit", num_classes=7).state_dict()
         del state["blocks.3.attn.qkv.weight"]
         save_file(state, folder / "model.safetensors")

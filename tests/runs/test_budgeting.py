@@ -255,7 +255,7 @@ def test_what_no_epsilon_covers_is_refused_unless_said_in_words(config, store, b
 
 def test_words_that_nobody_asked_for_are_refused(config, tmp_path):
     config["privacy"]["not_covered"] = "because"
-    with pytest.raises(UserError, match="privacy.not_covered says why"):
+    with pytest.raises(UserError, match="privacy.not_covered has no effect"):
         pretrain(parse_config(config), tmp_path / "run")
 
 

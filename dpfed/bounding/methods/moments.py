@@ -80,12 +80,12 @@ def _refuse_without_weights(config: Config) -> None:
     own = (model.architecture or "").startswith("local-dir:")
     if model.start is None and model.weights is None and not own:
         raise UserError(
-            "bounding.method = 'moments' aligns towers that have learnt to see before, and these have no weights: set "
+            "bounding.method = 'moments' needs a pretrained image tower, and this one has random weights: set "
             "model.weights (open_clip, timm) or model.start."
         )
     if model.kind == "image-text" and model.start is None and model.pretrained_text is None:
         raise UserError(
-            "bounding.method = 'moments' aligns towers that have learnt to read before: set model.text = "
+            "bounding.method = 'moments' needs a pretrained text tower: set model.text = "
             "'sentence-transformers/NAME' or a folder, or model.start."
         )
 

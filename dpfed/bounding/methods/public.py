@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 def _numbers(config: Config, options: NoOptions) -> dict[str, Any]:
     if config.objective.loss.target_network:
         raise UserError(
-            "bounding.method = 'public' holds every record against public ones, and objective.name = "
-            f"'{config.objective.name}' holds a record against nothing but itself: set bounding.method = 'group', or another "
-            "loss."
+            "bounding.method = 'public' contrasts every record with public ones, and objective.name = "
+            f"'{config.objective.name}' uses only the record itself: set bounding.method = 'group', or another loss."
         )
     if config.public.source == "store" and config.public.path is None:
         raise UserError(

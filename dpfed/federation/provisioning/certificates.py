@@ -154,7 +154,7 @@ def _require_key(folder: Path) -> None:
     shutil.rmtree(folder / "new", ignore_errors=True)  # of an attempt that was killed
     if not (folder / AUTHORITY_KEY).is_file():
         raise UserError(
-            f"{folder / AUTHORITY_KEY} is not there, and it signs: bring it from where it is kept, and take it away again."
+            f"{folder / AUTHORITY_KEY} is missing, and it signs certificates: copy it here, and remove it afterwards."
         )
 
 
@@ -174,9 +174,7 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
             raise UserError(f"{key_file} holds another kind of key than this program makes: restore the one that it wrote.")
         return x509.load_pem_x509_certificate(read_bytes(certificate_file)), key
     if certificate_file.exists():
-        raise UserError(
-            f"{certificate_file} is there, but not {key_file}, which signs in its name: bring both, or use a new folder."
-        )
+        raise UserError(f"{certificate_file} is here, but its key {key_file} is missing: restore both, or use a new folder.")
     _refuse_existing(key_file)
     key = ec.generate_private_key(_CURVE)
     name = _named("dpfed federation authority")

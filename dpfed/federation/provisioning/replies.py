@@ -90,7 +90,7 @@ class Reply(Section):
             )
         for key in self.node_keys.values():
             if not is_node_key(key):
-                raise UserError(f"{path} holds a SuperNode's key that is none: `dpfed site setup` makes them.")
+                raise UserError(f"{path} holds an invalid key of a SuperNode: `dpfed site setup` makes valid ones.")
 
 
 def is_node_key(line: str) -> bool:

@@ -66,7 +66,7 @@ class SitePlace:
         records_of_site(store, settings.get("declared"), settings)  # before anything is unpacked
         port, proxy = settings.pop("port", None) or NODE_PORTS["a"], settings.pop("proxy", None)
         if not 1 <= port < 65535:
-            raise UserError(f"--port {port} is none: expected 1 to 65534; the next one is used, too.")
+            raise UserError(f"--port {port} is not possible: expected 1 to 65534; the next one is used, too.")
         _refuse_proxy(proxy)
         path = kit if kit.is_dir() else (into or Path()) / read.manifest.folder
         place = cls(require_plain(path.resolve()))
@@ -289,7 +289,7 @@ class SitePlace:
 
 def _refuse_proxy(proxy: str | None) -> None:
     if proxy is not None and not (proxy.startswith(("http://", "https://")) and proxy.isprintable() and " " not in proxy):
-        raise UserError(f"--proxy {json.dumps(proxy)} is none: expected http://HOST:PORT.")
+        raise UserError(f"--proxy {json.dumps(proxy)} is not a proxy's address: expected http://HOST:PORT.")
 
 
 def _same(path: Path, kit: Kit, name: str) -> bool:

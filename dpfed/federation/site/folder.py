@@ -189,7 +189,7 @@ class SiteFolder:
         number = terms.number_of(self.identity().signing_key)
         card = self.own_card()
         if card != SiteCard(**terms.sites[number].model_dump(exclude={"groups"})):
-            raise UserError(f"these terms describe this site otherwise than {self.card} does: ask for terms made with that.")
+            raise UserError(f"these terms describe this site differently from {self.card}: ask for terms made with that card.")
         self.confirmed.refuse_strangers(terms)
         refuse_if_left(self.path)
         if self.joined:

@@ -136,7 +136,7 @@ def test_the_plan_has_sensitivity_c_and_as_many_groups_as_expected_records():
 
 
 def test_a_loss_that_holds_a_record_against_itself_alone_is_refused():
-    with pytest.raises(UserError, match="against nothing but itself"):
+    with pytest.raises(UserError, match="uses only the record itself"):
         PrivacyPlan.from_config(1000, config(objective={"name": "byol"}))
 
 

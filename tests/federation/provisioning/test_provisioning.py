@@ -214,7 +214,7 @@ def test_a_site_joins_only_the_terms_of_the_coordinator_that_made_its_kit(office
         (lambda reply: reply.model_copy(update={"invitation": "f" * 32}), "answers another kit"),
         (lambda reply: reply.model_copy(update={"federation": "other"}), "answers another kit"),
         (lambda reply: reply.model_copy(update={"protocol": 99, "release": "9.9"}), "runs dpfed 9.9, which speaks protocol 99"),
-        (lambda reply: reply.model_copy(update={"node_keys": {"a": "ssh-rsa AAAA"}}), "key that is none"),
+        (lambda reply: reply.model_copy(update={"node_keys": {"a": "ssh-rsa AAAA"}}), "invalid key of a SuperNode"),
         (
             lambda reply: reply.model_copy(update={"card": reply.card.model_copy(update={"name": "stranger"})}),
             "no site of this project",
@@ -336,7 +336,7 @@ def test_a_new_certificate_needs_no_new_kit_and_a_new_authority_does(office):
     both = read_kit(renewed.kits["north"]).files["ca.crt"]
     assert renewed.changed == list(SITES) and both.endswith(old) and both.count(b"BEGIN CERT") == 2
     (certificates / "ca.key").unlink()
-    with pytest.raises(UserError, match=r"ca\.key is not there, and it signs"):
+    with pytest.raises(UserError, match=r"ca\.key is missing, and it signs"):
         office.provision(renew="certificate")
 
 
@@ -460,7 +460,7 @@ def test_terms_are_only_in_the_second_kit(invited):
         ({"evaluation": {"split": "validation"}}, "split of .* is empty"),
         ({"bounding": {"group_size": 64}}, "group_size must lie in 1..60"),
         ({"data": {"size": None}}, "squares of 32 pixels"),
-        ({"privacy": {"not_covered": "mine"}}, "not_covered is for one's own records"),
+        ({"privacy": {"not_covered": "mine"}}, "not_covered is for own records"),
         ({"privacy": {"seed": 3}}, "no site joins such terms"),
     ],
 )
