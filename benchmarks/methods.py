@@ -17,7 +17,7 @@ from benchmarks.record import RESULTS, commit, figures, write_result
 from dpfed.console.terminal import watching
 from dpfed.report.style import png_bytes
 from dpfed.reproduce.charts import charts
-from dpfed.reproduce.datasets import SHAPES
+from dpfed.reproduce.comparison import SHAPES
 from dpfed.reproduce.experiments import experiment
 from dpfed.reproduce.outcome import Mechanism, Outcome, Row, reproduce
 from dpfed.reproduce.page import write

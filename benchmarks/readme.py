@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from benchmarks import moment_tables
 from benchmarks import peer_tables as page
 from benchmarks.deployment_tables import budget, cluster, faults, membership, rounds, secure_sums, stores, torture
 from benchmarks.method_tables import forecast, logit, objectives, table1
@@ -140,27 +141,6 @@ def adaptation() -> str:
     return "\n".join(lines)
 
 
-def moments() -> str:
-    """Private moments beside DP-GCL heads and the public towers, for few and many records."""
-    head = "| records | public towers alone | DP-GCL heads, epsilon 1, 8 | moments, epsilon 1, 8 | hardly any noise |"
-    lines, sets = [head, "|---" * 5 + "|"], figures("moments")["sets"]
-    for name, count in _SHOWN:
-        found = sets[name]
-        rows = {(row["method"], row["epsilon"]): row["figures"] for row in found["rows"] if row["records"] == count}
-        private = [", ".join(_mean_figure(rows.get((way, epsilon))) for epsilon in (1.0, 8.0)) for way in _WAYS]
-        cells = [f"{100 * found['public']:.0f}", *private, _mean_figure(rows.get(("no privacy", None)))]
-        lines.append(f"| {count:,} {name}, {found['measure']} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", "Percent; means over draws of the noise. Not measured: –."])
-
-
-_WAYS = ("DP-GCL heads", "moments")
-_SHOWN = (("icons", 600), ("tiles", 600), ("tiles", 2475), ("cifar10", 3000), ("cifar10", 30_000))
-
-
-def _mean_figure(found: list[float] | None) -> str:
-    return f"{100 * statistics.mean(found):.0f}" if found else "–"
-
-
 def gpu() -> str:
     """Records a second on a borrowed GPU."""
     kept = json.loads((RESULTS / "gpu-throughput.json").read_text(encoding="utf-8"))
@@ -222,12 +202,14 @@ def fill(text: str, blocks: dict[str, str]) -> str:
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name of a marked part
-    "README.md": {"quickstart": quickstart, "results": results, "moments": moments, "gpu": gpu_in_short},
+    "README.md": {"quickstart": quickstart, "results": results, "moments": moment_tables.moments, "gpu": gpu_in_short},
     "cluster/README.md": {"cluster": cluster},
     "docs/results.md": {
         "steps": steps,
         "gpu": gpu,
         "methods": methods,
+        "moments-sets": moment_tables.sets,
+        "moments-images": moment_tables.images,
         "public": public_contrast,
         "public-cifar10": public_cifar10,
         "objectives": objectives,

@@ -14,9 +14,8 @@ from typing import Any
 
 from dpfed.artifacts.provenance import wrong_provenance
 from dpfed.config import Config, read_back
-from dpfed.config.dotted_keys import leaves
 from dpfed.config.effects import without_effect
-from dpfed.config.toml_file import read_toml
+from dpfed.config.toml_file import leaves, read_toml
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.atomic import DRAFT, create_file, draft_of, new_folder, write_atomically

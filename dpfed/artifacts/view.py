@@ -15,9 +15,8 @@ from dpfed.artifacts.provenance import wrong_provenance
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.reading import read_text
-from dpfed.privacy.epsilon_curve import Curve, spent_curve
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.phase import Phase
+from dpfed.privacy.phase import Curve, Phase, spent_curve
 from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.gallery import Gallery
 from dpfed.report.results import Result, results_of

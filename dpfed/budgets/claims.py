@@ -98,7 +98,7 @@ def _refuse_another_plan(known: Account, claim: Claim) -> None:
     if known.what != "sweep" and known.plan.fingerprint != claim.plan.fingerprint:
         raise UserError(
             f"{claim.place} has reserved another plan than it has now ({known.plan.steps:,} steps with noise multiplier "
-            f"{known.plan.noise_multiplier:g}, now {claim.plan.steps:,} with {claim.plan.noise_multiplier:g}): restore "
+            f"{known.plan.noise.multiplier:g}, now {claim.plan.steps:,} with {claim.plan.noise.multiplier:g}): restore "
             "config.toml and the ledger, or start a new run."
         )
 

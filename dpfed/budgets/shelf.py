@@ -21,7 +21,7 @@ import numpy as np
 
 from dpfed.budgets.book import Book
 from dpfed.budgets.copies import damaged, read, write_missing
-from dpfed.data.store.columns import blocks
+from dpfed.data.store.index import blocks
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
@@ -256,7 +256,7 @@ class _Names:
         if len(self._store) < _REMEMBERED:
             return None
         some = self._store.keys[np.linspace(0, len(self._store) - 1, _SAMPLE).astype(np.int64)]
-        known_by = repr((self._store.contents, len(self._store), self._store.opened_by, some.tolist()))
+        known_by = repr((self._store.contents, len(self._store), some.tolist()))
         return shelf() / f"{hashlib.blake2b(known_by.encode(), digest_size=8).hexdigest()}.shares.json"
 
     def _remembered(self) -> dict[str, float]:

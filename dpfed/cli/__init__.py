@@ -29,7 +29,7 @@ PANELS = {
 GROUPS = {
     "config": "Show the configurations that dpfed ships, and every key with its meaning.",
     "privacy": "Compute the noise for an epsilon, or the epsilon of a noise. Show what a run spent, and check its card.",
-    "data": "Import a data set into a record store, divide a store among workers or sites, count what is in it.",
+    "data": "Import a data set into a record store, and count what is in it.",
     "budget": "Give a record set a lifetime budget over all runs, and show its use.",
     "audit": "Attack a run: does its claim hold, and what do its weights reveal?",
     "hub": "Upload a run's model, with its privacy card, to the Hugging Face hub.",

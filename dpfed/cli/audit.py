@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # torch takes seconds to import
 app = typer.Typer(no_args_is_help=True)
 
 _CONTRADICTED = 3  # exit code
-Trust = Literal["central", "distributed", "secure", "local"]
 
 
 @app.command()
@@ -75,13 +74,9 @@ def privacy(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the result; default: audits/NAME, or the run.")] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Audit the mechanism with this many workers.")] = 1,
-    federated: Annotated[int, typer.Option(min=0, max=64, help="Audit a federation of this many sites.")] = 0,
-    trust: Annotated[Trust, typer.Option(help="Between the sites: who adds the noise.")] = "central",
     experiments: Annotated[
         int, typer.Option(min=400, max=1_000_000, help="Repeated experiments; more of them raise the lower bound.")
     ] = 6000,
-    canaries: Annotated[int, typer.Option(min=16, max=5000, help="Canaries of the audit in one run.")] = 400,
-    steps: Annotated[int, typer.Option(min=1, max=5000, help="Most steps of the audit in one run.")] = 400,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
     """Attack a plan's mechanism with canaries, and compare the lower bounds with the claimed epsilon.
@@ -93,23 +88,18 @@ def privacy(
     from dpfed.errors import UserError
 
     say(f"attacking the claim of {config}", as_json)
-    if federated == 1 or (federated and workers > 1) or (trust != "central" and not federated):
-        raise UserError("give either --workers N, or --federated N, at least 2 sites, and --trust with the latter.")
     run = config if (config / "config.toml").is_file() else None
     if run is not None and (assignments or out):
         raise UserError(f"{run} is a run, whose configuration and place are fixed: omit --set and --out.")
     given = None if run else chosen_config(config, assignments)
     with watching(as_json) as watcher:
         watcher.note("loading PyTorch")
-        from dpfed.audit.findings import Effort
-        from dpfed.audit.publishing import Trial, audit_config, audit_run
+        from dpfed.audit.publishing import audit_config, audit_run
 
-        trial = Trial(federated or workers, trust if federated else None)
-        effort = Effort(canaries, steps, experiments)
         if given is None:
-            path, audit = audit_run(config, trial, effort, watcher)
+            path, audit = audit_run(config, workers, experiments, watcher)
         else:
-            path, audit = audit_config(given, out or Path("audits") / given.name, trial, effort, watcher)
+            path, audit = audit_config(given, out or Path("audits") / given.name, workers, experiments, watcher)
     facts = json.loads(path.read_text(encoding="utf-8"))
     if as_json:
         print(json.dumps(facts))

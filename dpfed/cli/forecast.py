@@ -63,7 +63,7 @@ def forecast(
     with watching(as_json) as watcher:
         refuse_start(loaded)
         plan = declared_plan(loaded, records, watcher)
-        if plan.method.closed_form:
+        if plan.bounding.method.closed_form:
             return _forecast_moments(loaded, plan, as_json)
         stand = chosen(public, loaded, plan)
         watcher.note("loading PyTorch")
@@ -110,8 +110,8 @@ def rehearse(
     with watching(as_json) as watcher:
         refuse_start(loaded)
         plan = declared_plan(loaded, records, watcher)
-        if plan.method.closed_form:
-            raise UserError("bounding.method = 'moments' has no settings to choose: `dpfed forecast` predicts its result.")
+        if plan.bounding.method.closed_form:
+            raise UserError("bounding.method = 'moments' has nothing to choose: `dpfed forecast` says what to expect of it.")
         stand = chosen(public, loaded, plan)
         watcher.note("loading PyTorch")
         from dpfed.planning.rehearsal import rehearse as carry_out
@@ -127,42 +127,45 @@ def _forecast_moments(config: Config, plan: PrivacyPlan, as_json: bool) -> None:
     """Of a method whose utility follows from public numbers: nothing is measured."""
     from rich.table import Table
 
-    from dpfed.privacy.promise import round_up
     from dpfed.runs.moment_forecast import forecast_moments
 
     found = forecast_moments(config, plan)
     if as_json:
         print(json.dumps(found.facts()))
         return
-    promise = f"epsilon {round_up(plan.epsilon())}, delta {round_up(plan.delta)} ({plan.accountant.upper()})"
-    _print(f"{found.name}: {plan.records:,} {plan.protected}s, {promise}: sigma = {plan.noise_multiplier:.4g}", "bold")
-    _print("two noisy releases determine the heads; the towers are frozen")
+    _print(_promised(found.name, plan, plan.epsilon()), "bold")
+    _print("two noisy releases, and heads that follow from them; towers stay as they are")
     table = Table(box=None, pad_edge=False)
     table.add_column("what if")
-    for column in ("sigma", "records / sigma", "recall kept"):
+    for column in ("sigma", "records / sigma", "gain left"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in found.rows:
-        table.add_row(row.what, f"{row.plan.noise_multiplier:.3g}", f"{row.ratio:,.0f}", f"{row.kept:.0%}")
+        table.add_row(row.what, f"{row.plan.noise.multiplier:.3g}", f"{row.ratio:,.0f}", f"{row.kept:.0%}")
     _console().print(table)
     _print(found.verdict, "bold")
+
+
+def _promised(name: str, plan: PrivacyPlan, epsilon: float) -> str:
+    from dpfed.privacy.promise import round_up
+
+    promise = plan.promise
+    said = f"epsilon {round_up(epsilon)}, delta {round_up(promise.delta)} ({promise.accountant.upper()})"
+    return f"{name}: {plan.sampling.records:,} {promise.protected}s, {said}: sigma = {plan.noise.multiplier:.4g}"
 
 
 def _show_forecast(found: Forecast, given: str) -> None:
     from rich.table import Table
 
     from dpfed.planning.forecast import TRAININGS
-    from dpfed.privacy.promise import round_up
 
     row, plan = found.configured, found.configured.plan
-    whose = "units" if plan.unit == "user" else "records"
-    promise = f"epsilon {round_up(found.epsilon)}, delta {round_up(plan.delta)} ({plan.accountant.upper()})"
-    _print(f"{found.name}: {plan.records:,} {whose}, {promise}: sigma = {plan.noise_multiplier:.4g}", "bold")
+    _print(_promised(found.name, plan, found.epsilon), "bold")
     _print(f"trains {found.trained}")
     _print(f"measured on {found.measured_on}; no private record was read", "dim")
     for remark in found.remarks:
         _print(f"note: {remark}", "dim")
     _print("")
-    _print(f"one step     {_noise_words(row.noise_over_gradient)} (B = {plan.batch:,}, {plan.groups:,} groups)")
+    _print(f"one step     {_noise_words(row.noise_over_gradient)} (B = {plan.sampling.batch:,}, {plan.groups:,} groups)")
     _print(f"whole run    {plan.steps:,} noisy steps are worth about {row.reach:,.1f} steps without noise")
     if found.rows[1].what in TRAININGS.values():
         _print(f"LoRA or full {_suits(found)}")
@@ -176,7 +179,7 @@ def _show_forecast(found: Forecast, given: str) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for each in found.rows:
         over = "–" if each.noise_over_gradient == float("inf") else f"{each.noise_over_gradient:,.1f}"
-        cells = (f"{each.plan.noise_multiplier:.3g}", over, f"{each.reach:,.1f}", duration(each.seconds))
+        cells = (f"{each.plan.noise.multiplier:.3g}", over, f"{each.reach:,.1f}", duration(each.seconds))
         table.add_row(each.what, *cells)
     _console().print(table)
     _print("")
@@ -198,15 +201,16 @@ def _verdict(found: Forecast) -> str:
     from dpfed.privacy.promise import round_up
 
     row, plan = found.configured, found.configured.plan
-    what = f"Epsilon {round_up(found.epsilon)} {found.verdict} with {plan.records:,} records"
+    what = f"Epsilon {round_up(found.epsilon)} {found.verdict} with {plan.sampling.records:,} records"
     if found.verdict == "can work":
         return f"{what}: the run is worth {row.reach:,.0f} steps without noise; {ENOUGH:.0f} or more have been enough."
     best = found.rows[-1]
+    reached = f"T = {best.plan.steps:,} is worth {best.reach:,.0f}"
     ways = []
     if found.suits is not None and found.rows[1].reach > max(row.reach, ENOUGH):
         ways.append(f"{found.rows[1].what} is worth {found.rows[1].reach:,.0f}")
     if best.reach >= ENOUGH:
-        ways.append(f"B = {best.plan.batch:,}, S = {best.plan.group_size}, T = {best.plan.steps:,} is worth {best.reach:,.0f}")
+        ways.append(f"B = {best.plan.sampling.batch:,}, S = {best.plan.bounding.group_size}, {reached}")
     if found.records_needed is not None:
         ways.append(f"about {_rounded(found.records_needed):,} records would be enough")
     otherwise = "; ".join(ways) or "no plan of this grid is, so start from public weights, or raise epsilon or the steps"

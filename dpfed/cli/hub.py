@@ -28,7 +28,7 @@ def push(
     from dpfed.errors import UserError
 
     say(f"preparing the model of {run}")
-    from dpfed.artifacts.hub import push
+    from dpfed.artifacts.export import push
 
     def agreed(files: list[Path]) -> bool:
         for file in files:

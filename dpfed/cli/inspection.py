@@ -63,8 +63,6 @@ def inspect(
         raise UserError(f"{store.path} has no captions to count; omit --config and --context.")
     if store.units is not None:
         facts["units"] = _units(store)
-    if store.shards is not None:
-        facts["shards"] = store.shards
     if as_json:
         print(json.dumps(facts))
         return

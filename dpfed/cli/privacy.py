@@ -59,14 +59,14 @@ def ledger(
 
     say(f"reading the ledger of {run}", as_json)
     from dpfed.artifacts.directory import RunDirectory
-    from dpfed.artifacts.spent import ledger_of
+    from dpfed.artifacts.verification import ledger_of
     from dpfed.budgets.refusals import shown, told
     from dpfed.privacy.promise import round_up
     from dpfed.runs.budgeting import reservations, stated
 
     folder = RunDirectory.open(run)
     book = ledger_of(folder)
-    plan, charged = book.plan, book.charged
+    plan, promise, charged = book.plan, book.plan.promise, book.charged
     marks = sorted({charged * part // _POINTS for part in range(1, _POINTS + 1)} - {0})
     curve = [(count, plan.epsilon(count)) for count in marks]
     reserved = reservations(folder)
@@ -76,8 +76,8 @@ def ledger(
         facts: dict[str, Any] = {
             "charged": charged,
             "planned": plan.steps,
-            "delta": plan.delta,
-            "accountant": plan.accountant,
+            "delta": promise.delta,
+            "accountant": promise.accountant,
             "epsilon": finite,
             "resumed": book.resumed,
             "replays": book.replays,
@@ -91,7 +91,8 @@ def ledger(
         ]
         print(json.dumps(facts))
         return
-    _print(f"{charged:,} of {plan.steps:,} planned steps are charged; delta {round_up(plan.delta)} ({plan.accountant.upper()})")
+    rest = f"delta {round_up(promise.delta)} ({promise.accountant.upper()})"
+    _print(f"{charged:,} of {plan.steps:,} planned steps are charged; {rest}")
     for count, epsilon in curve:
         _print(f"  after {count:>9,} steps   epsilon {round_up(epsilon)}")
     _print(_interruptions(book.resumed))
@@ -182,9 +183,9 @@ def _figures(numbers: dict[str, Any], fixed: dict[str, Any]) -> tuple[dict[str, 
     delta = 0.0
     for name in accountants:
         try:
-            plan = PrivacyPlan.of_numbers(**numbers, **fixed, accountant=name)
-            delta = plan.delta
-            figures[name] = {"noise_multiplier": plan.noise_multiplier, "epsilon": plan.epsilon()}
+            plan = PrivacyPlan.calibrate(**numbers, **fixed, accountant=name, group_size=1, clip_norm=1.0)
+            delta = plan.promise.delta
+            figures[name] = {"noise_multiplier": plan.noise.multiplier, "epsilon": plan.epsilon()}
         except Unresolved as error:
             refusals[name] = str(error)
     return figures, delta, refusals

@@ -13,7 +13,7 @@ import typer
 
 from dpfed.cli.cluster import Cluster, CpusPerWorker, GpusPerWorker, Restarts, Workers, another_process, collected, least_of
 from dpfed.cli.cluster import carry_out as on_cluster
-from dpfed.cli.simulation import Colluders, Drops, Federated, Skew, TrustMode, simulated
+from dpfed.cli.parties import Colluders, Drops, Federated, Skew, TrustMode, simulated
 
 if TYPE_CHECKING:
     from dpfed.artifacts.directory import RunDirectory
@@ -118,7 +118,7 @@ def resume(
             watcher.note("loading PyTorch")
         if cluster is not None and not (finished and cluster == "ray"):  # a finished run needs no cluster
             return on_cluster(cluster, run, None, True, watcher, **options)
-        from dpfed.runs.resuming import resume
+        from dpfed.runs.pretraining import resume
 
         return resume(run, watcher)
 

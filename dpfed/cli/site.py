@@ -48,32 +48,6 @@ _BEFORE_JOINING = (
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
 
-@app.command("create")
-def create_site(
-    folder: SiteDirectory,
-    name: Annotated[str, typer.Option(help="The site's name in the federation.", show_default=False)],
-    store: Annotated[Path, typer.Option(help="The site's record store.", show_default=False)],
-    budget: Budget = None,
-    delta: Delta = None,
-    declared: Declared = None,
-    device: Device = "auto",
-    weights: Weights = None,
-    architecture: Architecture = None,
-    text: Text = None,
-    start: Start = None,
-    public: Public = None,
-) -> None:
-    """Make a site: its keys, its settings, and the card for the coordinator."""
-    say(f"opening the records of {store}", True)
-    from dpfed.federation.site.folder import SiteFolder
-
-    own = {"weights": weights, "architecture": architecture, "text": text, "start": start, "public": public}
-    made = SiteFolder.create(folder, name, store, declared, budget=budget, delta=delta, device=device, **own)
-    tell(f"Give {made.card} to the coordinator; all else in {made.path} is secret.")
-    read_out = f"Read the card's fingerprint out to the other sites, by telephone: {made.own_card().fingerprint}"
-    tell(read_out)
-
-
 @app.command("setup")
 def set_up_site(
     kit: Annotated[
@@ -93,7 +67,9 @@ def set_up_site(
     start: Start = None,
     public: Public = None,
     into: Annotated[Path | None, typer.Option(help="Where the kit's folder goes.", show_default=False)] = None,
-    port: Annotated[int | None, typer.Option(help="First of two loopback ports; default 9200.", show_default=False)] = None,
+    port: Annotated[
+        int | None, typer.Option(help="The SuperNode's port on loopback; default 9200.", show_default=False)
+    ] = None,
     proxy: Annotated[str | None, typer.Option(help="The network's HTTP proxy, http://HOST:PORT.", show_default=False)] = None,
 ) -> None:
     """Make a site from the coordinator's kit: unpack and check it, make keys here, write the reply."""
@@ -132,30 +108,6 @@ def doctor_of_site(folder: KitFolder, as_json: Json = False) -> None:
 
 
 @app.command()
-def rotate(
-    folder: KitFolder, done: Annotated[bool, typer.Option("--done", help="The new key is in use: remove the old one.")] = False
-) -> None:
-    """Make a new key for the SuperNode, beside the one in use, and a reply with it."""
-    say(f"reading {folder}", True)
-    from dpfed.federation.provisioning.site_place import SitePlace
-
-    place = SitePlace.open(folder)
-    if done:
-        tell(f"The key of node-{place.forget_old_key()} is removed. Send {place.reply} to the coordinator, who unregisters it.")
-        return
-    old = place.keys.slots()[-1]
-    new = place.rotate()
-    for sentence in (
-        f"The new key is in keys/{new}. To lose no step, continue as follows:",
-        f"1. send {place.reply} to the coordinator, and wait until they say that the key is registered",
-        f"2. start node-{new} and app-{new}, beside node-{old} and app-{old}, and wait for 'SuperNode ID'",
-        f"3. retire app-{old} (systemctl reload, or the signal USR1); it ends when the coordinator asks the other one",
-        f"4. stop node-{old}, and run `dpfed site rotate --done {folder}`: the next reply has only the new key",
-    ):
-        tell(sentence)
-
-
-@app.command()
 def link(folder: KitFolder) -> None:
     """Point the units at this Python environment; run it from the new one after an upgrade."""
     say(f"reading {folder}", True)
@@ -181,7 +133,7 @@ def leave(folder: SiteDirectory) -> None:
     tell(f"{opened.path} has left permanently. Its secret key for draws and noise is destroyed.")
     if opened.ledger.exists():
         ledger = Ledger.open(opened.ledger)
-        spent = f"epsilon {round_up(ledger.epsilon)} at delta {round_up(ledger.plan.delta)}"
+        spent = f"epsilon {round_up(ledger.epsilon)} at delta {round_up(ledger.plan.promise.delta)}"
         line("spent", f"{spent}, {ledger.charged} of {ledger.plan.steps} steps. It stays spent: keep {opened.ledger}")
     if (opened.path.parent / MANIFEST).is_file():
         place = SitePlace.open(opened.path.parent)
@@ -250,7 +202,7 @@ def join(
     if loaded is None:
         tell("The site has not joined, and nothing is reserved.")
         raise typer.Exit(1)
-    from dpfed.federation.site.own_config import require_copies  # with torch, which takes seconds
+    from dpfed.federation.site.serving import require_copies  # with torch, which takes seconds
 
     try:
         require_copies(loaded, opened.settings())
@@ -299,7 +251,7 @@ def status(folder: SiteDirectory) -> None:
     terms, ledger = opened.terms(), Ledger.open(opened.ledger)
     number = terms.number_of(opened.identity().signing_key)
     own = terms.sites[number]
-    plan, budget = ledger.plan, opened.settings().budget
+    plan, delta, budget = ledger.plan, ledger.plan.promise.delta, opened.settings().budget
     if (day := day_of_leaving(opened.path)) is not None:
         tell(f"{'left':>15}  on {day}, permanently; what is spent stays spent")
     for name, value in (
@@ -307,8 +259,8 @@ def status(folder: SiteDirectory) -> None:
         ("terms", terms.fingerprint),
         ("confirmed", confirmation(terms, number, opened.confirmed.read())),
         ("steps answered", f"{ledger.charged} of {plan.steps}"),
-        ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(plan.delta)}, of {round_up(plan.epsilon())} planned"),
-        ("which means", meaning(plan.epsilon(), plan.delta, plan.protected, "what all planned steps release")),
+        ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(delta)}, of {round_up(plan.epsilon())} planned"),
+        ("which means", meaning(plan.epsilon(), delta, plan.promise.protected, "what all planned steps release")),
         (
             "budget",
             f"{'none set' if budget is None else repr(budget)}, at a delta of {round_up(opened.most_delta(plan))} at most",
@@ -319,8 +271,8 @@ def status(folder: SiteDirectory) -> None:
 
 @app.command("supernode", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def supernode(context: typer.Context) -> None:
-    """Run Flower's SuperNode with shorter polls and longer retries; takes the options of `flower-supernode`."""
-    from dpfed.federation.flower.supernode import main
+    """Run Flower's SuperNode, less idle and more patient; takes the options of `flower-supernode`."""
+    from dpfed.federation.flower.resident import main
 
     sys.argv = ["dpfed site supernode", *context.args]
     main()

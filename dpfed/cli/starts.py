@@ -42,7 +42,7 @@ def start(
     say(f"{loaded.name}: initial weights for its model, {images}; no record is read")
     with watching() as watcher:
         watcher.note("loading PyTorch")
-        from dpfed.runs.making import make_start
+        from dpfed.runs.pretraining import make_start
 
         place, was_there = make_start(loaded, watcher)
     # Settings that were given count for the run, too: with others, it would look for the start of another model.
@@ -57,7 +57,7 @@ def start(
 
 def _refuse_another_recipe(given: Config, recipe: Config) -> None:
     """Refuses changes of the shipped recipe, which a run with ``model.start = "procedural"`` would not find."""
-    from dpfed.config.dotted_keys import leaves
+    from dpfed.config.toml_file import leaves
     from dpfed.errors import UserError
 
     own, made = leaves(given.model_dump()), leaves(recipe.model_dump())

@@ -16,13 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.cluster.admission import require_admission
-from dpfed.cluster.machines import machines, room_for, watched
-from dpfed.cluster.network import on_the_nodes_network
-from dpfed.cluster.reach import ray_folder, require_cluster
+from dpfed.cluster.reach import (
+    WAIT,
+    last_line,
+    machines,
+    patiently,
+    ray_folder,
+    require_admission,
+    require_cluster,
+    room_for,
+    watched,
+)
 from dpfed.cluster.relay import Relay, in_a_thread, relayed, telling_of_deaths
-from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, process_group
-from dpfed.cluster.waiting import WAIT, last_line, patiently
+from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, on_the_nodes_network, process_group
 from dpfed.cluster.work import Task, work
 from dpfed.errors import UserError, goes_on
 from dpfed.places import is_url

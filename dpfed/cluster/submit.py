@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfed.cluster.admission import NOT_TAKEN
-from dpfed.cluster.waiting import WAIT, last_line, patiently
+from dpfed.cluster.reach import NOT_TAKEN, WAIT, last_line, patiently
 from dpfed.console.terminal import say, watching
 from dpfed.errors import UserError
 from dpfed.places import proxy_hint

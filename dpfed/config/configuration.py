@@ -15,7 +15,6 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
-from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.effects import refuse_without_effect
 from dpfed.config.sections import (
     AdaptationConfig,
@@ -34,7 +33,7 @@ from dpfed.config.sections import (
     ViewsConfig,
 )
 from dpfed.config.shipped import find_config
-from dpfed.config.toml_file import read_toml, toml_value
+from dpfed.config.toml_file import leaves, put, read_toml, toml_value
 from dpfed.errors import UserError, nearest
 from dpfed.places import path_of
 from dpfed.privacy.method import method_named
@@ -77,7 +76,7 @@ class Config(Section):
     def cached_views(self) -> int:
         """V: views of each image whose features are computed once; 0: none, or the image tower is trained."""
         frozen = self.model.external and self.adaptation.of_images(self.model.kind) == "frozen"
-        return self.views.cached if frozen and not self.objective.loss.target_network else 0
+        return self.views.cached if frozen else 0
 
     def dump(self, defaults: bool = True) -> str:
         """The configuration as TOML, with every default spelled out, or with none."""

@@ -17,7 +17,7 @@ from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError
 from dpfed.objectives import OBJECTIVES, keys_of_losses
 from dpfed.privacy.method import Method, method_named
-from dpfed.schema.rules import Rule, needs
+from dpfed.schema.section import Rule, needs
 from dpfed.schema.wording import shown
 
 if TYPE_CHECKING:
@@ -121,12 +121,6 @@ _RULES = (
         "adaptation.image model.image model.kind",
         lambda c: c.model.external and c.adaptation.of_images(c.model.kind) == "frozen",
         "the image tower is trained, so its features change; set adaptation.image = 'frozen'",
-    ),
-    Rule(
-        "views.cached",
-        "objective.name",
-        lambda c: not c.objective.loss.target_network,
-        "its target network reads images; choose another loss",
     ),
     needs("text_views.sentence_swap text_views.word_swap text_views.word_delete", "model.kind", *_READERS),
     Rule(

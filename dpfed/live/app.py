@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dpfed.live.access import Access
-from dpfed.live.exposition import exposition, health
+from dpfed.live.figures import exposition, health
 from dpfed.live.gathering import Gathering, Seen
 from dpfed.live.rendering import Pages, script, style
 from dpfed.live.retrieval import Retrieval, reads_text
@@ -235,8 +235,7 @@ class _Guard:
             return None
         rest = urlencode([(key, value) for key, value in request.query_params.multi_items() if key != "token"])
         answer = RedirectResponse("/" + request.url.path.lstrip("/") + (f"?{rest}" if rest else ""), 303)
-        tls = self._access.certificate is not None
-        answer.set_cookie(self._access.cookie, self._access.token, httponly=True, samesite="strict", secure=tls)
+        answer.set_cookie(self._access.cookie, self._access.token, httponly=True, samesite="strict")
         return answer
 
 

@@ -1,11 +1,15 @@
-"""The figures of a run that terminal, page and monitors show: made once, here, so that they cannot differ."""
+"""The figures of a run that terminal, page and monitors show: made once, here, so that they cannot differ.
+
+The same figures for a monitor: the text format of Prometheus, and whether all is well.
+"""
 
 from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dpfed.budgets.refusals import percent
 from dpfed.live.gathering import Seen
@@ -13,6 +17,9 @@ from dpfed.live.snapshot import Snapshot
 from dpfed.privacy.promise import round_up
 from dpfed.progress import duration
 from dpfed.report.results import headlines, shown
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ def _privacy(one: Snapshot) -> Iterator[Figure]:
         "epsilon_spent", "epsilon spent", one.epsilon, f"{spent} of {planned} planned", "Epsilon of what was released so far"
     )
     yield Figure("epsilon_planned", "epsilon planned", one.epsilon_planned, planned, "Epsilon of all planned steps")
-    yield Figure("delta", "delta", plan.delta, round_up(plan.delta), "Delta of both")
+    yield Figure("delta", "delta", plan.promise.delta, round_up(plan.promise.delta), "Delta of both")
     if one.budget is not None:
         what = "The largest epsilon that the site agreed to, or of the records' lifetime budget"
         yield Figure("epsilon_budget", "budget", one.budget, round_up(one.budget), what)
@@ -122,7 +129,7 @@ def _training(one: Snapshot) -> Iterator[Figure]:
     if plan is None or ledger is None:
         return
     if plan.private:
-        yield Figure("noise_multiplier", "sigma", plan.noise_multiplier, f"{plan.noise_multiplier:g}", "Noise multiplier")
+        yield Figure("noise_multiplier", "sigma", plan.noise.multiplier, f"{plan.noise.multiplier:g}", "Noise multiplier")
         std = f"{plan.noise_std:.4g} on each number of the sum"
         yield Figure("noise_std", "noise", plan.noise_std, std, "Standard deviation of the noise on the sum")
     for name, label, what in (
@@ -163,3 +170,51 @@ def _sites(one: Snapshot) -> Iterator[Figure]:
         if awaited is not None:
             waiting = float(site.name in awaited[1].awaited)
             yield Figure("site_awaited", site.name, waiting, "awaited" if waiting else "", "1 while a step waits for it", label)
+
+
+_STATES = ("running", "stopped", "finished", "damaged")
+
+
+class _Collector:
+    """Makes metrics of figures; each has the run's name as a label."""
+
+    def __init__(self, seen: Sequence[Seen]) -> None:
+        self._seen = seen
+
+    def collect(self) -> Iterator[Metric]:
+        """See `prometheus_client.registry.Collector`."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        state = GaugeMetricFamily("dpfed_state", "1 for the state that the run is in", labels=["run", "state"])
+        families: dict[str, GaugeMetricFamily] = {}
+        for one in self._seen:
+            for name in _STATES:
+                state.add_metric([one.name, name], float(one.state == name))
+            for figure in figures(one):
+                if figure.value is None:
+                    continue
+                key = f"dpfed_{figure.key}"
+                labels = ["run", *figure.labels]
+                family = families.setdefault(key, GaugeMetricFamily(key, figure.help, labels=labels))
+                family.add_metric([one.name, *map(_in_utf8, figure.labels.values())], figure.value)
+        return iter([state, *families.values()])
+
+
+def exposition(seen: Sequence[Seen]) -> bytes:
+    """The figures of runs in the text format of Prometheus."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(seen))
+    return generate_latest(registry)
+
+
+def _in_utf8(text: str) -> str:
+    """A label without halves of surrogate pairs, which JSON can hold and no answer can."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def health(seen: Iterable[Seen]) -> tuple[bool, dict[str, str]]:
+    """Whether every run is finished or at work, and the state of each."""
+    states = {one.name: one.state for one in seen}
+    return all(state in ("running", "finished") for state in states.values()), states

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed.config import Config, ModelConfig
-from dpfed.config.dotted_keys import leaves
 from dpfed.config.effects import without_effect
+from dpfed.config.toml_file import leaves
 from dpfed.errors import UserError
 from dpfed.files.reading import open_regular, read_text
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG

@@ -2,7 +2,7 @@
 
 Weights are a tag that timm knows, a repository of the Hugging Face hub, or a local file or folder. Nothing is downloaded unless
 a tag or a repository asks for it. An encoder must keep records apart: BatchNorm has the fixed statistics of pretrained weights
-(`dpfed.models.fixed_batch_norm`), and is refused without such weights.
+(`dpfed.models.norm`), and is refused without such weights.
 """
 
 from __future__ import annotations

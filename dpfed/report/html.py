@@ -17,7 +17,7 @@ from PIL import Image
 from dpfed.errors import UserError
 from dpfed.places import path_of
 from dpfed.privacy.promise import round_up
-from dpfed.report.audit_plot import audit_plot
+from dpfed.report.audit import audit_plot
 from dpfed.report.card import table_rows
 from dpfed.report.curves import training_note, training_plots
 from dpfed.report.expected import Expected

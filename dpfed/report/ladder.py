@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dpfed.config.dotted_keys import leaves
+from dpfed.config.toml_file import leaves
 from dpfed.evaluation.intervals import apart
 from dpfed.report.results import Result, difference, shown
 

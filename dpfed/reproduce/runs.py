@@ -12,17 +12,15 @@ from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, PublicConfig, read_back
-from dpfed.config.dotted_keys import put
 from dpfed.config.effects import effective
 from dpfed.config.shipped import configs
-from dpfed.config.toml_file import read_toml
+from dpfed.config.toml_file import put, read_toml
 from dpfed.data.importers import detect
 from dpfed.errors import UserError
 from dpfed.places import is_store
 from dpfed.privacy.method import method_named
 from dpfed.progress import Watcher, import_progress
-from dpfed.reproduce.comparison import Experiment, Variant
-from dpfed.reproduce.datasets import WITHOUT_PRIVACY, DataSet, Scale
+from dpfed.reproduce.comparison import WITHOUT_PRIVACY, DataSet, Experiment, Scale, Variant
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.records import records_of

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.disclosures import uses_labelled_bank
-from dpfed.artifacts.spent import ledger_of
+from dpfed.artifacts.provenance import uses_labelled_bank
+from dpfed.artifacts.verification import ledger_of
 from dpfed.budgets.book import Book, Entry
 from dpfed.budgets.claims import Claim
 from dpfed.budgets.refusals import percent, shown
@@ -216,8 +216,8 @@ def _uncovered(config: Config, store: RecordStore, plan: PrivacyPlan) -> Iterato
     """What a run releases of its training records that no epsilon covers."""
     if not plan.private:
         yield "a run without privacy releases exact functions of them"
-    elif not plan.method.sound:
-        yield f"the claim of bounding.method = '{plan.method_name}' does not hold"
+    elif not plan.bounding.method.sound:
+        yield f"the claim of bounding.method = '{plan.bounding.method_name}' does not hold"
     if config.privacy.seed is not None and plan.private:
         yield "privacy.seed is fixed, so anybody can subtract the noise"
     if config.diagnostics == "raw":

@@ -146,7 +146,7 @@ def refuse_records(config: Config, opens: bool = True) -> None:
         refuse_uncaptioned(layout.header["kind"], layout.header["name"], config)
         _refuse_shrinking(path, layout.header["images"].get("size"), config)
         refuse_empty_split(layout.splits, layout.header["name"], config)
-        if opens and not layout.shards:  # of which this machine may have some only
+        if opens:
             tasks_of(RecordStore.open(path), config)
     if method_named(config.bounding.method).public_records and config.public.source == "store":
         given_public(config.public, config.model.reads_text)

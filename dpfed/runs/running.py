@@ -26,7 +26,7 @@ from dpfed.runs.job import Job, alone
 from dpfed.runs.outcome import write_outcome
 from dpfed.runs.starts import runs_of
 from dpfed.training.checkpoint import Checkpoints, DamagedCheckpoint, Progress, steps_of
-from dpfed.training.coordinator import Coordinator, StepSummary
+from dpfed.training.coordinator import DISCARDED, Coordinator, StepSummary
 from dpfed.training.post_processing import serving
 from dpfed.training.releases import Releases
 from dpfed.training.trainer import Observer, Transport, train
@@ -137,6 +137,9 @@ def _carry_out(
         every_step = map(Observer, observers)
         train(transport, coordinator, range(start, plan.steps), [*own, copies, *every_step], advance)
         with serving(parts.model, coordinator.post_processors):
+            last = ledger.release_of(plan.steps - 1)
+            if plan.bounding.method.closed_form and last is not None and last.digest == DISCARDED:
+                watcher.note("no moments were released, so the model is the public one; another run costs its epsilon again")
             watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
             trained = parts.evaluate("trained", plan.steps)
             # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
@@ -214,8 +217,8 @@ def _pick_up(
     ledger.require_current()
     if ledger.plan.fingerprint != parts.plan.fingerprint:
         raise UserError(
-            f"the plan of {run.ledger} is not the plan of the run's config.toml and records (N was {ledger.plan.records:,}, "
-            f"is {parts.plan.records:,}): restore both, or start a new run."
+            f"the plan of {run.ledger} is not the plan of the run's config.toml and records (N was "
+            f"{ledger.plan.sampling.records:,}, is {parts.plan.sampling.records:,}): restore both, or start a new run."
         )
     if ledger.marks != marks:
         raise UserError(f"{run.ledger} was started with {ledger.marks}, and config.toml now says {marks}: change it back.")

@@ -212,6 +212,6 @@ def runs_of(run: RunDirectory, parts: Components, ledger: Ledger) -> list[dict[s
         "public": parts.store.public and not institutions,
         "generated": parts.config.data.source in ("shapes", PROCEDURAL),
         "guarantee": guarantee,
-        **({"epsilon": ledger.epsilon, "delta": plan.delta, "unit": plan.protected} if guarantee else {}),
+        **({"epsilon": ledger.epsilon, "delta": plan.promise.delta, "unit": plan.promise.protected} if guarantee else {}),
     }
     return [*before, own]

@@ -19,9 +19,8 @@ from typing import Any
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.view import RunView
 from dpfed.config import Config, parse_config
-from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.shipped import find_sweep
-from dpfed.config.toml_file import read_toml
+from dpfed.config.toml_file import leaves, put, read_toml
 from dpfed.data.sampling import protected_count
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError, goes_on, nearest

@@ -13,8 +13,7 @@ from huggingface_hub import ModelCard
 
 import dpfed as library
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.export import export_model
-from dpfed.artifacts.hub import push
+from dpfed.artifacts.export import export_model, push
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness

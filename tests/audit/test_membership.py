@@ -82,10 +82,10 @@ def test_the_file_holds_figures_and_nothing_about_any_record(audit, shapes):
 def test_the_promise_is_the_run_s(audit):
     run, _, result = audit
     plan = assemble(resolve(run.config())).plan
-    assert result.promise.delta == plan.delta
-    spent = accounted(plan.mechanism, 2, plan.delta)
+    assert result.promise.delta == plan.promise.delta
+    spent = accounted(plan.mechanism, 2, plan.promise.delta)
     assert result.promise.epsilon == pytest.approx(spent)
-    assert result.outcomes[0].points[0].most == pytest.approx(min(1, np.exp(spent) * 0.01 + plan.delta), rel=1e-6)
+    assert result.outcomes[0].points[0].most == pytest.approx(min(1, np.exp(spent) * 0.01 + plan.promise.delta), rel=1e-6)
 
 
 def test_sides_keep_apart(parts):

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.recipes import LADDERS, REHEARSED
 from dpfed.config import load_config
-from dpfed.config.dotted_keys import leaves
+from dpfed.config.toml_file import leaves
 
 ENDS = {"small-images": 4, "adaptation": 0, "federation": 2}
 TRAINING = ("model", "adaptation", "views", "objective", "bounding", "public", "privacy", "optimizer")  # sections that count

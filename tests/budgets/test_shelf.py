@@ -12,7 +12,6 @@ from dpfed.budgets.shelf import BOOK, budgets_of, shelf
 from dpfed.budgets.spending import reserve, set_budget
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.sharding import shard_store
 from dpfed.errors import UserError
 from tests.budgets.conftest import NAMES, write_store
 
@@ -122,13 +121,6 @@ def test_a_copy_of_a_store_spends_from_the_same_budget(budgeted, tmp_path, claim
     assert taken(copy) == 2
     reserve(copy, [claim(3)])
     assert taken(budgeted) == taken(copy) == 3
-
-
-def test_a_sharded_copy_does_too(budgeted, tmp_path, claim):
-    copy = shard_store(budgeted.path, tmp_path / "sharded", 4)
-    reserve(copy, [claim(2)])
-    assert taken(budgeted) == 2
-    assert taken(RecordStore.open(copy.path, 1, 4)) == 2  # one worker's part
 
 
 @pytest.mark.parametrize(

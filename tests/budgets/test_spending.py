@@ -67,11 +67,11 @@ def test_a_plan_that_does_not_fit_is_refused_with_what_still_fits(store, claim):
     assert all(said in str(refused.value) for said in (f"epsilon {epsilon:g}", f"{sigma:g}", f"{steps:,} steps"))
     assert len(book.accounts) == 1  # nothing was reserved
     fitting = PrivacyPlan.calibrate(1000, 50, 2000, epsilon, 1e-4, group_size=5, clip_norm=1.0, accountant="rdp")
-    assert fitting.noise_multiplier == sigma
+    assert fitting.noise.multiplier == sigma
     reserve(store, [claim(2, noise_multiplier=sigma, steps=2000)], dry=True)
     larger = PrivacyPlan.calibrate(1000, 50, 2000, 1.02 * epsilon, 1e-4, group_size=5, clip_norm=1.0, accountant="rdp")
     with pytest.raises(UserError, match="no room"):
-        reserve(store, [claim(2, noise_multiplier=larger.noise_multiplier, steps=2000)], dry=True)
+        reserve(store, [claim(2, noise_multiplier=larger.noise.multiplier, steps=2000)], dry=True)
     reserve(store, [claim(2, steps=steps)], dry=True)
     with pytest.raises(UserError, match="no room"):
         reserve(store, [claim(2, steps=steps + 1)], dry=True)
@@ -181,7 +181,7 @@ def test_a_sweep_whose_plan_changed_before_it_began_reserves_the_new_one(store, 
 def test_a_refusal_has_words_however_little_is_left(store, claim, left, accountant):
     budget = set_budget(store, 8, 1e-6).filter
     spent = tuple(limit * (1 - left) for limit in budget.limits)
-    plan = dataclasses.replace(PLAN, delta=1e-3, accountant=accountant)  # where much noise promises epsilon 0
+    plan = PLAN.replace(delta=1e-3, accountant=accountant)  # where much noise promises epsilon 0
     assert does_not_fit(budget, spent, [plan], "(8, 1e-6)", "here").count("Nothing fits any more.") == 1
 
 
@@ -309,7 +309,7 @@ def test_processes_that_race_for_the_last_of_a_budget_do_not_both_get_it(store):
     set_budget(store, 8, 1e-6)
     budget = book_of(store).filter
     most = budget.times((0.0,) * 8, budget.curve(PLAN.mechanism, 1))
-    plan = dataclasses.replace(PLAN, steps=int(0.4 * most))
+    plan = PLAN.replace(steps=int(0.4 * most))
     context = multiprocessing.get_context("fork")
     start, results = context.Event(), context.Queue()
     racers = [context.Process(target=_take, args=(store, number, plan, start, results)) for number in range(8)]

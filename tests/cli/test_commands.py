@@ -234,9 +234,6 @@ def test_an_address_is_no_place_to_write_to(run, dpfed, shapes, tmp_path, monkey
         ["export", run[0] / "run", place],
         ["report", run[0] / "run", "--out", place],
         ["data", "import", run[0] / "run" / "gallery", place],
-        ["data", "shard", shapes.path, place],
-        ["data", "divide", shapes.path, place],
-        ["site", "create", place, "--name", "a", "--store", shapes.path],
     ):
         code, _, error = dpfed(*words)
         assert code == 2 and "is the address of another place: give a path on this machine" in error, words

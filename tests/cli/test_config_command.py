@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from dpfed.cli import app
 from dpfed.config import Config, parse_config
-from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.keys import all_keys, matching, section_meanings
+from dpfed.config.toml_file import leaves, put
 from dpfed.errors import UserError
 from dpfed.privacy.method import METHODS
 from dpfed.privacy.plan import PrivacyPlan

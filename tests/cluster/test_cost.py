@@ -23,7 +23,7 @@ PLAN = "--records 60000 --batch 2048 --steps 1200 --group-size 16 --epsilon 10".
 
 @pytest.fixture(scope="module")
 def promise():
-    return PrivacyPlan(
+    return PrivacyPlan.of(
         records=1_000_000, batch=10_000, group_size=10, clip_norm=1.0, steps=200, noise_multiplier=1.0, delta=1e-7
     )
 
@@ -259,11 +259,11 @@ def test_what_a_newer_file_knows_is_counted_and_what_nobody_knows_is_named(run, 
     }
     path = tmp_path / "throughput.json"
     path.write_text(json.dumps({"figures": figures}))
-    rest = (*PLAN, "--parameters", 1_000_000, "--workers", 1, "--bandwidth", 2, "--gpu-price", 3, "--restart", 60)
+    rest = (*PLAN, "--parameters", 1_000_000, "--workers", 1, "--bandwidth", 2, "--gpu-price", 3)
     measured = (*rest, "--measured", path, "--model", "small", "--failures", 5)
     machines = json.loads(run(*measured, "--json")[1])["machines"]
     expected = {"keys": 0.3, "drawn": 2.0, "decoding": 0.01, "views": 0.0002, "each_step": 0.004}
-    expected |= {"checkpoint": 0.2, "failures": 0.005, "restart": 60.0}
+    expected |= {"checkpoint": 0.2, "failures": 0.005, "restart": 120.0}
     assert {name: machines[name] for name in expected} == pytest.approx(expected)
     one = json.loads(run(*measured, "--json")[1])["workers"][0]
     assert one["decoding"] == pytest.approx(2048 * (0.01 - 1 / 500)) and one["sampling"] > 0 and one["restarts"] > 0

@@ -36,7 +36,7 @@ def test_workers_sums_get_the_noise_of_one_process_once(discrete, tmp_path):
     with Processes(2, tmp_path, watch, parse_config(discrete), tmp_path) as processes:
         assert processes.wait() == [0, 0], processes.text
     plan, seen = Ledger.open(RunDirectory.open(tmp_path / "run").ledger).plan, torch.load(tmp_path / "0.pt")
-    assert plan.noise_kind == "discrete" and len(seen) == 2
+    assert plan.noise.kind == "discrete" and len(seen) == 2
     for step, (clean, noisy) in enumerate(seen):
-        keyed = KeyedNoise(plan.noise, Randomness.from_seed(11), "noise", plan.fingerprint)
+        keyed = KeyedNoise(plan.noise_of(), Randomness.from_seed(11), "noise", plan.fingerprint)
         assert torch.equal(noisy, keyed.add_(clean.clone(), step)) and clean.norm() > 0

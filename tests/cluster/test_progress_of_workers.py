@@ -54,5 +54,5 @@ def test_workers_figures_are_those_of_one_process(tiny, tmp_path):
     total = InProcess([one.worker(randomness.for_owners(), model=parts[0].model) for one in parts]).collect(0).values
     plan: PrivacyPlan = parts[0].plan
     assert total.numel() == sums[0].numel() == TrainableVector(parts[0].model).numel + plan.statistics_count
-    assert torch.allclose(sums[0], total, atol=2e-4 * plan.clip_norm)
+    assert torch.allclose(sums[0], total, atol=2e-4 * plan.bounding.clip_norm)
     assert torch.allclose(sums[0][-2:], total[-2:], atol=1e-4 * plan.statistics.unit)

@@ -27,8 +27,8 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
-from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.pretraining import pretrain
+from dpfed.runs.records import with_absolute_paths
 
 CONFIG = "configs/quickstart.toml"
 

@@ -10,8 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from dpfed.cluster.machines import watched
-from dpfed.cluster.waiting import patiently
+from dpfed.cluster.reach import patiently, watched
 from dpfed.errors import UserError
 from dpfed.progress import Silent, signs_of_life
 
@@ -26,7 +25,7 @@ class Notes(Silent):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr("dpfed.cluster.waiting._AGAIN", 0.01)
+    monkeypatch.setattr("dpfed.cluster.reach._AGAIN", 0.01)
 
 
 def failing(*errors):
@@ -54,7 +53,7 @@ def test_what_fails_at_first_is_tried_again_and_each_reason_is_told_once():
 
 
 def test_a_reason_that_stays_is_told_now_and_then(monkeypatch):
-    monkeypatch.setattr("dpfed.cluster.waiting._TOLD_AGAIN", 0.1)
+    monkeypatch.setattr("dpfed.cluster.reach._TOLD_AGAIN", 0.1)
     watcher = Notes()
     with pytest.raises(UserError):
         wait_for(failing(*[Exception("refused")] * 10_000), watcher, wait=0.5)

@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, load_config, parse_config, read_back
-from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.effects import _ALWAYS, _RULES, effective, refuse_unmeasured, refuse_without_effect, without_effect
+from dpfed.config.toml_file import leaves, put
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent
 from dpfed.runs.job import begin
-from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
+from dpfed.runs.records import with_absolute_paths
 from dpfed.runs.running import run_job
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -80,7 +80,6 @@ OTHERS = {
     "objective.variance": (3.0,),
     "objective.covariance": (3.0,),
     "objective.deviation": (3.0,),
-    "objective.momentum": (0.3, 0.5),
     "bounding.group_size": (6, 5),
     "bounding.clip_norm": (0.1,),
     "bounding.clipping": ("automatic",),
@@ -157,7 +156,6 @@ BASES = {
     },
     "vicreg": {"model": IMAGE, "objective": {"name": "vicreg", "variance": 0.0}, "evaluation": CLASSES},
     "timm": {"model": TIMM, "adaptation": {"image": "lora", "rank": 2}, "evaluation": CLASSES},
-    "byol": {"model": IMAGE, "objective": {"name": "byol"}, "evaluation": {"split": "none"}},
     "barlow": {"model": RESNET, "objective": {"name": "barlow_twins"}, "evaluation": CLASSES},
 }
 
@@ -334,7 +332,6 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
         "objective.covariance objective.deviation objective.invariance objective.variance",
     ),
     (of("objective", name="vicreg"), of("objective", name="vicreg", variance=0.0), "objective.deviation"),
-    (of("objective", name="byol"), {}, "objective.momentum"),
     ({}, of("bounding", method="batch"), "bounding.engine bounding.group_size bounding.max_group_size"),
     (of("bounding", method="sample"), {}, "bounding.max_batch"),
     (

@@ -91,7 +91,7 @@ def test_a_sweep_is_found_by_name(elsewhere):
 def test_a_shipped_tower_is_found_in_any_folder_and_the_users_own_wins(elsewhere):
     pytest.importorskip("open_clip")
     from dpfed.models.blueprints import blueprint
-    from dpfed.runs.paths import with_absolute_paths
+    from dpfed.runs.records import with_absolute_paths
 
     for name in ("adapt/shapes-public", "adapt/cifar10-public"):
         config = load_config(name)

@@ -11,8 +11,7 @@ from PIL import Image
 
 from dpfed.config import PublicConfig, parse_config
 from dpfed.data.generated.shapes import shapes_store, write_shapes
-from dpfed.data.public_records import Companions
-from dpfed.data.public_store import open_public, public_fingerprint, share_images
+from dpfed.data.public_store import Companions, open_public, public_fingerprint, share_images
 from dpfed.data.sampling import draw_step
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
@@ -37,7 +36,7 @@ def companions(records=20, count=3):
 
 def plan(**changes):
     fields = {"records": 400, "batch": 120, "group_size": 1, "clip_norm": 1.0, "steps": 10, "noise_multiplier": 1.0}
-    return PrivacyPlan(**fields | changes, delta=1e-5, method_name="public", options={"public_records": 3})
+    return PrivacyPlan.of(**fields | changes, delta=1e-5, method_name="public", options={"public_records": 3})
 
 
 @pytest.mark.parametrize(("records", "count"), [(20, 3), (7, 7), (5, 4), (1, 1)])

@@ -16,8 +16,8 @@ from dpfed.cli import main
 from dpfed.config import parse_config
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder, site_of_records
 from dpfed.errors import UserError
-from dpfed.federation.coordinator.coordination import coordinate
 from dpfed.federation.coordinator.folder import CoordinatorFolder
+from dpfed.federation.flower.server_app import coordinate
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.simulation import Simulation, simulate
 from dpfed.federation.site.folder import SiteFolder
@@ -141,7 +141,7 @@ def test_institutions_with_flower_between_them_release_the_same(locally, config,
 def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
     """Killed between a release and the next step, it repeats nothing and asks no site twice."""
     from dpfed.federation import simulation
-    from dpfed.runs.resuming import resume
+    from dpfed.runs.pretraining import resume
 
     class Killed(Exception):
         pass
@@ -175,7 +175,7 @@ def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
 def test_the_coordinator_holds_the_run_and_a_site_its_folder(config, shapes, tmp_path, monkeypatch):
     """A second one would ask, or answer, for the same steps again."""
     from dpfed.artifacts.directory import RunDirectory
-    from dpfed.federation.coordinator import coordination
+    from dpfed.federation.flower import server_app
     from dpfed.federation.site import serving
     from dpfed.progress import Silent
 
@@ -187,7 +187,7 @@ def test_the_coordinator_holds_the_run_and_a_site_its_folder(config, shapes, tmp
             pass
         held.append(lock)
 
-    monkeypatch.setattr(coordination, "run_job", lambda *_: taken(RunDirectory.open(tmp_path / "run").locked))
+    monkeypatch.setattr(server_app, "run_job", lambda *_: taken(RunDirectory.open(tmp_path / "run").locked))
     for _ in range(2):
         coordinate(made.path, tmp_path / "run", Wire({}), Silent())
     monkeypatch.setattr(serving, "serve", lambda *_: taken(SiteFolder.open(sites[0].path).locked))

@@ -6,8 +6,8 @@ import torch
 from dpfed.artifacts.view import RunView
 from dpfed.config import parse_config
 from dpfed.federation.protocol.answers import Reason
+from dpfed.federation.protocol.fixed_point import encoded
 from dpfed.federation.protocol.messages import alleged, sign
-from dpfed.federation.protocol.vectors import encoded
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.simulation import simulate
 from dpfed.models.parameters import TrainableVector
@@ -58,7 +58,7 @@ def test_a_site_may_send_as_long_a_sum_as_its_groups_can_have_with_their_figures
 
     def at_the_corner(question, reply):
         values = torch.zeros(TrainableVector(lab.parts.model).numel + lab.plan.statistics_count)
-        values[0] = groups * lab.plan.clip_norm
+        values[0] = groups * lab.plan.bounding.clip_norm
         values[-lab.plan.statistics_count :] = groups * statistics.unit / 2
         fields = {name: value for name, value in alleged(reply).items() if name in ("step", "site", "release")}
         vector = encoded(values * (1.01 if longer else 1.0))

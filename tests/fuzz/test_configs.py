@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dpfed.config import Config, load_config, parse_config
-from dpfed.config.dotted_keys import put
+from dpfed.config.toml_file import put
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
@@ -130,7 +130,7 @@ def test_any_plan_keeps_its_promise_or_is_refused(effort) -> None:
             assert epsilon <= target
         if accountant == "pld" and math.isfinite(epsilon) and steps <= 10_000:
             # More steps, or less noise, never cost less (within what rounding to a grid moves).
-            fewer = answer(lambda: accounting.epsilon(plan.mechanism, max(1, steps // 2), plan.delta))
+            fewer = answer(lambda: accounting.epsilon(plan.mechanism, max(1, steps // 2), plan.promise.delta))
             assert isinstance(fewer, UserError) or fewer <= epsilon * (1 + 1e-6) + 1e-9
 
     effort.tries(

@@ -44,7 +44,7 @@ SITES = ("north", "south")
 
 
 def client(place, **options):
-    app = application(Gathering(place), Access("127.0.0.1", 0, TOKEN), Retrieval())
+    app = application(Gathering(place), Access(0, TOKEN), Retrieval())
     return TestClient(app, base_url="http://127.0.0.1", follow_redirects=False, **options)
 
 
@@ -83,7 +83,7 @@ ADDRESSES = ["/", "/runs/one", "/compare?run=one&run=fed", "/events?view=runs", 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_nothing_without_the_token(make, tmp_path, address):
     make("one")
-    for headers in ({}, {"Authorization": "Bearer x"}, {"Cookie": f"{Access('', 0, TOKEN).cookie}=x"}):
+    for headers in ({}, {"Authorization": "Bearer x"}, {"Cookie": f"{Access(0, TOKEN).cookie}=x"}):
         answer = client(tmp_path / "runs", headers=headers).get(address)
         assert (
             answer.status_code == 401

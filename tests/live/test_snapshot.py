@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from dpfed.errors import UserError
-from dpfed.federation.coordinator.arrivals import Arrivals
-from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.coordinator.journal import Arrivals, Journal
 from dpfed.files.locking import is_held
 from dpfed.live.figures import figures
 from dpfed.live.gathering import _READ, Gathering

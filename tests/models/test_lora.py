@@ -9,9 +9,8 @@ from torch import nn
 
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.errors import UserError
-from dpfed.models.adapter_file import adapter_bytes, apply_adapters
 from dpfed.models.building import build_model
-from dpfed.models.lora import adapted, add_adapters, merged_state
+from dpfed.models.lora import adapted, adapter_bytes, add_adapters, apply_adapters, merged_state
 from tests.models.conftest import SIGLIP, SMALL
 
 LAYERS = ["q", "k", "v", "out", "mlp"]

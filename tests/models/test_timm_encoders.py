@@ -13,11 +13,10 @@ from dpfed.config import AdaptationConfig, Config, DataConfig, ModelConfig, Obje
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.encoder import load
 from dpfed.errors import UserError
-from dpfed.models.adapter_file import apply_adapters
 from dpfed.models.building import build_model, preprocessing_of
 from dpfed.models.description import digest_of
 from dpfed.models.folder import load_encoder, save_encoder
-from dpfed.models.lora import merged_state
+from dpfed.models.lora import apply_adapters, merged_state
 from dpfed.models.starting import find_start
 from dpfed.models.summary import trained_part
 from dpfed.models.timm_blueprints import timm_blueprint
@@ -33,8 +32,6 @@ CASES = {
     "GroupNorm": {"image": "test_efficientnet_gn"},
     "frozen": {"image": "test_vit", "adaptation": {"image": "frozen"}},
     "two towers": {"image": "test_vit", "kind": "image-text", "adaptation": {"image": "lora"}},
-    "BYOL": {"image": "test_convnext", "loss": "byol"},
-    "BYOL, adapted": {"image": "test_vit", "loss": "byol", "adaptation": {"image": "lora"}},
 }
 
 
@@ -86,7 +83,7 @@ def test_a_saved_encoder_is_the_same_in_stock_timm(case, tmp_path):
     assert model.features(images).shape == (2, stock.num_features)
 
 
-@pytest.mark.parametrize("case", ["ViT", "two towers", "BYOL", "BYOL, adapted"])
+@pytest.mark.parametrize("case", ["ViT", "two towers"])
 def test_a_saved_model_is_a_start_for_all_of_another_one(case, tmp_path):
     config = config_of(**CASES[case])
     first = model_of(config)
@@ -96,9 +93,6 @@ def test_a_saved_model_is_a_start_for_all_of_another_one(case, tmp_path):
     images = torch.randn(3, 3, 32, 32)
     assert torch.allclose(first.embed_images(images), second.embed_images(images), atol=1e-5)
     assert any(name.endswith(".up") for name, _ in second.named_parameters()) == (config.adaptation.image == "lora")
-    if case == "BYOL, adapted":  # the target network follows the adapters from where they are
-        names = [name for name, _ in second.moving_weights()]
-        assert any(name.endswith(".up") for name in names) and set(names) <= {name for name, _ in second.named_buffers()}
     (tmp_path / "head.safetensors").write_bytes(b"nothing")
     with pytest.raises(UserError, match="model.start: .*head.safetensors is damaged"):
         build_model(config.model, config.objective, config.adaptation, 32, start=find_start(tmp_path))

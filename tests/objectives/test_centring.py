@@ -5,8 +5,7 @@ import torch
 from torch.nn.functional import normalize
 
 from dpfed.config import ObjectiveConfig
-from dpfed.objectives import loss_of
-from dpfed.objectives.centring import centred
+from dpfed.objectives import centred, loss_of
 
 S, D, OWN, PUBLIC = 6, 5, 2, 3  # and one of padding
 KINDS = {"images": {"image": 2}, "pairs": {"image": 1, "text": 2}}

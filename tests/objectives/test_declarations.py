@@ -1,6 +1,5 @@
 """What losses declare: the configuration's keys, their defaults and their refusal are those of the losses' own files."""
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -56,10 +55,6 @@ def test_what_a_loss_needs_is_declared_together_with_its_key():
     Objective("pairs", **fits, bias=lambda records: 0.0)
     with pytest.raises(ValueError, match="'bias' and what it is for"):
         Objective("pairs", **fits)
-    with pytest.raises(ValueError, match="'momentum' and what it is for"):
-        Objective("copy", loss=fits["loss"], target_network=True, images_only=True)
-    with pytest.raises(ValueError, match="images only"):
-        dataclasses.replace(OBJECTIVES["byol"], images_only=False)
 
 
 def test_losses_that_mean_different_things_by_a_key_are_refused(monkeypatch):

@@ -68,7 +68,7 @@ def test_the_metadata_say_what_it_is(wheel):
     assert said["Description-Content-Type"] == "text/markdown"
     assert said.get_payload(decode=True).decode() == (ROOT / "README.md").read_text()
     assert "<h1>dpfed</h1>" in MarkdownIt("commonmark").render(said.get_payload(decode=True).decode())
-    assert {"clip", "text", "ray", "flower", "pcam"} <= set(said.get_all("Provides-Extra"))
+    assert {"clip", "text", "ray", "flower"} <= set(said.get_all("Provides-Extra"))
     classifiers = set(said.get_all("Classifier"))
     for version in ("3.11", "3.12", "3.13"):
         assert f"Programming Language :: Python :: {version}" in classifiers
@@ -101,12 +101,14 @@ import dpfed.cluster.cost, dpfed.cluster.work, dpfed.federation.demo.one_machine
 import dpfed.federation.flower.client_app, dpfed.federation.flower.server_app
 from dpfed.cli import app
 from dpfed.reproduce.published import PAPERS, published
+from pathlib import Path
+from dpfed.federation.flower.app_folder import make_app_folder
 import dpfed
 print(dpfed.__file__.rpartition("dpfed")[0])
 print(sum(len(published(paper)) for paper in PAPERS))
 print(dpfed.load_config("adapt/shapes-public").model.architecture)
 app(["reproduce", "--list"], standalone_mode=False)
-app(["federation", "app", "flower-app"], standalone_mode=False)
+make_app_folder(Path("flower-app"))
 """
 
 
@@ -134,7 +136,7 @@ def test_reading_the_checkout_would_be_noticed(guarded):
 
 REPRODUCE = """
 from dpfed.cli import app
-from dpfed.reproduce.datasets import DATA_SETS
+from dpfed.reproduce.comparison import DATA_SETS
 DATA_SETS["shapes"].cpu.update({"data.records": 300, "privacy.batch": 32, "privacy.steps": 2, "model.width": 4})
 app(["reproduce", "table13", "--data", "shapes", "--methods", "group"], standalone_mode=False)
 """
@@ -175,7 +177,6 @@ def unable() -> None:
         ("pretrain", "quickstart", *SETTINGS),
         ("pretrain", "quickstart", *SETTINGS, "--set", "data.stores=../stores"),
         ("reproduce", "methods"),
-        ("federation", "create", "here", "quickstart", "card.json"),
     ],
     ids=lambda words: " ".join(words[:2]),
 )

@@ -23,7 +23,7 @@ def quickly(monkeypatch):
 
 
 def plan_of(records=20_000, batch=2_000, steps=100, sigma=1.0, size=4):
-    return PrivacyPlan(records, batch, size, clip_norm=1.0, steps=steps, noise_multiplier=sigma, delta=1e-6)
+    return PrivacyPlan.of(records, batch, size, clip_norm=1.0, steps=steps, noise_multiplier=sigma, delta=1e-6)
 
 
 def test_a_row_says_what_its_definition_says():
@@ -60,8 +60,8 @@ def test_the_quick_sigma_is_about_that_of_the_accountant(batch, steps, factor):
     plan = PrivacyPlan.calibrate(20_000, 512, 100, 8.0, group_size=4, clip_norm=1.0, accountant="rdp")
     quick = same_promise(plan, batch, steps, factor)
     slow = PrivacyPlan.calibrate(20_000, batch, steps, 8.0 * factor, group_size=4, clip_norm=1.0, accountant="rdp")
-    assert quick.noise_multiplier == pytest.approx(slow.noise_multiplier, rel=0.02)
-    assert quick.target_epsilon == 8.0 * factor and (quick.batch, quick.steps) == (batch, steps)
+    assert quick.noise.multiplier == pytest.approx(slow.noise.multiplier, rel=0.02)
+    assert quick.promise.target_epsilon == 8.0 * factor and (quick.sampling.batch, quick.steps) == (batch, steps)
 
 
 def test_a_forecast_has_the_plan_its_neighbours_and_the_best_that_takes_no_more_than_twice_the_time(tiny_config, shapes):

@@ -33,8 +33,8 @@ def pictures(tmp_path_factory):
 
 
 def test_the_number_of_records_is_the_declared_one_or_the_users(tiny, tiny_config):
-    assert plan_of(tiny_config).records == 600
-    assert plan_of(tiny_config, 5_000).records == 5_000
+    assert plan_of(tiny_config).sampling.records == 600
+    assert plan_of(tiny_config, 5_000).sampling.records == 5_000
     tiny["data"] = {"source": "folder", "path": "not/here", "size": 16}  # nobody looks where the records are said to be
     assert plan_of(parse_config(tiny), 5_000) == plan_of(tiny_config, 5_000)
 

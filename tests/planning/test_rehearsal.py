@@ -34,7 +34,7 @@ def imitation_of(config, plan, store, records):
 
 
 def transport_of(imitation, plan, seed=1):
-    groups = round(plan.groups * imitation.protected / plan.records)
+    groups = round(plan.groups * imitation.protected / plan.sampling.records)
     worker = imitation.worker(plan, Randomness.from_seed(seed), groups)
     return ScaledUp(worker, plan, groups), worker
 
@@ -72,7 +72,7 @@ def test_the_noise_is_the_private_plans_whatever_the_number_of_public_records(co
     total = transport.collect(0)
     clean = total.values.clone()
     noisy = coordinator._release(0, total)
-    std = plan.noise_multiplier * 2 * plan.clip_norm
+    std = plan.noise.multiplier * 2 * plan.bounding.clip_norm
     assert (noisy - clean).std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * len(clean)))
 
 
@@ -80,7 +80,7 @@ def test_each_public_record_is_drawn_with_the_private_rate(config, shapes):
     plan = declared_plan(config, None, Silent())
     _, worker = transport_of(imitation_of(config, plan, shapes, 150), plan)
     drawn = [len(worker._drawn(step).indices) for step in range(200)]
-    rate = plan.batch / plan.records
+    rate = plan.sampling.batch / plan.sampling.records
     spread = math.sqrt(150 * rate * (1 - rate) / len(drawn))
     assert abs(np.mean(drawn) - 150 * rate) < 4 * spread
 
@@ -180,7 +180,7 @@ def test_public_contrast_is_rehearsed_as_well(tiny_public, shapes, tmp_path):
     config = parse_config(tiny_public)
     plan = declared_plan(config, None, Silent())
     imitation = imitation_of(config, plan, shapes, 150)
-    groups = plan.groups * 150 / plan.records
+    groups = plan.groups * 150 / plan.sampling.records
     worker = imitation.worker(plan, Randomness.from_seed(1), round(groups))
     total = ScaledUp(worker, plan, groups).collect(0)
     assert torch.allclose(total.values, worker.bounded_sum(0).values * 4) and total.sensitivity == 1.0

@@ -10,10 +10,10 @@ from matplotlib.colors import to_hex
 
 from dpfed.artifacts.view import RunView
 from dpfed.errors import UserError
+from dpfed.report.facts import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS
 from dpfed.report.gallery import build_gallery
 from dpfed.report.html import _marks, write_report
 from dpfed.report.ladder import ladder
-from dpfed.report.marks import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS
 from dpfed.report.results import Result, label, results_of, shown
 from dpfed.report.style import TARGET, TRAINED, UNTRAINED
 from dpfed.report.timeline import timeline_plot

@@ -33,11 +33,9 @@ def odds():
 def test_the_odds_for_boards_are_those_of_the_numbers():
     assert list(odds()) == [0.25, 1.0, 3.0, 8.0]
     for epsilon, (times, telling, average, suspicion, sigma) in odds().items():
-        plan = PrivacyPlan.of_numbers(
-            records=20_000, batch=2048, steps=100, delta=None, noise_multiplier=float(sigma), accountant="pld"
-        )
+        plan = PrivacyPlan.calibrate(20_000, 2048, 100, noise_multiplier=float(sigma), group_size=1, clip_norm=1.0)
         assert 0.98 * epsilon < plan.epsilon() <= epsilon  # the example's noise is that of its epsilon
-        assert times == factor(epsilon) and telling == guess(epsilon, plan.delta)
+        assert times == factor(epsilon) and telling == guess(epsilon, plan.promise.delta)
         # Over all results: half of one and the total variation between the two worlds, which is delta at epsilon 0.
         steps = PLDAccountant(plan.mechanism.sampler.relation.of_accountants, value_discretization_interval=1e-3)
         variation = steps.compose(plan.mechanism.event(plan.steps)).get_delta(0.0)

@@ -7,7 +7,7 @@ import pytest
 from dpfed.config import load_config
 from dpfed.config.effects import without_effect
 from dpfed.errors import UserError
-from dpfed.reproduce.datasets import DATA_SETS
+from dpfed.reproduce.comparison import DATA_SETS
 from dpfed.reproduce.experiments import EXPERIMENTS, experiment
 from dpfed.reproduce.runs import Request, differences, plan_runs
 

@@ -14,8 +14,7 @@ from dpfed.data.importers.source import Importer
 from dpfed.data.store.record import record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.reproduce.importers.captioned_people import CuhkPedesImporter, RstpReidImporter
-from dpfed.reproduce.importers.deepfashion import DeepFashionImporter
+from dpfed.reproduce.importers.captioned_people import CuhkPedesImporter, DeepFashionImporter, RstpReidImporter
 from dpfed.reproduce.importers.roco import RocoImporter
 
 IMPORTERS = [CuhkPedesImporter(), RstpReidImporter(), DeepFashionImporter(), RocoImporter()]

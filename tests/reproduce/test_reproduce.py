@@ -18,8 +18,7 @@ from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.reproduce import command
-from dpfed.reproduce.comparison import Experiment, Variant
-from dpfed.reproduce.datasets import DATA_SETS, RETRIEVAL, DataSet
+from dpfed.reproduce.comparison import DATA_SETS, RETRIEVAL, DataSet, Experiment, Variant
 from dpfed.reproduce.experiments import EXPERIMENTS, experiment
 from dpfed.reproduce.held_out import relative_losses
 from dpfed.reproduce.outcome import reproduce

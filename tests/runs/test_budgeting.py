@@ -1,6 +1,5 @@
 """Runs, sweeps, audits and simulated federations under a lifetime budget of their records."""
 
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -24,9 +23,8 @@ from dpfed.live.gathering import Gathering
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs import running
 from dpfed.runs.budgeting import settle_run
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
-from dpfed.runs.resuming import resume
 from dpfed.runs.sweep import sweep
 
 
@@ -357,7 +355,7 @@ def test_a_run_elsewhere_on_the_same_records_is_settled_into_a_budget(config, st
     settle_run(run.path)
     plan = Ledger.open(run.ledger).plan
     assert book_of(store).spent == budget.filter.curve(plan.mechanism, 6) == read(store.path / BOOK).spent
-    assert dataclasses.replace(plan) == next(iter(book_of(store).accounts.values())).plan
+    assert plan.replace() == next(iter(book_of(store).accounts.values())).plan
     assert RunDirectory(run.path).finished
 
 

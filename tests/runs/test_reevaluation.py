@@ -12,12 +12,11 @@ from dpfed.config import parse_config
 from dpfed.data.store.layout import HEADER
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
-from dpfed.report.marks import LABELLED_BANK
+from dpfed.report.facts import LABELLED_BANK
 from dpfed.runs import reevaluation
 from dpfed.runs.assembly import Components
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
-from dpfed.runs.resuming import resume
 from dpfed.training.coordinator import Coordinator
 from tests.sparing import sparing
 

@@ -8,7 +8,7 @@ from dpfed.data.importers import import_records
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs.assembly import assemble
-from dpfed.runs.remarks import say_what_is_trained
+from dpfed.runs.job import say_what_is_trained
 from dpfed.runs.resolution import resolve
 
 

@@ -22,10 +22,9 @@ from dpfed.federation.simulation import simulate
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
-from dpfed.runs import pretraining, resuming
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs import pretraining
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.resolution import settle
-from dpfed.runs.resuming import resume
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases
@@ -362,7 +361,7 @@ def test_who_trains_a_run_holds_it_to_the_end(tiny_config, tmp_path, monkeypatch
         held.append(job)
         raise Killed
 
-    for room in (pretraining, resuming, simulation):
+    for room in (pretraining, simulation):
         monkeypatch.setattr(room, "run_job", run_job)
     with pytest.raises(Killed):
         simulate(tiny_config, folder, Simulation(sites=sites)) if sites else pretrain(tiny_config, folder)

@@ -17,11 +17,9 @@ from dpfed.federation.simulation import simulate
 from dpfed.models.starting import MissingStart
 from dpfed.progress import Silent
 from dpfed.runs import starts
-from dpfed.runs.making import make_start
-from dpfed.runs.paths import with_absolute_paths
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import make_start, pretrain, resume
+from dpfed.runs.records import with_absolute_paths
 from dpfed.runs.resolution import settle, settle_model
-from dpfed.runs.resuming import resume
 from dpfed.runs.starts import procedural_place, recipe_for, refuse_start, starting_weights
 from dpfed.training.coordinator import Coordinator
 from tests.sparing import sparing

@@ -13,10 +13,9 @@ from dpfed.artifacts.export import export_model
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.runs.assembly import assemble
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.resolution import resolve
-from dpfed.runs.resuming import resume
 from dpfed.training.coordinator import Coordinator
 from tests.data.views.files_of_all_modes import colours, encoded
 from tests.models.conftest import SMALL

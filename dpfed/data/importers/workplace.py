@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.data.processes import Processes, Tell
-from dpfed.data.store.new_directory import cannot_write, refuse_existing
 from dpfed.errors import UserError
-from dpfed.files.atomic import write_atomically
+from dpfed.files.atomic import cannot_write, refuse_existing, write_atomically
 from dpfed.files.locking import file_lock
 
 DRAFT = ".draft"  # of a file of records that is not complete

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from dpfed.config import DataConfig, PrivacyConfig
-from dpfed.data.store.layout import Layout, read_layout
+from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError
 from dpfed.places import is_store, is_url, local_path
 
@@ -35,7 +35,8 @@ def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
     layout = read_layout(path)
     if privacy.unit == "user" and layout.header["unit_name"] is None:
         raise no_units(layout.header["name"])
-    return _sharded(layout, privacy) if layout.shards else _whole(path, layout, privacy)
+    layout.check_sizes(path)
+    return layout.training_units if privacy.unit == "user" else layout.splits["train"]
 
 
 def store_at_hand(data: DataConfig) -> Path | None:
@@ -80,14 +81,3 @@ def no_units(name: str) -> UserError:
         f"privacy.unit = 'user' protects all records that share a unit, and the records of {name} name no units: set "
         "it to 'record', or import a source that names them (a column 'person_id', 'patient_id' or 'unit')."
     )
-
-
-def _sharded(layout: Layout, privacy: PrivacyConfig) -> int | None:
-    if privacy.unit == "record":
-        return sum(part.records for part in layout.shards)
-    return sum(part.units or 0 for part in layout.shards) if layout.sharded_by == "unit" else None
-
-
-def _whole(path: Path, layout: Layout, privacy: PrivacyConfig) -> int | None:
-    layout.check_sizes(path, [layout.common])
-    return layout.training_units if privacy.unit == "user" else layout.splits["train"]

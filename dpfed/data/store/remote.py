@@ -1,4 +1,4 @@
-"""Record stores on shared storage: what a worker needs of one is copied to its own disk, once.
+"""Record stores on shared storage: each machine copies one to its own disk, once.
 
 The address is any URL that fsspec knows: ``s3://``, ``gs://``, ``file://``, ... A store never changes once it is written, so a
 copy is named after the address, the header, and what the storage says of the header, such as its time of change: another store
@@ -17,29 +17,24 @@ from urllib.parse import urlsplit
 
 import fsspec
 
-from dpfed.data.store.layout import HEADER, Layout, Part
-from dpfed.data.store.new_directory import cannot_write
+from dpfed.data.store.layout import HEADER, Layout
 from dpfed.errors import UserError, nearest
-from dpfed.files.atomic import write_atomically
+from dpfed.files.atomic import cannot_write, write_atomically
 from dpfed.files.locking import file_lock
 
 
-def fetch_store(
-    url: str, stores: str | Path, owner: int = 0, owners: int = 1, progress: Callable[[int, int | None], None] | None = None
-) -> Path:
-    """Copies to this machine what one of several data owners opens of a store elsewhere; what is there already is kept.
+def fetch_store(url: str, stores: str | Path, progress: Callable[[int, int | None], None] | None = None) -> Path:
+    """Copies a store from elsewhere to this machine; what is there already is kept.
 
     A file gets its name when it is complete and has the size that the header says. Several processes may fetch at once.
 
     Args:
         url: address of the store's directory.
         stores: folder on this machine's disk for the copy.
-        owner: whose shards are copied, see `RecordStore.open`.
-        owners: how many owners share the store.
-        progress: called with (records copied so far, how many there are to copy) when there is anything to copy.
+        progress: called with (files copied so far, how many there are to copy) when there is anything to copy.
 
     Returns:
-        The copy, for `RecordStore.open` with the same owner and owners.
+        The copy, for `RecordStore.open`.
 
     Raises:
         UserError: when the store cannot be reached or read, is incomplete, or cannot be written here.
@@ -49,16 +44,13 @@ def fetch_store(
     layout = Layout.parse(header, url)
     name = hashlib.blake2b(b"\0".join([url.encode(), storage.state(HEADER).encode(), header]), digest_size=6).hexdigest()
     copy = Path(stores).absolute() / f"copy-{name}"
-    missing = [part for part in layout.parts(owner, owners) if not all(_is_complete(copy, file, layout) for file in part.files)]
-    done, total = 0, sum(part.records for part in missing)
+    missing = [name for name in layout.files if not _is_complete(copy, name, layout)]
     try:
-        for part in missing:
-            with _alone(copy / part.folder):
-                _fetch(storage, layout, part, copy)
-            done += part.records
-            if progress is not None:
-                progress(done, total)
         with _alone(copy):
+            for done, name in enumerate(missing, 1):
+                _fetch(storage, layout, name, copy)
+                if progress is not None:
+                    progress(done, len(missing))
             write_atomically(copy / HEADER, header)
     except OSError as error:
         raise cannot_write(copy, error) from error
@@ -121,21 +113,20 @@ def _is_complete(copy: Path, name: str, layout: Layout) -> bool:
     return file.is_file() and file.stat().st_size == layout.header["files"][name]
 
 
-def _fetch(storage: _Storage, layout: Layout, part: Part, copy: Path) -> None:
-    for name in part.files:
-        if _is_complete(copy, name, layout):
-            continue  # another process was faster
+def _fetch(storage: _Storage, layout: Layout, name: str, copy: Path) -> None:
+    if _is_complete(copy, name, layout):
+        return  # another process was faster
 
-        def get(file: Path, name: str = name) -> None:
-            storage.copy(name, file)
-            actual, expected = file.stat().st_size, layout.header["files"][name]
-            if actual != expected:
-                raise UserError(
-                    f"the record store {layout.place} is incomplete: {name} has {actual:,} bytes instead of {expected:,}; wait "
-                    "until it is uploaded, or upload it again."
-                )
+    def get(file: Path) -> None:
+        storage.copy(name, file)
+        actual, expected = file.stat().st_size, layout.header["files"][name]
+        if actual != expected:
+            raise UserError(
+                f"the record store {layout.place} is incomplete: {name} has {actual:,} bytes instead of {expected:,}; wait "
+                "until it is uploaded, or upload it again."
+            )
 
-        write_atomically(copy / name, get)
+    write_atomically(copy / name, get)
 
 
 def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:

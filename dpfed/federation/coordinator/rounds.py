@@ -17,18 +17,15 @@ from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.errors import UserError
-from dpfed.federation.coordinator.arrivals import Arrivals
-from dpfed.federation.coordinator.journal import Journal
-from dpfed.federation.coordinator.members import Channel, Members
-from dpfed.federation.coordinator.patience import Patience
+from dpfed.federation.coordinator.journal import Arrivals, Journal
+from dpfed.federation.coordinator.members import Channel, Members, Patience
 from dpfed.federation.protocol.answers import Answer, Rejected, Sum, read
+from dpfed.federation.protocol.fixed_point import encoded, grid_of, sum_of
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import LONGEST_HEADER, digest_of, sign
-from dpfed.federation.protocol.packets import Content, Packet
+from dpfed.federation.protocol.messages import LONGEST_HEADER, Content, Packet, digest_of, sign
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.protocol.vectors import encoded, grid_of, sum_of
 from dpfed.federation.site.worker import frozen_digest
-from dpfed.models.parameters import BroadcastVector, TrainableVector
+from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -75,7 +72,7 @@ class Federation:
         self._terms, self._identity, self._channel = terms, identity, channel
         self._journal, self._paid, self._note = journal, paid, note
         self._plan, self._trust = terms.privacy_plan, terms.trust_model
-        self._vector, self._sent = TrainableVector(model), BroadcastVector(model)
+        self._vector = TrainableVector(model)
         self._members = Members(terms, identity, frozen_digest(model), note, patience, left)
         self._secure, self._grid = terms.trust == "secure", grid_of(terms)
         self._numbers = self._vector.numel + self._plan.statistics_count  # of a sum
@@ -176,7 +173,7 @@ class Federation:
         Returns:
             The answers of the sites that came, by number, and for the others why they do not count.
         """
-        content = encoded(self._sent.gather(), self._terms.broadcast)
+        content = encoded(self._vector.gather(), self._terms.broadcast)
         digest = digest_of(content)  # once, for all sites
         roster = self._addresses = self._members.present(step)
         self._masked = self._masked_sum(step)

@@ -1,4 +1,7 @@
-"""Checks of certificates, clock, ports, and the way to the coordinator."""
+"""Checks of certificates, clock, ports, and the way to the coordinator.
+
+What a check found.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,42 @@ import datetime
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from enum import StrEnum
 from pathlib import Path
 
 from cryptography import x509
 
 from dpfed.federation.provisioning.certificates import certificates_in
-from dpfed.federation.provisioning.findings import Finding, State
 from dpfed.files.reading import read_text
+
+
+class State(StrEnum):
+    """How it stands."""
+
+    GOOD = "good"
+    CARE = "care"  # it works, and wants attention
+    UNKNOWN = "unknown"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        about: what.
+        state: how it stands.
+        said: what was found.
+        advice: what to do; empty where nothing is to be done.
+    """
+
+    about: str
+    state: State
+    said: str
+    advice: str = ""
+
 
 _SOON = datetime.timedelta(days=60)
 # Flower refuses a SuperNode whose clock is 5 s ahead of the SuperLink's, or 305 s behind it. HTTP tells whole seconds.

@@ -8,8 +8,7 @@ from torch.nn.functional import normalize
 
 from dpfed.baselines.noisy_statistics.published_dpcl import PublishedMoments, PublishedSimilarity
 from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
-from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings
-from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
+from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, ReleasedMoments
 from dpfed.bounding.engines import GroupBatch
 from dpfed.config import parse_config
 from dpfed.errors import UserError
@@ -187,7 +186,7 @@ def test_the_sound_forms_move_by_2c_at_most_on_the_same_neighbours(kind, neighbo
 def plan_for(config, **fields) -> PrivacyPlan:
     numbers = {"records": 50, "batch": COUNT, "group_size": 5, "steps": 10, "noise_multiplier": 0.8, "delta": 1e-5}
     options = method_named("dpcl").public_numbers(config)
-    return PrivacyPlan(
+    return PrivacyPlan.of(
         **{**numbers, "clip_norm": 0.5, "method_name": "dpcl", "accountant": "rdp", "options": options, **fields}
     )
 
@@ -198,7 +197,7 @@ def test_it_is_marked_unsound_and_its_releases_have_the_planned_noise():
     for objective, releases in (("infonce", 2), ("barlow_twins", 5)):
         config = config_for("one tower", objective)
         plan = plan_for(config)
-        assert plan.options == {"releases": releases} and plan.sampler == FixedSizeSampler(50, COUNT)
+        assert plan.bounding.options == {"releases": releases} and plan.mechanism.sampler == FixedSizeSampler(50, COUNT)
         model = build_model(config_for("one tower").model, config_for("one tower").objective)
         statistics = method.engine(Build(model, plan, config, Randomness.from_seed(1)))._statistics
         if objective == "infonce":
@@ -231,4 +230,4 @@ def test_a_worker_takes_exactly_b_records(tiny):
     add = one._engine.add_clipped
     one._engine.add_clipped = lambda batch, *rest: counts.append(len(batch.views["image"])) or add(batch, *rest)
     assert torch.isfinite(one.bounded_sum(0).values).all()
-    assert counts == [parts.plan.batch]
+    assert counts == [parts.plan.sampling.batch]

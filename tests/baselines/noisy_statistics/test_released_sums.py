@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from dpfed.baselines.noisy_statistics.released_embeddings import release_noise
-from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
+from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedMoments, release_noise
 from dpfed.bounding.engines import GroupBatch
 from dpfed.privacy.randomness import Randomness
 from tests.baselines.noisy_statistics.released_lab import MODELS, SLOTS, batch_for, engine_for, first, in_slots, silent, total

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from dpfed.baselines.whole_batch.contrasts import contrastive_derivatives, spread_out_derivatives
-from dpfed.baselines.whole_batch.logit_sensitivity import contrastive_change, contrastive_change_below_cap, spread_out_change
+from dpfed.baselines.whole_batch.jacobian_norms import contrastive_derivatives, spread_out_derivatives
+from dpfed.baselines.whole_batch.pair_options import contrastive_change, contrastive_change_below_cap, spread_out_change
 
 
 def changes(derivatives, batch, neighbour, rows, columns):

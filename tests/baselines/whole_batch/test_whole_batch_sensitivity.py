@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from dpfed.baselines.whole_batch.logit_sensitivity import contrastive_change, contrastive_change_below_cap, spread_out_change
 from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
+from dpfed.baselines.whole_batch.pair_options import contrastive_change, contrastive_change_below_cap, spread_out_change
 from dpfed.bounding.engines.gradient_cache import BatchEngine
 from dpfed.config import parse_config
 from dpfed.objectives.infonce import group_loss

@@ -135,3 +135,13 @@ def test_images_that_are_named_after_splits_are_not_all_trained_on(tmp_path: Pat
 def test_a_level_without_splits_is_refused(tmp_path: Path, pictures, splits: int, said: str) -> None:
     with pytest.raises(UserError, match=said):
         import_records(tree(tmp_path / "in", pictures, "bottle/train"), tmp_path / "s", splits=splits)
+
+
+@pytest.mark.parametrize(("places", "level"), [(("train/images", "train/masks", "test/images"), 1), (("images", "Labels"), 0)])
+def test_images_beside_their_masks_are_no_classes(tmp_path: Path, pictures, places: tuple[str, ...], level: int) -> None:
+    source = tree(tmp_path / "in", pictures, *places)
+    with pytest.raises(UserError, match=f"look like images and their masks, not like classes.* --splits {level}`"):
+        import_records(source, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+    import_records(source, tmp_path / "s", splits=level)
+    assert {label for _, label in found(tmp_path / "s").values()} == {Path(place).name for place in places}

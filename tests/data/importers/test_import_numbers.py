@@ -18,7 +18,6 @@ from dpfed.data.opening import open_records
 from dpfed.data.store.division import divide_store
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 
@@ -61,29 +60,10 @@ def test_sizes(tmp_path: Path, source: Path, size: object) -> None:
 
 
 @pytest.mark.parametrize("number", [0, -3, 4097, 100_000, 10**30, 2.5, True, "4", None])
-def test_numbers_of_shards_and_sites(tmp_path: Path, store: Path, number: object) -> None:
-    with pytest.raises(UserError, match="shards"):
-        shard_store(store, tmp_path / "s", number)
+def test_numbers_of_sites(tmp_path: Path, store: Path, number: object) -> None:
     with pytest.raises(UserError, match="sites"):
         divide_store(store, tmp_path / "s", number, 0)
     assert not (tmp_path / "s").exists()
-
-
-def test_more_shards_than_files_can_be_open_at_once(tmp_path: Path, store: Path) -> None:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 300, hard))
-    try:
-        sharded = shard_store(store, tmp_path / "s", 600)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    whole, rows = RecordStore.open(store), np.arange(6)
-    assert sorted(zip(sharded.ids(rows), sharded.encoded(rows), strict=True)) == sorted(
-        zip(whole.ids(rows), whole.encoded(rows), strict=True)
-    )
-    assert sharded.shards == 600 and len(sharded.split("validation")) == 1
 
 
 EMPTY = ["", " ", "\t"]
@@ -99,8 +79,6 @@ def test_places_that_are_none(
         lambda: import_records(place, tmp_path / "s"),
         lambda: import_records(source, place),
         lambda: detect(place),
-        lambda: shard_store(place, tmp_path / "s"),
-        lambda: shard_store(store, place),
         lambda: divide_store(store, place, 2, 0),
         lambda: StoreWriter(place, name="x", kind="image"),
         lambda: RecordStore.open(place),
@@ -140,10 +118,6 @@ def test_the_current_folder_can_be_named(tmp_path: Path, source: Path, monkeypat
         ["import", "SOURCE", "SOURCE", "DEST"],
         ["import", "SOURCE", "STORE"],
         ["import", "SOURCE", "/dev/null/x"],
-        ["shard", "STORE", "DEST", "--shards", "100000"],
-        ["shard", "", "DEST"],
-        ["shard", "STORE", ""],
-        ["divide", "STORE", "DEST", "--sites", "1000000000"],
         ["inspect", ""],
         ["inspect", b"\xff"],
         ["inspect", "STORE", "--context", "99999999999999999999999"],
@@ -172,7 +146,6 @@ def test_names_that_look_like_markup_are_printed_as_they_are(tmp_path: Path, sou
     assert r"[b]\[/:smile:\n: image records" in said("import", odd, tmp_path / "[b]\\[" / ":smile:\n").replace("/:", "/:")
     place = tmp_path / "[b]\\[" / ":smile:\n"
     assert "]:smile:\\n\\x1b[2J\\" in said("inspect", place)  # a store is called what the last part of its source's path is
-    assert "3 shards" in said("shard", place, tmp_path / "[/]", "--shards", 3)
 
 
 def test_a_name_that_is_not_utf8_is_a_sentence_in_a_real_terminal_too(tmp_path: Path, source: Path) -> None:

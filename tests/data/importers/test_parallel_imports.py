@@ -228,21 +228,3 @@ def test_absurd_numbers_of_workers_are_refused(archives: Path, tmp_path: Path, w
     with pytest.raises(UserError, match="the number of workers must be a whole number"):
         import_records(archives, tmp_path / "s", workers=workers)
     assert os.listdir(tmp_path) == ["in"]
-
-
-def test_undecoded_images_are_looked_at_and_stored_as_they_are(archives: Path, tmp_path: Path) -> None:
-    decoded = imported(archives, tmp_path / "decoded")
-    assert imported(archives, tmp_path / "s", decode=False).contents == decoded.contents
-    archive(archives / "00001.tar", range(EACH, 2 * EACH), png=jpeg(0)[:-30])
-    with pytest.raises(UserError, match=f"{EACH} of {SHARDS * EACH} records cannot be read"):
-        import_records(archives, tmp_path / "t")
-    shutil.rmtree(tmp_path / ".t.import")
-    store = imported(archives, tmp_path / "t", decode=False)
-    store.images([0], 8)
-    with pytest.raises(UserError, match="cannot be decoded"):
-        store.images([EACH], 8)
-    archive(archives / "00001.tar", range(EACH, 2 * EACH), png=b"no picture")
-    with pytest.raises(UserError, match="not an image file"):
-        import_records(archives, tmp_path / "u", decode=False)
-    with pytest.raises(UserError, match="have to be decoded"):
-        import_records(archives, tmp_path / "v", decode=False, size=8)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from dpfed.cli.data import app
 from dpfed.config import parse_config
 from dpfed.data.store import division
-from dpfed.data.store.division import divide_store, divided_by, largest_share, site_of_records
+from dpfed.data.store.division import divide_store, divided_by, site_of_records
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.evaluation.tasks import tasks_of
@@ -107,7 +103,7 @@ def test_the_parts_are_the_whole_and_no_record_is_there_twice(
     parts, whole = list(map(contents, stores)), contents(source)
     assert sum(map(len, parts)) == len(whole) == RECORDS
     assert {id: value for part in parts for id, value in part.items()} == whole
-    facts = ("name", "kind", "public", "size", "label_names", "unit_name", "skipped", "shards")
+    facts = ("name", "kind", "public", "size", "label_names", "unit_name", "skipped")
     assert all(getattr(store, fact) == getattr(source, fact) for store in stores for fact in facts)
     *sites, evaluation = stores
     assert all(len(site.split("train")) == len(site) > 0 for site in sites)
@@ -170,7 +166,7 @@ def test_capitals_and_later_words_do_not_matter(tmp_path: Path) -> None:
     assert first == same and second == again and len({first, second, short}) == 3
 
 
-def test_a_site_is_unrelated_to_the_shards_and_workers_of_its_records(plain: RecordStore) -> None:
+def test_a_site_is_unrelated_to_the_workers_of_its_records(plain: RecordStore) -> None:
     """A site may share its store out among workers, by key: those would otherwise get nothing."""
     sites = site_of_records(plain, SITES, 0.0)
     for site in range(SITES):
@@ -178,20 +174,16 @@ def test_a_site_is_unrelated_to_the_shards_and_workers_of_its_records(plain: Rec
         assert counts.min() > 0.7 * counts.mean()
 
 
-def test_files_are_copied_verbatim_and_sharding_is_undone(tmp_path: Path, pictures) -> None:
+def test_files_are_copied_verbatim(tmp_path: Path, pictures) -> None:
     with StoreWriter(tmp_path / "s", name="x", kind="image", label_names={"l": ["a", "b"]}, skip_broken=True) as writer:
         for row in range(40):
             file = b"no image" if row == 7 else pictures.jpeg(20 + row, 30)
             writer.add(RecordInput(str(row), file, (), {"l": row % 2}, "test" if row % 4 == 3 else "train"))
     whole = RecordStore.open(tmp_path / "s")
-    sharded = shard_store(tmp_path / "s", tmp_path / "t", 4)
     assert [id for id, _ in whole.skipped] == ["7"]
-    for number, source in enumerate((whole, sharded)):
-        stores = divide_store(source.path, tmp_path / f"d{number}", 2, 0.9)
-        assert {id: value for part in map(contents, stores) for id, value in part.items()} == contents(whole)
-        assert [store.skipped for store in stores] == [[]] * 3  # they name records that no site has
-    one, two = ({file.name: contents(RecordStore.open(file)) for file in (tmp_path / d).iterdir()} for d in ("d0", "d1"))
-    assert one == two
+    stores = divide_store(whole.path, tmp_path / "d", 2, 0.9)
+    assert {id: value for part in map(contents, stores) for id, value in part.items()} == contents(whole)
+    assert [store.skipped for store in stores] == [[]] * 3  # they name records that no site has
 
 
 def test_evaluation_store_can_be_inspected_and_evaluated_with(shapes: RecordStore, tiny: dict, tmp_path: Path) -> None:
@@ -199,7 +191,6 @@ def test_evaluation_store_can_be_inspected_and_evaluated_with(shapes: RecordStor
     evaluation = RecordStore.open(tmp_path / "d" / "evaluation")
     assert (evaluation.training_records, len(evaluation)) == (0, 200)
     assert tasks_of(evaluation, parse_config(tiny)) == ("retrieval",)
-    assert contents(shard_store(evaluation.path, tmp_path / "t", 4)) == contents(evaluation)
 
 
 @pytest.mark.parametrize(
@@ -256,33 +247,3 @@ def test_a_failed_division_leaves_nothing(plain: RecordStore, tmp_path: Path, mo
     with pytest.raises(UserError, match="No space left"):
         divide_store(plain.path, tmp_path / "d", SITES, 0.8)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_largest_share_is_counted(plain: RecordStore, tmp_path: Path) -> None:
-    *sites, _ = divide_store(plain.path, tmp_path / "d", SITES, 1.0, "ward")
-    assert [largest_share(site, "ward") for site in sites] == [1.0] * 3
-    colors = [store.captions(np.arange(len(store))) for store in sites]
-    most = [max(sum(text[0].startswith(f"A {color} ") for text in texts) for color in COLORS) for texts in colors]
-    assert [largest_share(site, "caption") for site in sites] == [m / len(site) for m, site in zip(most, sites, strict=True)]
-
-
-def test_the_command(shapes: RecordStore, tmp_path: Path) -> None:
-    def invoke(*arguments: object) -> list[str]:
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-        assert result.exit_code == 0
-        lines = result.stdout.splitlines()
-        return [line for line in lines if not line.startswith(("dividing ", "records: "))]  # what it is doing
-
-    lines = invoke("divide", shapes.path, tmp_path / "d", "--sites", 2, "--skew", 1, "--by", "color")
-    assert len(lines) == 3
-    site = RecordStore.open(tmp_path / "d" / "site-1")
-    share = np.bincount(site.labels["color"]).max() / len(site)
-    assert lines[1] == f"{site.path}: {len(site):,} training records, {share:.0%} with the same color"
-    assert lines[2] == f"{tmp_path / 'd' / 'evaluation'}: 200 held-out records"
-    facts = json.loads(invoke("inspect", tmp_path / "d" / "evaluation", "--json")[0])
-    assert facts["records"] == {"train": 0, "validation": 0, "test": 200}
-    by_caption = invoke("divide", shapes.path, tmp_path / "c", "--by", "caption")
-    assert len(by_caption) == 4 and by_caption[0].endswith("% with the same beginning of the caption")
-    assert not {word for line in by_caption for word in line.split()} & {"red", "large", "small", "circle"}  # no caption
-    with pytest.raises(UserError, match="exists already"):
-        invoke("divide", shapes.path, tmp_path / "d")

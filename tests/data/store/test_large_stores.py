@@ -13,15 +13,13 @@ import pyarrow as pa
 import pytest
 
 from dpfed.config import PrivacyConfig
-from dpfed.data.own_rows import OwnRows
-from dpfed.data.sampling import draw_step, owner_keys, participants_of
+from dpfed.data.sampling import OwnRows, draw_step, owner_keys, participants_of
 from dpfed.data.store import index as index_room
-from dpfed.data.store.columns import Column
+from dpfed.data.store.index import Column
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.mapped import RecordsFile
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
@@ -43,11 +41,6 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 def path(tmp_path: Path) -> Path:
     write_synthetic(tmp_path / "s", RECORDS, HELD_OUT)
     return tmp_path / "s"
-
-
-@pytest.fixture
-def sharded(path: Path, tmp_path: Path) -> Path:
-    return shard_store(path, tmp_path / "sharded", SHARDS).path
 
 
 def change(path: Path, **header: object) -> None:
@@ -102,19 +95,18 @@ def test_an_index_that_does_not_say_where_batches_begin_is_damaged(path: Path) -
 
 
 @pytest.mark.parametrize("owners", [1, 3])
-def test_own_rows_are_those_that_are_found_by_looking_at_all(path: Path, sharded: Path, owners: int) -> None:
-    for place in (path, sharded):
-        store = RecordStore.open(place)
-        keys = owner_keys(store, PrivacyConfig(epsilon=1.0))
-        for owner in range(owners):
-            expected = indices_of_owner(store.split("train"), np.asarray(keys), owner, owners)
-            assert np.array_equal(np.asarray(OwnRows(store, keys, owner, owners)), expected)
+def test_own_rows_are_those_that_are_found_by_looking_at_all(path: Path, owners: int) -> None:
+    store = RecordStore.open(path)
+    keys = owner_keys(store, PrivacyConfig(epsilon=1.0))
+    for owner in range(owners):
+        expected = indices_of_owner(store.split("train"), np.asarray(keys), owner, owners)
+        assert np.array_equal(np.asarray(OwnRows(store, keys, owner, owners)), expected)
 
 
 @pytest.mark.parametrize("owners", [1, 3])
 def test_a_step_draws_the_same_records_without_a_copy_of_their_keys(path: Path, owners: int) -> None:
     store, randomness = RecordStore.open(path), Randomness.from_seed(1)
-    plan = PrivacyPlan(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
+    plan = PrivacyPlan.of(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
     for owner in range(owners):
         rows = indices_of_owner(store.split("train"), np.asarray(store.keys), owner, owners)
         own = OwnRows(store, store.keys, owner, owners)
@@ -125,14 +117,13 @@ def test_a_step_draws_the_same_records_without_a_copy_of_their_keys(path: Path, 
             assert np.array_equal(drawn.indices, expected.indices) and np.array_equal(drawn.starts, expected.starts)
 
 
-@pytest.mark.parametrize("wrong", ["splits", "split", "shard"])
-def test_what_the_header_promises_is_checked_before_the_first_draw(path: Path, sharded: Path, wrong: str) -> None:
+@pytest.mark.parametrize("wrong", ["splits", "split"])
+def test_what_the_header_promises_is_checked_before_the_first_draw(path: Path, wrong: str) -> None:
     """Accounting follows from the number of training records; the plan would promise too much."""
-    place = sharded if wrong == "shard" else path
-    header = json.loads((place / HEADER).read_text())
+    place = path
     if wrong == "splits":
         change(place, splits={"train": RECORDS - 600, "validation": 600, "test": 0})
-    elif wrong == "split":
+    else:
         with pa.memory_map(str(place / "index.arrow")) as mapped:
             table = pa.ipc.open_file(mapped).read_all()
         schema, split = table.schema, table["split"].to_numpy().copy()
@@ -140,19 +131,9 @@ def test_what_the_header_promises_is_checked_before_the_first_draw(path: Path, s
         with pa.ipc.new_file(str(place / "new"), schema) as writer:
             writer.write_table(pa.table({"key": table["key"], "split": split}).cast(schema))
         os.replace(place / "new", place / "index.arrow")
-    else:
-        names = [f"shard-0000{number}/{{}}.arrow" for number in (1, 4)]
-        for kind in ("index", "records"):
-            one, other = (place / name.format(kind) for name in names)
-            one.rename(place / "x"), other.rename(one), (place / "x").rename(other)
-            sizes = [header["files"][name.format(kind)] for name in names]
-            header["files"] |= {names[0].format(kind): sizes[1], names[1].format(kind): sizes[0]}
-        records = header["sharding"]["records"]
-        records[1], records[4] = records[4], records[1]
-        (place / HEADER).write_text(json.dumps(header))
     store = RecordStore.open(place)
-    plan = PrivacyPlan(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
-    every = PrivacyPlan(RECORDS - HELD_OUT, RECORDS - HELD_OUT, 4, 1.0, 10, 1.0, 1e-5)
+    plan = PrivacyPlan.of(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
+    every = PrivacyPlan.of(RECORDS - HELD_OUT, RECORDS - HELD_OUT, 4, 1.0, 10, 1.0, 1e-5)
     for one in (plan, every):
         with pytest.raises(UserError, match="is damaged"):
             participants_of(one, Randomness.from_seed(0), store.keys, None, OwnRows(RecordStore.open(place), store.keys))(0)
@@ -212,8 +193,7 @@ def test_a_long_list_of_what_was_left_out_is_not_in_the_header(tmp_path: Path, m
             writer.add(RecordInput(f"r{number}", b"broken" if number else np.zeros((8, 8, 3), np.uint8)))
     store = RecordStore.open(tmp_path / "s")
     assert len(json.loads((store.path / HEADER).read_text())["skipped"]) == 3
-    for one in (store, shard_store(store.path, tmp_path / "sharded", 2)):
-        assert one.left_out == 8 and [id for id, _ in one.skipped] == [f"r{number}" for number in range(1, 9)]
+    assert store.left_out == 8 and [id for id, _ in store.skipped] == [f"r{number}" for number in range(1, 9)]
     (store.path / "skipped.jsonl").write_text("[1]\n")
     with pytest.raises(UserError, match="skipped.jsonl cannot be read"):
         _ = RecordStore.open(store.path).skipped

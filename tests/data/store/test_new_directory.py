@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from dpfed.data.store.new_directory import check_destination
 from dpfed.errors import UserError
+from dpfed.files.atomic import check_destination
 from dpfed.places import local_path
 
 

@@ -1,4 +1,4 @@
-"""Stores at URLs: copied once, only what the owner needs, whole or not at all."""
+"""Stores at URLs: copied once, whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ from dpfed.data.opening import open_records
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.remote import fetch_store
-from dpfed.data.store.sharding import shard_store
 from dpfed.errors import UserError
 from dpfed.places import is_url
 
-SHARDS = 4
-
 
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("remote")
     write_shapes(folder / "whole", train=400, validation=0, test=50)
-    shard_store(folder / "whole", folder / "sharded", SHARDS)
-    return folder / "sharded"
+    return folder / "whole"
 
 
 def upload(path: Path, url: str) -> str:
@@ -40,51 +36,39 @@ def upload(path: Path, url: str) -> str:
 
 
 @pytest.fixture(params=["file", "memory"])
-def url(request: pytest.FixtureRequest, sharded: Path, tmp_path: Path):
+def url(request: pytest.FixtureRequest, whole: Path, tmp_path: Path):
     if request.param == "file":
-        yield upload(sharded, f"file://{tmp_path}/bucket/store")
+        yield upload(whole, f"file://{tmp_path}/bucket/store")
     else:
-        yield upload(sharded, "memory://bucket/store")
+        yield upload(whole, "memory://bucket/store")
         MemoryFileSystem.store.clear()
         MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
-def opened(url: str, stores: Path, owner: int = 0, owners: int = 1, **more: object) -> RecordStore:
-    return open_records(DataConfig(source="store", path=url, stores=str(stores)), owner=owner, owners=owners, **more)
+def opened(url: str, stores: Path, **more: object) -> RecordStore:
+    return open_records(DataConfig(source="store", path=url, stores=str(stores)), **more)
 
 
-def folders(store: RecordStore) -> set[str]:
-    return {str(file.parent.relative_to(store.path)) for file in store.path.rglob("*.arrow")}
-
-
-def test_only_the_owners_shards_are_copied_and_only_once(url: str, sharded: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_store_is_copied_only_once(url: str, whole: Path, tmp_path: Path) -> None:
     calls: list[tuple[int, int | None]] = []
-    first = opened(url, tmp_path / "stores", 1, 2, progress=lambda *at: calls.append(at))
-    local = RecordStore.open(sharded, 1, 2)
+    first = opened(url, tmp_path / "stores", progress=lambda *at: calls.append(at))
+    local = RecordStore.open(whole)
     assert np.array_equal(first.keys, local.keys) and (first.images([3], 32) == local.images([3], 32)).all()
-    assert folders(first) == {"shard-00001", "shard-00003", "held-out"}
-    assert calls[-1] == (len(local), len(local)) and first.path.parent == tmp_path / "stores"
-    calls.clear()
+    assert calls == [(1, 2), (2, 2)] and first.path.parent == tmp_path / "stores"
     times = {file: file.stat().st_mtime_ns for file in first.path.rglob("*.arrow")}
-    opened(url, tmp_path / "stores", 1, 2, progress=lambda *at: calls.append(at))
-    second = opened(url, tmp_path / "stores", 0, 2, progress=lambda *at: calls.append(at))
-    assert calls[-1][1] == 400 - len(local.split("train"))  # of the held-out records there is a copy already
+    second = opened(url, tmp_path / "stores", progress=lambda *at: calls.append(at))
+    assert len(calls) == 2
     assert second.path == first.path and all(file.stat().st_mtime_ns == time for file, time in times.items())
     assert not [file for file in first.path.rglob("*") if "partial" in file.name]
 
 
-def test_a_store_that_is_not_sharded_is_copied_whole(sharded: Path, tmp_path: Path) -> None:
-    url = f"file://{sharded.parent}/whole"
-    assert len(opened(url, tmp_path, 2, 3)) == 450
-
-
-def test_another_store_at_the_same_address_is_another_copy(url: str, sharded: Path, tmp_path: Path) -> None:
+def test_another_store_at_the_same_address_is_another_copy(url: str, whole: Path, tmp_path: Path) -> None:
     first = opened(url, tmp_path / "stores")
-    upload(sharded, url)  # the same bytes, written again: cannot be told from others of the same size
+    upload(whole, url)  # the same bytes, written again: cannot be told from others of the same size
     assert opened(url, tmp_path / "stores").path != first.path
 
 
-@pytest.mark.parametrize("name", ["shard-00001/records.arrow", "held-out/index.arrow"])
+@pytest.mark.parametrize("name", ["records.arrow", "index.arrow"])
 def test_a_copy_that_was_interrupted_is_completed(url: str, tmp_path: Path, name: str) -> None:
     """As a killed process leaves it: the file has another name until it is whole."""
     first = opened(url, tmp_path / "stores")
@@ -99,14 +83,13 @@ def test_a_copy_that_was_interrupted_is_completed(url: str, tmp_path: Path, name
 @pytest.mark.parametrize("left", [0, 100])
 def test_an_upload_that_is_not_complete_is_refused(url: str, tmp_path: Path, left: int) -> None:
     files, root = fsspec.core.url_to_fs(url)
-    files.pipe_file(f"{root}/shard-00002/records.arrow", bytes(left))
-    with pytest.raises(UserError, match=f"shard-00002/records.arrow has {left} bytes instead of"):
+    files.pipe_file(f"{root}/records.arrow", bytes(left))
+    with pytest.raises(UserError, match=f"records.arrow has {left} bytes instead of"):
         opened(url, tmp_path / "stores")
-    assert not list((tmp_path / "stores").rglob("shard-00002/*records*"))
-    files.rm_file(f"{root}/shard-00002/records.arrow")
+    assert not list((tmp_path / "stores").rglob("*records*"))
+    files.rm_file(f"{root}/records.arrow")
     with pytest.raises(UserError, match="cannot be read.*check the address"):
         opened(url, tmp_path / "stores")
-    opened(url, tmp_path / "stores", 1, 4)  # who does not need it can go on
 
 
 @pytest.mark.parametrize(
@@ -154,9 +137,7 @@ def test_a_kind_of_storage_whose_package_is_missing_is_named_with_it(tmp_path: P
         opened("s3://bucket/store", tmp_path / "stores")
 
 
-def test_damage_and_too_many_owners_are_named_before_anything_is_copied(url: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="4 shards.*5 workers"):
-        opened(url, tmp_path / "stores", 0, 5)
+def test_damage_is_named_before_anything_is_copied(url: str, tmp_path: Path) -> None:
     files, root = fsspec.core.url_to_fs(url)
     files.pipe_file(f"{root}/{HEADER}", b"{")
     with pytest.raises(UserError, match="damaged"):
@@ -169,30 +150,30 @@ def test_importers_read_no_addresses(tmp_path: Path) -> None:
         open_records(DataConfig(source="parquet", path="memory://x", stores=str(tmp_path / "stores")))
 
 
-def _fetch(url: str, stores: Path, owner: int) -> int:
-    return len(RecordStore.open(fetch_store(url, stores, owner, 2), owner, 2))
+def _fetch(url: str, stores: Path) -> int:
+    return len(RecordStore.open(fetch_store(url, stores)))
 
 
-def test_processes_can_fetch_at_once(sharded: Path, tmp_path: Path) -> None:
-    jobs = [(f"file://{sharded}", tmp_path, number % 2) for number in range(4)]
+def test_processes_can_fetch_at_once(whole: Path, tmp_path: Path) -> None:
+    jobs = [(f"file://{whole}", tmp_path)] * 4
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         counts = pool.starmap(_fetch, jobs)
-    assert counts == [len(RecordStore.open(sharded, owner, 2)) for _, _, owner in jobs]
+    assert counts == [450] * 4
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
 
 
-def test_a_part_that_another_process_is_copying_is_waited_for(sharded: Path, tmp_path: Path) -> None:
-    url = f"file://{sharded}"
+def test_a_part_that_another_process_is_copying_is_waited_for(whole: Path, tmp_path: Path) -> None:
+    url = f"file://{whole}"
     copy = fetch_store(url, tmp_path)
-    (copy / "held-out" / "index.arrow").unlink()
+    (copy / "index.arrow").unlink()
     second = threading.Thread(target=fetch_store, args=(url, tmp_path))
-    with (copy / "held-out" / ".lock").open("w") as other:
+    with (copy / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         second.start()
         second.join(0.3)
-        assert second.is_alive() and not (copy / "held-out" / "index.arrow").exists()
+        assert second.is_alive() and not (copy / "index.arrow").exists()
     second.join(10)
-    assert (copy / "held-out" / "index.arrow").exists()
+    assert (copy / "index.arrow").exists()
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/store", "file:///a", "memory://x", "simplecache::s3://b/x", "gs://b"])

@@ -8,7 +8,7 @@ import pytest
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation import simulation as rooms
-from dpfed.federation.coordinator.arrivals import Arrivals, read_arrivals
+from dpfed.federation.coordinator.journal import Arrivals, read_arrivals
 from dpfed.federation.simulated import Simulation
 
 

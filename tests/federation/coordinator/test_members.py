@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dpfed.federation.coordinator.patience import Patience
+from dpfed.federation.coordinator.members import Patience
 from dpfed.federation.coordinator.rounds import Federation
 from dpfed.federation.protocol import messages
 from dpfed.federation.protocol.messages import sign

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from dpfed.errors import UserError
+from dpfed.federation.protocol.fixed_point import decoded, encoded, grid_of
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import sign
-from dpfed.federation.protocol.packets import Packet
-from dpfed.federation.protocol.vectors import decoded, encoded, grid_of
+from dpfed.federation.protocol.messages import Packet, sign
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import digest_of

@@ -11,7 +11,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from dpfed.cli import app
 from dpfed.errors import UserError
 from dpfed.federation.provisioning.certificates import make_certificates, make_node_key
 
@@ -102,19 +101,3 @@ def test_a_node_key_is_what_ssh_keygen_makes(tmp_path):
     if shutil.which("ssh-keygen"):
         derived = subprocess.run(["ssh-keygen", "-y", "-f", tmp_path / "north"], capture_output=True, text=True, check=True)
         assert derived.stdout.split()[:2] == (tmp_path / "north.pub").read_text().split()[:2]
-
-
-def test_the_command_line(tmp_path):
-    command = ["federation", "certificates"]
-    app([*command, str(tmp_path), "--host", "localhost", "--node", "a", "--node", "b"], standalone_mode=False)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        *("ca.crt", "ca.key", "server.pem", "server.key", "a", "a.pub", "b", "b.pub")
-    }
-    for arguments, message in (
-        ([], "give --host"),
-        (["--host", "https://x:1"], "leave out scheme and port"),
-        (["--node", "../b"], "is no name"),
-        (["--node", "b"], "is not overwritten"),
-    ):
-        with pytest.raises(UserError, match=message):
-            app([*command, str(tmp_path / ("new" if "--host" in arguments else "")), *arguments], standalone_mode=False)

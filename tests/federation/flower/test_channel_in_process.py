@@ -10,10 +10,13 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Message, RecordDict  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 
-from dpfed.federation.flower.channel import FlowerChannel  # noqa: E402
+from dpfed.federation.flower.channel import (  # noqa: E402
+    FlowerChannel,  # noqa: E402
+    content_of,
+    packet_in,
+)
 from dpfed.federation.flower.client_app import app  # noqa: E402
-from dpfed.federation.flower.content import content_of, packet_in  # noqa: E402
-from dpfed.federation.protocol.packets import Packet, PacketError  # noqa: E402
+from dpfed.federation.protocol.messages import Packet, PacketError  # noqa: E402
 from tests.federation.flower.in_process_grid import InProcessGrid  # noqa: E402
 from tests.federation.flower.sites import Sites  # noqa: E402
 

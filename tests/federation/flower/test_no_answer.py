@@ -102,7 +102,7 @@ def test_where_there_is_no_answer_nothing_is_said_but_in_the_log(supernode, monk
     monkeypatch.setattr(internals, "pull_task_input", broken)
     room = threading.BoundedSemaphore(1)
     room.acquire()
-    resident._handle(supernode.address, "token", room, resident.Retirement())
+    resident._handle(supernode.address, "token", room)
     assert "push-task-output" not in supernode.asked
     assert "RuntimeError" in caplog.text and "secret" not in caplog.text
     assert room.acquire(blocking=False)

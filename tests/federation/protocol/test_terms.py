@@ -58,7 +58,7 @@ def test_terms_hold_no_path(terms, tiny):
 
 
 def test_the_plan_is_for_the_records_of_all_sites(terms):
-    assert terms.privacy_plan.records == 600
+    assert terms.privacy_plan.sampling.records == 600
     assert [site.groups for site in terms.sites] == terms.privacy_plan.apportioned([100, 200, 300])
 
 
@@ -213,13 +213,14 @@ def test_a_large_delta_is_not_joined_whatever_the_epsilon(parties, shapes, tmp_p
     terms = Terms.load(agree().terms)
     with pytest.raises(UserError, match="more than 1/N"):
         agree("loose", delta=0.5)
-    for delta, said in ((0.5, "0.5"), (1.01 / terms.privacy_plan.records, "8.41e-4")):  # a coordinator that does not check
+    above = 1.01 / terms.privacy_plan.sampling.records
+    for delta, said in ((0.5, "0.5"), (above, "8.41e-4")):  # a coordinator that does not check
         loose = terms.model_dump() | {"plan": terms.plan | {"delta": delta}}
         loose["config"]["privacy"]["delta"] = delta
         with pytest.raises(UserError, match="more than 1/N"):
             Terms._checked(loose)
         with pytest.MonkeyPatch.context() as patch:  # the site refuses for itself
-            patch.setattr("dpfed.privacy.plan.refuse_large_delta", lambda *_: None)
+            patch.setattr(PrivacyPlan, "_refuse_large_delta", lambda _: None)
             worse = Terms._checked(loose)
             assert dict(statement(worse))["warning"].startswith(f"Do not rely on this promise: its delta of {said}")
             with pytest.raises(UserError, match=f"delta {said}"):
@@ -293,19 +294,20 @@ def test_the_statement_says_what_one_message_gives_away(tiny_config, cards):
 
 def spent(plan, sigma, steps) -> str:
     """Epsilon as it is printed, by an accountant of its own."""
-    step = dp_accounting.PoissonSampledDpEvent(plan.batch / plan.records, dp_accounting.GaussianDpEvent(sigma))
+    rate = plan.sampling.batch / plan.sampling.records
+    step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
     accountant = RdpAccountant().compose(dp_accounting.SelfComposedDpEvent(step, steps))
-    return round_up(float(accountant.get_epsilon(plan.delta)))
+    return round_up(float(accountant.get_epsilon(plan.promise.delta)))
 
 
 @pytest.mark.parametrize(("mode", "shares"), [("distributed", 2), ("local", 1)])  # three sites, one of which may talk
 def test_every_epsilon_that_a_federation_states_is_that_of_its_noise_and_steps(tiny_config, cards, tmp_path, mode, shares):
     terms = Terms.agree(tiny_config, cards, Identity(b"c" * 32).signing_key, trust=mode)
     plan, journal = terms.privacy_plan, Journal(tmp_path / "journal.jsonl")
-    sigma, of_message = plan.noise_multiplier, spent(plan, plan.noise_multiplier / math.sqrt(shares), plan.steps)
+    sigma, of_message = plan.noise.multiplier, spent(plan, plan.noise.multiplier / math.sqrt(shares), plan.steps)
     assert len({spent(plan, sigma, steps) for steps in range(1, plan.steps + 1)}) == plan.steps  # one step less would show
     said = dict(statement(terms))
-    assert said["promise"].startswith(f"({spent(plan, sigma, plan.steps)}, {round_up(plan.delta)})-")
+    assert said["promise"].startswith(f"({spent(plan, sigma, plan.steps)}, {round_up(plan.promise.delta)})-")
     assert f"epsilon {of_message} at the same delta" in said["one message"]
     for step in range(4):
         journal.write("opened", step)
@@ -380,7 +382,7 @@ def test_the_card_of_a_federation_speaks_of_the_sites_units(tiny, cards, shapes)
         tiny["privacy"]["unit"] = unit
         config = parse_config(tiny)
         terms = Terms.agree(config, with_units, key)
-        assert terms.privacy_plan.records == (600 if unit == "record" else 300)
+        assert terms.privacy_plan.sampling.records == (600 if unit == "record" else 300)
         parts = assemble(
             resolve(config.model_copy(update={"privacy": config.privacy.model_copy(update={"unit": "record"})})), terms=terms
         )
@@ -455,7 +457,7 @@ def test_secure_terms_in_which_each_site_adds_all_the_noise_need_no_majority(sit
 def test_a_site_joins_no_plan_whose_cost_nobody_can_say(monkeypatch):
     folder = SiteFolder(Path("unused"))
     monkeypatch.setattr(SiteFolder, "settings", lambda self: SiteSettings(name="a", store="s", budget=8.5))
-    plan = PrivacyPlan(1000, 100, 4, 1.0, 5, 1.0, 1e-5)
+    plan = PrivacyPlan.of(1000, 100, 4, 1.0, 5, 1.0, 1e-5)
     monkeypatch.setattr(PrivacyPlan, "epsilon", lambda self: math.nan)
     with pytest.raises(UserError, match="this site's budget is 8.5"):
         folder.refuse_cost(plan)

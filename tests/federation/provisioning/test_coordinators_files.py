@@ -6,7 +6,7 @@ import pytest
 
 from dpfed.federation.provisioning.certificates import make_certificates
 from dpfed.federation.provisioning.doctor import examine_coordinator
-from dpfed.federation.provisioning.findings import State
+from dpfed.federation.provisioning.network import State
 from tests.federation.provisioning.office import Office
 
 

@@ -14,7 +14,7 @@ from dpfed.errors import UserError
 from dpfed.federation.provisioning import doctor, network
 from dpfed.federation.provisioning.certificates import make_certificates
 from dpfed.federation.provisioning.doctor import examine_coordinator, examine_site
-from dpfed.federation.provisioning.findings import State
+from dpfed.federation.provisioning.network import State
 from tests.federation.provisioning.office import Office
 
 pytest.importorskip("httpx")
@@ -219,7 +219,7 @@ def test_a_folder_of_something_else_gets_a_sentence(tmp_path):
 def test_the_command_ends_with_1_where_something_is_bad(place, server, dpfed):
     before = {path: path.read_bytes() for path in place.path.rglob("*") if path.is_file()}
     code, output, _ = dpfed("site", "doctor", place.path)
-    assert code == 0 and "-> start node-a" in output
+    assert code == 0 and "-> start node and app" in output
     (place.path / "README.md").write_text("altered")
     try:
         code, output, _ = dpfed("site", "doctor", place.path, "--json")

@@ -9,7 +9,7 @@ from dpfed.errors import UserError
 from dpfed.federation.leaving import refuse_if_left
 from dpfed.federation.provisioning.certificates import make_node_key
 from dpfed.federation.provisioning.doctor import examine_site
-from dpfed.federation.provisioning.findings import State
+from dpfed.federation.provisioning.network import State
 from dpfed.federation.provisioning.site_place import SitePlace
 from dpfed.federation.site.serving import load_site
 from tests.federation.provisioning.office import Office
@@ -54,13 +54,13 @@ def test_a_key_that_is_none(place, name, harm):
     assert list(bad(place)) == ["keys"] and name in bad(place)["keys"]
 
 
-@pytest.mark.parametrize("name", ["site/secret.key", "site/identity.key", "keys/a", "keys/runtime.secret", "site", "keys"])
+@pytest.mark.parametrize("name", ["site/secret.key", "site/identity.key", "keys/node", "keys/runtime.secret", "site", "keys"])
 def test_what_others_may_read(place, name):
     (place.path / name).chmod(0o755)
     assert "other users may reach" in bad(place)["keys"] and f"chmod go= {place.path / name}" in bad(place)["keys"]
 
 
-@pytest.mark.parametrize("names", [("a",), ("a.pub", "a"), ("runtime.secret",)])
+@pytest.mark.parametrize("names", [("node",), ("node.pub", "node"), ("runtime.secret",)])
 def test_keys_of_the_supernode_that_are_gone(place, names):
     for name in names:
         (place.path / "keys" / name).unlink()
@@ -69,12 +69,11 @@ def test_keys_of_the_supernode_that_are_gone(place, names):
 
 @pytest.mark.parametrize("harm", ["cut", "empty", "another"])
 def test_a_key_of_the_supernode_that_is_damaged(place, harm, tmp_path):
-    key = place.path / "keys" / "a"
-    assert not place.keys.damaged()
-    make_node_key(tmp_path / "other", "a")
-    content = {"cut": key.read_bytes()[:-20], "empty": b"", "another": (tmp_path / "other" / "a").read_bytes()}[harm]
+    key = place.keys / "node"
+    make_node_key(tmp_path / "other", "node")
+    content = {"cut": key.read_bytes()[:-20], "empty": b"", "another": (tmp_path / "other" / "node").read_bytes()}[harm]
     key.write_bytes(content)
-    assert "damaged" in bad(place)["keys"] and "site rotate" in bad(place)["keys"]
+    assert "damaged" in bad(place)["keys"] and "site setup" in bad(place)["keys"]
 
 
 def test_a_key_that_is_another_sites(place):
@@ -139,8 +138,6 @@ def test_a_ledger_that_is_gone_or_closed(place):
     place.leave()
     assert bad(place) == {}
     assert "start node" not in str(examine_site(place.path))  # it is over
-    with pytest.raises(UserError, match="permanently"):
-        place.rotate()
 
 
 def test_terms_that_are_gone_while_the_ledger_has_paid(place):
@@ -168,12 +165,6 @@ def test_what_is_no_text_gets_a_sentence(place):
     pin.unlink()
     with pytest.raises(UserError, match=r"coordinator\.json is missing or damaged"):
         examine_site(place.path)
-
-
-def test_a_rotation_without_a_key_gets_a_sentence(place):
-    (place.path / "keys" / "a.pub").unlink()
-    with pytest.raises(UserError, match="no SuperNode's key"):
-        place.forget_old_key()
 
 
 def test_storage_that_is_read_only(place, monkeypatch):

@@ -10,7 +10,6 @@ import typer.main
 from dpfed.cli import app
 from dpfed.federation.provisioning.services import coordinator_files, site_files
 from tests.federation.provisioning.office import Office
-from tests.federation.test_guide import parse_with
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "a-site-in-15-minutes.md").read_text().partition("\n## Appendix")[0]
@@ -25,6 +24,14 @@ def commands():
     blocks = re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     inline = re.findall(r"`(dpfed [^`]+)`", PAGE + READMES) + re.findall(r"^ +(dpfed .*?)(?: {2,}#.*)?$", READMES, re.MULTILINE)
     return sorted({line for text in [*blocks, *inline] for line in text.splitlines() if len(line.split()) > 3})
+
+
+def parse_with(program, arguments):
+    while hasattr(program, "commands"):
+        context = program.make_context("program", arguments[:1])
+        _, program, _ = program.resolve_command(context, arguments[:1])
+        arguments = arguments[1:]
+    return program.make_context("program", list(arguments)).params
 
 
 @pytest.mark.parametrize("line", commands())

@@ -16,10 +16,9 @@ from dpfed.errors import UserError
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.provisioning.certificates import is_for
 from dpfed.federation.provisioning.doctor import examine_site
-from dpfed.federation.provisioning.findings import State
-from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, read_kit
+from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, Reply, read_kit
+from dpfed.federation.provisioning.network import State
 from dpfed.federation.provisioning.project import Project
-from dpfed.federation.provisioning.replies import Reply
 from dpfed.federation.provisioning.site_place import SitePlace
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.models.starting import MissingStart
@@ -214,7 +213,7 @@ def test_a_site_joins_only_the_terms_of_the_coordinator_that_made_its_kit(office
         (lambda reply: reply.model_copy(update={"invitation": "f" * 32}), "answers another kit"),
         (lambda reply: reply.model_copy(update={"federation": "other"}), "answers another kit"),
         (lambda reply: reply.model_copy(update={"protocol": 99, "release": "9.9"}), "runs dpfed 9.9, which speaks protocol 99"),
-        (lambda reply: reply.model_copy(update={"node_keys": {"a": "ssh-rsa AAAA"}}), "invalid key of a SuperNode"),
+        (lambda reply: reply.model_copy(update={"node_key": "ssh-rsa AAAA"}), "key that is none"),
         (
             lambda reply: reply.model_copy(update={"card": reply.card.model_copy(update={"name": "stranger"})}),
             "no site of this project",
@@ -261,7 +260,7 @@ def test_two_sites_of_one_name_or_one_key_are_told_apart(office, tmp_path):
         office.provision()
     (office.folder / "chest" / "replies" / "north-2.json").unlink()
     south = office.set_up("south", done)
-    shutil.copy(place.path / "keys" / "a.pub", south.path / "keys" / "a.pub")
+    shutil.copy(place.keys / "node.pub", south.keys / "node.pub")
     south.write_reply()
     office.send(south)
     with pytest.raises(UserError, match="have the same key: each site makes its own"):
@@ -323,38 +322,36 @@ def test_a_folder_of_something_else_is_left_alone(office):
         office.provision(folder=office.folder / "my folder")
 
 
-def test_a_new_certificate_needs_no_new_kit_and_a_new_authority_does(office):
-    done = office.provision()
+def test_a_new_certificate_needs_no_new_kit(office):
+    office.provision()
     certificates = office.folder / "chest" / "certificates"
     inner, before = (certificates / "inner" / "server.pem").read_bytes(), (certificates / "server.pem").read_bytes()
-    renewed = office.provision(renew="certificate")
+    for name in ("server.pem", "server.key"):
+        (certificates / name).unlink()
+    renewed = office.provision()
+    assert renewed.news == ["the server's certificate is new: `nginx -s reload`, and the proxy has it"]
     assert renewed.changed == [] and (certificates / "server.pem").read_bytes() != before
     assert (certificates / "inner" / "server.pem").read_bytes() == inner  # SuperLink is not restarted
     assert (certificates.parent / "proxy" / "server.pem").read_bytes() == (certificates / "server.pem").read_bytes()
-    old = read_kit(done.kits["north"]).files["ca.crt"]
-    renewed = office.provision(renew="authority")
-    both = read_kit(renewed.kits["north"]).files["ca.crt"]
-    assert renewed.changed == list(SITES) and both.endswith(old) and both.count(b"BEGIN CERT") == 2
-    (certificates / "ca.key").unlink()
-    with pytest.raises(UserError, match=r"ca\.key is missing, and it signs"):
-        office.provision(renew="certificate")
+    for name in ("server.pem", "server.key", "ca.key"):
+        (certificates / name).unlink()
+    with pytest.raises(UserError, match=r"but not .*ca\.key, which signs"):
+        office.provision()
 
 
 def test_another_host_gets_a_certificate_of_its_own(office):
     office.provision()
     certificates = office.folder / "chest" / "certificates"
     office.write(host="::1")
+    with pytest.raises(UserError, match=r"not for the host '::1', so the sites would refuse it"):
+        office.provision()
+    for name in ("server.pem", "server.key"):
+        (certificates / name).unlink()
     done = office.provision()
     assert done.changed == list(SITES) and is_for(certificates / "server.pem", "::1")
     assert not is_for(certificates / "server.pem", "localhost")
     assert (certificates.parent / "proxy" / "server.pem").read_bytes() == (certificates / "server.pem").read_bytes()
     assert any("nginx -s reload" in news for news in done.news)
-    (certificates / "ca.key").unlink()
-    office.write(host="other.example.org")
-    with pytest.raises(UserError, match=r"not for the host 'other\.example\.org', so the sites would refuse it"):
-        office.provision()
-    office.write(host="::1")
-    assert office.provision().news == []
 
 
 def test_a_folder_that_was_made_in_part_is_taken_up(office, monkeypatch):
@@ -368,34 +365,14 @@ def test_a_folder_that_was_made_in_part_is_taken_up(office, monkeypatch):
 def test_what_is_new_beside_kits_is_said(office):
     place = office.joined()["north"]
     assert office.provision().news == []
-    assert office.provision(renew="certificate").news == [
-        "the server's certificate is new: `nginx -s reload`, and the proxy has it"
-    ]
-    place.rotate()
+    before = (place.keys / "node.pub").read_bytes()
+    for path in (place.keys / "node", place.keys / "node.pub", place.reply):
+        path.unlink()
+    office.set_up("north", office.provision())  # again: it makes what is missing, and nothing else
+    assert (place.keys / "node.pub").read_bytes() != before
     office.send(place)
-    assert office.provision().news == ["the SuperNode's key north-b is new: the run registers it"]
-    place.forget_old_key()
-    office.send(place)
-    assert office.provision().news == ["the SuperNode's key north-a is out of use: the run unregisters it"]
+    assert office.provision().news == ["the SuperNode's key north is new: the run registers it"]
     assert office.provision().news == []
-
-
-def test_a_rotation_adds_a_key_and_then_takes_the_old_one_away(office):
-    place = office.joined()["north"]
-    nodes = office.folder / "chest" / "nodes"
-    with pytest.raises(UserError, match="has the key of node-a alone"):
-        place.forget_old_key()
-    assert place.rotate() == "b"
-    with pytest.raises(UserError, match="two SuperNode's keys already"):
-        place.rotate()
-    office.send(place)
-    office.provision()
-    assert {file.name for file in nodes.iterdir()} == {"north-a.pub", "north-b.pub", "south-a.pub"}
-    assert place.forget_old_key() == "a"
-    office.send(place, "north-again")  # the older reply is still there: the newest counts
-    office.provision()
-    assert {file.name for file in nodes.iterdir()} == {"north-b.pub", "south-a.pub"}
-    assert place.rotate() == "a"
 
 
 def test_who_leaves_keeps_what_was_spent_and_gives_no_budget_back(office):
@@ -414,7 +391,7 @@ def test_who_leaves_keeps_what_was_spent_and_gives_no_budget_back(office):
     office.send(place)
     done = office.provision()
     assert done.left == ["north"]
-    assert {file.name for file in (office.folder / "chest" / "nodes").iterdir()} == {"south-a.pub"}
+    assert {file.name for file in (office.folder / "chest" / "nodes").iterdir()} == {"south.pub"}
 
 
 def test_a_site_that_is_served_does_not_leave(office):
@@ -438,7 +415,7 @@ def test_a_proxy_and_ports_of_the_site(office):
         with pytest.raises(UserError, match=said):
             office.set_up("north", done, **settings)
     settings = office.set_up("north", done, proxy="http://proxy:3128", port=9300).env()
-    assert settings["HTTPS_PROXY"] == "http://proxy:3128" and settings["DPFED_PORT_B"] == "9301"
+    assert settings["HTTPS_PROXY"] == "http://proxy:3128" and settings["DPFED_PORT"] == "9300"
 
 
 def test_a_shipped_configuration_is_found_by_its_name(office):

@@ -13,13 +13,13 @@ import pytest
 import yaml
 
 from dpfed import __version__
-from dpfed.federation.provisioning.services import SLOTS, coordinator_files, site_files
+from dpfed.federation.provisioning.services import coordinator_files, site_files
 
 ROOT = Path(__file__).resolve().parents[3]
 SITE = site_files("chest", "north", "superlink.example.org:9443", "dpfed-site:1", "0" * 32)
 LINK = coordinator_files("chest", "/srv/dpfed/chest", "superlink.example.org", 9443, "dpfed-coordinator:1")
 UNITS = {Path(name).name: text for files in (SITE, LINK) for name, text in files.items() if name.endswith(".service")}
-NETWORKED = {"dpfed-node-a@.service", "dpfed-node-b@.service", "dpfed-superlink@.service"}
+NETWORKED = {"dpfed-node@.service", "dpfed-superlink@.service"}
 IMAGES = [ROOT / "clients" / "Containerfile", ROOT / "server" / "Containerfile"]
 MOST_EXPOSED = 4.0  # of systemd's 10: "OK" begins below 5
 
@@ -151,14 +151,15 @@ def mounts(service):
 def test_the_worker_has_no_network_and_the_node_no_records(site):
     assert site["worker"]["network_mode"] == "none" and "networks" not in site["worker"]
     assert not any("ports" in service for service in site.values())
-    for slot in SLOTS:
-        node, app = site[f"node-{slot}"], site[f"app-{slot}"]
-        assert node["network_mode"] == app["network_mode"] == f"service:net-{slot}"
-        reachable = {*mounts(node), *mounts(app)}
-        assert not reachable & {"${DPFED_FOLDER}/site", "${DPFED_STORE}", "${DPFED_BUDGETS}", "${DPFED_FOLDER}"}
-        assert "${DPFED_FOLDER}/door" in mounts(app) and "${DPFED_FOLDER}/door" not in mounts(node)
-        assert mounts(node)["${DPFED_FOLDER}/keys"] == "ro"
-    assert "profiles" not in site["node-a"] and site["node-b"]["profiles"] == ["rotation"]
+    node, app = site["node"], site["app"]
+    assert node["network_mode"] == app["network_mode"] == "service:net"
+    reachable = {*mounts(node), *mounts(app)}
+    assert not reachable & {"${DPFED_FOLDER}/site", "${DPFED_STORE}", "${DPFED_BUDGETS}", "${DPFED_FOLDER}"}
+    assert "${DPFED_FOLDER}/door" in mounts(app) and "${DPFED_FOLDER}/door" not in mounts(node)
+    assert mounts(node)["${DPFED_FOLDER}/keys"] == "ro"
+    command = node["command"]  # without isolation, a SuperNode runs any code that a run brings
+    assert command[command.index("--isolation") + 1] == "process" and "--insecure" not in command
+    assert command[command.index("--host") + 1] == "127.0.0.1"
 
 
 def test_only_the_proxys_port_is_open_at_the_coordinator(link):
@@ -188,10 +189,10 @@ def test_what_is_renewed_reaches_a_container_that_runs(link):
 
 def test_units_and_containers_start_the_same_programs(site):
     def plain(words):
-        return re.sub(r"\$\{DPFED_FOLDER\}|%f", "F", re.sub(r"\$\{DPFED_PORT_(.)\}|920[01]", "PORT", " ".join(words)))
+        return re.sub(r"\$\{DPFED_FOLDER\}|%f", "F", re.sub(r"\$\{DPFED_PORT\}|9200", "PORT", " ".join(words)))
 
     for name, service in site.items():
-        if name.startswith("net-"):
+        if name == "net":
             continue
         (command,) = settings(UNITS[f"dpfed-{name}@.service"])["ExecStart"]
         unit = command.removeprefix("%f/venv/bin/").replace("'", "").replace(" --group dpfed-node", "")
@@ -250,5 +251,5 @@ def test_the_pages_name_what_is_there():
     for name in re.findall(r"\]\(([\w.]+)\)", text):
         assert name in SITE
     assert "superlink.example.org" in text and "CONNECT superlink.example.org:9443" in SITE["NETWORK.md"]
-    units = {"dpfed-worker@", "dpfed-node-a@", "dpfed-app-a@"}
+    units = {"dpfed-worker@", "dpfed-node@", "dpfed-app@"}
     assert units <= {name.partition(".")[0] for name in UNITS}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpfed.errors import UserError
-from dpfed.federation.secure.agreement import View
+from dpfed.federation.secure.envelopes import View
 from dpfed.federation.secure.masking import OtherView
 from dpfed.federation.secure.masks import StepKeys
 from tests.federation.secure.protocol import TERMS, Federation, plain_sum, vectors

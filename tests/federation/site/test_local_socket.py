@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from dpfed.errors import UserError
-from dpfed.federation.protocol import packets
-from dpfed.federation.protocol.packets import Failure, Packet, PacketError, failed, failure_of, receive_packet, send_packet
+from dpfed.federation.protocol import messages
+from dpfed.federation.protocol.messages import Failure, Packet, PacketError, failed, failure_of, receive_packet, send_packet
 from dpfed.federation.site import local_socket
 from dpfed.federation.site.local_socket import ask, serve
 
@@ -76,7 +76,7 @@ def pair():
 # Framing
 
 
-@pytest.mark.parametrize("size", [0, 1, packets._PIECE - 1, packets._PIECE, packets._PIECE + 1, 3 * packets._PIECE + 5])
+@pytest.mark.parametrize("size", [0, 1, messages._PIECE - 1, messages._PIECE, messages._PIECE + 1, 3 * messages._PIECE + 5])
 def test_what_is_sent_is_what_comes(size):
     sent = Packet(b'{"kind": "x"}', b"signature", os.urandom(size))
     ours, theirs = pair()
@@ -88,7 +88,7 @@ def test_what_is_sent_is_what_comes(size):
 
 
 @pytest.mark.parametrize(
-    "lengths", [(packets.MOST_HEADER + 1, 0, 0), (0, packets.MOST_SIGNATURE + 1, 0), (0, 0, packets.MOST_VECTOR + 1)]
+    "lengths", [(messages.MOST_HEADER + 1, 0, 0), (0, messages.MOST_SIGNATURE + 1, 0), (0, 0, messages.MOST_VECTOR + 1)]
 )
 def test_what_is_too_large_is_refused_before_it_comes(lengths):
     ours, theirs = pair()
@@ -101,7 +101,7 @@ def test_what_is_too_large_is_refused_before_it_comes(lengths):
 def test_what_is_too_large_is_not_sent():
     ours, theirs = pair()
     with ours, theirs, pytest.raises(PacketError, match="header of 4,194,305 bytes"):
-        send_packet(ours, Packet(bytes(packets.MOST_HEADER + 1), b""))
+        send_packet(ours, Packet(bytes(messages.MOST_HEADER + 1), b""))
 
 
 @pytest.mark.parametrize("content", [b"", b"GET / HTTP/1.1\r\n\r\n", b"dpf1", struct.pack("!4sIIQ", b"dpf1", 5, 0, 0) + b"{}"])
@@ -117,7 +117,7 @@ def test_what_is_no_packet_is_refused(content):
 def test_memory_follows_what_comes_and_not_what_is_announced():
     code = (
         "import resource, socket, struct\n"
-        "from dpfed.federation.protocol.packets import receive_packet, PacketError\n"
+        "from dpfed.federation.protocol.messages import receive_packet, PacketError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
         "ours, theirs = socket.socketpair()\n"
         "ours.sendall(struct.pack('!4sIIQ', b'dpf1', 0, 0, 6 << 30) + b'few')\n"
