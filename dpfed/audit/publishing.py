@@ -82,7 +82,7 @@ def audit_run(
     """
     run, watcher = RunDirectory.open(folder), watcher or Silent()
     if not run.finished:
-        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` goes on with it; or audit its configuration.")
+        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; or audit its configuration.")
     if run.terms.is_file():
         raise UserError(f"{folder} is the run of a federation, whose sites are not attacked: audit its configuration.")
     if (before := run.privacy_audit) is not None and before["contradicted"]:

@@ -107,6 +107,6 @@ def _parsed(path: Path, lines: list[dict[str, Any]]) -> Iterator[tuple[Head | En
 def damaged(path: Path, number: int) -> str:
     """What is said of a copy that cannot be believed."""
     return (
-        f"the budget's book {path} is damaged at line {number}: what was spent is no longer certain, so nothing more is spent. "
+        f"the budget's ledger {path} is damaged at line {number}: what was spent is uncertain, so nothing more is spent. "
         "Restore it from a backup, or move it away, if `dpfed budget show` then finds its other copy."
     )

@@ -105,7 +105,7 @@ def _show(report: ImportReport) -> None:
     _say(f"{report.path}: {report.kind} records from {report.format}: {counts}")
     _say(f"in {datetime.timedelta(seconds=round(report.seconds))}: {_rate(report)}")
     for sentence in (
-        *(f"left out {group}" for group in by_reason(report.skipped)),
+        *(f"skipped {group}" for group in by_reason(report.skipped)),
         *_what_was_converted(report),
         *_what_is_protected(report),
         *_what_was_not_read(report),

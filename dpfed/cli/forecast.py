@@ -111,7 +111,7 @@ def rehearse(
         refuse_start(loaded)
         plan = declared_plan(loaded, records, watcher)
         if plan.bounding.method.closed_form:
-            raise UserError("bounding.method = 'moments' has nothing to choose: `dpfed forecast` says what to expect of it.")
+            raise UserError("bounding.method = 'moments' has no settings to choose: `dpfed forecast` predicts its result.")
         stand = chosen(public, loaded, plan)
         watcher.note("loading PyTorch")
         from dpfed.planning.rehearsal import rehearse as carry_out
@@ -134,7 +134,7 @@ def _forecast_moments(config: Config, plan: PrivacyPlan, as_json: bool) -> None:
         print(json.dumps(found.facts()))
         return
     _print(_promised(found.name, plan, plan.epsilon()), "bold")
-    _print("two noisy releases, and heads that follow from them; towers stay as they are")
+    _print("two noisy releases determine the heads; the towers are frozen")
     table = Table(box=None, pad_edge=False)
     table.add_column("what if")
     for column in ("sigma", "records / sigma", "gain left"):

@@ -271,7 +271,7 @@ def status(folder: SiteDirectory) -> None:
 
 @app.command("supernode", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def supernode(context: typer.Context) -> None:
-    """Run Flower's SuperNode, less idle and more patient; takes the options of `flower-supernode`."""
+    """Run Flower's SuperNode with shorter polls and longer retries; takes the options of `flower-supernode`."""
     from dpfed.federation.flower.resident import main
 
     sys.argv = ["dpfed site supernode", *context.args]

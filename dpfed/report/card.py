@@ -115,7 +115,7 @@ def _reservations(facts: CardFacts) -> Iterator[str]:
         yield ""
         yield (
             f"**The run is not complete**: {facts.steps_charged} of {facts.plan.steps} planned steps are charged. If the "
-            f"run goes on, it spends more, up to epsilon {round_up(facts.plan.epsilon())}."
+            f"run is resumed, it spends more, up to epsilon {round_up(facts.plan.epsilon())}."
         )
     for mark in facts.marks:
         if not mark.voids:

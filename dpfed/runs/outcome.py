@@ -71,7 +71,7 @@ _RECORDS_OF_SITES = "Each site's records, and the record store that holds them: 
 _DECLARED_PUBLIC = "Not the records: they were generated, or whoever imported them declared them public."
 _KEY = (
     "`secret.key` in the run's folder: whoever has it can repeat all random draws, and subtract the noise. The file exists "
-    "while the run goes on; the run deletes it at its end. Delete copies and backups of it, too."
+    "until the run is finished; the run then deletes it. Delete copies and backups of it, too."
 )
 _KEY_OF_SERVER = (
     "`secret.key` in the run's folder: where the server adds the noise, whoever has this key can compute the noise and "
