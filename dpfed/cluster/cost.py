@@ -243,7 +243,7 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
         said += f"\nno promise (bounding.method = '{plan.bounding.method_name}')"
     said += f"\n{parameters:,} trained parameters; {machines.throughput:,.6g} records/s per GPU"
     if unknown := [words for words, value in _counted(plan, machines).items() if not value]:
-        said += f"\nnot counted, as nothing is known of it: {', '.join(unknown)}"
+        said += f"\nnot counted, because no value is known: {', '.join(unknown)}"
     table = Table(box=None, pad_edge=False)
     heads = (
         "workers",

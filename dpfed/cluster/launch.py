@@ -205,7 +205,7 @@ def _connected(watcher: Watcher, wait: float = WAIT) -> Iterator[bool]:
     remedy = (
         "Start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone."
         if where
-        else f"Ray's own logs are in {ray_folder() / 'session_latest' / 'logs'}; `ray stop` ends what is left of a cluster."
+        else f"Ray's own logs are in {ray_folder() / 'session_latest' / 'logs'}; `ray stop` ends a cluster's processes."
     )
     try:
         yield patiently(_connection, f"connecting to Ray{where}", watcher, _hopeless, remedy, wait)

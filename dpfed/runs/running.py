@@ -167,7 +167,7 @@ def _progress(watcher: Watcher, plan: PrivacyPlan, start: int, paid: int) -> Cal
         advance(done)
         return advance
 
-    again = watcher.stage("paid steps, taken again", paid - start) if paid > start else None
+    again = watcher.stage("charged steps, replayed", paid - start) if paid > start else None
     new = None if again else begun(start)
 
     def show(done: int) -> None:

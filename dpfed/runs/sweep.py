@@ -151,8 +151,8 @@ def joint_promise(runs: list[RunView]) -> str:
     warning = large_delta(delta, min(counts), one) if counts else ""
     return (
         f"{warning} Joint promise: together these {len(runs)} runs are ({round_up(epsilon)}, {round_up(delta)})-differentially "
-        "private, for on the same records epsilons and deltas add up; that, and not one run's own epsilon, covers whoever sees "
-        f"several of the models. {meaning(epsilon, delta, one, 'what they released together')} "
+        "private, because epsilons and deltas add up on the same records. Whoever sees several of the models is covered by that, "
+        f"and not by one run's own epsilon. {meaning(epsilon, delta, one, 'what they released together')} "
         "Evaluation figures are exact, and no epsilon covers them."
     ).strip()
 

@@ -134,7 +134,7 @@ def test_ctrl_c_says_how_far_a_run_came_and_what_goes_on(tiny, dpfed, tmp_path, 
     assert (code, error.splitlines()[-1]) == (130, said.format(done=4))
     if method == "apply":
         code, out, _ = dpfed("resume", "run")
-        assert code == 0 and "paid steps, taken again: 4" in out and out.count("private steps: 6") == 1
+        assert code == 0 and "charged steps, replayed: 4" in out and out.count("private steps: 6") == 1
 
 
 def test_calibrate_says_what_it_was_given_in_one_line(dpfed):

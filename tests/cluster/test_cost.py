@@ -272,7 +272,7 @@ def test_what_a_newer_file_knows_is_counted_and_what_nobody_knows_is_named(run, 
     faster = json.loads(run(*measured, "--decoding", 10_000, "--views", 10_000, "--json")[1])["workers"][0]
     assert faster["decoding"] == 0 and faster["views"] == pytest.approx(0.2048)
     unknown = run(*rest[:-2], *FLAGS[2:6], *FLAGS[8:])[1]
-    assert "not counted, as nothing is known of it: draws, reading images, views, checkpoints" in unknown
+    assert "not counted, because no value is known: draws, reading images, views, checkpoints" in unknown
 
 
 @pytest.mark.parametrize(

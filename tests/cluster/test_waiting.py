@@ -90,7 +90,7 @@ def test_workers_that_start_slowly_are_waited_for_in_sight_until_one_speaks():
     deliver_all(take, lambda *event: delivered.append((event, len(watcher.notes))), ended, watcher, every=0.05)
     (event, told), notes = delivered[0], watcher.notes
     assert event == ("note", "reading") and len(delivered) == 1
-    assert 3 <= told == len(notes) and notes[0].startswith("starting workers: still at it after")
+    assert 3 <= told == len(notes) and notes[0].startswith("starting workers: still running after")
 
 
 def test_a_long_attempt_gives_signs_of_life_until_it_ends():
@@ -99,7 +99,7 @@ def test_a_long_attempt_gives_signs_of_life_until_it_ends():
         time.sleep(0.15)
     told = len(watcher.notes)
     time.sleep(0.05)
-    assert told == len(watcher.notes) >= 2 and "connecting: still at it after 0 seconds" in watcher.notes[0]
+    assert told == len(watcher.notes) >= 2 and "connecting: still running after 0 seconds" in watcher.notes[0]
 
 
 @pytest.fixture

@@ -207,7 +207,7 @@ def _trials(
             found[name] = f"stopped after {allowed:.2g} s"
             continue
         except DependsOnOthers:
-            found[name] = "computes groups by who shares their pass"
+            found[name] = "groups change beside others"
             continue
         except (RuntimeError, UserError):  # an operation without a rule, too little memory of the GPU
             found[name] = "does not fit"

@@ -175,7 +175,7 @@ class Members:
                 raise Rejected("its weights that are not trained differ from the coordinator's")
         except Rejected as rejected:
             if number not in self._addresses:
-                self._say(number, str(rejected), f"{site.name} is not taken in: {rejected}")
+                self._say(number, str(rejected), f"{site.name} is rejected: {rejected}")
             return
         self._heard(number, hello.release)
         if self._sessions.get(number) != hello.session:
@@ -200,7 +200,7 @@ class Members:
     def _why_absent(self, number: int) -> str:
         if self._name(number) in self._left():
             return _LEFT
-        return "it has made no masks yet" if number in self._addresses else self._why.get(number, "it never came")
+        return "it has not made its masks yet" if number in self._addresses else self._why.get(number, "it never came")
 
     def _reason(self, number: int) -> str:
         why, left = self._why_absent(number), self._patience.left(number)

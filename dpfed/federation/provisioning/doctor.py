@@ -113,7 +113,7 @@ def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]
     try:
         return list(check())
     except UserError as error:
-        return [Finding(name, State.BAD, str(error), "see the sentence before")]
+        return [Finding(name, State.BAD, str(error), "see the message above")]
     except PermissionError as error:
         return [Finding(name, State.UNKNOWN, f"{error.filename} may not be read by this user", "run this command as its owner")]
     except OSError as error:

@@ -49,7 +49,7 @@ def of_keys(place: SitePlace) -> Iterator[Finding]:
     secret = [path for path in sorted(keys.iterdir()) if path.suffix != ".pub"]
     yield from of_permissions("keys", site.path, keys, site.path / "identity.key", site.path / "secret.key", *secret)
     missing = [keys / name for name in (NODE, NODE_PUBLIC, RUNTIME) if not (keys / name).is_file()]
-    advice = f"restore it, or remove {place.reply} and the SuperNode's keys, and give `dpfed site setup` again"
+    advice = f"restore it, or remove {place.reply} and the SuperNode's keys, and run `dpfed site setup` again"
     if missing:
         yield Finding("keys", State.BAD, f"{', '.join(map(str, missing))} is missing", advice)
     elif not is_whole(keys):
