@@ -87,7 +87,7 @@ def _say_few_contrasted(parts: Components, watcher: Watcher) -> None:
     if (contrasted := method.contrasted(config)) < least:
         key = "public.records" if method.public_records else "privacy.batch" if method.whole_batch else "bounding.group_size"
         watcher.note(
-            f"'{config.objective.name}' learns from the spread of the records of a group, and {contrasted} are too few for that: "
+            f"'{config.objective.name}' learns from the spread of a group's records, and {contrasted} are too few for that: "
             f"groups of {least} or more serve better ({key})"
         )
 

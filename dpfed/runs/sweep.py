@@ -151,7 +151,7 @@ def joint_promise(runs: list[RunView]) -> str:
     warning = large_delta(delta, min(counts), one) if counts else ""
     return (
         f"{warning} Joint promise: together these {len(runs)} runs are ({round_up(epsilon)}, {round_up(delta)})-differentially "
-        "private, because epsilons and deltas add up on the same records. Whoever sees several of the models is covered by that, "
+        "private, because epsilons and deltas add up on the same records. Whoever sees several models is covered by that, "
         f"and not by one run's own epsilon. {meaning(epsilon, delta, one, 'what they released together')} "
         "Evaluation figures are exact, and no epsilon covers them."
     ).strip()
