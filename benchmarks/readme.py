@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import peer_tables as page
-from benchmarks.deployment_tables import budget, cluster, faults, membership, rounds, secure_sums, stores, torture
+from benchmarks.deployment_tables import budget, cluster, faults, membership, rounds, scaling, secure_sums, stores, torture
 from benchmarks.method_tables import forecast, logit, objectives, table1
 from benchmarks.recipe_tables import rehearsed, rungs
 from benchmarks.recipes import LADDERS
@@ -223,7 +223,7 @@ def fill(text: str, blocks: dict[str, str]) -> str:
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name of a marked part
     "README.md": {"quickstart": quickstart, "results": results, "moments": moments, "gpu": gpu_in_short},
-    "cluster/README.md": {"cluster": cluster},
+    "cluster/README.md": {"cluster": cluster, "scaling": scaling},
     "docs/results.md": {
         "steps": steps,
         "gpu": gpu,
