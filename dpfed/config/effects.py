@@ -202,7 +202,7 @@ _RULES = (
         "bounding.group_size bounding.max_group_size",
         "bounding.method",
         lambda c: not _method(c).alone,
-        "every record makes a group of its own; set bounding.method = 'group'",
+        "every record forms its own group; set bounding.method = 'group'",
     ),
     Rule(
         "public.records public.centring public.source public.path public.digest public.generated public.half",
@@ -219,7 +219,7 @@ _RULES = (
         lambda c: _method(c).capped,
         "its batch needs no cap; set bounding.method = 'batch', 'sample' or 'logit'",
     ),
-    needs("bounding.engine", "bounding.method", "group", "public", "none", why="it has its own engine; "),
+    needs("bounding.engine bounding.pass_records", "bounding.method", "group", "public", "none", why="it has its own engine; "),
     Rule(
         "bounding.clip_norm",
         "bounding.clipping",
@@ -262,7 +262,7 @@ _RULES = (
         "optimizer.schedule",
         "optimizer.warmup privacy.steps",
         lambda c: c.optimizer.warmup + 1 < c.privacy.steps,
-        "it begins behind the warm-up; leave it two steps at least",
+        "it begins after the warm-up; leave at least two steps for it",
     ),
     needs(
         "evaluation.tasks evaluation.match evaluation.templates evaluation.every evaluation.records evaluation.bank",
