@@ -89,9 +89,9 @@ def require_memory(config: Config, device: torch.device) -> None:
         members = "public.records" if method_named(config.bounding.method).public_records else "bounding.group_size"
         raise UserError(
             f"training takes at least {_size(needs.together)}: a model with {needs.parameters:,} parameters "
-            f"{_size(needs.model)}, a group of {_records_of_a_group(config):,} records in it {_size(needs.group)}, a microbatch's "
-            f"images {_size(needs.images)}; and there are {_size(there)} of memory. Choose a smaller model (model.architecture, "
-            f"model.image, model.width, ...), or lower data.size, {members} or bounding.microbatch."
+            f"{_size(needs.model)}, a group of {_records_of_a_group(config):,} records in it {_size(needs.group)}, "
+            f"a microbatch's images {_size(needs.images)}; and there are {_size(there)} of memory. Choose a smaller model "
+            f"(model.architecture, model.image, model.width, ...), or lower data.size, {members} or bounding.microbatch."
         )
 
 
