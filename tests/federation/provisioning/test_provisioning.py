@@ -123,7 +123,7 @@ def test_other_kits_leave_a_site_as_it_is(office, shapes, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     other = Office(tmp_path / "elsewhere", shapes.path).provision()
     old = read_kit(done.kits["north"])
-    office.write(host="elsewhere.example.org")
+    office.move("elsewhere.example.org")
     newer = office.provision()
     assert place.unpack(newer.kits["north"]) and place.manifest.superlink == "elsewhere.example.org:9443"
     (tmp_path / "old.tar.gz").write_bytes(old.archive())
@@ -141,7 +141,7 @@ def test_other_kits_leave_a_site_as_it_is(office, shapes, tmp_path):
 def test_a_newer_kit_keeps_what_the_site_made_and_names_what_it_changed(office):
     place = office.set_up("north", office.provision())
     own = {path: content for path, content in everything(place.path).items() if str(path) not in place.manifest.files}
-    office.write(host="elsewhere.example.org")
+    office.move("elsewhere.example.org")
     kit = office.provision().kits["north"]
     compose = place.path / "compose.yaml"
     mine = compose.read_text() + "# mine\n"
@@ -345,8 +345,7 @@ def test_another_host_gets_a_certificate_of_its_own(office):
     office.write(host="::1")
     with pytest.raises(UserError, match=r"not for the host '::1', so the sites would refuse it"):
         office.provision()
-    for name in ("server.pem", "server.key"):
-        (certificates / name).unlink()
+    office.move("::1")
     done = office.provision()
     assert done.changed == list(SITES) and is_for(certificates / "server.pem", "::1")
     assert not is_for(certificates / "server.pem", "localhost")
