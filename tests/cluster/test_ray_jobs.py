@@ -17,8 +17,6 @@ from ray_head import ROOT, ray_head
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.cluster.launch import Resources, launch
-from dpfed.cluster.work import Task
 from dpfed.config import load_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.record import RecordInput
@@ -26,9 +24,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
-from dpfed.progress import Silent
 from dpfed.runs.pretraining import pretrain
-from dpfed.runs.records import with_absolute_paths
 
 CONFIG = "configs/quickstart.toml"
 
@@ -294,19 +290,6 @@ def test_two_workers_learn_what_one_process_learns(head, folder, tmp_path):
         )
         print(f"{name}: untrained {before:.3f}, two workers {ours:.3f}, one process {theirs:.3f}")
         assert min(ours, theirs) > before + 0.2 and abs(ours - theirs) < 0.15
-
-
-@pytest.mark.slow
-def test_without_workers_the_run_is_that_of_one_process_bit_for_bit(settings, folder, tmp_path):
-    import ray
-
-    settings["privacy.seed"] = 5
-    task = Task(folder, with_absolute_paths(load_config(ROOT / CONFIG, assignments(settings))), resume=False)
-    run = launch(task, Resources(workers=0), Silent())
-    assert not ray.is_initialized() and not torch.distributed.is_initialized()
-    alone = local(settings, tmp_path / "alone")
-    assert same_model(run, alone) and Ledger.open(run.ledger).head == Ledger.open(alone.ledger).head
-    assert_finished(folder, settings)
 
 
 @pytest.mark.slow
