@@ -124,7 +124,7 @@ def test_a_setting_is_the_best_only_if_it_beats_the_configuration_by_more_than_c
     first, chance, better = tried("as configured", 0.5, 0.1), tried("S = 2", 0.58, 0.1), tried("T = 8", 0.9, 0.1)
     assert _best([first, chance]) is first and _best([first, chance, better]) is better
     said = Rehearsal([first, chance], first, config, tmp_path).verdict
-    assert said.startswith("Nothing that was tried beats the configuration by more than chance, so it stays")
+    assert said.startswith("No tried setting beats the configuration by more than chance, so it is kept")
 
 
 @pytest.mark.parametrize("name", config_names())
@@ -166,13 +166,6 @@ def test_a_sweep_file_says_what_is_tried_and_may_not_change_the_promise(config, 
     for changes in ('"privacy.epsilon" = 20', '"data.size" = 8', '"evaluation.records" = 5'):
         with pytest.raises(UserError, match="chooses how to train under one promise"):
             asked(changes)
-
-
-def test_too_few_public_records_and_records_without_a_measure_are_refused(config, shapes, public_store, tmp_path):
-    with pytest.raises(UserError, match=r"a step draws 4.0 \(q = 0.2\): fewer than two groups of 4. Give at least 40"):
-        rehearse(config, Proxy("store", shapes.path, 600), tmp_path / "few", most=20)
-    with pytest.raises(UserError, match="no held-out records to measure"):
-        rehearse(config, Proxy("store", public_store.path, 60), tmp_path / "none")
 
 
 def test_public_contrast_is_rehearsed_as_well(tiny_public, shapes, tmp_path):

@@ -38,11 +38,6 @@ def test_an_open_clip_model_that_cannot_fit_is_refused_without_memory_for_it(tow
         require_memory(config_of(tower(width=width)), CPU)
 
 
-def test_a_model_of_ours_that_cannot_fit_is_refused():
-    with pytest.raises(UserError, match="Choose a smaller model"):
-        require_memory(config_of({"kind": "image-text", "text_width": 8_192, "text_layers": 64}), CPU)
-
-
 @pytest.mark.parametrize("adaptation", [{}, {"image": "lora", "text": "lora"}])
 def test_frozen_weights_are_held_once_and_trained_ones_four_times(tower, adaptation, monkeypatch):
     config = config_of(tower(), adaptation=adaptation)
