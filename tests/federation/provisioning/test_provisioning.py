@@ -14,6 +14,7 @@ from dpfed.budgets.spending import set_budget
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.provisioning.certificates import is_for
 from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.kits import MANIFEST, Kit, Reply, read_kit
 from dpfed.federation.provisioning.network import State
