@@ -122,7 +122,7 @@ class RunDirectory:
         """Raises a `UserError` if the directory holds anything."""
         if not cls.unused(path):
             raise UserError(
-                f"{path} is in use: `dpfed resume {path}` goes on with that run; another one wants a folder of its own.",
+                f"{path} is in use: `dpfed resume {path}` resumes that run; another run needs its own folder.",
                 command="On the command line: --resume or --run DIR",
             )
 
@@ -271,7 +271,7 @@ class RunDirectory:
             if key not in idle and not left_open and value != kept:
                 raise UserError(
                     f"{self.path} holds a run with {key} = {kept!r}, and the configuration now says {value!r}: change it "
-                    "back to go on with that run, or choose another folder.",
+                    "back to resume that run, or choose another folder.",
                     command="On the command line: --run DIR",
                 )
 
@@ -293,7 +293,7 @@ class RunDirectory:
         try:
             master = read_bytes(self._key)
         except OSError as error:
-            raise UserError(f"{self._key} is missing: without the secret key the run cannot go on.") from error
+            raise UserError(f"{self._key} is missing: without the secret key the run cannot continue.") from error
         if len(master) != KEY_BYTES:
             raise UserError(f"{self._key} is damaged: expected {KEY_BYTES} bytes, got {len(master)}.")
         return Randomness(master)
@@ -344,8 +344,8 @@ class RunDirectory:
             return lines
         except (OSError, DamagedLine) as error:
             raise UserError(
-                f"{self.metrics} is damaged ({error}): restore it, or delete it; the run then goes on without the earlier part "
-                "of its curves."
+                f"{self.metrics} is damaged ({error}): restore it, or delete it; the run then continues without the "
+                "earlier part of its curves."
             ) from error
 
     def federation_steps(self) -> list[dict[str, Any]]:

@@ -179,7 +179,7 @@ def _finished(folder: str | Path) -> RunDirectory:
             f"{folder} is the run of a federation: its training records are at the sites, and none can be audited here."
         )
     if not run.finished:
-        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` goes on with it; audit it then.")
+        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; audit it then.")
     return run
 
 

@@ -52,8 +52,8 @@ def audit_config(
     plan = known_plan(config, watcher, owners)
     if plan is None:
         raise UserError(
-            f"the number of records of data.source = '{config.data.source}' is known after an import only, and the plan "
-            "follows from it: import them (`dpfed data import`), and set data.source = 'store'."
+            f"the number of records of data.source = '{config.data.source}' is known only after an import, and the plan "
+            "depends on it: import them (`dpfed data import`), and set data.source = 'store'."
         )
     folder = local_path(folder, "--out")
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def audit_run(
     """
     run, watcher = RunDirectory.open(folder), watcher or Silent()
     if not run.finished:
-        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` goes on with it; or audit its configuration.")
+        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; or audit its configuration.")
     if run.terms.is_file():
         raise UserError(f"{folder} is the run of a federation, whose sites are not attacked: audit its configuration.")
     if (before := run.privacy_audit) is not None and before["contradicted"]:
@@ -108,7 +108,7 @@ def audit_run(
 def _require_writable(folder: Path) -> None:
     """Refuses, before minutes of work, a folder that cannot take their result."""
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"{folder}: nothing can be written here, and the result of the audit goes here: choose another folder.")
+        raise UserError(f"{folder}: the audit cannot write its result here: choose another folder.")
 
 
 def as_json(audit: PrivacyAudit) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordStore) -> N
     """
     if plan.mechanism.sampler.relation != ADD_OR_REMOVE:
         raise UserError(
-            f"the budget of {store.path} counts one record added or removed, and bounding.method = "
+            f"the budget of {store.path} is for adding or removing one record, and bounding.method = "
             f"'{plan.bounding.method_name}' promises something for one that is replaced: choose another method."
         )
     unit = found.book.head.unit

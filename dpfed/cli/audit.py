@@ -37,7 +37,7 @@ def membership(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
-    """Try to find out which records a run was trained on. It reads private records, and its figures are private, too.
+    """Try to infer which records a run was trained on. The audit reads private records, and its figures are private, too.
 
     The figures go to RUN/audit/membership.json, which only you can read. They are printed if all records are public, or with
     --show.
@@ -81,7 +81,8 @@ def privacy(
 ) -> None:
     """Attack a plan's mechanism with canaries, and compare the lower bounds with the claimed epsilon.
 
-    It reads no private record: canaries and all other records are generated. The exit code is 3 if the claim is contradicted.
+    The audit reads no private record: canaries and all other records are generated. If it contradicts the claim, the exit
+    code is 3.
     """
     from dpfed.console.terminal import chosen_config, console, say, watching
     from dpfed.errors import UserError
@@ -89,7 +90,7 @@ def privacy(
     say(f"attacking the claim of {config}", as_json)
     run = config if (config / "config.toml").is_file() else None
     if run is not None and (assignments or out):
-        raise UserError(f"{run} is a run, whose configuration and place are fixed: leave --set and --out out.")
+        raise UserError(f"{run} is a run, whose configuration and place are fixed: omit --set and --out.")
     given = None if run else chosen_config(config, assignments)
     with watching(as_json) as watcher:
         watcher.note("loading PyTorch")
@@ -123,7 +124,7 @@ def _show_claim(facts: dict[str, Any]) -> None:
         "tries",
         "epsilon shown",
         "of claimed",
-        "noise shown at most",
+        "noise at most",
         "epsilon of the run (f-DP)",
     ):
         table.add_column(column, justify="right")
@@ -142,7 +143,7 @@ def _show_claim(facts: dict[str, Any]) -> None:
     style = "bold red" if facts["contradicted"] else "bold"
     console.print(f"[{style}]{escape(verdict(facts))}[/]", highlight=False, soft_wrap=True)
     console.print(
-        "A lower bound says what these attacks found. It is no estimate of epsilon, and no proof: that is the accountant's.",
+        "A lower bound states what these attacks achieved. It neither estimates epsilon nor proves privacy.",
         style="dim",
         highlight=False,
         soft_wrap=True,
@@ -183,8 +184,8 @@ def _show(audit: MembershipAudit) -> None:
     )
     if audit.differ_untrained:
         console.print(
-            "[bold red]Members and non-members can be told apart before training[/]: they come from different sources. So the "
-            "figures describe the sources, not the run. Choose other --non-members.",
+            "[bold red]Members and non-members can be distinguished before training[/]: they come from different sources. "
+            "So the figures describe the sources, not the run. Choose other --non-members.",
             highlight=False,
         )
 

@@ -169,7 +169,7 @@ def _needs(config: Config, comment: list[str]) -> str:
         needs.append(f"the model in {str(config.model.architecture).removeprefix(_LOCAL_DIR)}")
     if config.model.kind == "open_clip":
         needs.append("dpfed[clip]")
-    if "Wants a GPU." in " ".join(comment):
+    if "Needs a GPU." in " ".join(comment):
         needs.append("a GPU")
     return "; ".join(needs) or "nothing"
 

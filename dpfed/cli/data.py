@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True)
 
 Size = Annotated[int | None, typer.Option(help="Store square images of this side, pixels; default: files as they are.")]
 SkipBroken = Annotated[
-    bool, typer.Option("--skip-broken", help="Leave unreadable records and unknown files out instead of refusing.")
+    bool, typer.Option("--skip-broken", help="Skip unreadable records and unknown files instead of refusing.")
 ]
 Id = Annotated[
     str | None,
@@ -43,8 +43,8 @@ Window = Annotated[
 Splits = Annotated[
     int | None,
     typer.Option(
-        help="Which folder below SOURCE is an image's split, from 1; 0: none is, a class may be called train. Default: as "
-        "the names say.",
+        help="Number of the folder below SOURCE that is an image's split; 0: none is, a class may be called train. Default: by "
+        "the folders' names.",
         show_default=False,
     ),
 ]
@@ -75,7 +75,7 @@ def import_(
     from dpfed.data.processes import cores
     from dpfed.progress import import_progress
 
-    with watching() as watcher, goes_on(lambda: f"stopped: {dest} is not whole; the same command goes on"):
+    with watching() as watcher, goes_on(lambda: f"stopped: {dest} is incomplete; the same command resumes"):
         report = import_records(
             source if len(source) > 1 else source[0],
             dest,
@@ -105,7 +105,7 @@ def _show(report: ImportReport) -> None:
     _say(f"{report.path}: {report.kind} records from {report.format}: {counts}")
     _say(f"in {datetime.timedelta(seconds=round(report.seconds))}: {_rate(report)}")
     for sentence in (
-        *(f"left out {group}" for group in by_reason(report.skipped)),
+        *(f"skipped {group}" for group in by_reason(report.skipped)),
         *_what_was_converted(report),
         *_what_is_protected(report),
         *_what_was_not_read(report),

@@ -23,10 +23,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts
 def provision_federation(
     project: Annotated[Path, typer.Argument(help="A TOML file (docs/a-site-in-15-minutes.md).", show_default=False)],
     folder: Annotated[
-        Path | None, typer.Option(help="Where everything goes; default: beside the project, with its name.", show_default=False)
+        Path | None, typer.Option(help="Output folder; default: beside the project, with its name.", show_default=False)
     ] = None,
 ) -> None:
-    """Make one signed starter kit per site, and the coordinator's folder; again when the sites have replied."""
+    """Make one signed starter kit per site, and the coordinator's folder. Run it again when the sites have replied."""
     say(f"reading {project}", True)
     from dpfed.console.terminal import watching
     from dpfed.federation.provisioning.project import Project
@@ -36,12 +36,12 @@ def provision_federation(
         done = provision(Project.load(project), project.absolute(), folder, watcher)
     for site, kit in done.kits.items():
         state = "has left" if site in done.left else "has not replied" if site in done.waiting else "has replied"
-        line(site, f"{state}; {'new kit' if site in done.changed else 'kit as before'}: {kit}")
+        line(site, f"{state}; {'new kit' if site in done.changed else 'kit unchanged'}: {kit}")
     for news in done.news:
         line("new", news)
-    line("read out", f"{done.fingerprint}   (the coordinator's fingerprint: by telephone, never beside a kit)")
+    line("read out", f"{done.fingerprint}   (the coordinator's fingerprint; by telephone, never sent with a kit)")
     if done.waiting:
-        tell(f"\nSend each site its kit. Put the replies into {done.folder / 'replies'}, and give this command again.")
+        tell(f"\nSend each site its kit. Put the replies into {done.folder / 'replies'}, then run this command again.")
         return
     if done.terms is not None:
         line("terms", done.terms.fingerprint)
@@ -98,7 +98,7 @@ def demo(
     sites: Annotated[int, typer.Option(min=2, help="Institutions.")] = 3,
     trust: Annotated[str, typer.Option(help="central, distributed, secure or local.")] = "central",
     drops: Annotated[int, typer.Option(help="Sites that may drop out of a step.")] = 0,
-    colluders: Annotated[int, typer.Option(help="Sites that may tell others what they know.")] = 1,
+    colluders: Annotated[int, typer.Option(help="Sites that may pool what they know.")] = 1,
     skew: Skew = 0.8,
     deadline: Annotated[float, typer.Option(help="Seconds that a step waits for the slowest site.")] = 120.0,
 ) -> None:
@@ -108,7 +108,7 @@ def demo(
 
     loaded, place = chosen_config(config, assignments), run.absolute()
     if not RunDirectory.unused(place) and RunDirectory.open(place).finished:
-        say(f"{run} is finished: nothing is left to do, and this is what came of it (another --run makes another)")
+        say(f"{run} is finished; these are its results (another --run trains another one)")
         show_run(RunDirectory(place))
         return
     say("loading PyTorch")

@@ -34,7 +34,9 @@ Public = Annotated[
 ]
 Records = Annotated[
     int | None,
-    typer.Option(min=2, help="N, if not the store's own number (or units, if the run protects units).", show_default=False),
+    typer.Option(
+        min=2, help="N: number of training records (or protected units); default: the store's own.", show_default=False
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
@@ -48,9 +50,8 @@ def forecast(
 ) -> None:
     """Forecast a private run in about a minute. No private record is read, and no privacy is spent.
 
-    For private moments the forecast follows from public numbers alone.
-
-    Noise, gradient, time and memory of the run, and what other batches, group sizes and numbers of steps would do.
+    The forecast states noise, gradient, time and memory of the run, and compares other batches, group sizes and numbers of
+    steps. For private moments it follows from public numbers alone.
     """
     from dpfed.console.terminal import chosen_config, on_command_line, say, watching
 
@@ -95,8 +96,8 @@ def rehearse(
 ) -> None:
     """Train on public records with the private run's own q, sigma and steps, and write the best configuration.
 
-    Noise over signal is that of the private run. No private record is read, and no privacy is spent. What is finished is
-    kept, and an interrupted rehearsal resumes.
+    The ratio of noise to signal is that of the private run. No private record is read, and no privacy is spent. An
+    interrupted rehearsal resumes.
     """
     from dpfed.console.terminal import chosen_config, say, watching
 
@@ -110,7 +111,7 @@ def rehearse(
         refuse_start(loaded)
         plan = declared_plan(loaded, records, watcher)
         if plan.bounding.method.closed_form:
-            raise UserError("bounding.method = 'moments' has nothing to choose: `dpfed forecast` says what to expect of it.")
+            raise UserError("bounding.method = 'moments' has no settings to choose: `dpfed forecast` predicts its result.")
         stand = chosen(public, loaded, plan)
         watcher.note("loading PyTorch")
         from dpfed.planning.rehearsal import rehearse as carry_out
@@ -133,7 +134,7 @@ def _forecast_moments(config: Config, plan: PrivacyPlan, as_json: bool) -> None:
         print(json.dumps(found.facts()))
         return
     _print(_promised(found.name, plan, plan.epsilon()), "bold")
-    _print("two noisy releases, and heads that follow from them; towers stay as they are")
+    _print("two noisy releases determine the heads; the towers are frozen")
     table = Table(box=None, pad_edge=False)
     table.add_column("what if")
     for column in ("sigma", "records / sigma", "gain left"):
@@ -234,13 +235,13 @@ def _show_rehearsal(found: Rehearsal) -> None:
     _console().print(table)
     _print(found.verdict, "bold")
     _print("Differences within their error are chance.", "dim")
-    _print("Imitated noise on public records: it protects nobody, so there is no privacy card.", "dim")
+    _print("The noise was simulated on public records and protects nobody, so there is no privacy card.", "dim")
     _print(f"next: dpfed pretrain {found.file}", "dim")
 
 
 def _noise_words(over: float) -> str:
     if over == float("inf"):
-        return "no gradient could be told from chance on these records"
+        return "the gradient on these records cannot be distinguished from chance"
     return f"the noise is {over:,.1f} times as long as the gradient"
 
 

@@ -60,7 +60,7 @@ def inspect(
     if store.kind == "image-text":
         facts["captions"] = _captions(store, tokenizer)
     elif tokenizer is not None:
-        raise UserError(f"{store.path} has no captions to count; leave --config and --context out.")
+        raise UserError(f"{store.path} has no captions to count; omit --config and --context.")
     if store.units is not None:
         facts["units"] = _units(store)
     if as_json:

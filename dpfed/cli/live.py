@@ -15,8 +15,8 @@ _AGAIN = 1.0  # seconds between two looks
 
 def watch(
     run: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a site's folder.", show_default=False)],
-    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Look once, and print JSON only, for scripts.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once, and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the state once, as JSON, for scripts.")] = False,
 ) -> None:
     """Watch a run in the terminal: steps, time left, epsilon, utility, sites. Nothing is written."""
     from dpfed.console.terminal import console, say

@@ -27,7 +27,7 @@ def calibrate(
     records: Records,
     batch: Batch,
     steps: Steps,
-    epsilon: Annotated[float, typer.Option(help="The epsilon to keep.")],
+    epsilon: Annotated[float, typer.Option(help="The largest epsilon allowed.")],
     delta: Delta = None,
     as_json: Json = False,
 ) -> None:
@@ -40,7 +40,7 @@ def account(
     records: Records,
     batch: Batch,
     steps: Steps,
-    noise_multiplier: Annotated[float, typer.Option(help="sigma: noise over sensitivity.")],
+    noise_multiplier: Annotated[float, typer.Option(help="sigma: the noise's standard deviation divided by the sensitivity.")],
     delta: Delta = None,
     as_json: Json = False,
 ) -> None:
@@ -54,7 +54,7 @@ def ledger(
     run: Annotated[Path, typer.Argument(help="A run directory.", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Show what a run spent, when it was interrupted, and what it reserved: every line of its ledger is checked."""
+    """Show what a run spent and reserved, and where it was interrupted. Every line of its ledger is checked."""
     from dpfed.console.terminal import say
 
     say(f"reading the ledger of {run}", as_json)
@@ -96,12 +96,12 @@ def ledger(
     for count, epsilon in curve:
         _print(f"  after {count:>9,} steps   epsilon {round_up(epsilon)}")
     _print(_interruptions(book.resumed))
-    _print(f"paid releases that were taken again, bit for bit, at no cost: {book.replays:,}")
+    _print(f"charged releases that were replayed, bit for bit, at no further cost: {book.replays:,}")
     _print(f"data owners that saw sums without noise: at most {book.owners:,}")
     if not reserved:
         _print(f"lifetime budget of the records: {stated(folder)}")
     for id, known, entries in reserved:
-        _print(f"lifetime budget {id}{': its book is gone' if known is None else f', {shown(known)}'}")
+        _print(f"lifetime budget {id}{': its ledger is gone' if known is None else f', {shown(known)}'}")
         if known is not None:
             for entry in entries:
                 _print(f"  {entry.day}  {told(entry, known)}")
@@ -116,7 +116,7 @@ def verify(
     """Verify a privacy card against the ledger, plan, results and model of its run."""
     from dpfed.console.terminal import say
 
-    say(f"holding {card} against {run}")
+    say(f"comparing {card} with {run}")
     from dpfed.artifacts.verification import verify
     from dpfed.errors import UserError
 
@@ -128,12 +128,12 @@ def verify(
 
 
 def _interruptions(resumed: list[int]) -> str:
-    """How often a run was interrupted, and where it went on."""
+    """How often a run was interrupted, and where it resumed."""
     if not resumed:
         return "never interrupted"
     places = ", ".join(f"{step:,}" for step in resumed[-_SHOWN_LAST:])
     earlier = "... " if len(resumed) > _SHOWN_LAST else ""
-    return f"interrupted: {len(resumed):,}; went on behind step {earlier}{places}"
+    return f"interrupted: {len(resumed):,}; resumed after step {earlier}{places}"
 
 
 def _print(line: str) -> None:

@@ -111,7 +111,7 @@ def resume(
     if finished and not another_process(cluster):
         _say_finished(run, as_json)
     elif not another_process(cluster):
-        say(f"going on with {run}", as_json)
+        say(f"resuming {run}", as_json)
 
     def carry_out(watcher: Watcher) -> RunDirectory | None:
         if not finished:
@@ -136,7 +136,7 @@ def _say_finished(folder: Path, as_json: bool) -> None:
     """Says that a run is only shown."""
     from dpfed.console.terminal import say
 
-    say(f"{folder} is finished: nothing is left to do, and this is what came of it", as_json)
+    say(f"{folder} is finished; these are its results", as_json)
 
 
 def _watch(
@@ -188,7 +188,7 @@ def evaluate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a run's model again, and the model before training."""
+    """Evaluate a run's model again, and the model before training."""
     from rich.markup import escape
 
     from dpfed.console.terminal import console, say, watching
@@ -220,14 +220,12 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Where the page goes; default RUN/report.html or comparison.html.")] = None,
     pictures: Annotated[
         Path | None,
-        typer.Option(
-            help="A public store: gallery, search and map show its pictures as the model sees them.", show_default=False
-        ),
+        typer.Option(help="A public store, whose pictures the report's gallery, search and map show.", show_default=False),
     ] = None,
     forecast: Annotated[
         Path | None,
         typer.Option(
-            help="What `dpfed forecast --json` or `rehearse --json` printed: shown beside the outcome.", show_default=False
+            help="JSON that `dpfed forecast --json` or `rehearse --json` printed; shown beside the outcome.", show_default=False
         ),
     ] = None,
 ) -> None:

@@ -42,8 +42,8 @@ Public = Annotated[
 ]
 _BEFORE_JOINING = (
     "\nCompare the terms' fingerprint with the coordinator's, by another channel than the file's: for example, by telephone. "
-    "Joining reserves the whole plan with the lifetime budget of the records, if they have one. It is for these terms only, "
-    "and for good."
+    "Joining reserves the whole plan in the lifetime budget of the records, if they have one. This folder can never join "
+    "other terms."
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
@@ -120,7 +120,7 @@ def link(folder: KitFolder) -> None:
 
 @app.command()
 def leave(folder: KitFolder) -> None:
-    """Leave the federation for good. What was spent stays spent; no budget comes back."""
+    """Leave the federation permanently. What was spent stays spent; no budget is given back."""
     say(f"reading {folder}", True)
     from dpfed.federation.provisioning.site_place import SitePlace
     from dpfed.privacy.ledger import Ledger
@@ -129,7 +129,7 @@ def leave(folder: KitFolder) -> None:
     place = SitePlace.open(folder)
     opened = place.site
     place.leave()
-    tell(f"{opened.path} has left, for good. Its secret of draws and noise is destroyed.")
+    tell(f"{opened.path} has left permanently. Its secret key for draws and noise is destroyed.")
     if opened.ledger.exists():
         ledger = Ledger.open(opened.ledger)
         spent = f"epsilon {round_up(ledger.epsilon)} at delta {round_up(ledger.plan.promise.delta)}"
@@ -242,7 +242,7 @@ def status(folder: SiteDirectory) -> None:
     own = terms.sites[number]
     plan, delta, budget = ledger.plan, ledger.plan.promise.delta, opened.settings().budget
     if (day := day_of_leaving(opened.path)) is not None:
-        tell(f"{'left':>15}  on {day}, for good; what is spent stays spent")
+        tell(f"{'left':>15}  on {day}, permanently; what is spent stays spent")
     for name, value in (
         ("site", f"{own.name}, {own.records:,} records declared, {own.groups} of {plan.groups} groups"),
         ("terms", terms.fingerprint),
@@ -260,7 +260,7 @@ def status(folder: SiteDirectory) -> None:
 
 @app.command("supernode", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def supernode(context: typer.Context) -> None:
-    """Run Flower's SuperNode, less idle and more patient; takes the options of `flower-supernode`."""
+    """Run Flower's SuperNode with shorter polls and longer retries; takes the options of `flower-supernode`."""
     from dpfed.federation.flower.resident import main
 
     sys.argv = ["dpfed site supernode", *context.args]

@@ -44,7 +44,7 @@ def plan(
     measured: Annotated[Path | None, typer.Option(help="A file of `python -m benchmarks.throughput`.")] = None,
     model: Annotated[str | None, typer.Option(help="Which model of the measured file.")] = None,
     throughput: Annotated[float | None, typer.Option(help="Records/s of one GPU, clipped group gradients only.")] = None,
-    latency: Annotated[float | None, typer.Option(help="Microseconds of a message beside its bytes.")] = None,
+    latency: Annotated[float | None, typer.Option(help="Fixed latency of a message, microseconds.")] = None,
     noise_seconds_per_million: Annotated[float | None, typer.Option(help="Noise, optimizer, per million parameters.")] = None,
     bookkeeping_seconds_per_million: Annotated[
         float | None, typer.Option(help="Digest, kept release and ledger, per million parameters.")
@@ -243,7 +243,7 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
         said += f"\nno promise (bounding.method = '{plan.bounding.method_name}')"
     said += f"\n{parameters:,} trained parameters; {machines.throughput:,.6g} records/s per GPU"
     if unknown := [words for words, value in _counted(plan, machines).items() if not value]:
-        said += f"\nnot counted, as nothing is known of it: {', '.join(unknown)}"
+        said += f"\nnot counted, because no value is known: {', '.join(unknown)}"
     table = Table(box=None, pad_edge=False)
     heads = (
         "workers",

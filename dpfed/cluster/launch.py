@@ -128,11 +128,11 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
             )
             raise UserError(
                 f"workers died {settled.restarts + 1} times, the last time with: {'; '.join(reasons)}. No step is lost: "
-                f"`dpfed resume {task.folder} --cluster ray` goes on."
+                f"`dpfed resume {task.folder} --cluster ray` continues it."
             ) from error
         except TrainingFailedError as error:
             raise UserError(
-                f"Ray gave up: {last_line(error)}. No step is lost: `dpfed resume {task.folder} --cluster ray` goes on."
+                f"Ray gave up: {last_line(error)}. No step is lost: `dpfed resume {task.folder} --cluster ray` continues it."
             ) from error
     if refusal:
         raise UserError(refusal)
@@ -204,7 +204,7 @@ def _connected(watcher: Watcher, wait: float = WAIT) -> Iterator[bool]:
     remedy = (
         "Start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone."
         if where
-        else f"Ray's own logs are in {ray_folder() / 'session_latest' / 'logs'}; `ray stop` ends what is left of a cluster."
+        else f"Ray's own logs are in {ray_folder() / 'session_latest' / 'logs'}; `ray stop` ends a cluster's processes."
     )
     try:
         yield patiently(_connection, f"connecting to Ray{where}", watcher, _hopeless, remedy, wait)

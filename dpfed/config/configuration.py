@@ -44,7 +44,10 @@ class Config(Section):
     """A whole run."""
 
     name: str = Field(
-        "run", pattern="^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=100, description="of the run, and of its folder in runs/"
+        "run",
+        pattern="^[A-Za-z0-9_-][A-Za-z0-9._-]*$",
+        max_length=100,
+        description="name of the run, and of its folder in runs/",
     )
     data: DataConfig = DataConfig()
     views: ViewsConfig = ViewsConfig()
@@ -60,7 +63,7 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     progress: ProgressConfig = ProgressConfig()
     diagnostics: Literal["none", "private", "raw"] = Field(
-        "none", description="'private': loss, clip rate and norms with noise, paid for; 'raw': exact, marks the card"
+        "none", description="'private': loss, clip rate and norms with noise, accounted for; 'raw': exact, marks the card"
     )
 
     def __init__(self, /, **tree: Any) -> None:

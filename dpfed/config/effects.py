@@ -202,7 +202,7 @@ _RULES = (
         "bounding.group_size bounding.max_group_size",
         "bounding.method",
         lambda c: not _method(c).alone,
-        "every record makes a group of its own; set bounding.method = 'group'",
+        "every record forms its own group; set bounding.method = 'group'",
     ),
     Rule(
         "public.records public.centring public.source public.path public.digest public.generated public.half",
@@ -262,7 +262,7 @@ _RULES = (
         "optimizer.schedule",
         "optimizer.warmup privacy.steps",
         lambda c: c.optimizer.warmup + 1 < c.privacy.steps,
-        "it begins behind the warm-up; leave it two steps at least",
+        "it begins after the warm-up; leave at least two steps for it",
     ),
     needs(
         "evaluation.tasks evaluation.match evaluation.templates evaluation.every evaluation.records evaluation.bank",

@@ -81,7 +81,7 @@ def refuse_other_squares(store: RecordStore, resize: str, interpolation: str) ->
     if store.resized and (resize, interpolation) not in (_SQUARED, ("model", _SQUARED[1])):
         raise UserError(
             f"the images of {store.path} were cropped to squares of {store.size} pixels and scaled bicubically when they were "
-            f"imported, and this run wants resize '{resize}' with {interpolation} scaling, as stock open_clip would "
+            f"imported, and this run needs resize '{resize}' with {interpolation} scaling, as stock open_clip would "
             "show them to its model: import the data again without --size."
         )
 

@@ -52,7 +52,7 @@ def public_fingerprint(config: PublicConfig) -> str | None:
     header = read_layout(path).header
     if not header["public"]:
         raise UserError(
-            f"public.path: the records of {path} are not marked public, and what joins every group must be: give a store that "
+            f"public.path: the records of {path} are not marked public, but they join every group: give a store that "
             "was imported with `dpfed data import --public`."
         )
     found: str = header["contents"]["fingerprint"]

@@ -227,7 +227,7 @@ class _Guard:
             return PlainTextResponse("this page has another name", 421)
         given = request.query_params.get("token")
         if not self._access.allows(given, request.headers.get("cookie", ""), request.headers.get("authorization", "")):
-            return PlainTextResponse("this page wants its token: open the address that `dpfed serve` printed\n", 401)
+            return PlainTextResponse("this page needs its token: open the address that `dpfed serve` printed\n", 401)
         return PlainTextResponse("this page is for reading\n", 405) if request.method not in ("GET", "HEAD") else None
 
     def _entrance(self, request: Request) -> Response | None:

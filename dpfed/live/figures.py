@@ -65,7 +65,7 @@ def details(seen: Seen) -> list[Figure]:
 
 
 def _state(seen: Seen) -> str:
-    return "stopped, or at work where this machine cannot see it" if seen.state == "stopped" else seen.state
+    return "stopped, or running where this machine cannot see it" if seen.state == "stopped" else seen.state
 
 
 def _steps(seen: Seen, one: Snapshot) -> Iterator[Figure]:
@@ -81,7 +81,7 @@ def _steps(seen: Seen, one: Snapshot) -> Iterator[Figure]:
     if seen.state != "running":
         return
     pace = "not known before two steps" if seen.seconds is None else duration(seen.seconds)
-    yield Figure("step_seconds", "a step takes", seen.seconds, pace, "Seconds of a step, as seen while it goes on; not kept")
+    yield Figure("step_seconds", "a step takes", seen.seconds, pace, "Seconds of a step, as seen during the run; not kept")
     left = "not known before two steps" if seen.left is None else f"about {duration(seen.left)}"
     yield Figure("seconds_left", "time left", seen.left, left, "Seconds until the last step, at this pace")
     if seen.last is not None:
@@ -107,7 +107,7 @@ def _privacy(one: Snapshot) -> Iterator[Figure]:
         yield Figure("epsilon_budget", "budget", one.budget, round_up(one.budget), what)
     for number, (words, part) in enumerate(one.lifetime):
         taken = f"{words}: {percent(part)} is taken by all runs"
-        what = "Part of the records' lifetime budget that all runs took"
+        what = "Fraction of the records' lifetime budget that all runs spent or reserved"
         yield Figure("budget_taken", "lifetime budget", part, taken, what, {"budget": str(number)})
 
 
@@ -139,9 +139,9 @@ def _training(one: Snapshot) -> Iterator[Figure]:
         if series := one.series(name):
             yield Figure(name, label, series[-1][1], f"{series[-1][1]:.4g} at step {series[-1][0]:,}", what)
     for name, value, what in (
-        ("steps_charged", ledger.charged, "Releases that were paid for, discarded steps included"),
-        ("steps_replayed", ledger.replays, "Paid releases that were computed again, bit for bit, for nothing more"),
-        ("interruptions", len(ledger.resumed), "How often the run went on after an interruption"),
+        ("steps_charged", ledger.charged, "Charged releases, discarded steps included"),
+        ("steps_replayed", ledger.replays, "Charged releases that were replayed, bit for bit, at no further cost"),
+        ("interruptions", len(ledger.resumed), "How often the run resumed after an interruption"),
     ):
         yield Figure(name, name.replace("_", " "), value, f"{value:,}", what)
 
@@ -150,11 +150,15 @@ def _sites(one: Snapshot) -> Iterator[Figure]:
     if not one.sites:
         return
     yield Figure(
-        "steps_discarded", "steps discarded", len(one.discarded), f"{len(one.discarded):,}", "Paid for, came to nothing"
+        "steps_discarded",
+        "steps discarded",
+        len(one.discarded),
+        f"{len(one.discarded):,}",
+        "Steps that were charged, but left the model unchanged",
     )
     awaited = one.awaited
     if awaited is not None and (until := awaited[1].until) is not None:
-        left, what = max(0.0, until - time.time()), "Seconds until the coordinator goes on without the sites that it awaits"
+        left, what = max(0.0, until - time.time()), "Seconds until the coordinator continues without the missing sites"
         yield Figure("sites_awaited_seconds", "sites are awaited", left, f"{duration(left)} at most", what)
     for site in one.sites:
         label = {"site": site.name}

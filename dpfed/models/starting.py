@@ -70,8 +70,8 @@ class StartingWeights:
             return
         if MOMENTS in self.description:
             raise UserError(
-                f"model.start: the heads in {self.path.parent} are made of private moments, and no training goes on from "
-                "these: start from the towers that they stand behind."
+                f"model.start: the heads in {self.path.parent} were released by private moments, and training cannot start "
+                "from these: start from the towers below them."
             )
         there, here, idle = self.description["model"], config.model.model_dump(mode="json"), without_effect(config)
         defaults = ModelConfig().model_dump(mode="json")

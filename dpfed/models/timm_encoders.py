@@ -117,7 +117,7 @@ def _fetched(repository: str) -> dict[str, Tensor]:
             return load_state_dict_from_hf(repository, weights_only=True)
     except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
         raise UserError(
-            f"the weights in '{HUB}{repository}' cannot be had ({words(error)}); set model.weights to a local file or folder."
+            f"the weights in '{HUB}{repository}' are not available ({words(error)}); set model.weights to a local copy."
         ) from error
 
 

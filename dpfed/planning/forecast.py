@@ -116,7 +116,7 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, watcher: Watcher |
     simulated = SimulatedRun.of(config, plan, stand, stand.at_most(_RECORDS), watcher)
     parts = simulated.parts
     if plan.promise.unit == "user" and parts.plan.promise.unit == "record":
-        remarks.append(f"{stand.title} name no units: each of their records counts as a unit of its own")
+        remarks.append(f"{stand.title} name no units: each of their records counts as its own unit")
     sizes = group_sizes(plan, simulated.protected)
     other = _other_training(config)
     budget = _BUDGET / (len(sizes) + bool(other))
@@ -160,7 +160,7 @@ def _with_a_start(config: Config) -> tuple[Config, list[str]]:
         starting_weights(settle(config))
     except MissingStart:
         model = config.model.model_copy(update={"start": None})
-        remark = "the procedural start is not made yet (`dpfed start`): measured at random weights, which tell less"
+        remark = "the procedural start is not made yet (`dpfed start`): measured at random weights, which is less reliable"
         return config.model_copy(update={"model": model}), [remark]
     return config, []
 

@@ -75,8 +75,8 @@ def declared_plan(config: Config, records: int | None, watcher: Watcher) -> Priv
         records = known_count(config.data, config.privacy)
     if records is None:
         raise UserError(
-            f"how many records data.source = '{config.data.source}' holds is known after an import only: give their number, "
-            "which is public, with --records N."
+            f"the number of records of data.source = '{config.data.source}' is known only after an import: give it, as a "
+            "public number, with --records N."
         )
     PrivacyPlan.sketch(config, records)
     watcher.note(f"accounting for {records:,} records")
@@ -112,7 +112,7 @@ def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
         )
     if plan.bounding.method.public_records and config.public.path and local_path(config.public.path, "public.path") == path:
         raise UserError(
-            f"--public: the records of {path} join every group as public ones (public.path), so they cannot stand in for the "
+            f"--public: the records of {path} join every group as public ones (public.path), so they cannot replace the "
             f"private ones as well: give others, or '{PROCEDURAL}'."
         )
     count = known_count(DataConfig(source="store", path=str(path)), PrivacyConfig())

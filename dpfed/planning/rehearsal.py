@@ -119,10 +119,14 @@ class Rehearsal:
         first, best = self.tried[0].headline, self.best.headline
         figure = f"{best.label} {shown(best.trained, best.name, best.trained_interval)}"
         if self.best is self.tried[0]:
-            lead = f"Nothing that was tried beats the configuration by more than chance, so it stays: {figure}"
+            lead = f"No tried setting beats the configuration by more than chance, so it is kept: {figure}"
         else:
             lead = f"Best: {self.best.name}, {figure} ({shown(first.trained, first.name)} as configured)"
-        learnt = "" if best.improved else "; but nothing that shows was learnt, and `dpfed forecast` says what would help"
+        learnt = (
+            ""
+            if best.improved
+            else "; but there is no measurable gain over the untrained model, and `dpfed forecast` says what would help"
+        )
         return f"{lead}{learnt}."
 
     def facts(self) -> dict[str, Any]:
@@ -179,7 +183,7 @@ def rehearse(
             kept.keep(key, found)
         tried.append(found)
 
-    with goes_on(lambda: f"stopped after {len(tried)} settings, which are kept; the same command goes on"):
+    with goes_on(lambda: f"stopped after {len(tried)} settings, which are kept; the same command resumes"):
         for name, changes in _stages(config, tried) if asked is None else asked:
             carry_out(name, changes)
     best = _best(tried)
@@ -214,7 +218,7 @@ def _trained(
     engines[size] = simulated.parts.config.bounding.engine
     parts, groups = simulated.parts, plan.groups * simulated.protected / plan.sampling.records
     if groups < ENOUGH_GROUPS:
-        watcher.note(f"{groups:.0f} groups a step are few: they scatter more than the private run's {plan.groups:,}")
+        watcher.note(f"{groups:.0f} groups a step are few: results vary more than with the private run's {plan.groups:,}")
     before = parts.evaluate("untrained", 0)
     whole = max(1, round(groups))
     randomness = Randomness.from_seed(1)
@@ -257,7 +261,7 @@ def _others(config: Config) -> dict[str, list[int]]:
 
 def _time_left(tried: list[Rehearsed], total: int) -> str:
     each = [one.seconds for one in tried]
-    return f"; about {duration(sum(each) / len(each) * (total - len(each)))} left of all" if each else ""
+    return f"; about {duration(sum(each) / len(each) * (total - len(each)))} left in all" if each else ""
 
 
 def _named(changes: dict[str, Any]) -> tuple[str, dict[str, Any]]:

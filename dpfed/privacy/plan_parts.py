@@ -152,7 +152,7 @@ class Bounding:
         )
         require(
             not self.method.alone or (self.group_size == 1 and self.max_group_size is None),
-            f"every record makes a group of its own with method '{name}': group_size must be 1, and there is no max_group_size",
+            f"every record forms its own group with method '{name}': group_size must be 1, and there is no max_group_size",
         )
         require(
             not self.method.whole_batch or self.max_group_size is None,

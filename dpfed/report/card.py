@@ -115,7 +115,7 @@ def _reservations(facts: CardFacts) -> Iterator[str]:
         yield ""
         yield (
             f"**The run is not complete**: {facts.steps_charged} of {facts.plan.steps} planned steps are charged. If the "
-            f"run goes on, it spends more, up to epsilon {round_up(facts.plan.epsilon())}."
+            f"run is resumed, it spends more, up to epsilon {round_up(facts.plan.epsilon())}."
         )
     for mark in facts.marks:
         if not mark.voids:
@@ -157,16 +157,16 @@ def _protected(facts: CardFacts) -> Iterator[str]:
     whom = f"each of the {facts.plan.sampling.records:,} training {'units' if facts.of_units else 'records'}, taken alone"
     yield f"Protected: {whom}. Not protected: the held-out records, which serve to measure the model."
     yield (
-        "From whom: everybody who sees what is covered below. The promise holds whatever else they know, and whatever they do "
-        "with it, now or later."
+        "From whom: everybody who sees the covered outputs (below). The promise holds whatever else they know, and whatever "
+        "they do with it, now or later."
     )
     yield (
         f"Those who take part may see more. This run was {facts.trust_mode}. Anybody who runs, or breaks into, a machine that "
         "holds records, or sums without noise, can read these."
     )
     yield (
-        "Not promised: that nothing is learnt about people in general. The model may learn what holds for many records. That "
-        "may also be true of somebody whose records were never there."
+        "Not promised: that nothing is learnt about people in general. The model may learn what holds for many records. Such "
+        "patterns may also apply to somebody whose records were never there."
     )
 
 

@@ -97,7 +97,7 @@ def plan_runs(request: Request) -> list[Planned]:
     if own and request.epsilons != experiment.epsilons:
         raise UserError(f"{experiment.name} goes through values of epsilon of its own: leave --epsilon out.")
     if request.out.exists() and not request.out.is_dir():
-        raise UserError(f"{request.out} is a file, and runs and results want a folder: choose another --out.")
+        raise UserError(f"{request.out} is a file, and runs and results need a folder: choose another --out.")
     if experiment.timed and len(request.epsilons) > 1:
         raise UserError(f"{experiment.name} compares methods at one promise: give one --epsilon, got {len(request.epsilons)}.")
     base = _base(request)

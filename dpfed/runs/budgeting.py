@@ -32,7 +32,7 @@ from dpfed.runs.assembly import Components
 
 _ID = 16  # letters of a run's identity, as its card shows them
 _NONE = "none was set (`dpfed budget set STORE`): other runs on the same records are not counted here"
-_AT_SITES = "each site's own matter: `dpfed budget show STORE` tells it there"
+_AT_SITES = "each site has its own: `dpfed budget show STORE` shows it there"
 
 
 def foresee_budget(folder: str | Path, config: Config, store: RecordStore, plan: PrivacyPlan) -> None:
@@ -52,8 +52,8 @@ def foresee_budget(folder: str | Path, config: Config, store: RecordStore, plan:
         asked |= note_uncovered(store, what, why, dry=True)
     if why is not None and not asked:
         raise UserError(
-            "privacy.not_covered says why more may be released than a lifetime budget covers, and here either the records have "
-            "none, or nothing more is released: leave it out."
+            "privacy.not_covered has no effect: the records have no lifetime budget, or the budget covers all that this run "
+            "releases. Leave it out."
         )
     if plan.promises:
         reserve(store, [Claim("", "run", config.name, Path(folder).resolve(), plan)], dry=True)
@@ -83,7 +83,7 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
     if gone := set(claim.reserved_with) - {book.head.id for book in books}:
         raise UserError(
             f"{run.path} reserved with the budget {', '.join(sorted(gone))} of {_noted(run.budget)['store']}, and neither "
-            f"{store.path} nor the shelf {shelf()} has its book any more: restore `{BOOK}` there."
+            f"{store.path} nor the registry {shelf()} has its ledger any more: restore `{BOOK}` there."
         )
     if not books:
         return
@@ -162,9 +162,7 @@ def settle_run(folder: str | Path) -> list[Book]:
         return books
     run = RunDirectory.open(folder)
     if _of_institutions(run):
-        raise UserError(
-            f"{folder} is the coordinator's run: the records are the sites', and `dpfed budget settle SITE` is theirs."
-        )
+        raise UserError(f"{folder} is the coordinator's run, without records: each site runs `dpfed budget settle SITE`.")
     with run.locked():
         return settled(run, ledger_of(run))
 

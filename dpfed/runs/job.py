@@ -42,7 +42,7 @@ def say_what_is_trained(parts: Components, watcher: Watcher) -> None:
     watcher.note(f"trains {trained}; {trained.bytes_per_aggregate:,} bytes per aggregate")
     split = parts.config.evaluation.split
     if parts.store.public and split != "none" and parts.store.share_units("train", split):
-        watcher.note(f"a {parts.store.unit_name} may stand in both the train and the {split} split here: figures flatter then")
+        watcher.note(f"a {parts.store.unit_name} may be in both the train and the {split} split: figures then look better")
     say_sizes(parts, watcher.note)
     if parts.config.model.kind == "open_clip":
         _say_what_stock_sees(parts.store, watcher)
@@ -87,7 +87,7 @@ def _say_few_contrasted(parts: Components, watcher: Watcher) -> None:
     if (contrasted := method.contrasted(config)) < least:
         key = "public.records" if method.public_records else "privacy.batch" if method.whole_batch else "bounding.group_size"
         watcher.note(
-            f"'{config.objective.name}' learns from the spread of the records of a group, and {contrasted} say little of it: "
+            f"'{config.objective.name}' learns from the spread of a group's records, and {contrasted} are too few for that: "
             f"groups of {least} or more serve better ({key})"
         )
 
@@ -178,7 +178,7 @@ def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1, terms: Terms |
         UserError: see `resume`; for a federation's run, if no terms are given.
     """
     if terms is None and run.terms.is_file():
-        raise UserError(f"{run.path} is the run of a federation: start its server again (`flwr run`) to go on with it.")
+        raise UserError(f"{run.path} is the run of a federation: start its server again (`flwr run`) to resume it.")
     randomness = run.randomness()
     run.note_environment(environment())
     return Job(run, assemble(resolve(run.config()), randomness, watcher, owners=owners, terms=terms), randomness)

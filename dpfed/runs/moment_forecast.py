@@ -80,8 +80,7 @@ class MomentForecast:
         """What follows, in a sentence or two."""
         first = self.rows[0]
         said = (
-            f"About {first.kept:.0%} of what the heads would gain without noise will be left, among {first.candidates:,} "
-            "held-out records."
+            f"About {first.kept:.0%} of the heads' gain without noise will remain, among {first.candidates:,} held-out records."
         )
         if first.kept >= _GOOD:
             return said

@@ -71,18 +71,18 @@ _RECORDS_OF_SITES = "Each site's records, and the record store that holds them: 
 _DECLARED_PUBLIC = "Not the records: they were generated, or whoever imported them declared them public."
 _KEY = (
     "`secret.key` in the run's folder: whoever has it can repeat all random draws, and subtract the noise. The file exists "
-    "while the run goes on; the run deletes it at its end. Delete copies and backups of it, too."
+    "until the run is finished; the run then deletes it. Delete copies and backups of it, too."
 )
 _KEY_OF_SERVER = (
     "`secret.key` in the run's folder: where the server adds the noise, whoever has this key can compute the noise and "
-    "subtract it. The file exists while the run goes on; the run deletes it at its end. Delete copies and backups of it, too."
+    "subtract it. The file exists until the run is finished; the run then deletes it. Delete copies and backups of it, too."
 )
 _KEYS_OF_SITES = (
     "Each site's `secret.key`, from which its random draws come, and `identity.key`, which signs for it: only that site may "
     "have them."
 )
 _FEATURES = (
-    "`features/` in {}, with the frozen towers' features of the records: they tell as much as the records. It is deleted when "
+    "`features/` in {}, with the frozen towers' features of the records, which reveal as much as these. It is deleted when "
     "the run ends."
 )
 _NOTHING_COVERED = "Nothing is covered: what this run wrote has noise, but nobody knows whether it is enough."
@@ -221,16 +221,16 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
     grouping = f"every drawn {protected} chooses one of the K groups independently"
     if plan.bounding.method.whole_batch:
         grouping = f"all drawn {protected}s make one batch"
-        grouping += "" if plan.bounding.max_batch is None else f"; of more than {plan.bounding.max_batch:,}, so many are kept"
+        grouping += "" if plan.bounding.max_batch is None else f"; at most {plan.bounding.max_batch:,} are kept"
     if plan.bounding.method.closed_form:
         grouping = f"none: each {protected} adds its own part to the sum of each step"
     if plan.bounding.method.public_records:
         public = plan.bounding.options["public_records"]
-        grouping = f"every drawn {protected} makes a group of its own, which M = {public} public records join"
+        grouping = f"every drawn {protected} forms its own group, together with M = {public} public records"
     if plan.promise.unit == "user":
         where = " at one site" if parts.terms else ""
-        unit = f"one {protected}: all records{where} that share a value of '{protected}' (a record that names none stands for "
-        unit += "itself)"
+        unit = f"one {protected}: all records{where} that share a value of '{protected}' (a record that names none is "
+        unit += "its own unit)"
         sampler += f"; of a drawn {protected}, at most {plan.sampling.per_unit} of its records take part"
     return CardFacts(
         name=config.name,

@@ -117,6 +117,6 @@ def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bo
     run = RunDirectory.open(place)  # it was interrupted
     with run.locked():
         if not run.finished:
-            watcher.note(f"going on with the procedural start in {place}")
+            watcher.note(f"resuming the procedural start in {place}")
             run_job(take_up(run, watcher), watcher)
     return place, False

@@ -59,7 +59,7 @@ def run_job(
             raise
         raise UserError(
             f"{job.run.path} cannot be written ({error.strerror or error}). What was spent is on record, and no step is lost: "
-            f"mend that; {_how(job.run)} goes on."
+            f"fix the folder; then {_how(job.run)} resumes."
         ) from error
     finally:
         job.run.forget_times()
@@ -73,7 +73,7 @@ def stopped(run: RunDirectory, options: str = "") -> str:
         options: of the command that goes on.
     """
     done = Ledger.open(run.ledger).last_step + 1 if _has_header(run.ledger) else 0
-    return f"stopped {f'after step {done:,}' if done else 'before the first step'}; {_how(run, options)} goes on"
+    return f"stopped {f'after step {done:,}' if done else 'before the first step'}; {_how(run, options)} resumes"
 
 
 def _how(run: RunDirectory, options: str = "") -> str:
@@ -167,7 +167,7 @@ def _progress(watcher: Watcher, plan: PrivacyPlan, start: int, paid: int) -> Cal
         advance(done)
         return advance
 
-    again = watcher.stage("paid steps, taken again", paid - start) if paid > start else None
+    again = watcher.stage("charged steps, replayed", paid - start) if paid > start else None
     new = None if again else begun(start)
 
     def show(done: int) -> None:
@@ -235,7 +235,7 @@ def _pick_up(
             f"{ledger.charged}. Restore the ledger."
         )
     for path in damaged:
-        watcher.note(f"the checkpoint {path} is damaged: going on behind step {progress.step}; no step is paid for twice")
+        watcher.note(f"the checkpoint {path} is damaged: resuming after step {progress.step}; no step is charged twice")
     run.rewind_metrics(progress.step)
     return ledger, progress.step, coordinator
 

@@ -75,7 +75,7 @@ def procedural_start(place: Path) -> StartingWeights:
         run = RunDirectory.open(place)
         if not run.finished:
             if not run.has_key:
-                raise UserError(f"{place} is unfinished, and cannot go on.")
+                raise UserError(f"{place} is unfinished, and cannot be resumed.")
             raise MissingStart(f"model.start: the procedural start in {place} is unfinished: `dpfed start` finishes it.")
         found = find_start(place)
         found.refuse_damage()

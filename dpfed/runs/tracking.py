@@ -81,7 +81,7 @@ def send(run: RunDirectory, boards: Sequence[str], watcher: Watcher) -> None:
             BOARDS[board](str(results["name"]), facts, lines)
         except Exception as error:  # whatever the library or the network raises
             raise UserError(
-                f"{board} did not take the figures ({error or type(error).__name__}); the run is finished: "
+                f"{board} did not accept the figures ({error or type(error).__name__}); the run is finished: "
                 f"`dpfed resume {run.path} --{board}` sends them again."
             ) from error
 

@@ -96,4 +96,4 @@ def test_a_site_whose_clock_is_wrong_is_left_out_and_told_why(federation, networ
 def test_a_site_that_is_gone_for_good_does_not_stop_the_others(federation):
     federation.sites["west"].kill()
     seconds_until(federation.in_step("north", "south"), "the others, without one that is gone")
-    assert "goes on without 1 of 3 sites. west:" in federation.said()
+    assert "continues without 1 of 3 sites. west:" in federation.said()

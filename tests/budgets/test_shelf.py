@@ -142,7 +142,7 @@ def test_a_copy_whose_header_was_changed_is_recognised_by_its_names(budgeted, tm
     header["contents"]["fingerprint"] = "0" * 32
     header["public"] = True
     (copy / HEADER).write_text(json.dumps(header))
-    with pytest.raises(UserError, match="book of other records"):
+    with pytest.raises(UserError, match="ledger of other records"):
         budgets_of(RecordStore.open(copy))
     (copy / BOOK).unlink()
     (found,) = budgets_of(RecordStore.open(copy))
@@ -207,7 +207,7 @@ def test_a_damaged_book_is_refused_and_the_other_copy_takes_its_place_when_it_is
 def test_a_book_of_another_store_is_refused(budgeted, tmp_path):
     other = write_store(tmp_path / "other", [f"someone-{number}" for number in range(50)])
     shutil.copy(budgeted.path / BOOK, other.path / BOOK)
-    with pytest.raises(UserError, match="book of other records"):
+    with pytest.raises(UserError, match="ledger of other records"):
         budgets_of(other)
 
 

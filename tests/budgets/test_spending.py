@@ -175,7 +175,7 @@ def test_charges_of_a_run_that_a_book_does_not_know_tell_that_it_lost_lines(stor
     reserve(store, [known])
     for path in (store.path / BOOK, shelf() / f"{ids[0]}.jsonl"):
         path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    with pytest.raises(UserError, match="the book has lost lines"):
+    with pytest.raises(UserError, match="it has lost lines"):
         reserve(store, [dataclasses.replace(known, charged=3)])
     reserve(store, [known])  # a crash between the two: nothing was charged yet
 
@@ -235,7 +235,7 @@ def test_runs_of_records_and_of_users_do_not_mix(tmp_path, claim):
     ):
         reserve(pairs, [claim(1, records=600)])
     reserve(pairs, [claim(1, **by_user)])
-    with pytest.raises(UserError, match="is for each user, and stays so"):
+    with pytest.raises(UserError, match="is for each user, and this cannot change"):
         set_budget(pairs, 8, 1e-6, "record")
     set_budget(alone, 8, 1e-6, "user")
     reserve(alone, [claim(2, records=600)])  # everybody has one record

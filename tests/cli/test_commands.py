@@ -61,10 +61,10 @@ def test_what_is_finished_is_said_to_be_so_and_needs_no_cluster_and_no_federatio
     for more in ((), ("--cluster", "ray", "--workers", "2")):
         code, shown, error = dpfed("resume", folder / "run", *more)
         assert code == 0, error
-        assert shown.startswith(f"{folder / 'run'} is finished: nothing is left to do") and shown.endswith(table)
-        assert "Ray" not in shown and "going on" not in shown
+        assert shown.startswith(f"{folder / 'run'} is finished; these are its results") and shown.endswith(table)
+        assert "Ray" not in shown and "resuming" not in shown
     code, shown, error = dpfed("pretrain", folder / "run" / "config.toml", "--run", folder / "run", "--resume")
-    assert code == 0 and "is finished: nothing is left to do" in shown, error
+    assert code == 0 and "is finished; these are its results" in shown, error
     other = ("--set", "privacy.steps=6")
     code, shown, error = dpfed("pretrain", folder / "run" / "config.toml", "--run", folder / "run", "--resume", *other)
     assert code == 2 and "is finished" not in shown and "privacy.steps = 5, and the configuration now says 6" in error
@@ -79,7 +79,7 @@ def test_what_is_finished_is_said_to_be_so_and_needs_no_cluster_and_no_federatio
         str(folder / "run"),
     ]
     demo = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert demo.returncode == 0 and "is finished: nothing is left to do" in demo.stdout and demo.stdout.endswith(table)
+    assert demo.returncode == 0 and "is finished; these are its results" in demo.stdout and demo.stdout.endswith(table)
 
 
 def test_evaluate_and_report_of_a_run(run, dpfed):
@@ -110,8 +110,8 @@ def test_the_encoder_loads_back(run):
 @pytest.mark.parametrize(
     ("owner", "method", "said"),
     [
-        (Coordinator, "apply", "stopped after step {done}; `dpfed resume run` goes on"),
-        (running, "hold", "stopped before the first step; `dpfed resume run` goes on"),
+        (Coordinator, "apply", "stopped after step {done}; `dpfed resume run` resumes"),
+        (running, "hold", "stopped before the first step; `dpfed resume run` resumes"),
         (pretraining, "begin", "stopped."),
     ],
 )
@@ -133,7 +133,7 @@ def test_ctrl_c_says_how_far_a_run_came_and_what_goes_on(tiny, dpfed, tmp_path, 
     assert (code, error.splitlines()[-1]) == (130, said.format(done=4))
     if method == "apply":
         code, out, _ = dpfed("resume", "run")
-        assert code == 0 and "paid steps, taken again: 4" in out and out.count("private steps: 6") == 1
+        assert code == 0 and "charged steps, replayed: 4" in out and out.count("private steps: 6") == 1
 
 
 def test_calibrate_gives_the_json_that_scripts_read(dpfed):

@@ -82,7 +82,7 @@ def test_workers_that_start_slowly_are_waited_for_in_sight_until_one_speaks():
     deliver_all(take, lambda *event: delivered.append((event, len(watcher.notes))), ended, watcher, every=0.05)
     (event, told), notes = delivered[0], watcher.notes
     assert event == ("note", "reading") and len(delivered) == 1
-    assert 3 <= told == len(notes) and notes[0].startswith("starting workers: still at it after")
+    assert 3 <= told == len(notes) and notes[0].startswith("starting workers: still running after")
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_every_field_has_a_default():
     ("tree", "words"),
     [
         ({"model": {"kind": "open_clip"}}, "needs model.architecture"),
-        ({"adaptation": {"image_layers": ["q", "q"]}}, "each layer may stand there once"),
+        ({"adaptation": {"image_layers": ["q", "q"]}}, "each layer may be listed only once"),
         ({"adaptation": {"text_layers": []}}, "give at least one"),
     ],
 )

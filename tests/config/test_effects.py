@@ -249,7 +249,7 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant):
         ({"bounding": {"method": "none"}, "privacy": {"epsilon": 8.0, "delta": 1e-6}}, "'privacy.epsilon' and 'privacy.delta'"),
         ({"bounding": {"method": "dpcl"}, "privacy": {"accountant": "rdp"}}, "accounted for by RDP alone"),
         ({"public": {"records": 7}}, "set bounding.method = 'public'"),
-        ({"bounding": {"method": "public", "group_size": 4}}, "every record makes a group of its own"),
+        ({"bounding": {"method": "public", "group_size": 4}}, "every record forms its own group"),
         ({"bounding": {"method": "public"}, "public": {"generated": 99}}, "set public.source = 'shapes'"),
         ({"optimizer": {"momentum": 0.8}}, "set optimizer.name = 'sgd' or 'lars'"),
         ({"optimizer": {"warmup": 99, "schedule": "cosine"}}, "optimizer.schedule"),

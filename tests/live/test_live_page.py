@@ -83,7 +83,7 @@ def test_nothing_without_the_token(make, tmp_path, address):
         answer = client(tmp_path / "runs", headers=headers).get(address)
         assert (
             answer.status_code == 401
-            and answer.text == "this page wants its token: open the address that `dpfed serve` printed\n"
+            and answer.text == "this page needs its token: open the address that `dpfed serve` printed\n"
         )
 
 

@@ -42,7 +42,7 @@ def test_the_number_of_records_is_the_declared_one_or_the_users(tiny, tiny_confi
 def test_a_number_that_nobody_knows_yet_is_asked_for(tiny, tmp_path):
     (tmp_path / "images").mkdir()
     tiny["data"] = {"source": "folder", "path": str(tmp_path / "images"), "size": 16}
-    with pytest.raises(UserError, match="known after an import only: .* --records N"):
+    with pytest.raises(UserError, match="known only after an import: .* --records N"):
         plan_of(parse_config(tiny))
 
 

@@ -124,7 +124,7 @@ def test_a_setting_is_the_best_only_if_it_beats_the_configuration_by_more_than_c
     first, chance, better = tried("as configured", 0.5, 0.1), tried("S = 2", 0.58, 0.1), tried("T = 8", 0.9, 0.1)
     assert _best([first, chance]) is first and _best([first, chance, better]) is better
     said = Rehearsal([first, chance], first, config, tmp_path).verdict
-    assert said.startswith("Nothing that was tried beats the configuration by more than chance, so it stays")
+    assert said.startswith("No tried setting beats the configuration by more than chance, so it is kept")
 
 
 @pytest.mark.parametrize("name", config_names())

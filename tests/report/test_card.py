@@ -146,7 +146,7 @@ def test_an_image_and_all_its_captions_are_one_record(card_of):
 def test_a_person_with_all_records_is_protected_where_units_are(card_of):
     card = card_of("person", unit="user", per_unit=3, records=120)
     assert (
-        "private for one person: all records that share a value of 'person' (a record that names none stands for itself).**"
+        "private for one person: all records that share a value of 'person' (a record that names none is its own unit).**"
         in card
     )
     assert "Adding or removing any one person with all its records" in card and "that one person was there" in card

@@ -251,7 +251,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(seeded, tmp_path
     assert computed == list(range(at, 6))
     ledger = Ledger.open(run.ledger)
     assert ledger.charged == 6 and ledger.resumed == [first] and ledger.replays == at - first
-    named = [text for text in said if f"{newest.name} is damaged: going on behind step {first};" in text]
+    named = [text for text in said if f"{newest.name} is damaged: resuming after step {first};" in text]
     assert len(named) == (harm != "gone")
 
 
@@ -277,7 +277,7 @@ def test_a_ledger_knows_when_its_run_was_interrupted(tiny_config, tmp_path, monk
     resume(folder)
     assert Ledger.open(folder / "ledger.jsonl").resumed == [2, 4]
     code, out, _ = dpfed("privacy", "ledger", folder)
-    assert code == 0 and "interrupted: 2; went on behind step 2, 4" in out
+    assert code == 0 and "interrupted: 2; resumed after step 2, 4" in out
     assert dpfed("privacy", "verify", folder / "privacy_card.md", folder)[0] == 0
 
 

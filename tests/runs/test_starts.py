@@ -167,7 +167,7 @@ def test_making_a_start_goes_on_after_an_interruption_with_the_same_bits(tree, t
     with pytest.raises(MissingStart, match="is unfinished: `dpfed start` finishes it"):
         starting_weights(settle(elsewhere))
     cut, was_there_then = make_start(elsewhere, notes := Notes())
-    assert not was_there and not was_there_then and any("going on" in line for line in notes.said)
+    assert not was_there and not was_there_then and any("resuming" in line for line in notes.said)
     assert (whole / "model" / "model.safetensors").read_bytes() == (cut / "model" / "model.safetensors").read_bytes()
 
 

@@ -70,8 +70,8 @@ def _fixed_size(plan: PrivacyPlan) -> Mechanism:
 METHOD = Method(
     name="dpcl",
     title="DPCL as published (unsound)",
-    claim="Similarities, or means and variances, get noise; each view's gradient is clipped. The sum is said to move by 4C "
-    "when one record is replaced; in fact every view's gradient may change.",
+    claim="Similarities, or means and variances, get noise; each view's gradient is clipped. The published claim is that the "
+    "sum moves by 4C when one record is replaced; in fact every view's gradient may change.",
     sensitivity=lambda plan: 4 * plan.bounding.clip_norm,
     spread=lambda plan: plan.sampling.batch / 2,
     engine=_engine,

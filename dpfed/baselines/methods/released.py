@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 
 class _Moments(Section):
-    release_share: float = Field(0.5, gt=0, lt=1, description="of a step's 1 / sigma^2, what the release gets")
+    release_share: float = Field(0.5, gt=0, lt=1, description="fraction of a step's 1 / sigma^2 spent on the release")
 
 
 class _Slots(_Moments):
-    release_share: float = Field(0.2, gt=0, lt=1, description="of a step's 1 / sigma^2, what the release gets")
-    slots: int = Field(64, ge=2, description="M, in which the embeddings of a batch are released")
+    release_share: float = Field(0.2, gt=0, lt=1, description="fraction of a step's 1 / sigma^2 spent on the release")
+    slots: int = Field(64, ge=2, description="M: slots in which the embeddings of a batch are released")
 
 
 def _numbers(config: Config, options: _Moments) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def refuse_unbounded(config: Config) -> None:
     method = config.bounding.method
     if config.objective.learn_temperature:
         raise UserError(
-            f"bounding.method = '{method}' bounds gradients of cosines, which a learnt temperature is not part of: set "
+            f"bounding.method = '{method}' bounds gradients of cosines, but not that of a learnt temperature: set "
             "objective.learn_temperature = false."
         )
     if config.training.precision != "fp32":

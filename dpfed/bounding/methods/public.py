@@ -44,7 +44,7 @@ def _numbers(config: Config, options: NoOptions) -> dict[str, Any]:
 METHOD = Method(
     name="public",
     title="public contrast",
-    claim="Every drawn record makes a group of its own, which public records join, and the gradient of what it adds to the "
+    claim="Every drawn record forms its own group together with public records, and the gradient of what it adds to the "
     "loss is clipped. No other private record has a part in it: a record adds one such gradient, and moves the sum by C.",
     sensitivity=lambda plan: plan.bounding.clip_norm,
     spread=lambda plan: 2 * plan.sampling.batch + 100,  # groups: a Poisson batch is larger once in 10^60

@@ -195,7 +195,7 @@ class VolumesPlan:
         left = [number for number in range(len(self._volumes)) if self._loaded(number) is None]
         if len(left) < len(self._volumes):
             done = f"{len(self._volumes) - len(left):,} of {len(self._volumes):,} parts"
-            self._place.say(f"going on with an import that was interrupted: {done} were complete")
+            self._place.say(f"resuming an interrupted import: {done} were complete")
         self._write(left, {}, progress)
         while self._by_content and len(self._volumes) > 1:
             volumes = self._complete()

@@ -175,7 +175,7 @@ class Members:
                 raise Rejected("its weights that are not trained differ from the coordinator's")
         except Rejected as rejected:
             if number not in self._addresses:
-                self._say(number, str(rejected), f"{site.name} is not taken in: {rejected}")
+                self._say(number, str(rejected), f"{site.name} is rejected: {rejected}")
             return
         self._heard(number, hello.release)
         if self._sessions.get(number) != hello.session:
@@ -200,7 +200,7 @@ class Members:
     def _why_absent(self, number: int) -> str:
         if self._name(number) in self._left():
             return _LEFT
-        return "it has made no masks yet" if number in self._addresses else self._why.get(number, "it never came")
+        return "it has not made its masks yet" if number in self._addresses else self._why.get(number, "it never came")
 
     def _reason(self, number: int) -> str:
         why, left = self._why_absent(number), self._patience.left(number)
@@ -212,7 +212,7 @@ class Members:
         if release != before:
             self._note(
                 f"{self._name(number)} runs dpfed {release} now, and before {before}; this coordinator runs {__version__}. "
-                "They speak the same protocol, so the run goes on"
+                "They speak the same protocol, so the run continues"
             )
 
     def _say(self, number: int, why: str, text: str) -> None:

@@ -97,7 +97,7 @@ class Federation:
         if self._journal.opened(step):  # by a server that did not live to see its end
             reason = "the server stopped in the middle of it"
             self._journal.write("discarded", step, reason=reason)
-            self._note(f"step {step} is discarded and paid for: {reason}")
+            self._note(f"step {step} is discarded and charged: {reason}")
             return None
         self._wait_for_sites(step)
         self._journal.write("opened", step)
@@ -109,7 +109,7 @@ class Federation:
         others = {"releases": self._members.releases} if self._members.releases else {}
         if total is None:
             self._journal.write("discarded", step, reason=reason, arrived=names, missing=missing, **others)
-            self._note(f"step {step} is discarded and paid for: {reason}")
+            self._note(f"step {step} is discarded and charged: {reason}")
             return None
         std = self._trust.carried_std(self._plan, len(arrived))
         self._journal.write("collected", step, arrived=names, missing=missing, noise_of_sites=std, **others)
@@ -143,8 +143,8 @@ class Federation:
                 return
             if self._trust.sites - len(ahead) < self._trust.least:
                 raise UserError(
-                    f"the sites took part in steps up to {max(ahead.values())}, and this run is at step {step}: it is not the "
-                    "run that they know. Go on with that one, or make new terms."
+                    f"the sites took part in steps up to {max(ahead.values())}, and this run is at step {step}: it is not "
+                    "their run. Resume their run, or make new terms."
                 )
             if absent != (absent := list(self._members.absent(step).values())):
                 self._arrivals.ask(step, absent, left or None)
@@ -164,7 +164,7 @@ class Federation:
         if came := [name for name in self._without if name not in without]:
             self._note(f"{', '.join(came)} {'takes' if len(came) == 1 else 'take'} part from step {step} on")
         if without and without != self._without:
-            self._note(f"step {step} goes on without {len(without)} of {len(names)} sites. {self._members.absence(step)}")
+            self._note(f"step {step} continues without {len(without)} of {len(names)} sites. {self._members.absence(step)}")
         self._without = without
 
     def _ask(self, step: int) -> tuple[dict[int, Content], dict[str, str]]:

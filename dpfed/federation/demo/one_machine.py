@@ -67,7 +67,7 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
 
         def meanwhile(federation: Loopback) -> None:
             app_folder = make_app_folder(Path(folder) / "app")
-            say(f"the coordinator {'goes on with' if goes_on else 'begins'} the run; it loads PyTorch and the held-out records")
+            say(f"the coordinator {'resumes' if goes_on else 'begins'} the run; it loads PyTorch and the held-out records")
             federation.submit(app_folder, {"federation": str(parties / "coordinator"), "run": str(place)})
             _serve(federation, parties, doors)
 
@@ -80,7 +80,7 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
                     starting.close()
                     console.print(line, end="", markup=False, highlight=False, soft_wrap=True)
     if RunDirectory.unused(place) or not RunDirectory.open(place).finished:
-        raise UserError(f"the run did not finish; the same command goes on with it. {parties} has what the parties keep.")
+        raise UserError(f"the run did not finish; the same command resumes it. The parties' folders are in {parties}.")
     return RunDirectory(place)
 
 
@@ -129,6 +129,6 @@ def _refusing() -> Iterator[None]:
         yield
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         raise UserError(
-            f"a party of the federation did not come up: {error}\nThis machine may be busy; the same command tries again, and "
-            "goes on with a run that has begun."
+            f"a party of the federation did not start: {error}\nThis machine may be busy; the same command tries again, and "
+            "resumes a run that has begun."
         ) from error

@@ -75,7 +75,7 @@ class Operator:
                     return
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"no SuperLink listens on {_HOST}:{self._port}: start dpfed-superlink, and give this command again."
+                    f"no SuperLink listens on {_HOST}:{self._port}: start dpfed-superlink, then run this command again."
                 )
             time.sleep(0.5)
 
@@ -184,7 +184,7 @@ def _told(status: str) -> int:
     """The exit code for a run's last status; what is not the end of it, is said."""
     if status == "finished:completed":
         return 0
-    print(f"the run stopped before its end ({status or 'no run'}): this command, given again, goes on with it", flush=True)
+    print(f"the run stopped before its end ({status or 'no run'}): the same command resumes it", flush=True)
     return 1
 
 

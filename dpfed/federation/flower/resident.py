@@ -84,7 +84,9 @@ def _handle(address: str, token: str, room: threading.Semaphore) -> None:
         with Task(address, token) as task:
             task.handle(app)
     except Exception as error:  # its run has ended, or the SuperNode is gone or knows nothing of the task any more
-        _log.warning("a message has no answer: %s; in a minute the SuperNode says so, and goes on", type(error).__name__)
+        _log.warning(
+            "a message has no answer: %s; the SuperNode reports it within a minute, and continues", type(error).__name__
+        )
     finally:
         room.release()
 

@@ -151,9 +151,7 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
             raise UserError(f"{key_file} holds another kind of key than this program makes: restore the one that it wrote.")
         return x509.load_pem_x509_certificate(read_bytes(certificate_file)), key
     if certificate_file.exists():
-        raise UserError(
-            f"{certificate_file} is there, but not {key_file}, which signs in its name: bring both, or use a new folder."
-        )
+        raise UserError(f"{certificate_file} is here, but its key {key_file} is missing: restore both, or use a new folder.")
     _refuse_existing(key_file)
     key = ec.generate_private_key(_CURVE)
     name = _named("dpfed federation authority")

@@ -113,11 +113,9 @@ def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]
     try:
         return list(check())
     except UserError as error:
-        return [Finding(name, State.BAD, str(error), "see the sentence before")]
+        return [Finding(name, State.BAD, str(error), "see the message above")]
     except PermissionError as error:
-        return [
-            Finding(name, State.UNKNOWN, f"{error.filename} may not be read by this user", "give this command as its owner")
-        ]
+        return [Finding(name, State.UNKNOWN, f"{error.filename} may not be read by this user", "run this command as its owner")]
     except OSError as error:
         return [
             Finding(
@@ -200,7 +198,7 @@ def _store(site: SiteFolder) -> Iterator[Finding]:
 def _terms(place: SitePlace) -> Iterator[Finding]:
     site = place.site
     if has_left(site.path):
-        yield Finding("terms", State.CARE, "this site has left its federation, for good", "stop SuperNode and worker")
+        yield Finding("terms", State.CARE, "this site has left its federation permanently", "stop SuperNode and worker")
         return
     if not site.joined:
         if (place.path / TERMS).is_file():

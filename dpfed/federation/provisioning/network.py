@@ -50,7 +50,10 @@ _SOON = datetime.timedelta(days=60)
 # Flower refuses a SuperNode whose clock is 5 s ahead of the SuperLink's, or 305 s behind it. HTTP tells whole seconds.
 _AHEAD, _BEHIND = 4.0, 60.0  # seconds by which a clock may differ
 _WAIT = 10.0  # seconds for the coordinator's answer
-_STRANGE = "the certificate is of another authority than ca.crt", "unpack the newest kit; if it stays, somebody stands between"
+_STRANGE = (
+    "the certificate is of another authority than ca.crt",
+    "unpack the newest kit; if that does not help, somebody intercepts TLS",
+)
 _WRONG = {  # what OpenSSL says of a certificate: what that means, and what to do
     "expired": ("its certificate has expired", "call the coordinator, who renews it; look at this machine's date, too"),
     "not yet valid": ("its certificate is not valid yet", "set this machine's clock: it is behind"),

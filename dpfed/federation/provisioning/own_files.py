@@ -49,7 +49,7 @@ def of_keys(place: SitePlace) -> Iterator[Finding]:
     secret = [path for path in sorted(keys.iterdir()) if path.suffix != ".pub"]
     yield from of_permissions("keys", site.path, keys, site.path / "identity.key", site.path / "secret.key", *secret)
     missing = [keys / name for name in (NODE, NODE_PUBLIC, RUNTIME) if not (keys / name).is_file()]
-    advice = f"restore it, or remove {place.reply} and the SuperNode's keys, and give `dpfed site setup` again"
+    advice = f"restore it, or remove {place.reply} and the SuperNode's keys, and run `dpfed site setup` again"
     if missing:
         yield Finding("keys", State.BAD, f"{', '.join(map(str, missing))} is missing", advice)
     elif not is_whole(keys):
@@ -80,11 +80,11 @@ def of_ledger(place: SitePlace) -> Iterator[Finding]:
     if site.joined and not os.path.lexists(site.ledger):
         yield Finding("budget", State.BAD, f"{site.ledger} is missing: what the site has spent is not known", _RESTORE)
     elif not site.joined and site.ledger.is_file() and Ledger.open(site.ledger).charged:
-        said = f"{site.ledger} has paid for steps of a federation whose terms are gone"
+        said = f"{site.ledger} was charged steps of a federation whose terms are gone"
         yield Finding("terms", State.BAD, said, f"restore {site.path / 'terms.json'}, or copy it from the kit that was joined")
     closed = [path for path in (site.path, site.ledger) if path.exists() and not path.stat().st_mode & stat.S_IWUSR]
     if closed:
-        said = f"{', '.join(map(str, closed))} cannot be written, so no step can be paid for"
+        said = f"{', '.join(map(str, closed))} cannot be written, so no step can be charged"
         yield Finding("budget", State.BAD, said, f"chmod u+w {' '.join(map(str, closed))}")
     if site.joined:
         site.refuse_cost(site.terms().privacy_plan)

@@ -95,7 +95,7 @@ class Project(Section):
         seen: dict[str, str] = {}
         for site in self.sites:
             if (other := seen.setdefault(site.casefold(), site)) is not site:
-                raise ValueError(f"sites: {other!r} and {site!r} cannot be told apart; every site needs a name of its own")
+                raise ValueError(f"sites: {other!r} and {site!r} are too similar; every site needs a distinct name")
         try:
             Trust(self.trust, len(self.sites), self.drops, self.colluders)
         except UserError as error:  # now, and not when all sites have replied

@@ -130,7 +130,7 @@ class SitePlace:
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(
                 f"{self._pin} is missing or damaged: it says which coordinator's fingerprint was compared. Restore it: a kit "
-                "of somebody else could not be told from the coordinator's."
+                "of somebody else could not be distinguished from the coordinator's."
             ) from error
         if _pin_of(manifest) != pin:
             raise UserError(
@@ -281,7 +281,7 @@ class SitePlace:
 
 def _refuse_proxy(proxy: str | None) -> None:
     if proxy is not None and not (proxy.startswith(("http://", "https://")) and proxy.isprintable() and " " not in proxy):
-        raise UserError(f"--proxy {json.dumps(proxy)} is none: expected http://HOST:PORT.")
+        raise UserError(f"--proxy {json.dumps(proxy)} is not a proxy's address: expected http://HOST:PORT.")
 
 
 def _same(path: Path, kit: Kit, name: str) -> bool:

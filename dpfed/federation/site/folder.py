@@ -158,7 +158,7 @@ class SiteFolder:
             secret = read_bytes(self._randomness)
         except OSError as error:
             raise UserError(
-                f"cannot read {self._randomness}: {error.strerror or error}; without it the site cannot go on."
+                f"cannot read {self._randomness}: {error.strerror or error}; without it the site cannot continue."
             ) from error
         if len(secret) != KEY_BYTES:
             raise UserError(f"{self._randomness} is damaged: expected {KEY_BYTES} bytes, got {len(secret)}.")
@@ -191,7 +191,7 @@ class SiteFolder:
         number = terms.number_of(self.identity().signing_key)
         card = self.own_card()
         if card != SiteCard(**terms.sites[number].model_dump(exclude={"groups"})):
-            raise UserError(f"these terms describe this site otherwise than {self.card} does: ask for terms made with that.")
+            raise UserError(f"these terms describe this site differently from {self.card}: ask for terms made with that card.")
         self.confirmed.refuse_strangers(terms)
         refuse_if_left(self.path)
         if self.joined:
@@ -204,7 +204,7 @@ class SiteFolder:
             raise UserError("these terms fix privacy.seed, with which anyone can compute the noise: a site does not join them.")
         self.refuse_cost(plan)
         if self.ledger.exists() and Ledger.open(self.ledger).charged:
-            raise UserError(f"{self.ledger} has paid for steps of a federation whose terms are gone: restore them.")
+            raise UserError(f"{self.ledger} was charged steps of a federation whose terms are gone: restore them.")
         if agreed is not None and not agreed(terms):
             return False
         self.ledger.unlink(missing_ok=True)  # of an attempt that a crash cut short

@@ -87,7 +87,7 @@ def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
     if any(lacking.values()):
         what = [f"{what} (`{key}`)" for key, what in lacking.items() if what]
         raise UserError(
-            f"{' and '.join(what)} that were agreed on do not travel: get a copy, and name its place in this site's site.toml."
+            f"{' and '.join(what)} of the terms are not sent to sites: get a copy, and name its path in this site's site.toml."
         )
     config = settle(config)
     starting_weights(config)

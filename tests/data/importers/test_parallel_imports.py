@@ -159,11 +159,11 @@ def test_an_import_that_was_killed_goes_on_where_it_stopped(archives: Path, tmp_
     monkeypatch.setattr(pieces, "write_volume", lambda job, tell: written.append(job.place) or write(job, tell))
     monkeypatch.setattr("dpfed.data.importers.webdataset._survey", None)  # nothing is surveyed again
     assert everything(imported(archives, tmp_path / "s", validation=7, say=said.append).path) == expected
-    assert len(written) <= SHARDS - complete and "going on with an import" in said[0]
+    assert len(written) <= SHARDS - complete and "resuming an interrupted import" in said[0]
 
 
 def test_a_process_that_dies_ends_the_import_in_words_and_nothing_is_lost(archives: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"ended by SIGKILL.*goes on where it stopped"):
+    with pytest.raises(UserError, match=r"ended by SIGKILL.*resumes where it stopped"):
         list(Processes(2).each(_die_at_two, range(4)))
     with pytest.raises(OSError, match="disk"):
         list(Processes(2).each(_fail, range(4)))

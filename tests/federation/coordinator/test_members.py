@@ -219,9 +219,7 @@ def test_a_site_that_speaks_another_protocol_is_not_taken_in_and_named_once(lab,
     one.server.collect(1)
     assert one.events()[-1]["arrived"] == ["site-1", "site-2"]
     told = [note for note in one.notes if "not taken in" in note]
-    assert (
-        len(told) == 1 and told[0].startswith(f"site-0 is not taken in: it speaks {said}") and "same release on both" in told[0]
-    )
+    assert len(told) == 1 and told[0].startswith(f"site-0 is rejected: it speaks {said}") and "same release on both" in told[0]
 
 
 def test_a_coordinator_that_speaks_another_protocol_is_refused_and_costs_nothing(lab, monkeypatch):

@@ -76,7 +76,7 @@ def test_a_budget_that_was_lowered_since_the_site_joined(place):
 def test_a_site_that_has_left_has_left_whatever_became_of_the_note(place, content):
     note = place.site.path / "left.json"
     note.mkdir() if content is None else note.write_text(content)
-    with pytest.raises(UserError, match="a day that is not known, for good"):
+    with pytest.raises(UserError, match="permanently on a day that is not known"):
         refuse_if_left(place.site.path)
     assert "has left" in str(examine_site(place.path))
 
