@@ -1,6 +1,5 @@
 """A rehearsal has the private run's q, sigma, T and noise over signal; it makes no promise and writes a configuration."""
 
-import dataclasses
 import json
 import math
 import tomllib
