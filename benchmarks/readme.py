@@ -15,9 +15,8 @@ from benchmarks import moment_tables
 from benchmarks import peer_tables as page
 from benchmarks.deployment_tables import budget, cluster, faults, membership, rounds, secure_sums, stores, torture
 from benchmarks.method_tables import forecast, logit, objectives, table1
-from benchmarks.recipe_tables import rehearsed, rungs
-from benchmarks.recipes import LADDERS
-from benchmarks.record import RESULTS, figures
+from benchmarks.recipe_tables import SITUATIONS, rehearsed, rungs
+from benchmarks.record import RESULTS, figures, made_by
 from benchmarks.utility_tables import ladder, public_cifar10, public_contrast, runs_at_best_rate
 from dpfed.evaluation.intervals import Interval, apart, wilson
 from dpfed.privacy.promise import meaning, round_up
@@ -136,7 +135,7 @@ def adaptation() -> str:
         "parameters are trained, "
         f"{vit['bytes_per_aggregate'] / 1e6:.1f} MB travel per aggregate, and a step of {vit['records']} records "
         f"in {vit['groups']} "
-        f"groups takes {vit['peak_memory_mb'] / 1024:.1f} GB.",
+        f"groups takes {vit['peak_memory_mb'] / 1024:.1f} GB. {made_by('vit')}",
     ]
     return "\n".join(lines)
 
@@ -188,7 +187,7 @@ def methods() -> str:
     lines += [
         "",
         "Batch clipping has the better of two learning rates. Each time is relative to `group` in the same command. "
-        f"{result['scale'][0].upper()}{result['scale'][1:]} ±: 95% intervals over held-out records.",
+        f"{result['scale'][0].upper()}{result['scale'][1:]} ±: 95% intervals over held-out records. {made_by('methods')}",
     ]
     return "\n".join(lines)
 
@@ -209,13 +208,12 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name 
         "gpu": gpu,
         "methods": methods,
         "moments-sets": moment_tables.sets,
-        "moments-images": moment_tables.images,
         "public": public_contrast,
         "public-cifar10": public_cifar10,
         "objectives": objectives,
         "logit": logit,
         "ladder": ladder,
-        **{f"recipe-{situation}": partial(rungs, situation) for situation in LADDERS},
+        **{f"recipe-{situation}": partial(rungs, situation) for situation in SITUATIONS},
         "recipe-large-image-text": rehearsed,
         "forecast": forecast,
         "adaptation": adaptation,

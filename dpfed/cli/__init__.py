@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from pathlib import Path
 from typing import Annotated
 
 import click
@@ -71,10 +70,9 @@ def _options(
     log_format: Annotated[
         str | None, typer.Option(help="text, or json: a JSON object a line, on stderr.", envvar=logs.FORMAT, show_default=False)
     ] = None,
-    log_file: Annotated[Path | None, typer.Option(help="Log file.", envvar=logs.FILE, show_default=False)] = None,
 ) -> None:
     """Contrastive pretraining on private records, under differential privacy."""
-    logs.set_up(log_format, log_file)
+    logs.set_up(log_format)
 
 
 runs.register(app)

@@ -119,26 +119,22 @@ def link(folder: KitFolder) -> None:
 
 
 @app.command()
-def leave(folder: SiteDirectory) -> None:
+def leave(folder: KitFolder) -> None:
     """Leave the federation permanently. What was spent stays spent; no budget is given back."""
     say(f"reading {folder}", True)
-    from dpfed.federation.provisioning.kits import MANIFEST
     from dpfed.federation.provisioning.site_place import SitePlace
-    from dpfed.federation.site.folder import SiteFolder
     from dpfed.privacy.ledger import Ledger
     from dpfed.privacy.promise import round_up
 
-    opened = SiteFolder.open(folder)
-    opened.leave()
+    place = SitePlace.open(folder)
+    opened = place.site
+    place.leave()
     tell(f"{opened.path} has left permanently. Its secret key for draws and noise is destroyed.")
     if opened.ledger.exists():
         ledger = Ledger.open(opened.ledger)
         spent = f"epsilon {round_up(ledger.epsilon)} at delta {round_up(ledger.plan.promise.delta)}"
         line("spent", f"{spent}, {ledger.charged} of {ledger.plan.steps} steps. It stays spent: keep {opened.ledger}")
-    if (opened.path.parent / MANIFEST).is_file():
-        place = SitePlace.open(opened.path.parent)
-        place.write_reply()
-        tell(f"Send {place.reply} to the coordinator, and stop the SuperNode.")
+    tell(f"Send {place.reply} to the coordinator, and stop the SuperNode.")
 
 
 @app.command()
@@ -168,19 +164,18 @@ def confirm(
 
 @app.command()
 def join(
-    folder: SiteDirectory,
-    terms: Annotated[Path, typer.Argument(help="The coordinator's terms.json, or the kit that holds it.", show_default=False)],
+    folder: KitFolder,
+    kit: Annotated[Path, typer.Argument(help="The coordinator's kit that holds the terms.", show_default=False)],
     yes: Annotated[bool, typer.Option("--yes", help="Join without a question.")] = False,
 ) -> None:
     """Show what terms mean, ask, and join: from then on the site answers to these terms only."""
-    say(f"checking {terms}", True)
+    say(f"checking {kit}", True)
     from dpfed.errors import UserError
     from dpfed.federation.protocol.terms import Terms
-    from dpfed.federation.provisioning.kits import MANIFEST
     from dpfed.federation.provisioning.site_place import SitePlace
-    from dpfed.federation.site.folder import SiteFolder
 
-    opened = SiteFolder.open(folder)
+    place = SitePlace.open(folder)
+    opened = place.site
 
     def agreed(loaded: Terms) -> bool:
         show_terms(loaded, loaded.number_of(opened.identity().signing_key), opened.confirmed.read())
@@ -190,15 +185,9 @@ def join(
         except typer.Abort:
             raise UserError("nobody answered, so the site has not joined: give --yes to join without a question.") from None
 
-    loaded: Terms | None
-    if (folder / MANIFEST).is_file():
-        place = SitePlace.open(folder)
-        if terms.resolve() not in (place.path, place.terms):
-            place.unpack(terms)
-        loaded = place.join(agreed)
-    else:
-        given = Terms.load(terms)
-        loaded = given if opened.join(given, agreed) else None
+    if kit.resolve() not in (place.path, place.terms):
+        place.unpack(kit)
+    loaded = place.join(agreed)
     if loaded is None:
         tell("The site has not joined, and nothing is reserved.")
         raise typer.Exit(1)

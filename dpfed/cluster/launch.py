@@ -31,7 +31,6 @@ from dpfed.cluster.relay import Relay, in_a_thread, relayed, telling_of_deaths
 from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, on_the_nodes_network, process_group
 from dpfed.cluster.work import Task, work
 from dpfed.errors import UserError, goes_on
-from dpfed.places import is_url
 from dpfed.progress import Watcher
 from dpfed.runs.running import stopped
 
@@ -300,7 +299,7 @@ def _refuse_job_copy(task: Task) -> None:
     if task.config is not None:
         data, model = task.config.data, task.config.model
         places |= {"data.path": data.path, "model.weights": model.weights, "model.architecture": model.architecture}
-        if data.source != "store" or is_url(data.path or ""):  # otherwise nothing is put there
+        if data.source != "store":  # otherwise nothing is put there
             places["data.stores"] = data.stores
     lost = [name for name, place in places.items() if place and _in_job_copy(place)]
     if lost:

@@ -43,24 +43,22 @@ def _imports(c: Config) -> bool:
 
 def _finds_store(c: Config) -> bool:
     """Whether `data.path` is a record store, although the source is not called one."""
-    from dpfed.places import is_store, is_url
+    from dpfed.places import is_store
 
     if c.data.path is None or c.data.source in ("store", *_FROM_NOTHING):
         return False
     try:
-        return is_url(c.data.path) or is_store(Path(c.data.path).expanduser())
+        return is_store(Path(c.data.path).expanduser())
     except (OSError, RuntimeError):  # opening it will say what is wrong
         return False
 
 
 def _writes_store(c: Config) -> bool:
-    from dpfed.places import is_url
-
     if c.data.source in _GENERATED or (_method(c).public_records and c.public.source in _FROM_NOTHING):
         return True
     if c.model.start == PROCEDURAL:
         return True
-    return (c.data.path is not None and is_url(c.data.path)) or (_imports(c) and not _finds_store(c))
+    return _imports(c) and not _finds_store(c)
 
 
 def _measures(c: Config, *tasks: str) -> bool:

@@ -17,9 +17,8 @@ from dpfed.data.processes import cores
 from dpfed.data.store.counting import given_path, require_something_at
 from dpfed.data.store.layout import FORMAT_VERSION
 from dpfed.data.store.records import RecordStore, open_or_write
-from dpfed.data.store.remote import fetch_store
 from dpfed.errors import UserError, nearest
-from dpfed.places import is_store, is_url, local_path
+from dpfed.places import is_store, local_path
 
 _ORIGINALS_FROM = 64  # pixels; smaller images are read raw far faster than their files are decoded
 _SQUARED = ("crop", "bicubic")  # how an import makes images square
@@ -31,15 +30,15 @@ def open_records(
     interpolation: str = "bicubic",
     say: Callable[[str], None] | None = None,
 ) -> RecordStore:
-    """Opens the records that a configuration names, after generating, importing or copying them if need be.
+    """Opens the records that a configuration names, after generating or importing them if need be.
 
     A source is imported once, into ``<stores>/<importer>-<hash>``; the hash changes with the source's files and the options.
     Images below 64 pixels are stored raw; others, and those that the model does not want cropped and scaled bicubically, as
-    original files that are resized when read. A store at a URL is copied into ``<stores>/copy-<hash>``.
+    original files that are resized when read.
 
     Args:
         config: the ``[data]`` section, with its size and way to resize settled.
-        progress: called during an import or a copy with (records so far, of how many or ``None``).
+        progress: called during an import with (records so far, of how many or ``None``).
         interpolation: how the model wants images scaled.
         say: told what an import did not use.
 
@@ -95,14 +94,7 @@ def _from_path(
     say: Callable[[str], None] | None = None,
 ) -> RecordStore:
     """Opens ``data.path``, after importing it if it is no store; without a format the importer is found by looking at it."""
-    if is_url(given := given_path(config)):
-        if format not in ("store", None):
-            raise UserError(
-                f"data.source = {format!r} reads files on this machine, and data.path is the address of another place: import "
-                "the files with `dpfed data import`, upload the store, and set data.source = 'store'."
-            )
-        return RecordStore.open(fetch_store(given, config.stores, progress))
-    path = local_path(given, "data.path")
+    path = local_path(given_path(config), "data.path")
     if format == "store" or is_store(path):
         return RecordStore.open(path)
     require_something_at(path)

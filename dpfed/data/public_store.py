@@ -27,7 +27,7 @@ from dpfed.data.store.layout import read_layout
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ViewMaker
 from dpfed.errors import UserError
-from dpfed.places import is_store, is_url
+from dpfed.places import is_store
 from dpfed.privacy.randomness import Randomness
 
 _SEED = 2**32 - 2  # of generated public records: other ones than any generated data set holds
@@ -164,7 +164,7 @@ def _hashes(store: RecordStore, lengths: np.ndarray) -> Iterator[np.ndarray]:
 
 def _place(config: PublicConfig) -> Path:
     """Of the store, in which there is one."""
-    path = None if config.path is None or is_url(config.path) else Path(config.path).expanduser()
+    path = None if config.path is None else Path(config.path).expanduser()
     if path is None or not is_store(path):
         raise UserError(
             f"public.path: there is no record store on this machine at {config.path}: give the folder of one that `dpfed data "

@@ -13,7 +13,7 @@ from dpfed.config import Config, DataConfig, PrivacyConfig
 from dpfed.data.store.counting import known_count
 from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError
-from dpfed.places import is_url, local_path
+from dpfed.places import local_path
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Watcher
 from dpfed.runs.preflight import refuse_impossible
@@ -98,8 +98,6 @@ def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
     """
     if public in (None, PROCEDURAL, SHAPES):
         return Proxy(public or PROCEDURAL)
-    if is_url(public):
-        raise UserError(f"--public {public}: give a record store on this machine, '{PROCEDURAL}' or '{SHAPES}'.")
     path = local_path(public, "--public")
     header = read_layout(path).header
     if not header["public"]:

@@ -32,7 +32,7 @@ from dpfed.models.building import Tokenizer, build_model, image_size, preprocess
 from dpfed.models.centres import add_centres
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.parameters import TrainableVector
-from dpfed.models.summary import start_of
+from dpfed.models.summary import image_start_of
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.privacy.blocks import block_length
 from dpfed.privacy.ledger import Ledger
@@ -321,7 +321,7 @@ def _refuse_cached(config: Config) -> None:
     cached, needed = config.cached_views, views_per_image(config)
     if 0 < cached < needed:
         raise UserError(f"a step contrasts {needed} views of an image, and views.cached = {cached}: set {needed} or more.")
-    if cached and start_of(config) == "random":
+    if cached and image_start_of(config) == "random":
         raise UserError(
             "views.cached computes the features of a frozen image tower once, and its weights are random: set model.weights or "
             "model.start."

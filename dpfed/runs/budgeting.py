@@ -24,7 +24,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.files.atomic import write_atomically
-from dpfed.places import is_store, is_url
+from dpfed.places import is_store
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Watcher
@@ -97,7 +97,7 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
 def may_have_budget(config: Config) -> bool:
     """Whether the records of a configuration may have a budget; answers without opening them."""
     path = config.data.path
-    own = Path(path).expanduser() if path and not is_url(path) else None
+    own = Path(path).expanduser() if path else None
     return possible(own or shelf())
 
 

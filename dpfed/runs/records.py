@@ -20,7 +20,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.building import preprocessing_of
 from dpfed.models.description import TIMM_CONFIG
-from dpfed.places import is_url, path_of
+from dpfed.places import path_of
 from dpfed.privacy.method import method_named
 
 
@@ -65,7 +65,7 @@ def public_digest(config: Config) -> str | None:
 def with_absolute_paths(config: Config) -> Config:
     """The same configuration, meaning the same files wherever it is read. What dpfed ships keeps its name."""
     data = config.data
-    path = data.path if data.path is None or is_url(data.path) else str(Path(data.path).expanduser().resolve())
+    path = None if data.path is None else str(path_of(data.path, "data.path").expanduser().resolve())
     data = data.model_copy(update={"path": path})
     if "data.stores" not in without_effect(config):
         data = data.model_copy(update={"stores": str(path_of(data.stores, "data.stores").expanduser().resolve())})
@@ -86,6 +86,6 @@ def with_absolute_paths(config: Config) -> Config:
         place = Path(name.removeprefix(LOCAL_DIR)).expanduser().resolve()
         model = model.model_copy(update={"architecture": f"{prefix}{place}"})
     public = config.public
-    if public.path is not None and not is_url(public.path):
-        public = public.model_copy(update={"path": str(Path(public.path).expanduser().resolve())})
+    if public.path is not None:
+        public = public.model_copy(update={"path": str(path_of(public.path, "public.path").expanduser().resolve())})
     return config.model_copy(update={"data": data, "model": model, "public": public})

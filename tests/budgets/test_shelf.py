@@ -159,14 +159,6 @@ def test_a_budget_of_its_own_is_refused_to_records_of_the_same_names_unless_said
     assert taken(other) == 1 and taken(budgeted) == 1
 
 
-def test_public_records_are_known_by_their_fingerprint_alone(tmp_path, claim):
-    first, again = (write_store(tmp_path / name, NAMES[:60], public=True) for name in ("first", "again"))
-    set_budget(first, 8, 1e-6)
-    assert taken(again) == 0 and budgets_of(again)[0].missing  # the same records
-    other = write_store(tmp_path / "other", NAMES[:61], public=True)
-    assert budgets_of(other) == []
-
-
 def test_two_users_with_shelves_of_their_own_meet_in_the_store(budgeted, claim, monkeypatch, tmp_path):
     first = shelf()
     monkeypatch.setenv("DPFED_BUDGETS", str(tmp_path / "another user's"))
@@ -225,22 +217,6 @@ def test_the_shelf_holds_no_name_and_nothing_is_compared_without_its_secret(budg
     (shelf() / "secret.key").unlink()
     with pytest.raises(UserError, match="secret.key is missing or damaged"):
         budgets_of(budgeted)
-
-
-def test_names_of_a_large_store_are_read_once_for_each_budget(budgeted, tmp_path, claim, monkeypatch):
-    monkeypatch.setattr(shelf_room, "_REMEMBERED", 1)
-    again = write_store(tmp_path / "again", NAMES)
-    read, hashed = [], shelf_room._Names._hashed
-    monkeypatch.setattr(shelf_room._Names, "_hashed", lambda self, secret: read.append(self) or hashed(self, secret))
-    shares = [[one.by_name for one in budgets_of(again)] for _ in range(3)]
-    assert shares == [[1.0]] * 3 and len(read) == 1
-    other = write_store(tmp_path / "other", [f"other-{number}" for number in range(40)])
-    set_budget(other, 8, 1e-6)
-    assert [one.by_name for one in budgets_of(again)] == [1.0]
-    kept = next(shelf().glob("*.shares.json"))
-    assert kept.stat().st_mode & 0o077 == 0
-    kept.write_text("torn")
-    assert [one.by_name for one in budgets_of(again)] == [1.0]
 
 
 @pytest.mark.parametrize("share", ["NaN", "Infinity", "-1.0", "2.0"])

@@ -11,7 +11,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpfed.budgets import copies
 from dpfed.budgets.claims import Claim
-from dpfed.budgets.refusals import does_not_fit, largest_epsilon, most_steps
+from dpfed.budgets.refusals import largest_epsilon, most_steps
 from dpfed.budgets.shelf import BOOK, budgets_of, shelf
 from dpfed.budgets.spending import note_uncovered, reserve, set_budget, settle
 from dpfed.errors import UserError
@@ -138,14 +138,6 @@ def test_a_copy_of_a_run_is_refused_and_a_run_that_was_moved_is_not(store, claim
         reserve(store, [original])
 
 
-def test_another_name_of_the_same_folder_is_no_copy(store, claim, tmp_path):
-    set_budget(store, 8, 1e-6)
-    claim(1).place.mkdir()
-    (tmp_path / "other-name").symlink_to(claim(1).place)
-    reserve(store, [claim(1)])
-    reserve(store, [dataclasses.replace(claim(1, 3), place=tmp_path / "other-name", is_at=lambda _: True)])
-
-
 def test_a_place_that_nobody_may_look_into_counts_as_another_one(store, claim, tmp_path):
     def is_at(place):
         raise PermissionError(13, "Permission denied")
@@ -174,15 +166,6 @@ def test_a_sweep_whose_plan_changed_before_it_began_reserves_the_new_one(store, 
         planned = claim(1, steps=steps)
         reserve(store, [dataclasses.replace(planned, id="sweep 1", what="sweep")])
         assert book_of(store).spent == book_of(store).filter.curve(planned.plan.mechanism, steps)
-
-
-@pytest.mark.parametrize("left", [1e-6, 1e-9, 1e-12, 0.0])
-@pytest.mark.parametrize("accountant", ["rdp", "pld"])
-def test_a_refusal_has_words_however_little_is_left(store, claim, left, accountant):
-    budget = set_budget(store, 8, 1e-6).filter
-    spent = tuple(limit * (1 - left) for limit in budget.limits)
-    plan = PLAN.replace(delta=1e-3, accountant=accountant)  # where much noise promises epsilon 0
-    assert does_not_fit(budget, spent, [plan], "(8, 1e-6)", "here").count("Nothing fits any more.") == 1
 
 
 def test_charges_of_a_run_that_a_book_does_not_know_tell_that_it_lost_lines(store, claim):
@@ -279,11 +262,6 @@ def test_charges_that_no_budget_of_this_kind_can_hold_are_not_settled_as_if_it_c
         settle(pairs, (), claim(1, 60, records=600))
 
 
-def test_a_budget_for_users_needs_users(store):
-    with pytest.raises(UserError, match="name no units"):
-        set_budget(store, 8, 1e-6, "user")
-
-
 def test_what_no_budget_covers_wants_words_which_the_book_keeps(store):
     assert note_uncovered(store, "an audit", None) is False
     set_budget(store, 8, 1e-6)
@@ -374,17 +352,6 @@ def test_a_store_that_cannot_be_written_begins_no_run(store, claim, monkeypatch)
     with pytest.raises(UserError, match="cannot be written .Read-only file system.*nothing is begun"):
         reserve(store, [claim(1)])
     monkeypatch.undo()
-
-
-def test_a_place_that_cannot_be_locked_is_a_sentence(store, claim, monkeypatch):
-    set_budget(store, 8, 1e-6)
-
-    def fail(*_, **__):
-        raise OSError(30, "Read-only file system", str(store.path))
-
-    monkeypatch.setattr("dpfed.budgets.shelf.file_lock", fail)
-    with pytest.raises(UserError, match="Read-only file system. A budget's ledger is written into the store and the registry"):
-        reserve(store, [claim(1)])
 
 
 def test_a_sweep_s_reservation_is_taken_over_by_the_run_at_its_place(store, claim):

@@ -1,6 +1,5 @@
 """Mistakes that are known before a record is read are answered before one is, and before torch is imported."""
 
-import os
 import subprocess
 import sys
 import time
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import tomli_w
 
-from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.data import opening
 from dpfed.data.store.counting import known_count
@@ -78,22 +76,6 @@ def test_a_place_where_no_run_can_be_made_is_refused_and_nothing_is_left_there(t
         with pytest.raises(UserError, match="cannot make a run|is in use|letters, longer|not valid text"):
             pretrain(tiny_config, tmp_path / name)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_place_that_will_do_is_left_as_it_was(tmp_path):
-    (tmp_path / "empty").mkdir()
-    for name in ("run", "a/b/run", "empty"):
-        RunDirectory.refuse_unusable(tmp_path / name)
-    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
-    (tmp_path / "link").symlink_to("empty")
-    RunDirectory.refuse_unusable(tmp_path / "link")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder_is_refused(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(UserError, match="Permission denied"):
-        RunDirectory.refuse_unusable(tmp_path / "run")
 
 
 def test_the_number_of_records_is_the_stores(shapes, tiny_config):
@@ -216,10 +198,3 @@ def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path, squa
         assert [line for line in ended.stderr.splitlines() if line.startswith("error: ")] == ended.stderr.splitlines()[-1:]
         assert time.monotonic() - started < 10  # half a second on an idle machine
     assert {path.name for path in tmp_path.iterdir()} == {"empty.toml", "wrong.toml"}
-
-
-def test_a_run_keeps_the_path_it_was_given(tiny_config, tmp_path, monkeypatch):
-    from dpfed.privacy.randomness import Randomness
-
-    monkeypatch.chdir(tmp_path)
-    assert RunDirectory.create("here", tiny_config, Randomness.fresh()).path == Path("here")

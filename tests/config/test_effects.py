@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, load_config, parse_config, read_back
-from dpfed.config.effects import _ALWAYS, _RULES, effective, refuse_unmeasured, refuse_without_effect, without_effect
+from dpfed.config.effects import _ALWAYS, _RULES, effective, refuse_unmeasured, without_effect
 from dpfed.config.toml_file import leaves, put
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
@@ -375,14 +374,6 @@ def test_what_the_command_line_is_told_to_type_gives_a_valid_configuration(shape
     assert load_config(CONFIGS / "cifar10-cpu.toml", [*over, "data.validation=", "data.public="]).data.source == "store"
 
 
-def test_an_importer_that_finds_a_store_has_no_use_for_import_settings(shapes):
-    data = {"source": "parquet", "path": str(shapes.path)}
-    parse_config({"data": data})
-    for key, value in {"validation": 5, "test": 5, "public": True, "stores": "elsewhere"}.items():
-        with pytest.raises(UserError, match=f"'data.{key}' has no effect"):
-            parse_config({"data": {**data, key: value}})
-
-
 def test_settings_of_tasks_that_the_records_do_not_allow_are_refused_before_a_run_begins(tiny, tmp_path, monkeypatch):
     tiny["evaluation"] = {"bank": 50, "templates": ["one {}"]}
     config = parse_config(tiny)  # as far as the configuration tells, everything may be measured
@@ -403,26 +394,3 @@ def test_a_resolved_configuration_of_every_base_reads_back(tiny, tmp_path):
         path.write_text(config.dump())
         assert load_config(path) == config
         assert effective(config) == config
-
-
-def test_a_run_that_an_earlier_version_filled_with_idle_values_can_be_opened_and_resumed(tiny, tmp_path):
-    tiny["privacy"]["steps"], tiny["evaluation"] = 2, {"split": "none"}
-    run = pretrain(parse_config(tiny), tmp_path / "run")
-    path = run.path / "config.toml"
-    old = path.read_text().replace('stores = "stores"', 'stores = "/somewhere/stores"').replace("every = 0", "every = 9")
-    assert old != path.read_text()
-    path.write_text(old)
-    with pytest.raises(UserError, match="'data.stores' has no effect"):
-        load_config(path)
-    assert RunDirectory.open(run.path).config().data.stores == "/somewhere/stores"
-    assert pretrain(parse_config(tiny), tmp_path / "run", resume=True).finished  # the same run, for what has an effect
-    tiny["privacy"]["steps"] = 3
-    with pytest.raises(UserError, match=r"privacy\.steps"):
-        pretrain(parse_config(tiny), tmp_path / "run", resume=True)
-
-
-def test_what_is_at_its_default_is_not_given(tiny):
-    config = parse_config(tiny)
-    refuse_without_effect(config)
-    spelled_out = json.loads(json.dumps(config.model_dump(mode="json")))
-    assert parse_config(spelled_out) == config

@@ -177,13 +177,6 @@ def test_images_that_are_also_among_the_private_ones_are_refused_without_saying_
     assert not re.search(r"\d|train/|test/", told)
 
 
-def test_stores_share_images_only_where_the_bytes_are_the_same(tmp_path, shapes, public_store):
-    one, two, three = (stored(tmp_path / str(n), levels) for n, levels in enumerate((range(8), range(7, 12), range(20, 30))))
-    assert share_images(one, two) and share_images(two, one) and not share_images(one, three)
-    assert not share_images(public_store, shapes) and share_images(shapes, shapes)
-    assert not share_images(one, shapes)  # of another size
-
-
 @pytest.mark.parametrize("shared", range(3))
 def test_original_files_of_any_length_are_compared(tmp_path, shared):
     """An image file is as long as it is rich: each length must be looked at."""
@@ -233,11 +226,6 @@ def test_generated_public_records_are_no_others(tmp_path):
     write_shapes(tmp_path / "half", 20, 0, 0, half="first")
     half = open_public(config.model_copy(update={"half": "first"}), data, private, True, "bicubic")
     assert half.path != public.path and not share_images(half, RecordStore.open(tmp_path / "half"))
-
-
-def test_a_run_without_public_contrast_reads_no_public_records(tiny):
-    config = parse_config(tiny)
-    assert settle(config).public == config.public and records_of(settle(config)) is not None
 
 
 def test_procedural_public_records_have_the_size_of_the_run_and_are_no_records_of_it(tmp_path):

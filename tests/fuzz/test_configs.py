@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 import tomllib
@@ -95,11 +94,6 @@ def _damaged(content: bytes, dice: random.Random, what: str) -> bytes:
         "latin": lambda: content + "# Zürich".encode("latin-1"),
         "long": lambda: b'name = "' + b"a" * dice.choice([100, 100_000]) + b'"',
     }[what]()
-
-
-@functools.cache
-def _taken(base: str) -> Config:
-    return parse_config_of(base)
 
 
 @efforts

@@ -1,6 +1,5 @@
 """`dpfed watch` and `dpfed serve`, as an operator types them."""
 
-import io
 import json
 import os
 import re
@@ -11,11 +10,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from rich.console import Console
 
-from dpfed.federation.coordinator.journal import Journal
-from dpfed.live.gathering import Gathering
-from dpfed.live.terminal import fitted, view
 from tests.live.conftest import finish
 
 SITES = ("north", "south")
@@ -28,43 +23,6 @@ def test_a_run_in_the_terminal(dpfed, make, plan):
     code, out, _ = dpfed("watch", run.path, "--json")
     (facts,) = json.loads(out)
     assert code == 0 and {one["name"]: one["value"] for one in facts["figures"]}["epsilon_spent"] == plan.epsilon(3)
-
-
-def test_a_folder_of_runs(dpfed, make, tmp_path):
-    make("one")
-    make("two").ledger.write_text("x\n")
-    (tmp_path / "nothing").mkdir()
-    code, out, _ = dpfed("watch", tmp_path / "runs", "--once")
-    assert code == 0 and "3 of 6" in out and "damaged" in out
-    assert "no run here yet" in dpfed("watch", tmp_path / "nothing")[1]
-
-
-def test_a_low_terminal_shows_sites_and_discarded_steps_and_says_how_much_it_leaves_out(make):
-    run = make(done=3, sites=SITES)
-    journal = Journal(run.journal)
-    journal.write("opened", 3)
-    journal.write("discarded", 3, reason="too few came", arrived=[], missing={"north": "gone", "south": "gone"})
-    with run.locked():
-        shown = view(Gathering(run.path).all(), single=True)
-    screen = Console(file=io.StringIO(), width=80, height=24)
-    screen.print(fitted(shown, screen), end="")
-    lines = screen.file.getvalue().splitlines()
-    assert any(re.match(" *state  running *$", line) for line in lines)  # on a line of its own
-    assert len(lines) == 24 and re.search(r"^\d+ more lines", lines[-1])
-    assert any("south " in line for line in lines) and any("step 3: too few came" in line for line in lines)
-    screen.height = 200
-    assert fitted(shown, screen) is shown
-
-
-def test_runs_at_work_stand_first(make, tmp_path):
-    for name in "abc":
-        make(name)
-    for path in (tmp_path / "runs").glob("[ac]/*"):
-        os.utime(path, (0, 0))
-    seen = Gathering(tmp_path / "runs").all()
-    screen = Console(file=io.StringIO(), width=200)
-    screen.print(view(seen, single=False))
-    assert re.findall(r"^([abc]) ", screen.file.getvalue(), re.MULTILINE) == ["b", "a", "c"]
 
 
 def test_watching_ends_with_the_run(dpfed, make, monkeypatch):

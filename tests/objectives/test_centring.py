@@ -52,14 +52,6 @@ def test_centres_follow_the_mean_and_nothing_else_reaches_them(group):
     assert torch.autograd.grad(contrast, centres, allow_unused=True) == (None,)
 
 
-def test_padding_counts_nowhere(group):
-    embeddings, centres, own, present = group
-    _, distance = centred(embeddings, centres.expand(S, -1), own, present, False)
-    for z in embeddings.values():
-        z[OWN + PUBLIC :] = 1e3
-    assert centred(embeddings, centres.expand(S, -1), own, present, False)[1] == distance
-
-
 @pytest.mark.parametrize("name", ["infonce", "siglip", "barlow_twins", "vicreg"])
 def test_a_shift_of_all_private_embeddings_changes_nothing_once_the_centres_know_it(name):
     """The shortcut that centring closes: without it, such a shift makes every public record an easy negative."""

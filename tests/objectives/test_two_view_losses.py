@@ -126,14 +126,6 @@ def test_padding_changes_nothing_and_gets_no_gradient_whatever_it_holds(name, ki
         assert not found[view][~present].any()
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
-def test_the_order_of_the_records_does_not_matter(name, kind):
-    z, present, order = group(kind), torch.tensor([1, 1, 0, 1, 1], dtype=torch.bool), torch.tensor([3, 0, 4, 2, 1])
-    value = loss_named(name)(z, present)
-    shuffled = loss_named(name)({view: x[order] for view, x in z.items()}, present[order])
-    assert shuffled.item() == pytest.approx(value.item(), rel=1e-12)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_gradients_are_finite_where_records_or_dimensions_are_all_alike(name, kind, dtype):

@@ -81,12 +81,6 @@ def test_only_public_records_of_the_models_kind_and_enough_of_them_may(tiny, tin
         chosen(str(public_store.path), large, plan_of(large))
 
 
-def test_records_that_join_groups_do_not_stand_in_as_well(tiny_public, public_store):
-    config = parse_config(tiny_public)
-    with pytest.raises(UserError, match="cannot replace the private ones as well"):
-        chosen(str(public_store.path), config, plan_of(config))
-
-
 @pytest.fixture
 def unreadable(tmp_path, monkeypatch):
     """A private store whose records are gone: their file has its length, and nothing in it. Opening it ends the test."""

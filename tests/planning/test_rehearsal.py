@@ -168,13 +168,6 @@ def test_a_sweep_file_says_what_is_tried_and_may_not_change_the_promise(config, 
             asked(changes)
 
 
-def test_too_few_public_records_and_records_without_a_measure_are_refused(config, shapes, public_store, tmp_path):
-    with pytest.raises(UserError, match=r"a step draws 4.0 \(q = 0.2\): fewer than two groups of 4. Give at least 40"):
-        rehearse(config, Proxy("store", shapes.path, 600), tmp_path / "few", most=20)
-    with pytest.raises(UserError, match="no held-out records to measure"):
-        rehearse(config, Proxy("store", public_store.path, 60), tmp_path / "none")
-
-
 def test_public_contrast_is_rehearsed_as_well(tiny_public, shapes, tmp_path):
     tiny_public["privacy"] = dict(GIVEN)
     config = parse_config(tiny_public)

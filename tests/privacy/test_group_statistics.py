@@ -67,14 +67,6 @@ def test_how_many_groups_have_a_gradient_is_a_public_number():
     assert plan(batch=2000, group_size=2000).statistics.groups == 1
 
 
-def test_a_phase_is_as_long_as_its_noise_wants():
-    quiet, loud = (plan(noise_multiplier=sigma, progress=PROGRESS | {"phase": None}) for sigma in (0.1, 5))
-    assert (quiet.statistics.phase, loud.statistics.phase) == (5, 25)
-    middle = plan(noise_multiplier=0.25, progress=PROGRESS | {"phase": None})
-    assert 5 < middle.statistics.phase < 25
-    assert middle.statistics.error(middle.noise_std, middle.statistics.phase) <= 0.025
-
-
 TREE = {"diagnostics": "private", "privacy": {"noise_multiplier": 1.0, "batch": 256, "steps": 20}}
 
 
@@ -98,11 +90,6 @@ TREE = {"diagnostics": "private", "privacy": {"noise_multiplier": 1.0, "batch": 
 def test_what_cannot_be_is_refused_in_a_sentence(changes, said):
     with pytest.raises(UserError, match=said):
         PrivacyPlan.from_config(2000, parse_config(TREE | changes))
-
-
-def test_too_many_owners_are_refused_by_name():
-    with pytest.raises(UserError, match=r"at most 128 workers \(or sites\), got 200"):
-        plan().statistics.refuse_many_owners(200)
 
 
 def test_an_error_that_is_no_number_is_noise_alone():

@@ -20,6 +20,11 @@ CONFIG = parse_config(TREE)
 PLAN = PrivacyPlan.from_config(60_000, parse_config({**TREE, "privacy": {"epsilon": 8.0, "accountant": "rdp"}}))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def charts(drawn):
+    """Here they are what is tested."""
+
+
 class Store(Splits):
     kind, name, public = "image-text", "memory", True
 

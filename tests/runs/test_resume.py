@@ -162,16 +162,6 @@ def test_marks_cannot_be_taken_off_a_run_on_the_way(tiny, tmp_path, monkeypatch,
         resume(folder)
 
 
-def test_a_key_that_a_crash_left_behind_is_forgotten(tiny_config, tmp_path, monkeypatch):
-    restore = interrupt(monkeypatch, RunDirectory, "forget_key", 1, before=True)
-    with pytest.raises(Killed):
-        pretrain(tiny_config, tmp_path / "run")
-    restore()
-    assert (tmp_path / "run" / "secret.key").exists()
-    resume(tmp_path / "run")
-    assert not (tmp_path / "run" / "secret.key").exists()
-
-
 @pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_bits(seeded, tmp_path, undisturbed):
     weights, _ = undisturbed(seeded)
@@ -277,13 +267,6 @@ def test_with_all_checkpoints_damaged_nothing_goes_on_and_all_are_named(tiny_con
     assert all(path.name in str(caught.value) for path in kept) and (folder / "ledger.jsonl").read_bytes() == ledger
 
 
-def test_a_damaged_first_checkpoint_costs_no_more_than_the_figures_before_training(tiny_config, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    interrupted(tiny_config, folder, monkeypatch)
-    damage(folder / "checkpoints" / "step-00000000.safetensors")
-    assert resume(folder).finished and Ledger.open(folder / "ledger.jsonl").charged == 6
-
-
 def test_a_ledger_knows_when_its_run_was_interrupted(tiny_config, tmp_path, monkeypatch, dpfed):
     folder = tmp_path / "run"
     interrupted(tiny_config, folder, monkeypatch, at=3)
@@ -370,13 +353,6 @@ def test_who_trains_a_run_holds_it_to_the_end(tiny_config, tmp_path, monkeypatch
     assert len(held) == 2
     with RunDirectory.open(folder).locked():  # who ended holds nothing
         pass
-
-
-def test_a_run_directory_in_use_is_refused_and_untouched(tiny_config, tmp_path):
-    (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(UserError, match="in use"):
-        pretrain(tiny_config, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_checkpoints_keep_the_untrained_model_and_the_last_n(tiny_config, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 from dpfed.config import DataConfig, PrivacyConfig
 from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError
-from dpfed.places import is_store, is_url, local_path
+from dpfed.places import is_store, local_path
 
 
 def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
@@ -40,14 +40,14 @@ def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
 
 
 def store_at_hand(data: DataConfig) -> Path | None:
-    """The store on this machine that records are read from as they are; ``None``: they are yet to be made, imported or copied.
+    """The store on this machine that records are read from as they are; ``None``: they are yet to be made or imported.
 
     Raises:
         UserError: where there is nothing.
     """
-    if data.source in ("shapes", "procedural") or is_url(given := given_path(data)):
+    if data.source in ("shapes", "procedural"):
         return None
-    path = local_path(os.path.expanduser(given), "data.path")
+    path = local_path(os.path.expanduser(given_path(data)), "data.path")
     if data.source == "store":
         return path
     require_something_at(path)

@@ -81,7 +81,7 @@ def main(grid: Grid, context: Context) -> None:
         for name, value in given.items():
             if not Path(value).is_absolute():
                 raise UserError(f"run-config {name} = {value!r}: expected an absolute path on the SuperLink's machine.")
-        logs.set_up()  # as DPFED_LOG_FORMAT and DPFED_LOG_FILE say
+        logs.set_up()  # as DPFED_LOG_FORMAT says
         with watching() as watcher:
             run = coordinate(Path(given["federation"]), Path(given["run"]), FlowerChannel(grid), watcher)
         show_run(run)

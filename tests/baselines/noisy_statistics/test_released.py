@@ -108,23 +108,6 @@ def test_slots_are_uniform_and_new_in_every_step():
     assert (drawn == statistics.draw_slots(20_000, 1)).float().mean() < 0.15
 
 
-def test_empty_slots_hold_noise():
-    noisy = in_slots(release_noise(Randomness.from_seed(1), 1.0, 0, "")).release(
-        normalize(torch.randn(1, 2, 64), dim=2), torch.tensor([0]), 0
-    )
-    assert (noisy[1:].flatten(1).norm(dim=1) > 8).all()
-
-
-def test_denoising_finds_the_embeddings_where_there_is_little_noise():
-    embeddings = normalize(torch.randn(5000, 2, 8) + 1.0, dim=2)
-    for slots in (50, 5000):
-        statistics = in_slots(release_noise(Randomness.from_seed(1), 1e-3, 0, ""), slots, 5000)
-        found = statistics.denoised(statistics.release(embeddings, statistics.draw_slots(5000, 0), 0))
-        assert torch.allclose(found.mean(0), embeddings.mean(0), atol=1e-2)
-    whole = in_slots(slots=5, batch=5)
-    assert torch.allclose(whole.denoised(embeddings[:5]), embeddings[:5], atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("objective", "options", "complaint"),
     [

@@ -97,9 +97,3 @@ def test_imagenet(tmp_path: Path, pictures) -> None:
     assert store.label_names == {"label": ["tench, Tinca tinca", "goldfish"]}
     assert store.ids(store.split("validation")) == ["val/n02/ILSVRC2012_val_1.JPEG"]
     assert store.labels["label"].tolist() == [0, 1, 1]
-
-
-def test_imagenet_archives_are_not_unpacked_into_the_users_folder(tmp_path: Path, pictures) -> None:
-    pictures.file(tmp_path / "in" / "train" / "n01" / "1.JPEG")
-    with pytest.raises(UserError, match=r"meta\.bin"):
-        import_records(tmp_path / "in", tmp_path / "s", format="imagenet")

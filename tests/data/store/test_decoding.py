@@ -9,7 +9,6 @@ from PIL import Image
 
 from dpfed.data.importers.importing import import_records
 from dpfed.data.store import pictures, volume
-from dpfed.data.store.pictures import Wanted, in_processes
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.volume import VolumeWriter
@@ -44,20 +43,6 @@ def test_processes_give_the_pixels_of_threads(store, many_cores, monkeypatch):
     assert len(pool.processes._all) == 2, "processes have decoded"
     monkeypatch.setattr(pictures, "cores", lambda: 1)
     assert all((one == store.images(indices, 16, kind)).all() for one, kind in zip(found, kinds, strict=True))
-
-
-def test_memory_is_written_again_only_when_nobody_reads_it(store, many_cores):
-    first, second = np.arange(COUNT), np.arange(COUNT)[::-1].copy()
-    kept = store.images(first, 16)[3:5]
-    expected = kept.clone()
-    for _ in range(3):
-        store.images(second, 16)
-    assert (kept == expected).all()
-    pool = pictures._pool(os.getpid(), 2)
-    assert len(pool.free) == 1, "the others had the same memory, one after the other"
-    view = in_processes(store.pictures.opened, first, Wanted(16, "crop", "bicubic"), 2)[7:9]
-    store.images(second, 16)
-    assert (view == store.images(first, 16)[7:9]).all()
 
 
 def test_a_file_that_cannot_be_decoded_is_one_sentence(store, many_cores, tmp_path, monkeypatch):

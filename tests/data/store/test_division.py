@@ -7,14 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpfed.config import parse_config
 from dpfed.data.store import division
-from dpfed.data.store.division import divide_store, divided_by, site_of_records
+from dpfed.data.store.division import divide_store, site_of_records
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
-from dpfed.evaluation.tasks import tasks_of
 
 RECORDS = 4000  # more than three batches
 SITES = 3
@@ -77,16 +75,6 @@ def test_a_site_is_a_function_of_the_record_alone(plain: RecordStore, tmp_path: 
     assert {id: before[id] for id in common} == {id: other[id] for id in common}
 
 
-@pytest.mark.parametrize("skew", [0.0, 0.5, 1.0])
-def test_a_site_is_a_function_of_the_unit(people: RecordStore, tmp_path: Path, skew: float) -> None:
-    indices = [row for row in range(RECORDS) if row % 5]
-    other, before = (
-        sites_by_id(write(tmp_path / "s", indices, True), SITES, skew, "ward"),
-        sites_by_id(people, SITES, skew, "ward"),
-    )
-    assert all(before[id] == site for id, site in other.items())
-
-
 def test_sites_are_the_same_on_every_machine_and_in_every_version(tmp_path: Path) -> None:
     store = write(tmp_path / "s", list(range(24)))
     assert "".join(map(str, site_of_records(store, SITES, 0.5, "digit"))) == "022011011001201201220121"
@@ -121,16 +109,6 @@ def test_units_stay_together(people: RecordStore, tmp_path: Path, skew: float) -
     assert len(units) == len(np.unique(units)) == people.training_units
 
 
-def test_without_skew_all_sites_are_alike(plain: RecordStore) -> None:
-    """Chi-square of sites by digits against equal shares; 0.1% of such tables are further off."""
-    indices, digits = plain.split("train"), plain.labels["digit"]
-    sites = site_of_records(plain, 5, 0.0, "digit")[indices]
-    table = np.array([[np.sum((sites == site) & (digits[indices] == digit)) for site in range(5)] for digit in range(-1, 10)])
-    expected = table.sum(axis=1, keepdims=True) / 5
-    assert ((table - expected) ** 2 / expected).sum() < 78.7  # 11 labels x 4 degrees of freedom
-    assert np.array_equal(site_of_records(plain, 5, 0.0), site_of_records(plain, 5, 0.0, "caption"))
-
-
 @pytest.mark.parametrize("skew", [0.3, 0.8])
 def test_skew_is_the_probability_to_go_home(plain: RecordStore, skew: float) -> None:
     digits = plain.labels["digit"]
@@ -148,22 +126,6 @@ def test_full_skew_separates_labels(plain: RecordStore) -> None:
     assert np.array_equal(sites, site_of_records(plain, SITES, 1.0))  # the first label is the default
     nobody = np.bincount(sites[digits < 0], minlength=SITES)  # no label, no home
     assert nobody.min() > 0.25 * nobody.sum()
-
-
-def test_full_skew_separates_beginnings_of_captions(plain: RecordStore) -> None:
-    sites = site_of_records(plain, SITES, 1.0, "caption")
-    of_color = [set(sites[color::8].tolist()) for color in range(8)]
-    assert all(len(found) == 1 for found in of_color)
-    assert set.union(*of_color) == set(range(SITES))
-
-
-def test_capitals_and_later_words_do_not_matter(tmp_path: Path) -> None:
-    captions = ["Chest X-ray showing a heart", "chest x-ray  showing nothing at all", "CT of the head", "ct OF the knee", "ct"]
-    with StoreWriter(tmp_path / "s", name="x", kind="image-text", size=4) as writer:
-        for row, caption in enumerate(captions):
-            writer.add(RecordInput(str(row), np.zeros((4, 4, 3), np.uint8), (caption, f"other {row}")))
-    first, same, second, again, short = site_of_records(RecordStore.open(tmp_path / "s"), 1000, 1.0)
-    assert first == same and second == again and len({first, second, short}) == 3
 
 
 def test_a_site_is_unrelated_to_the_workers_of_its_records(plain: RecordStore) -> None:
@@ -184,13 +146,6 @@ def test_files_are_copied_verbatim(tmp_path: Path, pictures) -> None:
     stores = divide_store(whole.path, tmp_path / "d", 2, 0.9)
     assert {id: value for part in map(contents, stores) for id, value in part.items()} == contents(whole)
     assert [store.skipped for store in stores] == [[]] * 3  # they name records that no site has
-
-
-def test_evaluation_store_can_be_inspected_and_evaluated_with(shapes: RecordStore, tiny: dict, tmp_path: Path) -> None:
-    divide_store(shapes.path, tmp_path / "d", SITES, 0.8)
-    evaluation = RecordStore.open(tmp_path / "d" / "evaluation")
-    assert (evaluation.training_records, len(evaluation)) == (0, 200)
-    assert tasks_of(evaluation, parse_config(tiny)) == ("retrieval",)
 
 
 @pytest.mark.parametrize(
@@ -217,17 +172,6 @@ def test_units_are_not_torn_apart(people: RecordStore, tmp_path: Path, by: str) 
         divide_store(people.path, tmp_path / "d", SITES, 0.1, by)
     assert list(tmp_path.iterdir()) == []
     divide_store(people.path, tmp_path / "d", SITES, 0.0, by)
-
-
-def test_images_without_labels_have_no_home(tmp_path: Path, pictures) -> None:
-    with StoreWriter(tmp_path / "s", name="x", kind="image", size=4) as writer:
-        for row in range(40):
-            writer.add(RecordInput(str(row), pictures.array(), split="test" if row % 4 == 3 else "train"))
-    for skew, by in ((0.1, None), (0.0, "caption")):
-        with pytest.raises(UserError, match="neither labels nor captions"):
-            divide_store(tmp_path / "s", tmp_path / "d", 2, skew, by)
-    *_, evaluation = divide_store(tmp_path / "s", tmp_path / "d", 2, 0.0)
-    assert divided_by(evaluation) is None
 
 
 def test_stores_without_held_out_records_and_existing_places_are_refused(plain: RecordStore, tmp_path: Path) -> None:

@@ -117,12 +117,3 @@ def test_inspect_shows_it_never_the_key_and_checks_it(tmp_path):
 
     found = inspect(store.path, "--check")
     assert isinstance(found.exception, UserError) and "changed since" in str(found.exception)
-
-
-def test_a_key_that_is_none_is_found_by_whoever_checks(tmp_path):
-    store = write(tmp_path / "a", ALL)
-    header = json.loads((store.path / HEADER).read_text())
-    header["contents"]["key"] = "no key"
-    (store.path / HEADER).write_text(json.dumps(header))
-    assert inspect(store.path).exit_code == 0
-    assert "the key of its fingerprint cannot be read" in str(inspect(store.path, "--check").exception)

@@ -15,19 +15,15 @@ import pytest
 from dpfed.config import PrivacyConfig
 from dpfed.data.sampling import OwnRows, draw_step, owner_keys, participants_of
 from dpfed.data.store import index as index_room
-from dpfed.data.store.index import Column
 from dpfed.data.store.layout import HEADER
-from dpfed.data.store.mapped import RecordsFile
-from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.worker import indices_of_owner
 from tests.synthetic_store import write_synthetic
 
-RECORDS, HELD_OUT, SHARDS = 5000, 700, 6
+RECORDS, HELD_OUT = 5000, 700
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +42,6 @@ def path(tmp_path: Path) -> Path:
 def change(path: Path, **header: object) -> None:
     place = path / HEADER
     place.write_text(json.dumps(json.loads(place.read_text()) | header))
-
-
-def test_opening_touches_no_batch_of_records(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    touched, batch = [], RecordsFile.batch
-    monkeypatch.setattr(RecordsFile, "batch", lambda self, number: touched.append(number) or batch(self, number))
-    store = RecordStore.open(path)
-    assert len(store) == RECORDS and store.count("train") == store.training_records == RECORDS - HELD_OUT and not touched
-    assert store.captions(np.array([4999, 1])) == [["000004999"], ["000000001"]] and sorted(touched) == [0, 4]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -137,63 +125,3 @@ def test_what_the_header_promises_is_checked_before_the_first_draw(path: Path, w
     for one in (plan, every):
         with pytest.raises(UserError, match="is damaged"):
             participants_of(one, Randomness.from_seed(0), store.keys, None, OwnRows(RecordStore.open(place), store.keys))(0)
-
-
-def test_a_label_out_of_range_is_refused_when_it_is_read(tmp_path: Path, path: Path) -> None:
-    with pa.memory_map(str(path / "index.arrow")) as mapped:
-        table = pa.ipc.open_file(mapped).read_all()
-    labels = np.arange(RECORDS) % 3
-    labels[4000] = 5
-    table = table.append_column("label:digit", pa.array(labels))
-    with pa.ipc.new_file(str(path / "index.arrow"), table.schema) as writer:
-        writer.write_table(table)
-    sizes = json.loads((path / HEADER).read_text())["files"] | {"index.arrow": (path / "index.arrow").stat().st_size}
-    change(path, label_names={"digit": ["0", "1", "2"]}, files=sizes)
-    store = RecordStore.open(path)
-    assert store.labels["digit"][np.array([3, 3999])].tolist() == [0, 0]
-    with pytest.raises(UserError, match="out of range"):
-        store.labels["digit"][3990:4010]
-    with pytest.raises(UserError, match="out of range"):
-        store.index.check()
-
-
-def test_the_smallest_keys_are_found_block_by_block(path: Path) -> None:
-    store = RecordStore.open(path)
-    rows = store.split("train")
-    assert np.array_equal(store.smallest(store.within("train"), 40), rows[np.argsort(store.keys[rows])][:40])
-    assert len(store.smallest(store.within("test"), 40)) == 0
-
-
-def test_columns_answer_as_arrays_do() -> None:
-    pieces = [np.arange(5), np.arange(0), np.arange(5, 12), np.arange(12, 13)]
-    whole, column = np.concatenate(pieces), Column(pieces)
-    random = np.random.default_rng(0)
-    for places in (
-        *(slice(*sorted(random.integers(-15, 15, 2).tolist())) for _ in range(40)),
-        slice(None, None, 3),
-        *(random.integers(-13, 13, random.integers(0, 9)) for _ in range(20)),
-        random.random(13) < 0.5,
-        7,
-        -1,
-        np.zeros(0, int),
-    ):
-        assert np.array_equal(column[places], whole[places]), places
-    assert np.array_equal(column % 3, whole % 3) and (np.asarray(column) == whole).all() and column.tolist() == whole.tolist()
-    assert np.isin(column, [3, 99]).tolist() == np.isin(whole, [3, 99]).tolist() and len(column) == 13 and column.shape == (13,)
-    assert Column([column], lambda numbers: -numbers)[2:6].tolist() == [-2, -3, -4, -5]
-    for outside in (13, -14, np.array([3, 13])):
-        with pytest.raises(IndexError):
-            column[outside]
-
-
-def test_a_long_list_of_what_was_left_out_is_not_in_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpfed.data.store.writing.MOST_SKIPPED", 3)
-    with StoreWriter(tmp_path / "s", name="x", kind="image", size=8, skip_broken=True) as writer:
-        for number in range(9):
-            writer.add(RecordInput(f"r{number}", b"broken" if number else np.zeros((8, 8, 3), np.uint8)))
-    store = RecordStore.open(tmp_path / "s")
-    assert len(json.loads((store.path / HEADER).read_text())["skipped"]) == 3
-    assert store.left_out == 8 and [id for id, _ in store.skipped] == [f"r{number}" for number in range(1, 9)]
-    (store.path / "skipped.jsonl").write_text("[1]\n")
-    with pytest.raises(UserError, match="skipped.jsonl cannot be read"):
-        _ = RecordStore.open(store.path).skipped

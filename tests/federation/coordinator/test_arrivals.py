@@ -39,21 +39,6 @@ def test_only_the_last_steps_are_kept(tmp_path, sites, kept):
     assert list(read_arrivals(tmp_path / "arrivals.json")) == list(range(30 - kept, 30))
 
 
-def test_many_answers_are_not_written_one_by_one(tmp_path, monkeypatch):
-    arrivals, written = Arrivals(tmp_path / "arrivals.json", clock(0.001)), []
-    monkeypatch.setattr(arrivals, "_write", lambda: written.append(1))
-    arrivals.ask(0, map(str, range(1000)))
-    for number in range(1000):
-        arrivals.came(0, str(number))
-    assert len(written) < 800
-
-
-def test_a_folder_that_cannot_be_written_ends_no_step(tmp_path):
-    arrivals = Arrivals(tmp_path / "none" / "arrivals.json")
-    arrivals.ask(0, ["a"])
-    arrivals.came(0, "a")
-
-
 def content(path):
     """What a file says. The names in the header of a safetensors file come in any order."""
     whole = path.read_bytes()

@@ -220,17 +220,6 @@ def test_secure_sums_are_what_the_sites_noised_to_the_last_grid_step(lab):
         assert vector.std() / 2**32 == pytest.approx(12**-0.5, rel=0.05)
 
 
-def test_a_site_joins_late(lab):
-    one = lab("central", deadline=0.5)
-    one.wire.gone = {"node2"}
-    one.server.collect(0)
-    assert one.events()[-1]["arrived"] == ["site-0", "site-1"]
-    one.wire.gone = set()
-    one.server.collect(1)
-    one.server.collect(2)
-    assert one.events()[-1]["arrived"] == ["site-0", "site-1", "site-2"]
-
-
 @pytest.mark.parametrize("trust", MODES)
 def test_a_step_that_a_server_left_open_is_paid_for_and_never_asked_again(lab, trust, tmp_path):
     one = lab(trust)

@@ -86,15 +86,6 @@ def supernode():
     server.server_close()
 
 
-def test_a_request_that_breaks_off_is_made_again(supernode, monkeypatch):
-    monkeypatch.setattr(internals, "_BETWEEN", 0.01)
-    supernode.cuts = 2
-    task = internals.Task(supernode.address, "token")
-    with task._client:
-        assert task._beat()
-    assert supernode.asked == ["send-task-heartbeat"] * 3
-
-
 def test_where_there_is_no_answer_nothing_is_said_but_in_the_log(supernode, monkeypatch, caplog):
     def broken(client):
         raise RuntimeError("secret of a record")

@@ -38,12 +38,6 @@ def test_what_is_missing(chest, name):
     assert str(chest / name) in bad(chest)["keys"]
 
 
-@pytest.mark.parametrize("name", ["federation/identity.key", "federation/config.toml"])
-def test_what_is_damaged(chest, name):
-    (chest / name).write_bytes(b"\xff[")
-    assert str(chest / name) in bad(chest)["keys"]
-
-
 def test_a_key_that_the_terms_do_not_name(chest):
     (chest / "federation" / "identity.key").write_bytes(bytes(range(32)))
     assert "not the key that the terms name" in bad(chest)["keys"]

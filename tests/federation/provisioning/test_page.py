@@ -1,44 +1,11 @@
-"""The page and the kits' READMEs: commands are those that programs understand, and print what the page shows."""
+"""The page's commands print what it shows."""
 
 import re
-import shlex
-from pathlib import Path
 
-import pytest
-import typer.main
-
-from dpfed.cli import app
-from dpfed.federation.provisioning.services import coordinator_files, site_files
+from tests.docs.commands import SITE_PAGE
 from tests.federation.provisioning.office import Office
 
-ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs" / "a-site-in-15-minutes.md").read_text().partition("\n## Appendix")[0]
-READMES = (
-    site_files("chest", "north", "superlink.example.org:9443", "image", "0" * 32)["README.md"]
-    + coordinator_files("chest", "/srv/dpfed/chest", "superlink.example.org", 9443, "image")["README.md"]
-)
 FINGERPRINT = r"(?:[0-9a-f]{4} ){7}[0-9a-f]{4}"
-
-
-def commands():
-    blocks = re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    inline = re.findall(r"`(dpfed [^`]+)`", PAGE + READMES) + re.findall(r"^ +(dpfed .*?)(?: {2,}#.*)?$", READMES, re.MULTILINE)
-    return sorted({line for text in [*blocks, *inline] for line in text.splitlines() if len(line.split()) > 3})
-
-
-def parse_with(program, arguments):
-    while hasattr(program, "commands"):
-        context = program.make_context("program", arguments[:1])
-        _, program, _ = program.resolve_command(context, arguments[:1])
-        arguments = arguments[1:]
-    return program.make_context("program", list(arguments)).params
-
-
-@pytest.mark.parametrize("line", commands())
-def test_every_command_is_one_that_its_program_understands(line):
-    words = shlex.split(re.sub(r"EPSILON", "8", line))
-    assert words[0] == "dpfed"
-    parse_with(typer.main.get_command(app), words[1:])
 
 
 def plain(text):
@@ -49,7 +16,7 @@ def plain(text):
 
 def shown(command):
     """What the page shows below the block with a command."""
-    return PAGE[PAGE.index(f"\n{command}") :].split("```\n")[2]
+    return SITE_PAGE[SITE_PAGE.index(f"\n{command}") :].split("```\n")[2]
 
 
 def test_the_commands_print_what_the_page_shows(shapes, tmp_path, dpfed):
