@@ -88,10 +88,10 @@ def require_memory(config: Config, device: torch.device) -> None:
     if max(needs.model, needs.group, needs.images) > there:
         members = "public.records" if method_named(config.bounding.method).public_records else "bounding.group_size"
         raise UserError(
-            f"training takes at least {_size(needs.together)}: a model with {needs.parameters:,} parameters "
-            f"{_size(needs.model)}, one group of {_records_of_a_group(config):,} records in it {_size(needs.group)}, the images "
-            f"of a microbatch {_size(needs.images)}; and there are {_size(there)} of memory. Choose a smaller model (model.architecture, "
-            f"model.image, model.width, ...), or lower data.size, {members} or bounding.microbatch."
+            f"training takes at least {_size(needs.together)}, and there are {_size(there)} of memory: a model with "
+            f"{needs.parameters:,} parameters takes {_size(needs.model)}, one group of {_records_of_a_group(config):,} records "
+            f"{_size(needs.group)}, the images of a microbatch {_size(needs.images)}. Choose a smaller model "
+            f"(model.architecture, model.image, model.width, ...), or lower data.size, {members} or bounding.microbatch."
         )
 
 
