@@ -41,7 +41,10 @@ def test_squares_of_another_size_are_named(tiny, tiny_public):
         ),
         ({"objective": {"name": "vicreg"}, "bounding": {"group_size": 16, "engine": "loop"}}, None),
         ({"objective": {"name": "infonce"}}, None),
-        ({"objective": {"name": "barlow_twins"}, "bounding": {"method": "public"}}, "4 are too few for that: .* .public.records"),
+        (
+            {"objective": {"name": "barlow_twins"}, "bounding": {"method": "public"}},
+            "4 are too few for that: .* .public.records",
+        ),
     ],
 )
 def test_a_loss_of_statistics_says_that_its_groups_are_small(tiny, tiny_public, changes, few):
