@@ -6,6 +6,8 @@ import statistics
 from typing import Any
 
 from benchmarks.record import figures, made_by
+from dpfed.cluster.estimate import Machines, estimate, largest_shard
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_down, round_up
 
 
@@ -165,4 +167,41 @@ def cluster() -> str:
     ]
     for batch, figure in result["memory"].items():
         lines.append(f"| peak memory of each of two workers at B = {int(batch):,} | {max(figure['peak_mb'])} MB |")
+    return "\n".join(lines)
+
+
+_BATCHES = (65_536, 131_072, 262_144)
+_OF_VIT_L = 60.0  # records a second, from ViT-B-32's by the number of multiplications: assumed
+
+
+def scaling() -> str:
+    """How well 64 workers use their GPUs, by `dpfed cluster cost`'s arithmetic over what was measured on single GPUs."""
+    h100, vit = figures("gpu-throughput-h100"), figures("gpu-vit-h200")["gradients"]["bf16, S = 16"]
+    known = figures("gpu-throughput")
+    resnet, coordinator = known["gradients"]["ResNet-18, 32 px"], known["coordinator"]
+    models = {
+        "ResNet-18, 32 px": resnet,
+        "ViT-B-32, LoRA, 224 px": vit,
+        "ViT-L-14-336 in full": vit | {"parameters": 427_900_000, "records_per_second": _OF_VIT_L},
+    }
+    lines = ["| efficiency of 64 workers | " + " | ".join(f"B = {batch:,}" for batch in _BATCHES) + " |"]
+    lines.append("|---" * (1 + len(_BATCHES)) + "|")
+    for name, one in models.items():
+        machines = Machines(
+            throughput=one["records_per_second"],
+            bandwidth=25e9,
+            latency=1e-6 * h100["transport"]["latency_microseconds"],
+            noise=coordinator["noise_seconds_per_million"],
+            bookkeeping=coordinator["bookkeeping_seconds_per_million"],
+            price=0.0,
+            keys=h100["worker"]["gaps_seconds_per_million_keys"],
+            drawn=h100["worker"]["seconds_per_million_drawn"],
+            decoding=1 / one["decoded_per_second"],
+            views=1 / one["views_per_second"],
+        )
+        plans = (PrivacyPlan(50_000_000, batch, 16, 1.0, 1200, 1.0, 1e-9) for batch in _BATCHES)
+        shares = (estimate(plan, machines, one["parameters"], 64).efficiency for plan in plans)
+        lines.append(f"| {name} | " + " | ".join(f"{share:.0%}" for share in shares) + " |")
+    even = _BATCHES[0] / 64 / largest_shard(_BATCHES[0] / 64, 64)
+    lines += ["", f"At B = {_BATCHES[0]:,} no coordinator could give more than {even:.0%}: all wait for who drew most records."]
     return "\n".join(lines)

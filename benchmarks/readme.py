@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import moment_tables
 from benchmarks import peer_tables as page
-from benchmarks.deployment_tables import budget, cluster, faults, membership, rounds, secure_sums, stores, torture
+from benchmarks.deployment_tables import budget, cluster, faults, membership, rounds, scaling, secure_sums, stores, torture
 from benchmarks.method_tables import forecast, logit, objectives, table1
 from benchmarks.recipe_tables import SITUATIONS, rehearsed, rungs
 from benchmarks.record import RESULTS, figures, made_by
@@ -202,7 +202,7 @@ def fill(text: str, blocks: dict[str, str]) -> str:
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name of a marked part
     "README.md": {"quickstart": quickstart, "results": results, "moments": moment_tables.moments, "gpu": gpu_in_short},
-    "cluster/README.md": {"cluster": cluster},
+    "cluster/README.md": {"cluster": cluster, "scaling": scaling},
     "docs/results.md": {
         "steps": steps,
         "gpu": gpu,

@@ -21,11 +21,13 @@ from benchmarks.digests import CASES, tree_of
 from benchmarks.gpu.place import Place
 from dpfed.bounding.bounded_sum import _SHARED_PASS as ROOM
 from dpfed.bounding.engines import Engine, GroupBatch, LayerwiseEngine, LoopEngine, Precision
-from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig, parse_config
+from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig, ViewsConfig, parse_config
+from dpfed.data.views.images import ImageViews
 from dpfed.errors import Notice
 from dpfed.models.building import build_model
+from dpfed.privacy.blocks import LENGTH, Blocks, SumNoise
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.noise import digest_of
+from dpfed.privacy.noise import GaussianNoise, digest_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs.assembly import assemble
@@ -36,6 +38,7 @@ CPU = torch.device("cpu")
 SUMS = 1e-4  # relative, in float32; TF32 would differ by 1e-3
 EXACT = 1e-7  # relative, in float64; clip factors are rounded to float32
 CONVOLUTION = 1e-5
+VIEWS = 1e-4  # of a number in -1 .. 1
 ULPS = 1  # of float32: noise and sum are added in float64 and rounded once
 _MODELS = {
     "small CNN": ModelConfig(image="cnn", width=32),
@@ -156,7 +159,7 @@ def _moved_by_a_stranger(model: nn.Module, precision: Precision, side: int, devi
         for at in (0, groups // 2, groups):
             beside = total(engine, [*ours[:at], stranger, *ours[at:]])
             most = max(most, (beside - alone).norm().item() / (least * groups * ROOM))
-    return {"moved": most, "refused": refused}
+    return {"moved": most, "refused": refused, "recorded": engine.repeats}
 
 
 def methods(place: Place) -> dict[str, Any]:
@@ -173,12 +176,12 @@ def methods(place: Place) -> dict[str, Any]:
 
 def noise(place: Place) -> dict[str, Any]:
     """The same key gives the same noise there as here, but for the last bit."""
-    count = 3_000 if place.tiny else 3_000_000
-    values = torch.randn(count, generator=torch.Generator().manual_seed(0))
+    blocks = Blocks(3_000, 1_000) if place.tiny else Blocks(3_000_000, LENGTH)
+    values = torch.randn(blocks.size, generator=torch.Generator().manual_seed(0))
     results = []
     for device in (place.device, place.device, CPU):
         noisy = values.to(device, copy=True)
-        Randomness.from_seed(0).add_normal_(noisy, 1.0, "check", 0)
+        SumNoise(GaussianNoise(1.0), Randomness.from_seed(0), blocks, "check").add_(noisy, 0)
         results.append(noisy.cpu())
     there, again, here = results
     ulps = (_ordered(there) - _ordered(here)).abs()
@@ -188,6 +191,20 @@ def noise(place: Place) -> dict[str, Any]:
         "ulps_at_most": int(ulps.max()),
         "share_that_differs": (ulps > 0).double().mean().item(),
     }
+
+
+def views(place: Place) -> dict[str, Any]:
+    """Random views there are those of the CPU, but for rounding, and a record's are the same beside others."""
+    maker, generator = (
+        ImageViews(ViewsConfig(crop_scale=(0.2, 1.0), flip=0.5, jitter=0.8, grayscale=0.2, blur=0.5)),
+        torch.Generator(),
+    )
+    images = torch.randint(0, 256, (9, 3, 48, 48), dtype=torch.uint8, generator=generator.manual_seed(0))
+    uniforms = torch.rand(9, 2, maker.columns, generator=generator)
+    expected, there = maker(images, uniforms), maker(images.to(place.device), uniforms.to(place.device))
+    alone = maker(images[4:5].to(place.device), uniforms[4:5].to(place.device))
+    off = (there.cpu() - expected).abs().max().item()
+    return {"passed": off < VIEWS and torch.equal(alone[0], there[4]), "off_at_most": off, "kernels": ImageViews.has_kernels}
 
 
 def digests(place: Place) -> dict[str, Any]:
@@ -230,6 +247,7 @@ CHECKS: dict[str, Callable[[Place], dict[str, Any]]] = {
     "engines": engines,
     "methods": methods,
     "noise": noise,
+    "views": views,
     "digests": digests,
     "resumed": resumed,
     "tf32": tf32,

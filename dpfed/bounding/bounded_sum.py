@@ -32,11 +32,18 @@ class Clip:
         most: the largest factor. 1: g is clipped to C. C / c: g is clipped to c, and what comes out is in units of c / C.
             Infinity: every gradient is normalised.
         stability: added to the norm, so that a gradient close to zero is not blown up.
+
+    Each may be a scalar tensor, which a device reads when it computes.
     """
 
-    bound: float
-    most: float = 1.0
-    stability: float = 0.0
+    bound: float | Tensor
+    most: float | Tensor = 1.0
+    stability: float | Tensor = 0.0
+
+    @classmethod
+    def of(cls, clip_norm: float | Clip) -> Clip:
+        """What a clip norm alone means."""
+        return clip_norm if isinstance(clip_norm, Clip) else cls(clip_norm)
 
 
 def clip_norm_in_float32(bound: float, spread: float, owners: int, shared: float = _SHARED_PASS) -> float:
@@ -99,9 +106,9 @@ def clip_factors(norms: Tensor, clip_norm: float | Clip) -> Tensor:
     Returns:
         ``(G,)`` factors, of which none is negative.
     """
-    clip = clip_norm if isinstance(clip_norm, Clip) else Clip(clip_norm)
-    lengths = norms + clip.stability if clip.stability else norms
-    factors = torch.clamp(clip.bound * (1 - _SLACK[norms.dtype]) / lengths.clamp(min=1e-30), max=clip.most)
+    clip = Clip.of(clip_norm)
+    inverse = (norms + clip.stability).clamp(min=1e-30).reciprocal()
+    factors = torch.clamp(inverse * (clip.bound * (1 - _SLACK[norms.dtype])), max=clip.most)
     return torch.where(torch.isfinite(norms) & (factors > _LEAST_FACTOR), factors, 0.0)
 
 

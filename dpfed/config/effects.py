@@ -219,7 +219,7 @@ _RULES = (
         lambda c: _method(c).capped,
         "its batch needs no cap; set bounding.method = 'batch', 'sample' or 'logit'",
     ),
-    needs("bounding.engine", "bounding.method", "group", "public", "none", why="it has its own engine; "),
+    needs("bounding.engine bounding.pass_records", "bounding.method", "group", "public", "none", why="it has its own engine; "),
     Rule(
         "bounding.clip_norm",
         "bounding.clipping",

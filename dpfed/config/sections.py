@@ -255,6 +255,7 @@ class BoundingConfig(Section):
     options: dict[str, bool | int | float | str] = Field({}, description="the method's own options (docs/methods.md)")
     engine: Literal["auto", "loop", "layerwise"] = Field("auto", description="how group gradients are computed")
     microbatch: int = Field(512, ge=1, description="records whose views are in memory at a time")
+    pass_records: int | None = Field(None, ge=8, description="layerwise: records of a pass; default: by a GPU's memory, or 32")
 
     @field_validator("method")
     @classmethod

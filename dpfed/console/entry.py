@@ -21,6 +21,7 @@ from dpfed.places import without_proxy
 
 _NO_HOME = "Could not determine home directory"  # what pathlib says
 _INTERRUPTED = 130  # the exit code of Ctrl-C
+_NO_GPU = ("cuda error", "cuda driver error", "cudnn_status", "cublas_status")  # what torch says of a GPU that fails
 _NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory")  # what torch says, on a CPU and on a GPU
 
 
@@ -64,9 +65,15 @@ def run(app: typer.Typer) -> None:
     except RuntimeError as error:
         if _NO_HOME in str(error):
             _end("a path begins with ~, and it is not known whose home that is: set HOME, or write the path out.")
-        if not any(phrase in str(error).lower() for phrase in _NO_MEMORY):
-            _crash(error)
-        _end(_memory(f" ({str(error).splitlines()[0].strip()})"))
+        said = (str(error).splitlines() or [""])[0].strip()
+        if any(phrase in str(error).lower() for phrase in _NO_MEMORY):
+            _end(_memory(f" ({said})"))
+        if any(phrase in said.lower() for phrase in _NO_GPU):
+            _end(
+                f"the GPU stopped computing ({said}): once it, or another one, computes again, `dpfed resume RUN` continues a "
+                "run. Each released step is charged."
+            )
+        _crash(error)
     except Exception as error:
         _crash(error)
 

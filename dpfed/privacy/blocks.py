@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpfed.privacy.noise import KeyedNoise, Noise, digest_of
+from dpfed.privacy.noise import GaussianNoise, KeyedNoise, Noise, digest_of
 from dpfed.privacy.randomness import Randomness
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused without it
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused withou
 SMALL = 1 << 19  # numbers of a sum that is one block: one process makes it noisy in the time of a few messages
 LENGTH = 1 << 16  # numbers of a block of longer ones: 64 workers share even 11 million of them within a tenth
 PURPOSE = "noise"  # of the noise on the sum
+_TOGETHER = 64  # blocks whose noise is made in one piece on a GPU: 32 MB of it
 
 
 def block_length(size: int) -> int | None:
@@ -138,7 +139,32 @@ def add_to_blocks_(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[
         context: see `SumNoise.context_of`.
         step: training step.
     """
-    _beside(lambda block, key: noise.add_(block, Randomness(key), PURPOSE, step, 0, context), blocks.cut(values), keys)
+    whole = 0
+    if isinstance(noise, GaussianNoise) and _on_gpu(values) and blocks.length is not None and blocks.length % 2 == 0:
+        whole = values.numel() // blocks.length  # the last block may be shorter
+        for first in range(0, whole, _TOGETHER):
+            some = values[blocks.length * first : blocks.length * min(first + _TOGETHER, whole)].view(-1, blocks.length)
+            noise.add_together_(some, _words(keys[first : first + len(some)], context, step, blocks.length))
+    rest, others = blocks.cut(values)[whole:], keys[whole:]
+    _beside(lambda block, key: noise.add_(block, Randomness(key), PURPOSE, step, 0, context), rest, others)
+
+
+def _on_gpu(values: Tensor) -> bool:
+    return values.device.type == "cuda"
+
+
+def _words(keys: Sequence[bytes], context: str, step: int, count: int) -> Tensor:
+    """``(keys, count)`` int64 bits of the keys' streams, in memory from which a GPU reads while the host goes on."""
+    import numpy as np
+    import torch
+
+    words = torch.empty(len(keys), count, dtype=torch.int64, pin_memory=torch.cuda.is_available())
+
+    def fill(row: Any, key: bytes) -> None:
+        row[:] = np.frombuffer(Randomness(key).stream(PURPOSE, step, 0, context)(8 * count), np.int64)
+
+    _beside(fill, list(words.numpy()), keys)
+    return words
 
 
 def _beside(work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:

@@ -143,14 +143,19 @@ class Randomness:
         for start in range(0, out.numel(), _CHUNK):
             part = out[start : start + _CHUNK]
             words = np.frombuffer(stream(16 * -(-part.numel() // 2)), dtype=np.int64)
-            noise = _box_muller(words, exact)[: part.numel()]
+            noise = box_muller(torch.from_numpy(words.copy()).to(exact))[: part.numel()]
             part.copy_(part.to(exact, torch.float64).add_(noise, alpha=scale))
 
 
-def _box_muller(words: np.ndarray, device: torch.device) -> torch.Tensor:
+def box_muller(words: torch.Tensor) -> torch.Tensor:
+    """Standard normal numbers, float64.
+
+    Args:
+        words: ``(..., n)`` int64, uniform, n even; each row gives its numbers.
+    """
     import torch
 
-    uniform = (torch.from_numpy(words.copy()).to(device) >> 11) & (2**53 - 1)  # the upper 53 bits
-    u, v = uniform.double().add_(0.5).mul_(2.0**-53).view(2, -1)  # strictly inside (0, 1): the logarithm is finite
+    uniform = (words >> 11) & (2**53 - 1)  # the upper 53 bits
+    u, v = uniform.double().add_(0.5).mul_(2.0**-53).unflatten(-1, (2, -1)).unbind(-2)  # inside (0, 1): the logarithm is finite
     radius, angle = u.log_().mul_(-2).sqrt_(), v.mul_(2 * math.pi)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()])
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)

@@ -30,7 +30,7 @@ from dpfed.runs.dummy_batch import dummy_batch
 from dpfed.runs.preflight import refuse_inexact
 from dpfed.runs.records import public_digest, with_absolute_paths
 from dpfed.runs.starts import starting_weights
-from dpfed.training.memory import require_memory
+from dpfed.training.memory import records_of_a_pass, require_memory
 
 
 def resolve(config: Config, watcher: Watcher | None = None) -> ResolvedConfig:
@@ -49,6 +49,8 @@ def resolve(config: Config, watcher: Watcher | None = None) -> ResolvedConfig:
     config = settle(config)
     device = pick_device(config.training.device)
     _refuse_engine(config)
+    if method_named(config.bounding.method).picks_engine and config.bounding.pass_records is None:
+        config = _with(config, bounding={"pass_records": records_of_a_pass(config, device)})
     engine: str = config.bounding.engine
     if engine == "auto" and method_named(config.bounding.method).picks_engine:
         engine = "loop" if config.privacy.noise == "discrete" else _fastest(config, device, watcher or Silent())
@@ -133,7 +135,8 @@ def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
     batch = dummy_batch(config, plan, tokenizer, device, towers)
     groups, loss = plan.steps * plan.groups, plan.bounding.method.loss(config)
     with signs_of_life(watcher.note, "timing the engines"):
-        return fastest_engine(model.to(device), batch, config.training.precision, loss, groups, watcher.note)
+        records = config.bounding.pass_records
+        return fastest_engine(model.to(device), batch, config.training.precision, loss, groups, watcher.note, records)
 
 
 def _stand_in(config: Config) -> nn.Module:

@@ -23,6 +23,7 @@ from dpfed.privacy.method import method_named
 _FURTHER_COPIES = 3  # of the trained parameters: one group's gradient, their sum, the optimizer's moments
 _KEPT = 0.5  # of the outputs of all layers is kept for the backward pass, at least
 _FLOAT = 4  # bytes
+_PASSES = (512, 384, 256, 192, 128, 96, 64, 32)  # records
 _CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -33,12 +34,14 @@ class Needs:
     Attributes:
         parameters: of the model, as a number.
         model: its parameters, gradients and moments.
-        group: what the layers keep for one group's backward pass.
+        record: what the layers keep for one record's backward pass.
+        group: the same for a group.
         images: the views of a microbatch's images.
     """
 
     parameters: int
     model: int
+    record: int
     group: int
     images: int
 
@@ -65,7 +68,7 @@ def needs_of(config: Config) -> Needs:
     each = views * (kept * outputs + _FLOAT * 3 * size * size) + _KEPT * _of_a_caption(config.model)
     images = _FLOAT * 3 * size * size * min(config.bounding.microbatch, config.privacy.batch)
     model = _FLOAT * (parameters + _FURTHER_COPIES * trained)
-    return Needs(parameters, model, int(_records_of_a_group(config) * each), images)
+    return Needs(parameters, model, int(each), int(_records_of_a_group(config) * each), images)
 
 
 def require_memory(config: Config, device: torch.device) -> None:
@@ -89,10 +92,30 @@ def require_memory(config: Config, device: torch.device) -> None:
         members = "public.records" if method_named(config.bounding.method).public_records else "bounding.group_size"
         raise UserError(
             f"training takes at least {_size(needs.together)}: a model with {needs.parameters:,} parameters "
-            f"{_size(needs.model)}, one group of {_records_of_a_group(config):,} records in it {_size(needs.group)}, the images "
-            f"of a microbatch {_size(needs.images)}; and there are {_size(there)} of memory. Choose a smaller model (model.architecture, "
-            f"model.image, model.width, ...), or lower data.size, {members} or bounding.microbatch."
+            f"{_size(needs.model)}, one group of {_records_of_a_group(config):,} records in it {_size(needs.group)}, the "
+            f"images of a microbatch {_size(needs.images)}; and there are {_size(there)} of memory. Choose a smaller model "
+            f"(model.architecture, model.image, model.width, ...), or lower data.size, {members} or bounding.microbatch."
         )
+
+
+def records_of_a_pass(config: Config, device: torch.device) -> int | None:
+    """How many records a pass over several groups has on a GPU, a public number; ``None`` on other devices.
+
+    A third of the memory holds a pass's gradients of groups and twice what layers keep at least.
+
+    Args:
+        config: settled.
+        device: of the training.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        needs = needs_of(config)
+    except (UserError, RuntimeError):  # there are models that cannot be built without memory
+        return None
+    gradients = 1.5 * needs.model / (1 + _FURTHER_COPIES) / method_named(config.bounding.method).contrasted(config)
+    fit = int(memory_of(device) / 3 / (2 * needs.record + gradients))
+    return next((records for records in _PASSES if records <= fit), _PASSES[-1])
 
 
 def _records_of_a_group(config: Config) -> int:

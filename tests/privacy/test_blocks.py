@@ -34,6 +34,16 @@ def test_blocks_made_one_by_one_have_the_bits_and_the_digest_of_the_whole(kind):
     assert BLOCKS.joined([digest for part in parts for digest in BLOCKS.digests(part)]) == BLOCKS.digest(whole)
 
 
+def test_a_gpus_way_through_many_blocks_adds_the_same_noise(monkeypatch):
+    """Rounded once from float64: the last bit at most, where a library computes rows otherwise than vectors."""
+    blocks, clean = Blocks(70_300, 1000), torch.randn(70_300)
+    expected = noise_on(clean, blocks, 4)
+    monkeypatch.setattr("dpfed.privacy.blocks._on_gpu", lambda values: True)
+    found = noise_on(clean, blocks, 4)
+    torch.testing.assert_close(found, expected, rtol=2.0**-23, atol=0)
+    assert (found == expected).float().mean() > 0.99
+
+
 def test_every_number_gets_noise_of_the_planned_deviation_once():
     size = 300_000
     noise = noise_on(torch.zeros(size), Blocks(size, 1000))

@@ -11,7 +11,7 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.runs.resolution import settle
 from dpfed.training import memory
-from dpfed.training.memory import require_memory
+from dpfed.training.memory import records_of_a_pass, require_memory
 
 CPU = torch.device("cpu")
 GIVEN = {"name": "sizes", "data": {"source": "store", "path": "/records"}, "privacy": {"epsilon": 8.0, "batch": 60, "steps": 4}}
@@ -55,3 +55,12 @@ def test_the_sizes_are_taken_without_drawing_a_random_number(tower):
     state = torch.random.get_rng_state()
     require_memory(config_of(tower()), CPU)
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_a_gpus_pass_has_as_many_records_as_a_third_of_its_memory_holds_and_no_more_than_pay(tower, monkeypatch):
+    config, found = config_of(tower(), adaptation={"image": "full", "text": "full"}), []
+    assert records_of_a_pass(config, CPU) is None
+    for gigabytes in (0.01, 0.1, 1, 80):
+        monkeypatch.setattr(memory, "memory_of", lambda _, there=gigabytes: int(there * 1e9))
+        found.append(records_of_a_pass(config, torch.device("cuda")))
+    assert found == sorted(found) and found[0] == 32 and found[-1] == 512 and len(set(found)) > 2

@@ -32,7 +32,13 @@ _SLOW = 1.0  # seconds for the loop's first pass, from where on it is not repeat
 
 
 def build_engine(
-    name: str, model: nn.Module, precision: Precision, loss: GroupLoss, group_size: int, if_unlike: IfUnlike = "warn"
+    name: str,
+    model: nn.Module,
+    precision: Precision,
+    loss: GroupLoss,
+    group_size: int,
+    if_unlike: IfUnlike = "warn",
+    records: int | None = None,
 ) -> Engine:
     """An engine by name.
 
@@ -42,10 +48,11 @@ def build_engine(
         precision: see `fastest_engine`.
         loss: see `fastest_engine`.
         group_size: S, expected records in a group.
-        if_unlike: see `LayerwiseEngine`.
+        if_unlike: see `LayerwiseEngine`, as the next.
+        records: see `if_unlike`.
     """
     if name == "layerwise":
-        return LayerwiseEngine(model, precision, loss, group_size=group_size, if_unlike=if_unlike)
+        return LayerwiseEngine(model, precision, loss, records, group_size, if_unlike)
     return LoopEngine(model, precision, loss)
 
 
@@ -56,6 +63,7 @@ def fastest_engine(
     loss: GroupLoss = group_loss,
     groups: float = math.inf,
     told: Callable[[str], None] = lambda text: None,
+    records: int | None = None,
 ) -> str:
     """Times each engine that fits the model on a batch of stand-in views (never private ones) and names the fastest.
 
@@ -69,6 +77,7 @@ def fastest_engine(
         loss: of one group.
         groups: that the whole run will pass through the engine.
         told: hears what each engine took.
+        records: see `LayerwiseEngine`.
     """
     if mixes_records(model):
         return "loop"  # see `refuse_mixing`: nothing else fits
@@ -85,7 +94,7 @@ def fastest_engine(
     # Of a slow model fewer, with which an engine like the loop is done in half of its time; two for each lane's pass.
     few = batch.first(min(_FEW, max(2 * lanes, int(allowed / (2 * loop.rate)))))
     candidates, refused = {"loop": loop}, []
-    for name, fit in _trials(model, few, precision, loss, names, allowed).items():
+    for name, fit in _trials(model, few, precision, loss, names, allowed, records).items():
         if isinstance(fit, _Candidate):
             candidates[name] = fit
         else:
@@ -168,6 +177,7 @@ def _trials(
     loss: GroupLoss,
     names: Collection[str],
     allowed: float | None = None,
+    records: int | None = None,
 ) -> dict[str, _Candidate | str]:
     """Engines besides the loop that were compared with it on noise, in float64, and that compute groups alike.
 
@@ -181,6 +191,7 @@ def _trials(
         loss: see `fastest_engine`.
         names: of the engines to try.
         allowed: seconds for each; ``None``: as long as it takes.
+        records: see `LayerwiseEngine`.
 
     Returns:
         For each name the engine, or why it is none for this model and this run.
@@ -201,7 +212,7 @@ def _trials(
             into = oracle.zeros()
             with contextlib.nullcontext() if allowed is None else Deadline(allowed):
                 build_engine(name, exact, "fp32", loss, size, "go on").add_clipped(few, clip_norm, into)
-                engine = build_engine(name, model, precision, loss, size, "try")
+                engine = build_engine(name, model, precision, loss, size, "try", records)
                 engine.add_clipped(batch, clip_norm, engine.zeros())
         except TooSlow:
             found[name] = f"stopped after {allowed:.2g} s"

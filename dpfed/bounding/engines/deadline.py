@@ -34,6 +34,11 @@ class Deadline(TorchDispatchMode):
         super().__init__()
         self._end = time.perf_counter() + seconds
 
+    @staticmethod
+    def is_near() -> bool:
+        """Whether this thread is in such a block."""
+        return math.isfinite(_END.get())
+
     def __enter__(self) -> Deadline:
         """Begins the block."""
         self._before: Token[float] = _END.set(self._end)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,14 @@ from torch.nn.utils import parametrize
 
 from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import Clip
+from dpfed.bounding.engines.deadline import Deadline
 from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, shared_out
 from dpfed.bounding.engines.lanes import Lanes
 from dpfed.bounding.engines.loop import LoopEngine
 from dpfed.bounding.engines.pass_shape import PassShape
+from dpfed.bounding.engines.repeated_pass import Add, Recording, RepeatedPass, Summed, first_unlike, recording_on
 from dpfed.bounding.engines.same_bits import DependsOnOthers, Found, Passed, require_same_bits
-from dpfed.bounding.engines.shared_pass import Reading, check_rows, clipped, terms_of
+from dpfed.bounding.engines.shared_pass import Reading, add_up, check_rows, terms_of
 from dpfed.bounding.layer_rules.grouping import Grouping, precise_type
 from dpfed.bounding.layer_rules.linear import AdaptedWeight
 from dpfed.bounding.layer_rules.recorder import Source
@@ -32,6 +35,7 @@ from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
 IfUnlike = Literal["warn", "raise", "try", "go on"]
+_MOST_RECORDED = 4  # passes, each of which keeps the memory of its activations
 
 
 class LayerwiseEngine(Engine):
@@ -42,7 +46,8 @@ class LayerwiseEngine(Engine):
     What a group adds to the sum is a function of that group alone, bit by bit: passes have public shapes
     (`dpfed.bounding.engines.pass_shape`), the engine asks the device before its first pass whether it computes a group alike in
     all of them (`dpfed.bounding.engines.same_bits`), and what is added up are clipped gradients. A device that does not
-    computes one group after the other, as the loop does, and a warning says so.
+    computes one group after the other, as the loop does, and a warning says so. On a GPU a pass is recorded as a CUDA graph and
+    then repeated, where that comes to the same bits (`dpfed.bounding.engines.repeated_pass`).
 
     Args:
         model: every trainable parameter is read once, by a function that has a rule.
@@ -73,6 +78,7 @@ class LayerwiseEngine(Engine):
         self._lanes = Lanes(model, self._vector)
         self._loop = LoopEngine(model, precision, loss)
         self._is_checked = self._takes_turns = False
+        self._repeated: dict[tuple[Any, ...], Add | None] = {}
 
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
@@ -83,18 +89,15 @@ class LayerwiseEngine(Engine):
             Unsupported: if a layer uses a trainable parameter in a way that no rule covers, or uses it twice.
             DependsOnOthers: if the device computes a group by who shares its pass, and `if_unlike` says so.
         """
-        with parametrize.cached(), self._loss.kernels():
-            reading = Reading.of(self._loss, self._vector, self._sources())
-            if not self._is_checked:
-                pixels = math.prod(batch.views["image"].shape[1:]) // 3
-                self._shape = PassShape.on(self._vector.device.type, self._group_size, self._records, pixels)
-                self._check(batch.views, reading)
-            if self._takes_turns:
-                return self._loop.add_clipped(batch, clip_norm, into, losses)
-            lanes, alone = self._lanes.count, self._shape.alone(batch)
-            passes = self._shape.passes(batch, lanes)
-            found = self._lanes.add(lambda k, part: self._lane(batch, passes[k::lanes], clip_norm, part, reading), into)
-            norms = shared_out(found, losses)
+        if not self._is_checked:
+            pixels = math.prod(batch.views["image"].shape[1:]) // 3
+            self._shape = PassShape.on(self._vector.device.type, self._group_size, self._records, pixels)
+            self._check(batch.views)
+        if self._takes_turns:
+            return self._loop.add_clipped(batch, clip_norm, into, losses)
+        passes, alone = self._shape.passes(batch, self._lanes.count), self._shape.alone(batch)
+        repeated = self._repeated_for(batch.views)
+        norms = shared_out((repeated or self._add)(batch, passes, clip_norm, into), losses)
         if not alone:
             return norms
         further: list[Tensor] | None = None if losses is None else []
@@ -103,19 +106,78 @@ class LayerwiseEngine(Engine):
             losses[-1] = torch.cat([losses[-1], further[0]], dim=1)
         return norms
 
-    def _check(self, views: Views, reading: Reading) -> None:
+    @property
+    def repeats(self) -> bool:
+        """Whether passes are repetitions of a recorded one."""
+        return any(repeated is not None for repeated in self._repeated.values())
+
+    def _check(self, views: Views) -> None:
         """Asks the model and the device, once, whether passes may be shared."""
-        check_rows(self._loss, views, reading.sources, self._vector.device)
-        if self._if_unlike != "go on":
-            try:
-                brief, passed = self._if_unlike == "try", self._passer(reading)
-                self._lanes.first(lambda: require_same_bits(passed, views, self._shape, self._loss.model, brief))
-            except DependsOnOthers as refusal:
-                if self._if_unlike != "warn":
-                    raise
-                warnings.warn(str(refusal), Notice, stacklevel=2)
-                self._takes_turns = True
+        with parametrize.cached(), self._loss.kernels():
+            reading = self._reading()
+            check_rows(self._loss, views, reading.sources, self._vector.device)
+            if self._if_unlike != "go on":
+                try:
+                    brief, passed = self._if_unlike == "try", self._passer(reading)
+                    self._lanes.first(lambda: require_same_bits(passed, views, self._shape, self._loss.model, brief))
+                except DependsOnOthers as refusal:
+                    if self._if_unlike != "warn":
+                        raise
+                    warnings.warn(str(refusal), Notice, stacklevel=2)
+                    self._takes_turns = True
         self._is_checked = True
+
+    def _repeated_for(self, views: Views) -> Add | None:
+        """What repeats a recorded pass over such views, where the device can: a pass is recorded for each kind of views, and
+        anew where the model's weights have moved."""
+        recording = recording_on(self._vector.device)
+        if recording is None or self._if_unlike == "go on" or Deadline.is_near():
+            return None
+        weights = (*self._loss.model.parameters(), *self._loss.model.buffers())
+        kind = (*((name, view.shape[1:], view.dtype) for name, view in views.items()), *(part.data_ptr() for part in weights))
+        if kind not in self._repeated:
+            if len(self._repeated) == _MOST_RECORDED:
+                self._repeated.clear()
+            self._repeated[kind] = self._recorded(recording, views)
+        return self._repeated[kind]
+
+    def _recorded(self, recording: Callable[[], Recording], views: Views) -> Add | None:
+        """A recorded pass that comes to the same bits as the pass itself; ``None``, and a sentence, where there is none."""
+        try:
+            repeated = RepeatedPass(recording(), self._at_once, views, self._shape, self._exact).add
+            unlike = first_unlike(repeated, self._add, views, self._shape, self._vector.zeros)
+        except RuntimeError as error:
+            if self._if_unlike == "raise":
+                raise
+            unlike = str(error).partition("\n")[0]
+        if unlike is None:
+            return repeated
+        if self._if_unlike != "try":
+            text = "passes are launched operation by operation, with the same result: one that was recorded as a CUDA graph"
+            warnings.warn(f"{text} failed ({unlike}).", Notice, stacklevel=4)
+        return None
+
+    def _add(self, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor) -> Tensor:
+        """Adds some groups, pass by pass; returns ``(3, G)``: norms, losses and numbers of records."""
+        with parametrize.cached(), self._loss.kernels():
+            reading, lanes = self._reading(), self._lanes.count
+            return self._lanes.add(lambda k, part: self._lane(batch, passes[k::lanes], clip_norm, part, reading), into)
+
+    def _at_once(self, views: Views, starts: Tensor, clip: Clip) -> Summed:
+        """A pass whose groups the device alone knows; it reads the weights anew."""
+        shape = self._shape
+        places = shape.typical, shape.groups, shape.slots, shape.room
+        grouping = Grouping([], self._vector.device, self._exact, *places, starts=starts)
+        with parametrize.cached(), self._loss.kernels():
+            with torch.enable_grad():
+                terms, losses = terms_of(self._loss, views, grouping, self._reading())
+            total = torch.zeros(self._vector.numel, device=self._vector.device)
+            norms = add_up(terms, clip, grouping, self._vector.split(total))
+        return Summed(norms, losses, total)
+
+    def _reading(self) -> Reading:
+        """What passes read now."""
+        return Reading.of(self._loss, self._vector, self._sources())
 
     def _sources(self) -> list[tuple[Tensor, Source]]:
         """What layers read: trainable parameters, and weights with adapters, which are merged once for all passes."""
@@ -146,9 +208,7 @@ class LayerwiseEngine(Engine):
         for groups in passes:
             some = batch.only(groups)
             found = passed(some.views, some.sizes)
-            norms, factors = clipped(found.terms, clip_norm, self._shape.groups)
-            for term in found.terms:
-                term.add_weighted(factors, parts)
+            norms = add_up(found.terms, clip_norm, found.grouping, parts)
             figures.append(torch.stack([norms, found.losses.to(norms), norms.new_tensor(some.sizes)]))
             foreach.add_([into], [one_pass])
             one_pass.zero_()
@@ -164,6 +224,6 @@ class LayerwiseEngine(Engine):
             full = {name: torch.cat([view, view.new_zeros(missing, *view.shape[1:])]) for name, view in views.items()}
             grouping = Grouping(sizes, device, self._exact, shape.typical, shape.groups, shape.slots, records)
             with torch.enable_grad():
-                return Found(*terms_of(self._loss, full, grouping, reading))
+                return Found(*terms_of(self._loss, full, grouping, reading), grouping)
 
         return passed

@@ -8,7 +8,8 @@ two passes are compared one by one, and the refusal names the first that differs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpfed.bounding.engines.engine import Views, draws
 from dpfed.bounding.engines.pass_shape import PassShape
+from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.term import Term
 from dpfed.errors import UserError
 
@@ -33,10 +35,12 @@ class Found:
     Attributes:
         terms: of all trainable parameters.
         losses: ``(G,)`` of the groups.
+        grouping: of its records.
     """
 
     terms: list[Term]
     losses: Tensor
+    grouping: Grouping
 
     def of(self, group: int) -> list[Tensor]:
         """All that a group's part of the sum is computed from."""
@@ -73,7 +77,7 @@ class _Probe:
 
 
 @dataclass(frozen=True)
-class _Trial:
+class Trial:
     """A pass: which probe stands at which place, and who else is there."""
 
     views: Views
@@ -104,12 +108,10 @@ def require_same_bits(passed: Passed, views: Views, shape: PassShape, model: nn.
             "the model drops units at random, so nobody can check whether records that share a pass change each other's "
             "gradients: the engine takes one group at a time, as bounding.engine = 'loop' does."
         )
-    generator = torch.Generator().manual_seed(0)
-    probes = _probes(views, shape, generator)
-    seen: dict[int, tuple[_Trial, int, list[Tensor]]] = {}
+    seen: dict[int, tuple[Trial, int, list[Tensor]]] = {}
     totals = (shape.totals[0], shape.totals[-1], shape.totals[len(shape.totals) // 2]) if brief else shape.totals
-    for number in range(len(totals) if brief else max(_TRIALS, len(totals))):
-        trial = _trial(number, totals[number % len(totals)], probes, views, shape, generator)
+    count = len(totals) if brief else max(_TRIALS, len(totals))
+    for trial in trials(views, shape, list(itertools.islice(itertools.cycle(totals), count))):
         found = passed(trial.views, trial.sizes, trial.total)
         for place, probe in trial.probes.items():
             parts = found.of(place)
@@ -117,12 +119,20 @@ def require_same_bits(passed: Passed, views: Views, shape: PassShape, model: nn.
                 seen[probe] = trial, place, [part.clone() for part in parts]
                 continue
             before, first_place, expected = seen[probe]
-            if not all(_same(one, other) for one, other in zip(parts, expected, strict=True)):
+            if not all(same(one, other) for one, other in zip(parts, expected, strict=True)):
                 what = _first_difference(passed, (before, first_place), (trial, place))
                 raise DependsOnOthers(
                     f"this device ({parts[0].device.type}) gives a group another gradient beside other groups ({what}), so the "
                     "engine takes one group at a time, as bounding.engine = 'loop' does."
                 )
+
+
+def trials(views: Views, shape: PassShape, totals: Sequence[int]) -> Iterator[Trial]:
+    """Passes of noise, of so many records each, in which a few groups come again and again, in other places beside others."""
+    generator = torch.Generator().manual_seed(0)
+    probes = _probes(views, shape, generator)
+    for number, total in enumerate(totals):
+        yield _trial(number, total, probes, views, shape, generator)
 
 
 def _probes(views: Views, shape: PassShape, generator: torch.Generator) -> list[_Probe]:
@@ -141,7 +151,7 @@ def _probes(views: Views, shape: PassShape, generator: torch.Generator) -> list[
     return made
 
 
-def _trial(number: int, total: int, probes: list[_Probe], views: Views, shape: PassShape, generator: torch.Generator) -> _Trial:
+def _trial(number: int, total: int, probes: list[_Probe], views: Views, shape: PassShape, generator: torch.Generator) -> Trial:
     """A pass of so many records, in which as many probes as there is room for stand among others."""
     chosen: list[tuple[int | None, int]] = []
     room = total
@@ -162,7 +172,7 @@ def _trial(number: int, total: int, probes: list[_Probe], views: Views, shape: P
         parts.append({n: v * others if probe is None and v.is_floating_point() else v for n, v in noise.items()})
     together = {name: torch.cat([part[name] for part in parts]) for name in views}
     places = {place: probe for place, (probe, _) in enumerate(order) if probe is not None}
-    return _Trial(together, [size for _, size in order], total, places)
+    return Trial(together, [size for _, size in order], total, places)
 
 
 def _noise(views: Views, records: int, generator: torch.Generator) -> Views:
@@ -178,14 +188,14 @@ def _noise(views: Views, records: int, generator: torch.Generator) -> Views:
     return found
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same numbers, or none, in each place: what is no number adds nothing."""
     if torch.equal(one, other):
         return True
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _first_difference(passed: Passed, *passes: tuple[_Trial, int]) -> str:
+def _first_difference(passed: Passed, *passes: tuple[Trial, int]) -> str:
     """The first operation of two passes whose rows of a group differ."""
     first, place = passes[0]
     noise = _noise(first.views, sum(first.sizes), torch.Generator().manual_seed(1))
@@ -195,9 +205,9 @@ def _first_difference(passed: Passed, *passes: tuple[_Trial, int]) -> str:
             passed(trial.views, trial.sizes, trial.total)
         seen.append(mode.seen)
     for (name, one), (_, other), (_, constant) in zip(*seen, strict=False):
-        if one is None or other is None or one.shape != other.shape or _same(one, other):
+        if one is None or other is None or one.shape != other.shape or same(one, other):
             continue
-        if constant is None or not _same(one, constant):  # what does not change with the views is a weight
+        if constant is None or not same(one, constant):  # what does not change with the views is a weight
             return f"first in '{name}'"
     return "in its own sums"
 

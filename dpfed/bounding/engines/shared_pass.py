@@ -94,6 +94,8 @@ def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, reading: Readi
     assert temperature is not None  # only the bias may be missing
     in_dims = (0, 0, *(None if scalar is None else 0 for scalar in scalars))
     losses = vmap(loss.of, in_dims)(by_group, grouping.present, temperature, bias)[: grouping.count]
+    if grouping.batched:  # an empty place has no loss, whatever the objective makes of it
+        losses = losses.where(grouping.is_group[: grouping.count], 0.0)
     losses.sum().backward()
     terms = list(recorder.terms)
     for scalar, values in zip(reading.scalars, scalars, strict=True):
@@ -136,21 +138,23 @@ def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.
 
 
 @torch.no_grad()
-def clipped(terms: list[Term], clip_norm: float | Clip, places: int) -> tuple[Tensor, Tensor]:
-    """Norms and clip factors of the groups of a pass.
+def add_up(terms: list[Term], clip_norm: float | Clip, grouping: Grouping, parts: list[Tensor]) -> Tensor:
+    """Adds the groups' gradients up, each clipped.
 
     Args:
         terms: of all trainable parameters.
         clip_norm: C, or another `Clip`.
-        places: for groups in a pass. All that is added up over the terms has that many columns, however many groups there are.
+        grouping: of the records. All that is added up over the terms has a column for each place, whoever is there.
+        parts: of a float32 sum, one for each trainable parameter; added to in place.
 
     Returns:
-        ``(G,)`` norms before clipping, and a factor for each place in float32, 0 where there is no group.
+        ``(G,)`` norms before clipping.
     """
     squares = torch.stack([term.squares for term in terms])
-    count = squares.shape[1]
-    total = F.pad(squares, (0, places - count)).sum(0)
-    slack = sum((F.pad(term.slack, (0, places - count)) for term in terms if isinstance(term.slack, Tensor)), total * 0.0)
-    factors = clip_factors((total + slack).sqrt(), clip_norm).float()
-    factors[count:] = 0.0
-    return total.sqrt()[:count], factors
+    missing = (0, grouping.places - grouping.count)
+    total = F.pad(squares, missing).sum(0)
+    slack = sum((F.pad(term.slack, missing) for term in terms if isinstance(term.slack, Tensor)), total * 0.0)
+    factors = clip_factors((total + slack).sqrt(), clip_norm).float().where(grouping.is_group, 0.0)
+    for term in terms:
+        term.add_weighted(factors, parts)
+    return total.sqrt()[: grouping.count]

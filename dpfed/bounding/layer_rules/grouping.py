@@ -10,14 +10,14 @@ What a model is told that the rules do not cover.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import itertools
+import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from dpfed.errors import UserError
+from dpfed.errors import Notice, UserError
 
 
 class Unsupported(UserError):
@@ -47,8 +47,20 @@ def precise(values: Tensor) -> Tensor:
 
 @functools.cache
 def computes_together(device: str) -> bool:
-    """Whether a type of device computes the figures of all groups at once: a GPU for which Triton is there."""
-    return device == "cuda" and importlib.util.find_spec("triton") is not None
+    """Whether a type of device computes the figures of all groups at once: a GPU that runs Triton's kernels."""
+    if device != "cuda" or not torch.cuda.is_available():
+        return False
+    try:
+        from dpfed.bounding.kernels import normalise
+
+        one = torch.ones(1, device=device)
+        normalise(one.view(1, 1, 1, 1), one, one, 1, 1e-5, False)
+    except Exception as error:  # Triton may be absent, or have no compiler, or not know the GPU
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        text = "groups are computed one after the other, which takes several times as long: Triton's kernels do not run on"
+        warnings.warn(f"{text} this GPU ({reason}).", Notice, stacklevel=2)
+        return False
+    return True
 
 
 class Grouping:
@@ -66,6 +78,8 @@ class Grouping:
         records: n, fillers included.
         batched: whether the groups' figures are computed together, for every place; by default on GPUs, where a call for each
             group would cost more than what it computes. Otherwise for one group after the other.
+        starts: the attribute, where a device alone knows the sizes, for there is a group in every place, empty ones included;
+            `sizes` is then empty, and the figures of all places are computed together.
 
     Attributes:
         batched: as given.
@@ -74,6 +88,7 @@ class Grouping:
         typical: as given.
         slots: ``(places, slots)`` the records of each group; n, a record that does not exist, where there is none.
         present: ``(places, slots)`` whether a slot holds a record.
+        is_group: ``(places,)`` whether a place holds a group.
         starts: ``(places + 1,)`` int32 first record of each group, and the one behind the last.
     """
 
@@ -87,21 +102,21 @@ class Grouping:
         slots: int | None = None,
         records: int | None = None,
         batched: bool | None = None,
+        starts: Tensor | None = None,
     ) -> None:
         self.batched = computes_together(device.type) if batched is None else batched
-        self.sizes, self.device, self.exact, self.count = sizes, device, exact, len(sizes)
-        longest = slots or max(sizes)
         self.places, self.records = places or len(sizes), records or sum(sizes)
+        self.sizes, self.device, self.exact, self.count = sizes, device, exact, len(sizes) if starts is None else self.places
+        longest = slots or max(sizes)
         self.typical = typical or longest
-        counts = torch.zeros(self.places, 1, dtype=torch.int64)
-        counts[: self.count, 0] = torch.tensor(sizes)
-        starts = torch.full_like(counts, sum(sizes))
-        starts[: self.count, 0] = torch.tensor([0, *sizes[:-1]]).cumsum(0)
         self._ends = [0, *itertools.accumulate(sizes)]
-        each = torch.arange(longest)
-        self.present = (each < counts).to(device)
-        self.slots = torch.where(each < counts, starts + each, self.records).to(device)
-        self.starts = torch.cat([starts[:, 0], torch.tensor([sum(sizes)])]).int().to(device)
+        if starts is None:
+            starts = torch.tensor(self._ends + self._ends[-1:] * (self.places - self.count), dtype=torch.int32).to(device)
+        self.starts = starts
+        each, sizes_there = torch.arange(longest, device=device), starts.diff().unsqueeze(1)
+        self.present = each < sizes_there
+        self.slots = torch.where(self.present, starts[:-1].long().unsqueeze(1) + each, self.records)
+        self.is_group = sizes_there.squeeze(1) > 0
 
     def has_kernels_for(self, values: Tensor) -> bool:
         """Whether `dpfed.bounding.kernels` compute with such numbers."""
@@ -128,10 +143,10 @@ class Grouping:
         return torch.arange(self.count).repeat_interleave(torch.tensor(self.sizes) * self.per_record(rows)).to(rows.device)
 
     def of_records(self, rows: Tensor) -> Tensor:
-        """``(n k,)`` the group of each row; of fillers a number behind all places."""
-        sizes = [*self.sizes, self.records - self._ends[-1]]
-        numbers = torch.tensor([*range(self.count), self.places])
-        return numbers.repeat_interleave(torch.tensor(sizes) * self.per_record(rows)).to(rows.device)
+        """``(n k,)`` the group of each row; of fillers the number of all places."""
+        each = torch.arange(self.records, dtype=torch.int32, device=self.device)
+        numbers = torch.bucketize(each, self.starts[1:], right=True)
+        return numbers.unsqueeze(1).expand(-1, self.per_record(rows)).flatten()
 
     def records_of(self, group: int) -> slice:
         """The records of a group."""

@@ -21,7 +21,8 @@ def group_engine(build: Build) -> Engine:
 
     config, method = build.config, build.plan.bounding.method
     engine, precision = config.bounding.engine, config.training.precision
-    return build_engine(engine, build.model, precision, method.loss(config), method.contrasted(config))
+    size, records = method.contrasted(config), config.bounding.pass_records
+    return build_engine(engine, build.model, precision, method.loss(config), size, records=records)
 
 
 METHOD = Method(

@@ -11,12 +11,15 @@ batching asks for: the colour operations have one fixed order, and hue is rotate
 from __future__ import annotations
 
 import math
+import warnings
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
 from dpfed.config import ViewsConfig
 from dpfed.data.views.preprocessing import Preprocessing
+from dpfed.errors import Notice
 
 _LUMA = (0.2989, 0.587, 0.114)  # ITU-R BT.601, with torchvision's digits
 _RGB_TO_YIQ = ((0.299, 0.587, 0.114), (0.595716, -0.274453, -0.321263), (0.211456, -0.522591, 0.311135))
@@ -34,6 +37,8 @@ class ImageViews:
     Attributes:
         columns: uniforms that each record and view needs.
     """
+
+    has_kernels: ClassVar[bool | None] = None  # whether a GPU runs those of `dpfed.data.views.fused`, once that is known
 
     def __init__(self, config: ViewsConfig, preprocessing: Preprocessing | None = None) -> None:
         self.config = config
@@ -72,6 +77,8 @@ class ImageViews:
         views = uniforms.shape[1]
         if not self.columns:
             return self.plain(images)[:, None].expand(-1, views, -1, -1, -1)
+        if _on_gpu(images) and (made := self._fused(images, uniforms.float().flatten(0, 1), views)) is not None:
+            return made.unflatten(0, (len(images), views))
         result = torch.empty(len(images), views, *images.shape[1:], device=images.device)
         step = len(images) or 1
         if images.device.type == "cpu":
@@ -86,6 +93,34 @@ class ImageViews:
         _check(images)
         return self._normalise_(_unit(images))
 
+    def _fused(self, images: torch.Tensor, uniforms: torch.Tensor, views: int) -> torch.Tensor | None:
+        """The views ``(n V, 3, H, W)`` by a GPU's kernels; ``None``, and a sentence, where these do not run."""
+        if ImageViews.has_kernels is False:
+            return None
+        draw, height, width = dict(zip(self._names, uniforms.unbind(1), strict=True)), *images.shape[2:]
+        one = torch.ones(len(uniforms), device=images.device)
+        box = self._boxes(draw, height, width) if self._crop else (0 * one, 0 * one, one, one)
+        flip = (draw["flip"] < self.config.flip).float() if "flip" in draw else 0 * one
+        light = [self._factor(name, draw) if name in draw else one for name in ("brightness", "contrast")]
+        chroma = self._chroma(draw, one)
+        matrix = torch.eye(3, device=one.device).expand(len(one), 3, 3) if chroma is None else chroma_matrix(*chroma)
+        parameters = torch.cat([torch.stack([*box, flip, *light], dim=1), matrix.flatten(1)], dim=1)
+        scales = torch.cat([self._mean, self._std]).flatten().to(one.device)
+        try:
+            from dpfed.data.views.fused import views_of
+
+            made = views_of(images, parameters, scales, views, *self._blur(draw, height, width))
+        except Exception as error:  # Triton may be absent, or have no compiler, or not know the GPU
+            if ImageViews.has_kernels or isinstance(error, torch.OutOfMemoryError):
+                raise
+            ImageViews.has_kernels = False
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            text = "views are made operation by operation, which takes several times as long: Triton's kernels do not run on"
+            warnings.warn(f"{text} this GPU ({reason}).", Notice, stacklevel=3)
+            return None
+        ImageViews.has_kernels = True
+        return made
+
     def _fill(self, out: torch.Tensor, images: torch.Tensor, uniforms: torch.Tensor, views: int) -> None:
         """Writes the views of `images` to `out` ``(n V, 3, H, W)``; `uniforms` is ``(n V, columns)``."""
         draw = dict(zip(self._names, uniforms.unbind(1), strict=True))
@@ -97,10 +132,9 @@ class ImageViews:
         elif flip is not None:
             x = torch.where(flip[:, None, None, None], x.flip(3), x)
         x = self._colour(x, draw)
-        if "blur" in draw:
-            low, high = (sigma * min(images.shape[2:]) / _BLUR_REFERENCE for sigma in self.config.blur_sigma)
-            sigma = low + draw["sigma"] * (high - low)
-            x = gaussian_blur(x, torch.where(draw["blur"] < self.config.blur, sigma, 0.0), math.ceil(3 * high))
+        sigmas, radius = self._blur(draw, *images.shape[2:])
+        if sigmas is not None:
+            x = gaussian_blur(x, sigmas, radius)
         out.copy_(x)
         self._normalise_(out)
 
@@ -118,24 +152,35 @@ class ImageViews:
         box_width, box_height = (area * stretch).sqrt().clamp(max=1), (area / stretch).sqrt().clamp(max=1)
         return draw["left"] * (1 - box_width), draw["top"] * (1 - box_height), box_width, box_height
 
-    def _colour(self, x: torch.Tensor, draw: dict[str, torch.Tensor]) -> torch.Tensor:
-        def factor(name: str) -> torch.Tensor:
-            strength = self._jitter[name]
-            return torch.where(draw["jitter"] < self.config.jitter, 1 + strength * (2 * draw[name] - 1), 1.0)
+    def _blur(self, draw: dict[str, torch.Tensor], height: int, width: int) -> tuple[torch.Tensor | None, int]:
+        """The standard deviation of each view's blur, pixels, ``(m,)``, and the half width of all kernels."""
+        if "blur" not in draw:
+            return None, 0
+        low, high = (sigma * min(height, width) / _BLUR_REFERENCE for sigma in self.config.blur_sigma)
+        sigma = low + draw["sigma"] * (high - low)
+        return torch.where(draw["blur"] < self.config.blur, sigma, 0.0), math.ceil(3 * high)
 
+    def _factor(self, name: str, draw: dict[str, torch.Tensor]) -> torch.Tensor:
+        strength = self._jitter[name]
+        return torch.where(draw["jitter"] < self.config.jitter, 1 + strength * (2 * draw[name] - 1), 1.0)
+
+    def _chroma(self, draw: dict[str, torch.Tensor], like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Saturation and turns, see `adjust_chroma`, each ``(m,)``; ``None``: colours stay."""
+        if not draw.keys() & {"saturation", "hue", "grayscale"}:
+            return None
+        saturation = self._factor("saturation", draw) if "saturation" in draw else torch.ones_like(like)
+        turns = self._factor("hue", draw) - 1 if "hue" in draw else torch.zeros_like(saturation)
+        if "grayscale" in draw:
+            saturation = torch.where(draw["grayscale"] < self.config.grayscale, 0.0, saturation)
+        return saturation, turns
+
+    def _colour(self, x: torch.Tensor, draw: dict[str, torch.Tensor]) -> torch.Tensor:
         if "brightness" in draw:
-            x = adjust_brightness(x, factor("brightness"))
+            x = adjust_brightness(x, self._factor("brightness", draw))
         if "contrast" in draw:
-            x = adjust_contrast(x, factor("contrast"))
-        if draw.keys() & {"saturation", "hue", "grayscale"}:
-            saturation = factor("saturation") if "saturation" in draw else torch.ones_like(x[:, 0, 0, 0])
-            turns = torch.zeros_like(saturation)
-            if "hue" in draw:
-                turns = factor("hue") - 1
-            if "grayscale" in draw:
-                saturation = torch.where(draw["grayscale"] < self.config.grayscale, 0.0, saturation)
-            x = adjust_chroma(x, saturation, turns)
-        return x
+            x = adjust_contrast(x, self._factor("contrast", draw))
+        chroma = self._chroma(draw, x[:, 0, 0, 0])
+        return x if chroma is None else adjust_chroma(x, *chroma)
 
 
 def resized_crop(
@@ -188,14 +233,18 @@ def adjust_chroma(x: torch.Tensor, saturation: torch.Tensor, turns: torch.Tensor
 
     Both act on the chroma plane only, where they commute, so they are one 3x3 matrix per image. Grayscale is saturation 0.
     """
-    grey = x.new_tensor(_LUMA).expand(3, 3)
+    return torch.bmm(chroma_matrix(saturation, turns), x.flatten(2)).view_as(x).clamp_(0, 1)
+
+
+def chroma_matrix(saturation: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """What `adjust_chroma` multiplies the colours of each image by, ``(m, 3, 3)``."""
+    grey = saturation.new_tensor(_LUMA).expand(3, 3)
     to_yiq = torch.tensor(_RGB_TO_YIQ, dtype=torch.float64)
     quarter = torch.tensor([[0.0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)  # red moves towards yellow, as in HSV
-    turn = (torch.linalg.inv(to_yiq) @ quarter @ to_yiq).to(x)
+    turn = (torch.linalg.inv(to_yiq) @ quarter @ to_yiq).to(saturation)
     angle = 2 * math.pi * turns
     along, across = (saturation * angle.cos())[:, None, None], (saturation * angle.sin())[:, None, None]
-    matrix = grey + along * (torch.eye(3, device=x.device) - grey) + across * turn
-    return torch.bmm(matrix, x.flatten(2)).view_as(x).clamp_(0, 1)
+    return grey + along * (torch.eye(3, device=saturation.device) - grey) + across * turn
 
 
 def gaussian_blur(x: torch.Tensor, sigma: torch.Tensor, radius: int) -> torch.Tensor:
@@ -220,6 +269,10 @@ def _bands(kernel: torch.Tensor, size: int) -> torch.Tensor:
     taken = shifted.transpose(0, 1).reshape(taps, -1)
     # A product for each image: in one of all images the rounding of one would depend on where in the batch it stands.
     return torch.bmm(kernel[:, None], taken.expand(len(kernel), -1, -1)).view(-1, size, size)
+
+
+def _on_gpu(images: torch.Tensor) -> bool:
+    return images.device.type == "cuda"
 
 
 def _check(images: torch.Tensor) -> None:

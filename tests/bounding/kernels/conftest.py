@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpfed.bounding.engines import layerwise
+from dpfed.bounding.engines import layerwise, pass_shape
 from dpfed.bounding.engines.pass_shape import PassShape
 from dpfed.bounding.layer_rules.grouping import Grouping
 
@@ -15,5 +15,6 @@ def as_on_a_gpu(monkeypatch):
         return Grouping(*given, **named, batched=True)
 
     monkeypatch.setattr(layerwise, "Grouping", grouping)
+    monkeypatch.setattr(pass_shape, "computes_together", lambda device: device == "cuda")
     on = PassShape.on
     monkeypatch.setattr(PassShape, "on", lambda device, size, records, pixels: on("cuda", size, records or 24, pixels))

@@ -5,16 +5,21 @@ from collections import Counter
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from dpfed.bounding.bounded_sum import Clip
 from dpfed.bounding.engines.engine import GroupBatch
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
+from dpfed.bounding.engines.pass_shape import PassShape
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model
 from dpfed.models.contract import embeddings_of
 from dpfed.objectives.infonce import group_loss
 from tests.bounding.engines.cancelling import MODELS
+from tests.bounding.kernels.tape import KERNELS
 
 pytest.importorskip("triton")
 
@@ -66,12 +71,49 @@ def batch_of(sizes, text):
     return GroupBatch(views, [sum(sizes[:count]) for count in range(len(sizes) + 1)])
 
 
-@pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("name", KINDS)
-def test_a_pass_dispatches_no_more_for_more_groups_and_asks_nothing(name, monkeypatch):
-    for path in ("outer_products._add_up", "grouped_convolution._add_up", "group_norm._normalise", "group_norm._pull_back"):
+@pytest.fixture
+def no_kernels(monkeypatch):
+    for path in KERNELS:
         file, kernel = path.split(".")
         monkeypatch.setattr(importlib.import_module(f"dpfed.bounding.kernels.{file}"), kernel, NoKernel())
+
+
+class Brought(TorchDispatchMode):
+    """Notes what comes to a device from the host, or goes there."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        given = {part.device.type for part in tree_leaves((args, kwargs)) if isinstance(part, torch.Tensor) and part.dim()}
+        made = {part.device.type for part in tree_leaves(results) if isinstance(part, torch.Tensor)}
+        if given and len(given | made) > 1:
+            self.names.append(str(func))
+        return results
+
+
+@pytest.mark.usefixtures("as_on_a_gpu", "no_kernels")
+@pytest.mark.parametrize("name", KINDS)
+def test_a_recorded_pass_brings_nothing_to_a_gpu_and_asks_it_nothing(name):
+    """On tensors that claim to lie on a GPU and have no numbers: a question to them is an error."""
+    config = KINDS[name]
+    with FakeTensorMode():
+        with torch.device("cuda"):
+            model = build_model(config, ObjectiveConfig(learn_temperature=True), AdaptationConfig(), 32)
+        engine = LayerwiseEngine(model, "bf16", group_size=4)
+        engine._shape = shape = PassShape.on("cuda", 4, None, 3 * 32 * 32)
+        views = {name: view.to("cuda") for name, view in batch_of([shape.room], config.reads_text).views.items()}
+        starts, clip = torch.zeros(shape.groups + 1, dtype=torch.int32, device="cuda"), torch.ones(3, device="cuda").double()
+        with Brought() as brought, Asked() as asked:
+            engine._at_once(views, starts, Clip(*clip.unbind()))
+    assert not brought.names and not asked.names
+
+
+@pytest.mark.usefixtures("as_on_a_gpu", "no_kernels")
+@pytest.mark.parametrize("name", KINDS)
+def test_a_pass_dispatches_no_more_for_more_groups_and_asks_nothing(name):
     config = KINDS[name]
     model = build_model(config, ObjectiveConfig(learn_temperature=True), AdaptationConfig(), 32)
     engine, counts = LayerwiseEngine(model, group_size=4, if_unlike="go on"), []

@@ -7,6 +7,8 @@ from torchvision.transforms.v2 import functional as oracle
 
 from dpfed.config import ViewsConfig
 from dpfed.data.views.images import ImageViews, adjust_chroma
+from dpfed.data.views.preprocessing import Preprocessing
+from dpfed.errors import Notice
 
 SIMCLR = ViewsConfig(crop_scale=(0.2, 1.0), crop_ratio=(3 / 4, 4 / 3), flip=0.5, jitter=0.8, grayscale=0.2, blur=0.5)
 JITTER_OFF = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
@@ -144,3 +146,54 @@ def test_blur(size):
             sigma = (0.5 + 3.5 * drawn) * size / 224
             blurred = oracle.gaussian_blur(image, [2 * radius + 1] * 2, [sigma, sigma])
             assert torch.allclose(result[record, view], blurred if chosen < 0.5 else image, atol=1e-5)
+
+
+KINDS = {
+    "all": SIMCLR,
+    "colours": ViewsConfig(flip=0.5, jitter=1.0),
+    "crops": ViewsConfig(crop_scale=(0.1, 0.3), flip=0.5, jitter=0.0),
+    "blur": ViewsConfig(blur=1.0),
+}
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """The kernels of a GPU make the views, in Triton's interpreter."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr("dpfed.data.views.images._on_gpu", lambda images: True)
+    monkeypatch.setattr(ImageViews, "has_kernels", None)
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("size", [8, 33])
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
+def test_a_gpus_kernels_make_the_same_views(config, size, monkeypatch):
+    views, images = ImageViews(config, Preprocessing((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))), some_images(3, size)
+    uniforms = some_uniforms(views, 3)
+    found = views(images, uniforms)
+    assert ImageViews.has_kernels
+    monkeypatch.setattr("dpfed.data.views.images._on_gpu", lambda images: False)
+    torch.testing.assert_close(found, views(images, uniforms), rtol=0, atol=1e-4)
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_a_gpus_kernels_make_a_records_views_of_that_record_alone():
+    views = ImageViews(SIMCLR)
+    images, uniforms = some_images(3, 12), some_uniforms(views, 3)
+    alone = views(images[:1], uniforms[:1])[0]
+    assert torch.equal(views(images.flip(0), uniforms.flip(0))[2], alone)
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_where_the_kernels_do_not_run_views_are_made_without_them(monkeypatch):
+    import dpfed.data.views.fused
+
+    def failing(*_):
+        raise RuntimeError("Failed to find C compiler.\nmore")
+
+    monkeypatch.setattr(dpfed.data.views.fused, "views_of", failing)
+    views, images = ImageViews(SIMCLR), some_images()
+    with pytest.warns(Notice, match=r"Triton's kernels do not run on this GPU \(Failed to find C compiler.\)"):
+        found = views(images, some_uniforms(views))
+    monkeypatch.setattr("dpfed.data.views.images._on_gpu", lambda images: False)
+    assert torch.equal(found, views(images, some_uniforms(views)))

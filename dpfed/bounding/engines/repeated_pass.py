@@ -1,0 +1,169 @@
+"""A pass that is recorded once and repeated over other records: on a GPU a CUDA graph, which the host launches in one call.
+
+All that differs from pass to pass lies in tensors that keep their place: views, where groups begin, how gradients are clipped.
+The model's weights keep theirs. A repetition is used only where it comes to the same bits as the pass itself, on noise.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from dpfed.bounding import foreach
+from dpfed.bounding.bounded_sum import Clip
+from dpfed.bounding.engines.engine import GroupBatch, Views
+from dpfed.bounding.engines.pass_shape import PassShape
+from dpfed.bounding.engines.same_bits import same, trials
+from dpfed.bounding.layer_rules.grouping import computes_together
+
+T = TypeVar("T")
+_WARM_UP = 3  # passes before one is recorded: kernels are compiled and libraries choose their ways
+_CLIPS = (Clip(1.0), Clip(1e-3, 1e30, 1e-2))
+
+
+class Summed(NamedTuple):
+    """What a pass comes to.
+
+    Attributes:
+        norms: of each place's gradient, before clipping; private.
+        losses: of each place; private.
+        total: ``(P,)`` float32, the clipped gradients' sum.
+    """
+
+    norms: Tensor
+    losses: Tensor
+    total: Tensor
+
+
+class Recording(Protocol):
+    """Operations of a device that can be repeated without the program that launched them."""
+
+    def record(self, work: Callable[[], T]) -> T:
+        """Does the work once, and keeps its operations; every repetition overwrites what it returns."""
+
+    def repeat(self) -> None:
+        """The same operations on the same places."""
+
+
+class CudaGraph:
+    """A `Recording` on a GPU."""
+
+    def __init__(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+
+    def record(self, work: Callable[[], T]) -> T:
+        """See `Recording`."""
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_UP):
+                work()
+        torch.cuda.current_stream().wait_stream(aside)
+        # The rule for other threads would let a release that is being kept, or images that are read ahead, spoil a recording.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            return work()
+
+    def repeat(self) -> None:
+        """See `Recording`."""
+        self._graph.replay()
+
+
+def recording_on(device: torch.device) -> Callable[[], Recording] | None:
+    """What records passes on a device; ``None`` where each is launched operation by operation."""
+    return CudaGraph if computes_together(device.type) else None
+
+
+class RepeatedPass:
+    """A pass over any groups that fit, by repeating one.
+
+    Args:
+        recording: keeps it.
+        summed: makes a pass over the views of `PassShape.room` records, from where groups begin, ``(places + 1,)`` int32, and
+            how gradients are clipped. It must ask nothing of the device, and bring nothing to it.
+        views: of any records; only their shapes and types are read.
+        shape: of all passes.
+        exact: type of norms.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        summed: Callable[[Views, Tensor, Clip], Summed],
+        views: Views,
+        shape: PassShape,
+        exact: torch.dtype,
+    ) -> None:
+        some = next(iter(views.values()))
+        self._views = {name: view.new_zeros(shape.room, *view.shape[1:]) for name, view in views.items()}
+        self._starts = torch.zeros(shape.groups + 1, dtype=torch.int32, device=some.device)
+        self._clip = torch.ones(3, dtype=exact, device=some.device)
+        self._recording = recording
+        self._found = recording.record(lambda: summed(self._views, self._starts, Clip(*self._clip.unbind())))
+
+    def add(self, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor) -> Tensor:
+        """Adds the clipped gradients of some groups up; the host waits for nothing between passes.
+
+        Args:
+            batch: the groups.
+            passes: which of them share a pass.
+            clip_norm: C, or another `Clip`.
+            into: ``(P,)``, added to in place.
+
+        Returns:
+            ``(3, G)`` norms, losses and numbers of records, pass by pass.
+        """
+        clip = Clip.of(clip_norm)
+        self._clip.copy_(torch.tensor([clip.bound, clip.most, clip.stability], dtype=self._clip.dtype))
+        every = [range(batch.starts[group], batch.starts[group + 1]) for groups in passes for group in groups]
+        rows = torch.tensor([row for records in every for row in records]).to(into.device)
+        starts = torch.tensor([self._starts_of(batch, groups) for groups in passes], dtype=torch.int32).to(into.device)
+        figures, first = [into.new_zeros(3, 0, dtype=self._clip.dtype)], 0
+        for groups, own in zip(passes, starts, strict=True):
+            count = sum(batch.sizes[group] for group in groups)
+            for name, place in self._views.items():
+                torch.index_select(batch.views[name], 0, rows[first : first + count], out=place[:count])
+                place[count:].zero_()
+            self._starts.copy_(own)
+            self._recording.repeat()
+            norms, losses, total = self._found
+            figures.append(torch.stack([norms, losses.to(norms), own.diff().to(norms)])[:, : len(groups)])
+            foreach.add_([into], [total])
+            first += count
+        return torch.cat(figures, dim=1)
+
+    def _starts_of(self, batch: GroupBatch, groups: list[int]) -> list[int]:
+        ends = [0, *itertools.accumulate(batch.sizes[group] for group in groups)]
+        return ends + ends[-1:] * (len(self._starts) - len(ends))
+
+
+Add = Callable[[GroupBatch, list[list[int]], "float | Clip", Tensor], Tensor]
+
+
+def first_unlike(repeated: Add, direct: Add, views: Views, shape: PassShape, zeros: Callable[[], Tensor]) -> str | None:
+    """Compares repetitions with the pass itself, bit by bit, on noise: what an earlier repetition left behind would show.
+
+    Args:
+        repeated: `RepeatedPass.add`.
+        direct: the same without a recording.
+        views: of any records; only their shapes and types are read.
+        shape: of passes.
+        zeros: an empty sum.
+
+    Returns:
+        What differs first; ``None``: nothing.
+    """
+    noise = list(trials(views, shape, shape.totals * 3))
+    for number, trial in enumerate([*noise, *noise[:2]]):  # the first two again, after others
+        batch = GroupBatch(trial.views, [0, *itertools.accumulate(trial.sizes)])
+        groups, sums = [list(range(len(trial.sizes)))], (zeros(), zeros())
+        clip = _CLIPS[number % 2]
+        found = [add(batch, groups, clip, into) for add, into in zip((repeated, direct), sums, strict=True)]
+        if not same(*found):
+            return "other norms or losses"
+        if not same(*sums):
+            return "another sum"
+    return None

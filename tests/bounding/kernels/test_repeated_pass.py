@@ -1,0 +1,156 @@
+"""A pass that was recorded comes to the bits of the pass itself, whatever it is repeated over, and leaves nothing behind."""
+
+import math
+
+import pytest
+import torch
+
+from dpfed.bounding.bounded_sum import Clip
+from dpfed.bounding.engines import layerwise
+from dpfed.bounding.engines.engine import GroupBatch
+from dpfed.bounding.engines.layerwise import LayerwiseEngine
+from dpfed.bounding.engines.repeated_pass import CudaGraph, RepeatedPass, recording_on
+from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
+from dpfed.errors import Notice
+from dpfed.models.building import build_model
+from tests.bounding.engines.cancelling import MODELS, batch_of, records
+
+pytest.importorskip("triton")
+from tests.bounding.kernels.tape import Tape, plain_kernels  # noqa: E402
+
+pytestmark = [pytest.mark.usefixtures("as_on_a_gpu"), pytest.mark.filterwarnings("ignore:invalid value")]
+SIZES = ([2, 3], [4, 2, 2, 3], [5], [2, 3])
+CLIPS = (0.05, Clip(1.0, math.inf, 1e-2), Clip(0.5, 3.0), 0.05)
+NAMES = {"cnn": MODELS["cnn"], "two towers": MODELS["two towers"]}
+
+
+@pytest.fixture
+def tapes(monkeypatch):
+    """All recordings that engines make."""
+    made = []
+    monkeypatch.setattr(layerwise, "recording_on", lambda device: lambda: made.append(Tape()) or made[-1])
+    plain_kernels(monkeypatch)
+    return made
+
+
+def model_of(config):
+    return build_model(config, ObjectiveConfig(learn_temperature=True), AdaptationConfig(), 16)
+
+
+def batches(text, seed=3, sizes=SIZES):
+    generator = torch.Generator().manual_seed(seed)
+    return [batch_of([records("noise", count, text, generator) for count in some]) for some in sizes]
+
+
+def summed(engine, batch, clip):
+    into, losses = engine.zeros(), []
+    norms = engine.add_clipped(batch, clip, into, losses)
+    return into, norms, *losses
+
+
+def directly(model, batch, clip, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(layerwise, "recording_on", lambda device: None)
+        return summed(LayerwiseEngine(model, group_size=4, if_unlike="go on"), batch, clip)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_repetitions_have_the_bits_of_the_pass_itself(name, tapes, monkeypatch):
+    """Over other records, sizes, clips and weights than when it was recorded, infinities, and the first batch again."""
+    config = NAMES[name]
+    model = model_of(config)
+    engine, given = LayerwiseEngine(model, group_size=4, if_unlike="raise"), batches(config.reads_text)
+    given[1].views["image"][0] = torch.inf
+    for number, (batch, clip) in enumerate(zip(given, CLIPS, strict=True)):
+        if number == 2:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.01)
+        found, expected = summed(engine, batch, clip), directly(model, batch, clip, monkeypatch)
+        assert all(torch.equal(one.nan_to_num(-1), other.nan_to_num(-1)) for one, other in zip(found, expected, strict=True))
+        assert found[0].isfinite().all() and found[0].norm() > 0
+    assert len(tapes) == 1 and tapes[0].repetitions > len(SIZES)
+
+
+def test_adapters_are_merged_anew_in_every_repetition(tapes, monkeypatch):
+    config = ModelConfig(image="timm/test_vit", embedding=16, head_hidden=16)
+    model = build_model(config, ObjectiveConfig(), AdaptationConfig(image="lora", rank=2), 32)
+    engine, (first, second) = LayerwiseEngine(model, group_size=4, if_unlike="raise"), batches_of_side(32)
+    for batch in (first, second):
+        assert torch.equal(summed(engine, batch, 0.05)[0], directly(model, batch, 0.05, monkeypatch)[0])
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.01 * torch.randn_like(parameter))
+    assert len(tapes) == 1
+
+
+def batches_of_side(side):
+    starts = ([0, 2, 5], [0, 4])
+    return [GroupBatch({"image": torch.randn(each[-1], 2, 3, side, side)}, list(each)) for each in starts]
+
+
+def test_other_views_and_weights_elsewhere_are_recorded_anew(tapes):
+    model = model_of(NAMES["cnn"])
+    engine = LayerwiseEngine(model, group_size=4, if_unlike="raise")
+    batch = batches(False)[0]
+    more = GroupBatch({"image": batch.views["image"].repeat(1, 2, 1, 1, 1)[:, :3]}, batch.starts)
+    for given in (batch, more, batch):
+        summed(engine, given, 0.05)
+    assert len(tapes) == 2
+    parameter = next(model.parameters())
+    parameter.data = parameter.data.clone()
+    summed(engine, batch, 0.05)
+    assert len(tapes) == 3
+
+
+class Forgetful(Tape):
+    """Repeats all but the first operation that reads a number which changes."""
+
+    def repeat(self):
+        self.repetitions += 1
+        with torch.no_grad():
+            for operation in self.operations[len(self.operations) // 2 :]:
+                operation()
+
+
+def broken():
+    raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore lines")
+
+
+FAILURES = {
+    "differs": (Forgetful, r"\((other norms or losses|another sum)\)"),
+    "fails": (broken, r"not permitted when stream is capturing\)"),
+}
+
+
+@pytest.mark.parametrize(("recording", "said"), FAILURES.values(), ids=FAILURES)
+def test_a_recording_that_fails_or_differs_is_not_used(recording, said, tapes, monkeypatch):
+    monkeypatch.setattr(layerwise, "recording_on", lambda device: recording)
+    model, batch = model_of(NAMES["cnn"]), batches(False)[1]
+    engine = LayerwiseEngine(model, group_size=4)
+    with pytest.warns(Notice, match=f"with the same result: .*{said}"):
+        found = summed(engine, batch, 0.05)
+    expected = directly(model, batch, 0.05, monkeypatch)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert torch.equal(summed(engine, batch, 0.05)[0], expected[0])  # and asks no more
+
+
+@pytest.mark.parametrize("stale", ["views", "starts", "clip"])
+def test_an_input_that_is_not_filled_anew_is_found_out(stale, tapes, monkeypatch):
+    """Sabotage: one of the inputs keeps what it had when the pass was recorded, or some records of an earlier pass."""
+    honest = RepeatedPass.add
+
+    def add(self, *given):
+        if stale == "views":
+            self._views = {name: view.clone() for name, view in self._views.items()}
+        else:
+            setattr(self, f"_{stale}", getattr(self, f"_{stale}").clone())
+        return honest(self, *given)
+
+    monkeypatch.setattr(RepeatedPass, "add", add)
+    with pytest.warns(Notice, match="with the same result"):
+        summed(LayerwiseEngine(model_of(NAMES["cnn"]), group_size=4), batches(False)[1], 0.05)
+
+
+def test_a_cpu_records_nothing():
+    assert recording_on(torch.device("cpu")) is None and callable(CudaGraph)
