@@ -38,7 +38,7 @@ adapt: install
 		if test -e $$run; then $(VENV)/bin/dpfed resume $$run; \
 		else $(VENV)/bin/dpfed pretrain adapt/shapes$${config:+-$$config} --run $$run; fi || exit; done
 
-# Three institutions on this machine, over TLS; the same command goes on after an interruption.
+# Three institutions on this machine, over TLS; the same command resumes after an interruption.
 federation: install
 	@$(VENV)/bin/dpfed federation demo federation --run runs/federation
 

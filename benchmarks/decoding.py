@@ -1,6 +1,6 @@
 """How decoding scales: JPEG files of 224 px, decoded by one process and by two, in turns.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.decoding          writes benchmarks/results/decoding.json
+OMP_NUM_THREADS=1 python -m benchmarks.decoding          writes benchmarks/results/decoding.json
 """
 
 from __future__ import annotations

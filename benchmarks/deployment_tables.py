@@ -79,7 +79,8 @@ def membership() -> str:
     lines += [
         "",
         f"On the weights before training, AUCs are between {min(untrained):.2f} and {max(untrained):.2f}. The epsilon shown is "
-        f"at most {round_down(shown['none'])} without privacy, and at most {round_down(shown['group'])} with it.",
+        f"at most {round_down(shown['none'])} without privacy, and at most {round_down(shown['group'])} with it. "
+        f"{made_by('membership')}",
     ]
     return "\n".join(lines)
 

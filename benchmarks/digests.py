@@ -58,7 +58,6 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "none": ({"bounding": {"method": "none"}, "privacy": NO_NOISE}, ()),
     "images": (IMAGE_RUN, ()),
     "batch normalisation": ({**IMAGE_RUN, "model": {**IMAGES, "normalisation": "batch"}}, ()),
-    "byol": ({**IMAGE_RUN, "objective": {"name": "byol"}, "evaluation": {"split": "none", "tasks": None, "records": None}}, ()),
     "barlow twins": ({**IMAGE_RUN, "objective": {"name": "barlow_twins"}}, ()),
     "vicreg": ({**IMAGE_RUN, "objective": {"name": "vicreg"}}, ()),
     "persons": ({"data": {"source": "table", "records": None}, "privacy": {"unit": "user", "per_unit": 2, "batch": 20}}, ()),

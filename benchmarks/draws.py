@@ -49,7 +49,7 @@ def draws() -> dict[str, float]:
     keys = np.random.default_rng(0).integers(0, 2**64, _FEW, np.uint64)
     randomness, rate = Randomness.from_seed(0), 1e-3
     block = seconds(lambda: Renewals(rate, round(1 / rate), randomness, keys)(0))
-    plan = PrivacyPlan(records=_FEW, batch=BATCH, group_size=16, clip_norm=1.0, steps=2, noise_multiplier=1.0, delta=1e-8)
+    plan = PrivacyPlan.of(records=_FEW, batch=BATCH, group_size=16, clip_norm=1.0, steps=2, noise_multiplier=1.0, delta=1e-8)
     who = np.sort(np.random.default_rng(1).choice(_FEW, BATCH, replace=False))
     grouping = seconds(lambda: draw_step(plan, randomness, 0, np.arange(_FEW), keys, plan.groups, participants=lambda _: who))
     return {

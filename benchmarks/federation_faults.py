@@ -32,7 +32,7 @@ from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.demo.loopback import RUN, Loopback, loopback
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteFolder
-from dpfed.federation.site.own_config import site_config
+from dpfed.federation.site.serving import site_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs.assembly import Share, assemble

@@ -19,9 +19,8 @@ from typing import NoReturn
 
 import torch
 
-from dpfed.federation.protocol.messages import alleged, sign
-from dpfed.federation.protocol.packets import Packet
-from dpfed.federation.protocol.vectors import decoded, encoded
+from dpfed.federation.protocol.fixed_point import decoded, encoded
+from dpfed.federation.protocol.messages import Packet, alleged, sign
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.local_socket import serve
 from dpfed.federation.site.serving import load_site

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.moments import SEEDS, Bench, Row, carry_out, towers
+from benchmarks.frozen_towers import carry_out, towers
+from benchmarks.moments import SEEDS, Row
 from benchmarks.picture_sets import cifar_store
 from benchmarks.record import write_result
 from dpfed.config import parse_config
@@ -24,7 +25,7 @@ from dpfed.features.cache import Features
 from dpfed.features.extraction import features_of
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
+from dpfed.runs.assembly import Components, assemble
 from dpfed.runs.closed_form import FeatureViews, add_moment_heads
 from dpfed.runs.resolution import resolve
 
@@ -50,7 +51,7 @@ def main(place: str, work: str, cifar10: str) -> None:
     rows = rows[np.argsort(store.keys[rows])][: COUNTS[-1]]
     plain, test = (_all(features_of(parts, own, folder / "features")) for own in (rows, store.split("test")))
     labels = [torch.as_tensor(store.labels["class"][own]).long() for own in (rows, store.split("test"))]
-    bench = Bench(store, parts, features_of(parts, rows, folder / "features", views=VIEWS), None, rows)  # type: ignore[arg-type]
+    views = features_of(parts, rows, folder / "features", views=VIEWS)
 
     def accuracy(count: int, train: Tensor, held_out: Tensor) -> float:
         right = knn_right(train[:count], labels[0][:count], held_out, labels[1], NEIGHBOURS)
@@ -62,7 +63,7 @@ def main(place: str, work: str, cifar10: str) -> None:
         for epsilon in EPSILONS:
             own = []
             for seed in SEEDS if epsilon else SEEDS[:1]:
-                head = _head(bench, count, epsilon, seed)
+                head = _head(parts, views, count, epsilon, seed)
                 with torch.no_grad():
                     own.append(accuracy(count, head(plain), head(test)))
             found.append({"method": "moments", "records": count, "epsilon": epsilon, "figures": own})
@@ -74,14 +75,14 @@ def _all(features: Features) -> Tensor:
     return torch.cat([shard.image[:, 0] for shard in features.shards()])
 
 
-def _head(bench: Bench, count: int, epsilon: float | None, seed: int) -> torch.nn.Module:
+def _head(parts: Components, views: Features, count: int, epsilon: float | None, seed: int) -> torch.nn.Module:
     """Of the first `count` records; without an epsilon, next to no noise."""
     noise = {"epsilon": epsilon} if epsilon else {"epsilon": None, "noise_multiplier": 0.1}
-    config = bench.parts.config
+    config = parts.config
     config = config.model_copy(update={"privacy": config.privacy.model_copy(update=noise)})
-    plan, model = PrivacyPlan.from_config(count, config), copy.deepcopy(bench.parts.model)
+    plan, model = PrivacyPlan.from_config(count, config), copy.deepcopy(parts.model)
     add_moment_heads(model, config, plan, plan.noise_std, None)
-    carry_out(bench, config, plan, model, FeatureViews(bench.train, VIEWS, False), bench.rows[:count], seed)
+    carry_out(parts.store, config, plan, model, FeatureViews(views, VIEWS, False), views.rows[:count], seed)
     return model.moments.head("image")
 
 

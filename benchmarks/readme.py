@@ -11,12 +11,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from benchmarks import moment_tables
 from benchmarks import peer_tables as page
 from benchmarks.deployment_tables import budget, cluster, faults, membership, rounds, scaling, secure_sums, stores, torture
 from benchmarks.method_tables import forecast, logit, objectives, table1
-from benchmarks.recipe_tables import rehearsed, rungs
-from benchmarks.recipes import LADDERS
-from benchmarks.record import RESULTS, figures
+from benchmarks.recipe_tables import SITUATIONS, rehearsed, rungs
+from benchmarks.record import RESULTS, figures, made_by
 from benchmarks.utility_tables import ladder, public_cifar10, public_contrast, runs_at_best_rate
 from dpfed.evaluation.intervals import Interval, apart, wilson
 from dpfed.privacy.promise import meaning, round_up
@@ -135,30 +135,9 @@ def adaptation() -> str:
         "parameters are trained, "
         f"{vit['bytes_per_aggregate'] / 1e6:.1f} MB travel per aggregate, and a step of {vit['records']} records "
         f"in {vit['groups']} "
-        f"groups takes {vit['peak_memory_mb'] / 1024:.1f} GB.",
+        f"groups takes {vit['peak_memory_mb'] / 1024:.1f} GB. {made_by('vit')}",
     ]
     return "\n".join(lines)
-
-
-def moments() -> str:
-    """Private moments beside DP-GCL heads and the public towers, for few and many records."""
-    head = "| records | public towers alone | DP-GCL heads, epsilon 1, 8 | moments, epsilon 1, 8 | hardly any noise |"
-    lines, sets = [head, "|---" * 5 + "|"], figures("moments")["sets"]
-    for name, count in _SHOWN:
-        found = sets[name]
-        rows = {(row["method"], row["epsilon"]): row["figures"] for row in found["rows"] if row["records"] == count}
-        private = [", ".join(_mean_figure(rows.get((way, epsilon))) for epsilon in (1.0, 8.0)) for way in _WAYS]
-        cells = [f"{100 * found['public']:.0f}", *private, _mean_figure(rows.get(("no privacy", None)))]
-        lines.append(f"| {count:,} {name}, {found['measure']} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", "Percent; means over draws of the noise. Not measured: –."])
-
-
-_WAYS = ("DP-GCL heads", "moments")
-_SHOWN = (("icons", 600), ("tiles", 600), ("tiles", 2475), ("cifar10", 3000), ("cifar10", 30_000))
-
-
-def _mean_figure(found: list[float] | None) -> str:
-    return f"{100 * statistics.mean(found):.0f}" if found else "–"
 
 
 def gpu() -> str:
@@ -208,7 +187,7 @@ def methods() -> str:
     lines += [
         "",
         "Batch clipping has the better of two learning rates. Each time is relative to `group` in the same command. "
-        f"{result['scale'][0].upper()}{result['scale'][1:]} ±: 95% intervals over held-out records.",
+        f"{result['scale'][0].upper()}{result['scale'][1:]} ±: 95% intervals over held-out records. {made_by('methods')}",
     ]
     return "\n".join(lines)
 
@@ -222,18 +201,19 @@ def fill(text: str, blocks: dict[str, str]) -> str:
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name of a marked part
-    "README.md": {"quickstart": quickstart, "results": results, "moments": moments, "gpu": gpu_in_short},
+    "README.md": {"quickstart": quickstart, "results": results, "moments": moment_tables.moments, "gpu": gpu_in_short},
     "cluster/README.md": {"cluster": cluster, "scaling": scaling},
     "docs/results.md": {
         "steps": steps,
         "gpu": gpu,
         "methods": methods,
+        "moments-sets": moment_tables.sets,
         "public": public_contrast,
         "public-cifar10": public_cifar10,
         "objectives": objectives,
         "logit": logit,
         "ladder": ladder,
-        **{f"recipe-{situation}": partial(rungs, situation) for situation in LADDERS},
+        **{f"recipe-{situation}": partial(rungs, situation) for situation in SITUATIONS},
         "recipe-large-image-text": rehearsed,
         "forecast": forecast,
         "adaptation": adaptation,

@@ -18,7 +18,7 @@ from dpfed.console.terminal import watching
 from dpfed.errors import UserError
 from dpfed.report.style import png_bytes
 from dpfed.reproduce.charts import charts
-from dpfed.reproduce.datasets import data_set
+from dpfed.reproduce.comparison import data_set
 from dpfed.reproduce.experiments import experiment
 from dpfed.reproduce.outcome import Outcome, reproduce
 from dpfed.reproduce.page import write

@@ -19,11 +19,11 @@ import dpfed.federation.coordinator.rounds as rounds
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.timed_site import ECHO
 from dpfed.bounding.bounded_sum import BoundedSum
-from dpfed.federation.coordinator.coordination import coordinate
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.coordinator.rounds import Federation
 from dpfed.federation.flower.channel import FlowerChannel
-from dpfed.federation.protocol.packets import Packet, receive_packet, send_packet
+from dpfed.federation.flower.server_app import coordinate
+from dpfed.federation.protocol.messages import Packet, receive_packet, send_packet
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent

@@ -29,7 +29,7 @@ from benchmarks.record import write_result
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.engines import ENGINES, GroupBatch, Precision, Views, fastest_engine
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, ViewsConfig
-from dpfed.data.store.decoding import Wanted, in_processes
+from dpfed.data.store.pictures import Wanted, in_processes
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
@@ -144,7 +144,7 @@ def _jpeg(number: int, size: int) -> bytes:
 def coordinator(device: torch.device) -> dict[str, float]:
     """What `seconds_of` a coordinator finds, for a model of `COORDINATED` parameters."""
     model = nn.ParameterList([nn.Parameter(torch.zeros(COORDINATED, device=device))])
-    plan = PrivacyPlan(records=100_000, batch=1024, group_size=16, clip_norm=1.0, steps=100, noise_multiplier=1.0, delta=1e-6)
+    plan = PrivacyPlan.of(100_000, 1024, 16, clip_norm=1.0, steps=100, noise_multiplier=1.0, delta=1e-6)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.jsonl", plan, block=block_length(COORDINATED))
         releases = Releases(Path(folder) / "releases")

@@ -19,8 +19,7 @@ import numpy as np
 
 import dpfed.federation.site.worker as site_worker
 from benchmarks.stopwatch import Stopwatch
-from dpfed.federation.protocol.messages import alleged
-from dpfed.federation.protocol.packets import Packet, receive_packet, send_packet
+from dpfed.federation.protocol.messages import Packet, alleged, receive_packet, send_packet
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.local_socket import serve
 from dpfed.federation.site.serving import load_site

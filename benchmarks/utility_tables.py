@@ -41,7 +41,7 @@ def public_contrast() -> str:
         f"{found['passes']:,} passes, "
         f"at the best of {len(tried)} learning rates. The noise on each coordinate of the sum of 256 clipped gradients is "
         f"{' C and '.join(noises)} C at epsilon 1. ±: standard deviation over two or three runs, "
-        "each from a public model of its own.",
+        f"each from a public model of its own. {made_by('public-contrast')}",
     ]
     return "\n".join(lines)
 

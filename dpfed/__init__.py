@@ -20,9 +20,9 @@ _HOMES = {
     "StoreWriter": "dpfed.data.store.writing",
     "RecordInput": "dpfed.data.store.record",
     "build_model": "dpfed.models.building",
-    "apply_adapters": "dpfed.models.adapter_file",
+    "apply_adapters": "dpfed.models.lora",
     "pretrain": "dpfed.runs.pretraining",
-    "resume": "dpfed.runs.resuming",
+    "resume": "dpfed.runs.pretraining",
     "Encoder": "dpfed.encoder",
     "load": "dpfed.encoder",
 }

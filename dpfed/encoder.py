@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.config import ViewsConfig
+from dpfed.config import Config, ViewsConfig
 from dpfed.data.views.images import ImageViews
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
@@ -20,6 +22,10 @@ from dpfed.models.folder import load_encoder, model_config, preprocessing_in
 from dpfed.models.inputs import Pictures, square_images, texts
 from dpfed.models.moments import features_of
 from dpfed.places import path_of
+
+if TYPE_CHECKING:  # pictures of a report need matplotlib
+    from dpfed.data.store.records import RecordStore
+    from dpfed.report.gallery import Gallery
 
 
 class Encoder:
@@ -68,6 +74,22 @@ class Encoder:
         if self._tokenizer is None:
             raise UserError("this encoder has no text tower: it was trained with model.kind = 'image'.")
         return method_of(self.model, "embed_text")(self._tokenizer(texts(captions)).to(self._device))
+
+    def gallery(self, store: RecordStore, config: Config) -> Gallery | None:
+        """Pictures of a public store as the model sees them: search by text, neighbours, and a map; else ``None``.
+
+        Args:
+            store: the records.
+            config: of a run; ``evaluation`` chooses which records.
+        """
+        from dpfed.report.gallery import build_gallery
+
+        how = self.preprocessing
+
+        def read(rows: np.ndarray) -> Tensor:
+            return store.images(rows, self.size, how.resize, how.interpolation)
+
+        return build_gallery(self.model, store, read, config, self._views.plain, self._tokenizer, self._device)
 
     @property
     def _device(self) -> torch.device:

@@ -134,7 +134,7 @@ def signs_of_life(told: Callable[[str], None], what: str, every: float = 15.0) -
 
     def tell() -> None:
         while not ended.wait(every):
-            told(f"{what}: still at it after {time.monotonic() - started:.0f} seconds")
+            told(f"{what}: still running after {time.monotonic() - started:.0f} seconds")
 
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from dpfed.config import Config, parse_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.records import RecordStore
+from tests.undrawn import draw, undraw
 
 # Caches of hypothesis, wherever it is used: never a folder in the checkout.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "dpfed-hypothesis"))
@@ -38,6 +40,11 @@ def shapes(tmp_path_factory) -> RecordStore:
 @pytest.fixture
 def tiny(shapes) -> dict:
     """A configuration of a run of six steps that takes about a second, as nested dictionaries."""
+    return tiny_tree(shapes)
+
+
+def tiny_tree(shapes: RecordStore) -> dict:
+    """The same, for runs that the tests of a file share."""
     return {
         "name": "tiny",
         "data": {"source": "store", "path": str(shapes.path), "size": 16},
@@ -119,10 +126,33 @@ def dpfed(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
     return call
 
 
+@pytest.fixture(scope="session", autouse=True)
+def undrawn() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        undraw(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def drawn(undrawn) -> Iterator[None]:
+    """Reports have their charts."""
+    with pytest.MonkeyPatch.context() as patch:
+        draw(patch)
+        yield
+
+
+@pytest.fixture(scope="session")
+def shelves(tmp_path_factory) -> Iterator[Path]:
+    """Places for budgets, one after the other; `mktemp` would look at all folders of the session for each."""
+    folder = tmp_path_factory.mktemp("shelves")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def own_shelf(tmp_path_factory, monkeypatch) -> Path:
+def own_shelf(shelves, monkeypatch) -> Path:
     """Lifetime budgets that a test sets are known to no other test, and never to the user who runs them."""
-    folder = tmp_path_factory.mktemp("shelf") / "budgets"
+    folder = next(shelves) / "budgets"
+    folder.parent.mkdir()
     monkeypatch.setenv("DPFED_BUDGETS", str(folder))
     return folder
 

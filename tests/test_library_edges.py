@@ -1,7 +1,5 @@
 """What people hand to the library by mistake: it works, or a sentence says what is expected."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -10,16 +8,13 @@ from test_library import Mine
 from torch import nn
 
 import dpfed
-from dpfed.artifacts.directory import RunDirectory
 from dpfed.data.views.images import ImageViews
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.encoder import Encoder
 from dpfed.errors import UserError
 from dpfed.models.validation import check_independence, random_group
-from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import Components
-from dpfed.runs.reevaluation import evaluate_run
 
 PLAN = {"records": 600, "batch": 60, "steps": 5, "epsilon": 8.0, "group_size": 4, "clip_norm": 1.0}
 
@@ -57,13 +52,6 @@ def test_a_picture_has_the_same_features_in_every_form(encoder, picture, resize,
     for form in (pair, channels_first(pair), list(pair), [picture, channels_first(pair[1])]):
         assert torch.allclose(own.features(form), both, atol=1e-6)
     assert torch.equal(own.embed_images(channels_first(array)), own.embed_images(picture))
-
-
-def test_grey_pictures_and_the_models_own_size(encoder, picture):
-    grey = np.asarray(picture.convert("L"))
-    assert torch.equal(encoder.features(grey), encoder.features(picture.convert("L")))
-    right = picture.resize((16, 16))
-    assert torch.equal(encoder.features(channels_first(np.asarray(right))[None]), encoder.features(right))
 
 
 @pytest.mark.parametrize(
@@ -130,54 +118,6 @@ def test_an_image_model_has_no_captions_and_a_foreign_one_no_features(encoder):
         Encoder(nn.Linear(2, 2), 16, None).features(Image.new("RGB", (16, 16)))
 
 
-def test_paths_are_texts_or_paths(tiny, tmp_path):
-    """A path that was built by hand is as good as a Path."""
-    config = dpfed.parse_config(tiny)
-    (tmp_path / "config.toml").write_text(config.dump())
-    run = dpfed.pretrain(str(tmp_path / "config.toml"), str(tmp_path / "run"))
-    assert RunDirectory(str(run.path)).finished and Ledger.open(str(run.ledger)).charged == 6
-    for folder in (str(run.path), run.path, str(run.model), run.model):
-        assert dpfed.load(folder).features(Image.new("RGB", (9, 9))).shape[0] == 1
-    assert dpfed.resume(str(run.path)).path == run.path
-    assert evaluate_run(str(run.path), "test", ["retrieval"])
-    with pytest.raises(UserError, match="expected a list of tasks"):
-        evaluate_run(run.path, "test", "retrieval")
-    plan = dpfed.PrivacyPlan.calibrate(**PLAN)
-    assert Ledger.create(str(tmp_path / "own.jsonl"), plan).path == tmp_path / "own.jsonl"
-
-
-NO_PATHS = [None, 3, ["runs/a"], "", "  ", "a\0b", b"runs", {"path": "x"}]
-BY_PATH = {
-    "load": dpfed.load,
-    "resume": lambda path: dpfed.resume(path),
-    "pretrain into": lambda path: dpfed.pretrain(dpfed.parse_config({"privacy": {"epsilon": 8.0}}), path),
-    "load_config": lambda path: dpfed.load_config(path),
-    "evaluate_run": evaluate_run,
-    "RunDirectory": RunDirectory,
-    "RunDirectory.open": RunDirectory.open,
-    "RecordStore.open": dpfed.RecordStore.open,
-    "StoreWriter": lambda path: dpfed.StoreWriter(path, name="x", kind="image"),
-    "Ledger.create": lambda path: Ledger.create(path, dpfed.PrivacyPlan.calibrate(**PLAN)),
-    "Ledger.open": Ledger.open,
-    "apply_adapters": lambda path: dpfed.apply_adapters(nn.Linear(2, 2), path),
-}
-
-
-@pytest.mark.parametrize("what, given", itertools.product(BY_PATH, NO_PATHS))
-def test_what_is_no_path_is_refused_in_a_sentence(what, given, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError):
-        BY_PATH[what](given)
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("what", sorted(BY_PATH.keys() - {"pretrain into", "StoreWriter", "RunDirectory", "Ledger.create"}))
-def test_what_is_not_there_is_refused_in_a_sentence(what, tmp_path):
-    for path in (tmp_path / "nothing", tmp_path):
-        with pytest.raises(UserError):
-            BY_PATH[what](path)
-
-
 @pytest.mark.parametrize(
     "config, expected",
     [
@@ -196,48 +136,16 @@ def test_pretrain_says_what_a_configuration_is(config, expected, tmp_path):
     "changes, expected",
     [
         ({"records": "600"}, "records must be a whole number, got '600'"),
-        ({"records": True}, "records must be a whole number, got True"),
-        ({"records": None}, "records must be a whole number, got None"),
-        ({"batch": 60.0}, "batch must be a whole number, got 60.0"),
-        ({"steps": 5.5}, "steps must be a whole number, got 5.5"),
         ({"epsilon": "8"}, "epsilon must be a number, got '8'"),
-        ({"epsilon": None}, "epsilon must be a number, got None"),
+        ({"epsilon": None}, "give epsilon, or noise_multiplier"),
         ({"epsilon": True}, "epsilon must be a number, got True"),
-        ({"delta": "1e-5"}, "delta must be a number, got '1e-5'"),
-        ({"group_size": "4"}, "group_size must be a whole number"),
-        ({"group_size": None}, "group_size must be a whole number, got None"),
-        ({"clip_norm": "1"}, "clip_norm must be a number"),
-        ({"max_group_size": "9"}, "max_group_size must be a whole number"),
-        ({"max_group_size": 9.5}, "max_group_size must be a whole number"),
         ({"clipnorm": 1.0}, "no 'clipnorm'; did you mean 'clip_norm'"),
-        ({"noise_multiplier": 1.0}, "no 'noise_multiplier'"),
-        ({"method_name": "groups"}, "method must be one of"),
-        ({"method_name": ["group"]}, "method must be"),
-        ({"options": None}, "options must be a dictionary"),
+        ({"noise_multiplier": 1.0}, "give epsilon, or noise_multiplier, and not both"),
     ],
 )
 def test_a_plan_says_what_its_numbers_are(changes, expected):
     with pytest.raises(UserError, match=expected):
         dpfed.PrivacyPlan.calibrate(**PLAN | changes)
-
-
-def test_a_plan_takes_numbers_of_arrays_and_says_what_is_missing():
-    plan = dpfed.PrivacyPlan.calibrate(**PLAN)
-    assert (
-        dpfed.PrivacyPlan.calibrate(**PLAN | {"records": np.int64(600), "epsilon": np.float64(8)}).fingerprint
-        == plan.fingerprint
-    )
-    with pytest.raises(UserError, match="clip_norm is missing"):
-        dpfed.PrivacyPlan.calibrate(600, 60, 5, epsilon=8, group_size=4)
-
-
-def test_a_model_is_built_from_its_sections(shapes):
-    config = dpfed.parse_config({})
-    for model, objective in ((config, config.objective), (config.model, config), ("cnn", config.objective), (None, None)):
-        with pytest.raises(UserError, match=r"expected a \w+Config, such as config\."):
-            dpfed.build_model(model, objective)
-    with pytest.raises(UserError, match="expected a dpfed.PrivacyPlan"):
-        Ledger.create("ledger.jsonl", config)
 
 
 GOOD = {"id": "a", "image": Image.new("RGB", (8, 8)), "captions": ("a cat",), "labels": {"kind": 0}}
@@ -318,13 +226,3 @@ def test_a_model_without_a_temperature_is_refused_before_anything_is_drawn(tempe
     parts = Components(config, shapes, dpfed.PrivacyPlan.calibrate(**PLAN), model, ImageViews(config.views), tokenizer=None)
     with pytest.raises(UserError, match=expected):
         parts.worker(Randomness.from_seed(0))
-
-
-def test_what_a_users_forward_raises_comes_with_the_shapes():
-    def wrong(z):
-        raise KeyError("text")
-
-    with pytest.raises(UserError, match=r"Odd cannot embed a group of random views .*\(3, 2, 3, 16, 16\).* KeyError: 'text'"):
-        check_independence(Odd(wrong), random_group(16))
-    with pytest.raises(UserError, match="Mine cannot embed .* mat1 and mat2"):
-        check_independence(Mine(), random_group(32))

@@ -11,7 +11,7 @@ import pytest
 from dpfed.budgets.shelf import shelf
 from dpfed.errors import UserError
 from dpfed.federation.demo.processes import Processes
-from dpfed.places import proxy_hint, without_proxy
+from dpfed.places import is_url, proxy_hint, without_proxy
 
 NOWHERE = "http://me:secret@127.0.0.1:9"
 HOSTS = "localhost,127.0.0.1,::1"
@@ -60,3 +60,13 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 54321)
     with pytest.raises(UserError, match="user 54321 has no home directory.*DPFED_BUDGETS"):
         shelf()
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/store", "file:///a", "memory://x", "simplecache::s3://b/x", "gs://b"])
+def test_urls(path: str) -> None:
+    assert is_url(path)
+
+
+@pytest.mark.parametrize("path", ["store", "/a/b", "./s3:/x", "~/x", "a b://c", "C:/x", "data/x://y"])
+def test_paths(path: str) -> None:
+    assert not is_url(path)

@@ -31,9 +31,8 @@ from dpfed.privacy.noise import GaussianNoise, digest_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs.assembly import assemble
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.resolution import resolve
-from dpfed.runs.resuming import resume
 
 CPU = torch.device("cpu")
 SUMS = 1e-4  # relative, in float32; TF32 would differ by 1e-3

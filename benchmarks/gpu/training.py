@@ -12,7 +12,7 @@ from benchmarks.gpu.place import Place, TimeIsUp
 from benchmarks.reproduced import figures
 from dpfed.console.terminal import watching
 from dpfed.progress import Watcher
-from dpfed.reproduce.datasets import DATA_SETS
+from dpfed.reproduce.comparison import DATA_SETS
 from dpfed.reproduce.experiments import experiment
 from dpfed.reproduce.outcome import reproduce
 from dpfed.reproduce.runs import Request

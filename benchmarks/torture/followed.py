@@ -16,11 +16,11 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.protocol.fixed_point import encoded, grid_of, protected, sum_of
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.protocol.vectors import encoded, grid_of, protected, sum_of
 from dpfed.federation.site.folder import SiteFolder
-from dpfed.federation.site.own_config import site_config
-from dpfed.models.parameters import BroadcastVector
+from dpfed.federation.site.serving import site_config
+from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
@@ -46,7 +46,7 @@ class Party:
         parts = assemble(resolve(site_config(terms, folder.settings())), self._randomness, terms=terms)
         share = Share(self._number, parts.store.split("train"), terms.sites[self._number].groups)
         self.worker: Worker = parts.worker(self._randomness, share=share)
-        self.vector = BroadcastVector(parts.model)
+        self.vector = TrainableVector(parts.model)
 
     def noisy_sum(self, step: int, parameters: Tensor) -> bytes:
         """The site's part of a step, as it would travel without a mask."""
@@ -70,7 +70,7 @@ class Followed:
         sent: the coordinator's parameters.
     """
 
-    def __init__(self, terms: Terms, parties: dict[str, Party], arrived: dict[int, list[str]], sent: BroadcastVector) -> None:
+    def __init__(self, terms: Terms, parties: dict[str, Party], arrived: dict[int, list[str]], sent: TrainableVector) -> None:
         self._terms, self._parties, self._arrived, self._sent = terms, parties, arrived, sent
 
     def collect(self, step: int) -> BoundedSum | None:
@@ -104,7 +104,7 @@ def follow(run: RunDirectory, coordinator: Path, sites: dict[str, Path], key: by
 
     def connect(job: Job) -> Followed:
         job.run.journal.write_bytes(run.journal.read_bytes())  # the card counts each site's steps in it
-        return Followed(terms, parties, arrived, BroadcastVector(job.parts.model))
+        return Followed(terms, parties, arrived, TrainableVector(job.parts.model))
 
     with job.run.locked():
         return run_job(job, Silent(), connect)

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 _FORK = multiprocessing.get_context("forkserver")
-_FORK.set_forkserver_preload(["dpfed.cli", "dpfed.console.terminal", "dpfed.runs.pretraining", "dpfed.runs.resuming", "pandas"])
+_FORK.set_forkserver_preload(
+    ["dpfed.cli", "dpfed.console.terminal", "dpfed.runs.pretraining", "dpfed.runs.pretraining", "pandas"]
+)
 _PATIENCE = 300.0  # seconds that a life may take
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _CAPABILITIES = 0x20080522  # version 3 of Linux's interface

@@ -107,7 +107,7 @@ class Machine:
         how = self._dice.choice(list(_DAMAGES))
         paths[-1].write_bytes(_DAMAGES[how](paths[-1].read_bytes()))
         told = self._told(run, {"what": f"{DAMAGED}: {how}", "ended": end.code, "after": charged}, wrong)
-        if f"{paths[-1].name} is damaged: going on behind step" not in told["said"]:
+        if f"{paths[-1].name} is damaged: resuming after step" not in told["said"]:
             told["wrong"].append("nobody said that a checkpoint is damaged")
         return told
 

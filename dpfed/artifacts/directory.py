@@ -14,9 +14,8 @@ from typing import Any
 
 from dpfed.artifacts.provenance import wrong_provenance
 from dpfed.config import Config, read_back
-from dpfed.config.dotted_keys import leaves
 from dpfed.config.effects import without_effect
-from dpfed.config.toml_file import read_toml
+from dpfed.config.toml_file import leaves, read_toml
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.atomic import DRAFT, create_file, draft_of, new_folder, write_atomically
@@ -123,7 +122,7 @@ class RunDirectory:
         """Raises a `UserError` if the directory holds anything."""
         if not cls.unused(path):
             raise UserError(
-                f"{path} is in use: `dpfed resume {path}` goes on with that run; another one wants a folder of its own.",
+                f"{path} is in use: `dpfed resume {path}` resumes that run; another run needs its own folder.",
                 command="On the command line: --resume or --run DIR",
             )
 
@@ -272,7 +271,7 @@ class RunDirectory:
             if key not in idle and not left_open and value != kept:
                 raise UserError(
                     f"{self.path} holds a run with {key} = {kept!r}, and the configuration now says {value!r}: change it "
-                    "back to go on with that run, or choose another folder.",
+                    "back to resume that run, or choose another folder.",
                     command="On the command line: --run DIR",
                 )
 
@@ -294,7 +293,7 @@ class RunDirectory:
         try:
             master = read_bytes(self._key)
         except OSError as error:
-            raise UserError(f"{self._key} is missing: without the secret key the run cannot go on.") from error
+            raise UserError(f"{self._key} is missing: without the secret key the run cannot continue.") from error
         if len(master) != KEY_BYTES:
             raise UserError(f"{self._key} is damaged: expected {KEY_BYTES} bytes, got {len(master)}.")
         return Randomness(master)
@@ -345,9 +344,21 @@ class RunDirectory:
             return lines
         except (OSError, DamagedLine) as error:
             raise UserError(
-                f"{self.metrics} is damaged ({error}): restore it, or delete it; the run then goes on without the earlier part "
-                "of its curves."
+                f"{self.metrics} is damaged ({error}): restore it, or delete it; the run then continues without the "
+                "earlier part of its curves."
             ) from error
+
+    def federation_steps(self) -> list[dict[str, Any]]:
+        """Of a federation, the journal's last line about each step, in order of the steps; else nothing.
+
+        Raises:
+            UserError: for a damaged journal.
+        """
+        try:
+            lines = read_lines(self.journal).entries if self.journal.exists() else []
+            return [line for _, line in sorted({int(line["step"]): line for line in lines}.items())]
+        except (OSError, DamagedLine, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{self.journal} is damaged ({error}): restore it from a backup.") from error
 
     def rewind_metrics(self, step: int) -> None:
         """Forgets metrics beyond a step, which a resumed run will write again."""

@@ -2,6 +2,8 @@
 
 Nothing here depends on what a private step drew. A run's duration does, so neither it nor an end is written (docs/guarantee.md,
 Limits); the day of the beginning is known before the first step.
+
+What a run can disclose of its private records beside the model: names, as ``disclosures.json`` of a run has them.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from dpfed import __version__
 from dpfed.privacy.promise import round_up
-from dpfed.report.facts import CardFacts
-from dpfed.report.marks import STARTING_WEIGHTS, started_privately
+from dpfed.report.facts import STARTING_WEIGHTS, CardFacts, started_privately
 
 if TYPE_CHECKING:
     from dpfed.config import DataConfig
@@ -37,7 +38,7 @@ LEDGER, MODEL = (
     "SHA-256 of the model's weights",
 )  # rows of the card, which `dpfed.artifacts.verification` reads
 UNKNOWN: dict[str, Any] = {"run": None, "data": None, "public": None, "generated": False, "guarantee": None}  # weights
-NO_DURATION = "not written: how long a step takes depends on which records it drew, and no epsilon covers that"
+NO_DURATION = "not written: how long a step takes depends on its records, and no epsilon covers that"
 
 
 def began(
@@ -261,3 +262,24 @@ def wrong_provenance(facts: object) -> str | None:
     except ValidationError as error:
         return ".".join(map(str, error.errors()[0]["loc"])) or "all of it"
     return None
+
+
+LABELLED_FIGURES = "labelled-figures"
+"""Figures were computed from the labels of private training records: k-NN, linear probe."""
+AUDITED = "audited"
+"""The run was attacked with its own records."""
+BOARDS = {"wandb": "Weights & Biases", "mlflow": "MLflow"}
+"""Where `dpfed.runs.tracking` can send figures: the option, and what people call it."""
+
+_TASKS = ("knn", "linear")
+_FIGURES = ("knn", "linear_probe")
+
+
+def sent_to(board: str) -> str:
+    """Covered figures were sent to one of `BOARDS`."""
+    return f"sent-to-{board}"
+
+
+def uses_labelled_bank(tasks: Iterable[str] = (), figures: Iterable[str] = ()) -> bool:
+    """Whether tasks, or figures by their names, are functions of labelled training records."""
+    return any(task in _TASKS for task in tasks) or any(name.startswith(_FIGURES) for name in figures)

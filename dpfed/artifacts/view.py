@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,8 @@ from dpfed.artifacts.provenance import wrong_provenance
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.reading import read_text
-from dpfed.privacy.epsilon_curve import Curve, spent_curve
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.phase import Phase
+from dpfed.privacy.phase import Curve, Phase, spent_curve
 from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.gallery import Gallery
 from dpfed.report.results import Result, results_of
@@ -41,6 +41,7 @@ class RunView:
         spent: epsilon over steps, from the ledger; empty: its file is not there.
         gallery: pictures; only for public or generated records.
         audit: what attacks on the claim showed, if there were any.
+        steps_of_sites: of a federation, the journal's last line about each step.
     """
 
     name: str
@@ -52,6 +53,7 @@ class RunView:
     spent: Curve
     gallery: Gallery | None = None
     audit: dict[str, Any] | None = None
+    steps_of_sites: Sequence[dict[str, Any]] = ()
 
     @property
     def epsilon(self) -> float:
@@ -130,6 +132,18 @@ class RunView:
         return privacy["noise_std"] * math.sqrt(trained) / privacy["divisor"] if steady and trained else None
 
     @property
+    def noise_over_gradient(self) -> float | None:
+        """The length of a step's noise over that of the gradient under it; ``None`` where the gradient does not show.
+
+        Noise is independent of the gradient, so the squared lengths add up: the gradient's is what the noisy one has more.
+        """
+        norms = [line["noisy_gradient_norm"] for line in self.metrics if line.get("noisy_gradient_norm")]
+        if self.noise_norm is None or not norms:
+            return None
+        more = sum(norm**2 for norm in norms) / len(norms) - self.noise_norm**2
+        return self.noise_norm / math.sqrt(more) if more > 0 else None
+
+    @property
     def table(self) -> list[Result]:
         """The last trained beside the untrained figures."""
         return results_of(self.evaluations)
@@ -167,6 +181,7 @@ class RunView:
             spent=spent_curve(Ledger.open(ledger)) if ledger.exists() else [],
             gallery=Gallery.read(pictures) if pictures.is_dir() else None,
             audit=RunDirectory(folder).privacy_audit,
+            steps_of_sites=RunDirectory(folder).federation_steps(),
         )
 
 

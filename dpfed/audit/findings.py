@@ -4,26 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpfed.federation.protocol.trust import Mode
-
+EXPERIMENTS = 6000  # repeated ones, about
 CONFIDENCE = 0.95  # of all that an audit shows, together
 CERTAINTY = 0.999  # of an accusation, by whichever of its attacks
 ROOM = 1e-3  # of rounding, in a sensitivity or an epsilon
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much is tried.
-
-    Attributes:
-        canaries: of the one run, m.
-        steps: of the one run, at most.
-        experiments: repeated ones, about.
-    """
-
-    canaries: int = 400
-    steps: int = 400
-    experiments: int = 6000
 
 
 @dataclass(frozen=True)
@@ -31,10 +15,9 @@ class Finding:
     """What one attack shows.
 
     Attributes:
-        attack: ``one run`` or ``repeated``.
         steps: of the mechanism that it saw.
         rate: at which its canaries were drawn.
-        tries: canaries, or experiments.
+        tries: experiments.
         channel: where the most was seen.
         claim: epsilon that is claimed for these steps at this rate.
         epsilon: lower bound on it, for every mechanism.
@@ -44,7 +27,6 @@ class Finding:
         contradicts: with `CERTAINTY`, the claim does not hold.
     """
 
-    attack: str
     steps: int
     rate: float
     tries: int
@@ -64,8 +46,7 @@ class PrivacyAudit:
     Attributes:
         name: of the configuration.
         method: of bounding.
-        owners: workers, or sites.
-        trust: between sites; ``None``: they are workers of one organisation.
+        owners: workers that share the records.
         claim: epsilon of the run.
         delta: of the run.
         noise_multiplier: sigma, as claimed.
@@ -77,7 +58,6 @@ class PrivacyAudit:
     name: str
     method: str
     owners: int
-    trust: Mode | None
     claim: float
     delta: float
     noise_multiplier: float

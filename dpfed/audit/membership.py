@@ -19,7 +19,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.disclosures import AUDITED
+from dpfed.artifacts.provenance import AUDITED
 from dpfed.artifacts.view import results_in
 from dpfed.audit import RECORDS
 from dpfed.audit.attacks import ATTACKS, Attack
@@ -27,7 +27,7 @@ from dpfed.audit.rates import CONFIDENCE, Rate, auc, best_threshold, least_epsil
 from dpfed.audit.sides import Sides
 from dpfed.audit.signals import Signals, signals_of
 from dpfed.errors import UserError
-from dpfed.federation.papers import terms_of
+from dpfed.federation.protocol.statement import terms_of
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.objectives import loss_of
 from dpfed.privacy.randomness import Randomness
@@ -179,7 +179,7 @@ def _finished(folder: str | Path) -> RunDirectory:
             f"{folder} is the run of a federation: its training records are at the sites, and none can be audited here."
         )
     if not run.finished:
-        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` goes on with it; audit it then.")
+        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; audit it then.")
     return run
 
 

@@ -73,26 +73,26 @@ class MomentTrial:
     @classmethod
     def build(cls, config: Config, plan: PrivacyPlan, folder: Path, owners: int = 1) -> MomentTrial:
         """A small run after the image of another one; its sigma, shares and kind of noise are the run's own."""
-        copies = plan.per_unit + 1 if plan.unit == "user" else 1
+        copies = plan.sampling.per_unit + 1 if plan.promise.unit == "user" else 1
         store = write_canaries(folder / "records", _FILLERS, 1, copies)
         start = folder / "start.safetensors"
         with torch.random.fork_rng(devices=[]):
             save_file(build_model(ModelConfig(**_MODEL), ObjectiveConfig(), size=SIDE).state_dict(), start)
-        units = {"unit": "user", "per_unit": plan.per_unit} if plan.unit == "user" else {}
-        noise = {"noise_multiplier": plan.noise_multiplier, "noise": plan.noise_kind, "accountant": plan.accountant}
+        units = {"unit": "user", "per_unit": plan.sampling.per_unit} if plan.promise.unit == "user" else {}
+        noise = {"noise_multiplier": plan.noise.multiplier, "noise": plan.noise.kind, "accountant": plan.promise.accountant}
         tree = {
             "name": "audit",
             "data": {"source": "store", "path": str(store.path), "size": SIDE},
             "model": {**_MODEL, "start": str(start)},
-            "bounding": {"method": plan.method_name, "options": {"views": 2}},
-            "privacy": {**noise, "delta": plan.delta, **units},
+            "bounding": {"method": plan.bounding.method_name, "options": {"views": 2}},
+            "privacy": {**noise, "delta": plan.promise.delta, **units},
             "training": {"device": "cpu"},
             "evaluation": {"split": "none"},
         }
         parts = assemble(resolve(parse_config(tree)), Randomness.from_seed(0))
-        layout = MomentLayout(_WIDTH, 1, plan.options["mean_share"], plan.options["cross_share"])
+        layout = MomentLayout(_WIDTH, 1, plan.bounding.options["mean_share"], plan.bounding.options["cross_share"])
         model = SimCLRModel(CanaryTower(), nn.Identity()).requires_grad_(False)
-        give_heads(model, MomentHeads(layout, MomentNoise(parts.plan.records, plan.noise_std), (_WIDTH,), True))
+        give_heads(model, MomentHeads(layout, MomentNoise(parts.plan.sampling.records, plan.noise_std), (_WIDTH,), True))
         return cls(dataclasses.replace(parts, model=model), owners, folder)
 
     @property

@@ -1,9 +1,8 @@
 """The audit of a claim: attacks on the run's own mechanism, and whether what they show contradicts its epsilon.
 
-Three looks at the same code, which runs on generated records around a model of canaries:
+Two looks at the same code, which runs on generated records around a model of canaries:
 
 * neighbours: how far a record moves the sum, beside the sensitivity;
-* one run, with the plan's rate, noise and steps: Steinke et al. 2023, and its f-DP form;
 * repeated experiments, one step each: Clopper-Pearson, and the f-DP form. They give the tight figure.
 """
 
@@ -18,18 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfed.audit.boards import Board, arrangement_of
-from dpfed.audit.findings import CERTAINTY, CONFIDENCE, ROOM, Effort, Finding, PrivacyAudit
+from dpfed.audit.findings import CERTAINTY, CONFIDENCE, EXPERIMENTS, ROOM, Finding, PrivacyAudit
 from dpfed.audit.leaving import SUMS
-from dpfed.audit.lower_bounds import Shown, of_one_run, of_repetitions
+from dpfed.audit.lower_bounds import Shown, of_repetitions
 from dpfed.audit.moments import MomentTrial
-from dpfed.audit.neighbours import most_moved
 from dpfed.audit.trade_off import Family, trade_off
 from dpfed.audit.under_test import Scale, UnderTest
-from dpfed.audit.white_box import Scores, score
+from dpfed.audit.white_box import Board, Scores, arrangement_of, most_moved, score
 from dpfed.config import Config
 from dpfed.errors import UserError
-from dpfed.federation.protocol.trust import Mode
 from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
@@ -40,15 +36,13 @@ _RATE = 0.5  # least of the repeated experiments: a canary that is hardly ever d
 _STEPS = 40  # at least, of the repeated experiments: what repeats itself is then a median over many of them
 _FORMS = 2  # of a lower bound
 _RUNS = 1000  # in closed form, at most: each waits for the disk six times
-_RECORDS = 20_000  # at most, in one run
 
 
 def audit_claim(
     config: Config,
     plan: PrivacyPlan,
     owners: int = 1,
-    trust: Mode | None = None,
-    effort: Effort | None = None,
+    experiments: int = EXPERIMENTS,
     watcher: Watcher | None = None,
 ) -> PrivacyAudit:
     """Attacks the mechanism of a plan.
@@ -56,36 +50,30 @@ def audit_claim(
     Args:
         config: of the run.
         plan: of the run.
-        owners: workers, or sites, that share the records.
-        trust: between sites; ``None``: they are workers of one organisation.
-        effort: how much is tried.
+        owners: workers that share the records.
+        experiments: repeated ones, about; more of them raise the lower bounds.
         watcher: sees the stages.
 
     Raises:
         UserError: for a plan that claims nothing.
     """
-    effort, watcher = effort or Effort(), watcher or Silent()
+    watcher = watcher or Silent()
     if not plan.promises:
         raise UserError(
-            f"bounding.method = '{plan.method_name}' claims no privacy that an audit could contradict: choose a method with a "
-            "guarantee (docs/methods.md)."
-        )
-    if plan.method.closed_form and trust is not None:
-        raise UserError(
-            f"bounding.method = '{plan.method_name}' is audited in one process or among workers: leave the sites' trust out."
+            f"bounding.method = '{plan.bounding.method_name}' claims no privacy that an audit could contradict: choose a "
+            "method with a guarantee (docs/methods.md)."
         )
     with tempfile.TemporaryDirectory(prefix="dpfed-audit-") as place:
-        trial = _Trial(config, plan, owners, trust, effort, watcher, Path(place))
+        trial = _Trial(config, plan, owners, experiments, watcher, Path(place))
         near, moved = trial.neighbours()
         findings = [attack() for attack in trial.attacks()]
     return PrivacyAudit(
         name=config.name,
-        method=plan.method_name,
+        method=plan.bounding.method_name,
         owners=owners,
-        trust=trust,
         claim=plan.epsilon(),
-        delta=plan.delta,
-        noise_multiplier=plan.noise_multiplier,
+        delta=plan.promise.delta,
+        noise_multiplier=plan.noise.multiplier,
         sensitivity=near,
         moved=moved,
         findings=tuple(findings),
@@ -97,20 +85,16 @@ class _Trial:
     config: Config
     plan: PrivacyPlan
     owners: int
-    trust: Mode | None
-    effort: Effort
+    experiments: int
     watcher: Watcher
     place: Path
 
     def attacks(self) -> list[Callable[[], Finding]]:
-        """Those that the plan and the effort call for."""
-        if self.plan.method.closed_form:
+        """Those that the plan calls for."""
+        if self.plan.bounding.method.closed_form:
             return [self.whole_runs]
-        rates = dict.fromkeys((1.0, max(_RATE, min(1.0, self.plan.sampling_rate))))
-        attacks: list[Callable[[], Finding]] = [functools.partial(self.repeated, rate) for rate in rates]
-        if arrangement_of(self.plan.method) != "one":
-            attacks.append(self.one_run)
-        return attacks
+        rates = dict.fromkeys((1.0, max(_RATE, min(1.0, self.plan.sampling.rate))))
+        return [functools.partial(self.repeated, rate) for rate in rates]
 
     @property
     def least_batch(self) -> int:
@@ -121,12 +105,12 @@ class _Trial:
         folder = self.place / name
         folder.mkdir()
         scale = Scale.of(rate, max(batch, self.least_batch), _GROUP_SIZE, steps)
-        return UnderTest.build(self.config, self.plan, scale, canaries, folder, self.owners, self.trust)
+        return UnderTest.build(self.config, self.plan, scale, canaries, folder, self.owners)
 
     def neighbours(self) -> tuple[float, float]:
         """Sensitivity, and most that a record moved the sum."""
         self.watcher.note("how far one record moves the sum")
-        if self.plan.method.closed_form:
+        if self.plan.bounding.method.closed_form:
             return self.plan.sensitivity, self._moments.moved()
         under = self._under("neighbours", 1.0, 8 * _GROUP_SIZE, 6, 1)
         return under.parts.plan.sensitivity, most_moved(under)
@@ -139,13 +123,13 @@ class _Trial:
         """Runs in closed form, which are short: both of their releases, again and again."""
         trial, steps = self._moments, self.plan.steps
         self.watcher.note("repeated runs of two steps")
-        there, scores = trial.scores(_even(min(self.effort.experiments, _RUNS)))
+        there, scores = trial.scores(_even(min(self.experiments, _RUNS)))
 
         def shown(family: Family, error: float) -> list[Shown]:
             known = np.arange(len(there)) // 2 % 2 == 0
-            return of_repetitions({SUMS: scores}, there, known, family, self.plan.delta, error)
+            return of_repetitions({SUMS: scores}, there, known, family, self.plan.promise.delta, error)
 
-        return self._finding("repeated", trial.plan, steps, len(there), shown)
+        return self._finding(trial.plan, steps, len(there), shown)
 
     def repeated(self, rate: float) -> Finding:
         """Experiments of a step each.
@@ -154,8 +138,8 @@ class _Trial:
             rate: at which records are drawn, 1 for the tightest figure.
         """
         self.watcher.note(f"repeated experiments of one step, sampling rate {rate:g}")
-        tries, name = self.effort.experiments, f"repeated-{rate:g}"
-        arrangement = arrangement_of(self.plan.method)
+        tries, name = self.experiments, f"repeated-{rate:g}"
+        arrangement = arrangement_of(self.plan.bounding.method)
         if arrangement == "one":
             under = self._under(name, rate, 8, _even(tries / 6), 1)
             coins = [np.full(1, there) for there in (True, False)]
@@ -169,37 +153,14 @@ class _Trial:
         there, known = which[:, 2] == 1, (which[:, 0] // 2 + which[:, 1]) % 4 == 0
 
         def shown(family: Family, error: float) -> list[Shown]:
-            return of_repetitions(scores, there, known, family, self.plan.delta, error)
+            return of_repetitions(scores, there, known, family, self.plan.promise.delta, error)
 
-        return self._finding("repeated", under.parts.plan, 1, len(there), shown)
+        return self._finding(under.parts.plan, 1, len(there), shown)
 
-    def one_run(self) -> Finding:
-        """One run with the plan's rate, noise and steps."""
-        steps = min(self.plan.steps, self.effort.steps)
-        self.watcher.note(f"one run of {steps} steps")
-        batch = max(self.least_batch, min(512, int(_RECORDS * self.plan.sampling_rate)))
-        rate = max(self.plan.sampling_rate, batch / _RECORDS)
-        canaries = min(
-            self.effort.canaries, int(batch / _GROUP_SIZE / rate)
-        )  # half of them are there: every other group meets one
-        under = self._under("one-run", rate, batch, steps, canaries)
-        owners, noise = _secrets()
-        keys = under.parts.store.keys[: under.canaries]
-        # A canary's coin is a function of its key, as all that is drawn for a record.
-        coins = Randomness.fresh().per_record("coin", 0, keys, 1)[:, 0] < 0.5
-        scores = score(Board.build(under), coins, owners, noise, self.watcher)
-
-        def shown(family: Family, error: float) -> list[Shown]:
-            return of_one_run(scores.of_runs(), coins, family, self.plan.delta, error)
-
-        return self._finding("one run", under.parts.plan, steps, len(coins), shown)
-
-    def _finding(
-        self, attack: str, small: PrivacyPlan, steps: int, tries: int, shown: Callable[[Family, float], list[Shown]]
-    ) -> Finding:
-        delta = self.plan.delta
+    def _finding(self, small: PrivacyPlan, steps: int, tries: int, shown: Callable[[Family, float], list[Shown]]) -> Finding:
+        delta = self.plan.promise.delta
         family = Family(*_poisson(small, steps))
-        claim = accounting.epsilon(small.mechanism, steps, delta, small.accountant)
+        claim = accounting.epsilon(small.mechanism, steps, delta, small.promise.accountant)
         bounds = _FORMS * len(self.attacks())  # all of them hold together
         likely, certain = (shown(family, (1 - sure) / bounds) for sure in (CONFIDENCE, CERTAINTY))
         best = max(likely, key=lambda one: (-one.noise, one.epsilon))
@@ -207,14 +168,13 @@ class _Trial:
         whole = self.plan.epsilon()
         held = all(one.epsilon <= claim * (1 + ROOM) for one in certain) and self._cost(sure) <= whole * (1 + ROOM)
         return Finding(
-            attack=attack,
             steps=steps,
-            rate=small.sampling_rate,
+            rate=small.sampling.rate,
             tries=tries,
             channel=best.channel,
             claim=claim,
             epsilon=max(one.epsilon for one in likely),
-            of_run=small.sampling_rate <= self.plan.sampling_rate * (1 + ROOM) and steps <= self.plan.steps,
+            of_run=small.sampling.rate <= self.plan.sampling.rate * (1 + ROOM) and steps <= self.plan.steps,
             noise=noise,
             epsilon_f_dp=self._cost(noise),
             contradicts=not held,
@@ -225,13 +185,15 @@ class _Trial:
         if not math.isfinite(noise):
             return 0.0
         _, rate, steps = _poisson(self.plan, self.plan.steps)
-        return trade_off(noise, rate, steps).epsilon(self.plan.delta)
+        return trade_off(noise, rate, steps).epsilon(self.plan.promise.delta)
 
 
 def _poisson(plan: PrivacyPlan, steps: int) -> tuple[float, float, int]:
     same = plan.mechanism.poisson_steps(steps)
     if same is None:
-        raise UserError(f"bounding.method = '{plan.method_name}' draws no Poisson samples, and no audit is made for others.")
+        raise UserError(
+            f"bounding.method = '{plan.bounding.method_name}' draws no Poisson samples, and no audit is made for others."
+        )
     return same
 
 

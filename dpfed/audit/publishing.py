@@ -7,24 +7,20 @@ import datetime
 import json
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.view import results_in
-from dpfed.audit.findings import CERTAINTY, CONFIDENCE, Effort, PrivacyAudit
+from dpfed.audit.findings import CERTAINTY, CONFIDENCE, EXPERIMENTS, PrivacyAudit
 from dpfed.audit.privacy import audit_claim
 from dpfed.config import Config
 from dpfed.errors import UserError
-from dpfed.federation.papers import terms_of
-from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.protocol.trust import Mode
 from dpfed.files.atomic import write_atomically
 from dpfed.places import local_path
 from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Silent, Watcher
-from dpfed.report.audit_plot import audit_plot
+from dpfed.report.audit import audit_plot
 from dpfed.report.style import png_bytes
 from dpfed.runs.assembly import assemble
 from dpfed.runs.outcome import rewrite_papers
@@ -35,29 +31,16 @@ _WAIT = 30.0  # seconds for another process to write what it found
 _PICTURE = "privacy_audit.png"
 
 
-@dataclass(frozen=True)
-class Trial:
-    """Who shares the work of the mechanism that is attacked.
-
-    Attributes:
-        owners: workers, or sites.
-        trust: between sites; ``None``: they are workers of one organisation.
-    """
-
-    owners: int = 1
-    trust: Mode | None = None
-
-
 def audit_config(
-    config: Config, folder: Path, trial: Trial, effort: Effort, watcher: Watcher | None = None
+    config: Config, folder: Path, owners: int = 1, experiments: int = EXPERIMENTS, watcher: Watcher | None = None
 ) -> tuple[Path, PrivacyAudit]:
     """Audits the mechanism that a configuration describes.
 
     Args:
         config: of a run that need not be there.
         folder: gets the file and the picture.
-        trial: who shares the work.
-        effort: how much is tried.
+        owners: workers that share the work.
+        experiments: see `audit_claim`.
         watcher: sees the stages.
 
     Returns:
@@ -66,26 +49,28 @@ def audit_config(
     Raises:
         UserError: for a plan that cannot be, or that claims nothing; where only an import can tell the number of records.
     """
-    plan = known_plan(config, watcher, trial.owners)
+    plan = known_plan(config, watcher, owners)
     if plan is None:
         raise UserError(
-            f"the number of records of data.source = '{config.data.source}' is known after an import only, and the plan "
-            "follows from it: import them (`dpfed data import`), and set data.source = 'store'."
+            f"the number of records of data.source = '{config.data.source}' is known only after an import, and the plan "
+            "depends on it: import them (`dpfed data import`), and set data.source = 'store'."
         )
     folder = local_path(folder, "--out")
     folder.mkdir(parents=True, exist_ok=True)
     _require_writable(folder)
-    audit = audit_claim(config, plan, trial.owners, trial.trust, effort, watcher)
+    audit = audit_claim(config, plan, owners, experiments, watcher)
     return _write(folder, audit), audit
 
 
-def audit_run(folder: Path, trial: Trial, effort: Effort, watcher: Watcher | None = None) -> tuple[Path, PrivacyAudit]:
+def audit_run(
+    folder: Path, owners: int = 1, experiments: int = EXPERIMENTS, watcher: Watcher | None = None
+) -> tuple[Path, PrivacyAudit]:
     """Audits the mechanism of a finished run; its card and report then say so.
 
     Args:
         folder: of the run.
-        trial: who shares the work.
-        effort: how much is tried.
+        owners: workers that share the work.
+        experiments: see `audit_claim`.
         watcher: sees the stages.
 
     Returns:
@@ -93,25 +78,24 @@ def audit_run(folder: Path, trial: Trial, effort: Effort, watcher: Watcher | Non
 
     Raises:
         UserError: for a run that is unfinished, or whose records are elsewhere: its papers could not be written again; for one
-            that had other owners; for one whose claim was contradicted before.
+            of a federation; for one whose claim was contradicted before.
     """
     run, watcher = RunDirectory.open(folder), watcher or Silent()
     if not run.finished:
-        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` goes on with it; or audit its configuration.")
-    if run.terms.is_file() and not run.simulation.is_file():
-        raise UserError(f"{folder} is the run of a federation, whose records are at the sites: audit its configuration.")
+        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; or audit its configuration.")
+    if run.terms.is_file():
+        raise UserError(f"{folder} is the run of a federation, whose sites are not attacked: audit its configuration.")
     if (before := run.privacy_audit) is not None and before["contradicted"]:
         raise UserError(
             f"an audit of {before['day']} contradicted the claim of {folder}, and no other audit takes that back: audit its "
             "configuration to find out more."
         )
-    config, plan, terms = run.config(), Ledger.open(run.ledger).plan, terms_of(run)
-    trial = _of_run(folder, trial, terms)
+    config, plan = run.config(), Ledger.open(run.ledger).plan
     _require_writable(run.path)
     results = results_in(run.results)
-    parts = assemble(resolve(config, watcher), watcher=watcher, terms=terms)
-    refuse_many_owners(plan, trial.owners)
-    audit = audit_claim(config, plan, trial.owners, trial.trust, effort, watcher)
+    parts = assemble(resolve(config, watcher), watcher=watcher)
+    refuse_many_owners(plan, owners)
+    audit = audit_claim(config, plan, owners, experiments, watcher)
     with run.locked(wait=_WAIT):
         path = _write(run.path, audit)
         if audit.contradicted:
@@ -124,22 +108,7 @@ def audit_run(folder: Path, trial: Trial, effort: Effort, watcher: Watcher | Non
 def _require_writable(folder: Path) -> None:
     """Refuses, before minutes of work, a folder that cannot take their result."""
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"{folder}: nothing can be written here, and the result of the audit goes here: choose another folder.")
-
-
-def _of_run(folder: Path, asked: Trial, terms: Terms | None) -> Trial:
-    """What is attacked, of a run: sites where it had sites."""
-    if terms is None:
-        if asked.trust is not None:
-            raise UserError(f"{folder} is no run of a federation: leave --federated and --trust out, or audit its config.toml.")
-        return asked
-    own = Trial(len(terms.sites), terms.trust)
-    if asked not in (Trial(), own):
-        raise UserError(
-            f"{folder} is the run of a federation of {own.owners} sites with trust = '{own.trust}', and this is what is "
-            "attacked: leave --workers, --federated and --trust out, or audit its configuration."
-        )
-    return own
+        raise UserError(f"{folder}: the audit cannot write its result here: choose another folder.")
 
 
 def as_json(audit: PrivacyAudit) -> dict[str, Any]:

@@ -42,12 +42,6 @@ class TradeOff:
             bounds = np.minimum(a * grown + self.deltas, 1 - shrunk * (1 - self.deltas - a))
         return np.minimum(bounds.min(-1), 1.0)
 
-    def least_fpr(self, tpr: float) -> float:
-        """The lowest false positive rate at a true positive rate: the inverse of `most_tpr`."""
-        below = np.exp(-self.epsilons) * (tpr - self.deltas)
-        above = 1 - self.deltas - np.exp(self.epsilons) * (1 - tpr) if tpr < 1 else 1 - self.deltas
-        return max(float(below.max()), float(above.max()), 0.0)
-
     def epsilon(self, delta: float) -> float:
         """The epsilon that goes with a delta, rounded down to the grid."""
         above = np.flatnonzero(self.deltas > delta)

@@ -18,16 +18,14 @@ from torch import Tensor
 
 from dpfed.audit.canaries import SIDE, CanaryModel, write_canaries, write_public
 from dpfed.audit.leaving import Kept, Leaving, Watched
-from dpfed.audit.sites import agreed, connected
 from dpfed.config import Config, parse_config
 from dpfed.data.sampling import owner_keys
-from dpfed.federation.protocol.trust import Mode
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.plan import Clipping, PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import Components, Share, assemble
 from dpfed.runs.resolution import resolve
-from dpfed.training.trainer import InProcess, Transport, train
+from dpfed.training.trainer import InProcess, train
 from dpfed.training.worker import indices_of_owner
 
 _PUBLIC = 64  # records that join the groups of public contrast
@@ -65,7 +63,7 @@ class UnderTest:
         model: of canaries, in the place of the run's.
         fillers: F, records that are always there; before them come the canaries.
         canaries: m.
-        owners: workers, or sites, that share the records.
+        owners: workers that share the records.
         folder: for ledgers.
     """
 
@@ -85,7 +83,6 @@ class UnderTest:
         canaries: int,
         folder: Path,
         owners: int = 1,
-        trust: Mode | None = None,
     ) -> UnderTest:
         """A small run after the image of another one.
 
@@ -95,15 +92,14 @@ class UnderTest:
             scale: of the small one.
             canaries: among its records.
             folder: for its records and ledgers.
-            owners: workers, or sites, that share the records.
-            trust: between sites; ``None``: there are none.
+            owners: workers that share the records.
         """
-        by_unit = plan.unit == "user"
-        copies = plan.per_unit + 1 if by_unit else 1
+        by_unit = plan.promise.unit == "user"
+        copies = plan.sampling.per_unit + 1 if by_unit else 1
         store = write_canaries(folder / "records", scale.records - canaries, canaries, copies)
-        if plan.method.public_records:
+        if plan.bounding.method.public_records:
             write_public(folder / "public", _PUBLIC)
-        bounding, method = config.bounding.model_dump(include=set(_BOUNDING)), plan.method
+        bounding, method = config.bounding.model_dump(include=set(_BOUNDING)), plan.bounding.method
         if bounding["engine"] == "auto" and method.picks_engine:
             bounding["engine"] = "loop"
         if method.picks_engine and not method.public_records:
@@ -114,30 +110,25 @@ class UnderTest:
             "name": "audit",
             "data": {"source": "store", "path": str(store.path), "size": SIDE},
             "model": {"kind": "image", "width": 4, "embedding": 4, "head_hidden": 4},
-            "objective": {"temperature": plan.options.get("temperature", 1.0)},
+            "objective": {"temperature": plan.bounding.options.get("temperature", 1.0)},
             "bounding": bounding,
             "privacy": {
-                **{"noise_multiplier": plan.noise_multiplier, "noise": plan.noise_kind},
-                **{"delta": plan.delta, "accountant": plan.accountant},
+                **{"noise_multiplier": plan.noise.multiplier, "noise": plan.noise.kind},
+                **{"delta": plan.promise.delta, "accountant": plan.promise.accountant},
                 **{"batch": scale.batch, "steps": scale.steps},
-                **({"unit": "user", "per_unit": plan.per_unit} if by_unit else {}),
+                **({"unit": "user", "per_unit": plan.sampling.per_unit} if by_unit else {}),
             },
             "optimizer": config.optimizer.model_dump(exclude={"warmup", "ema"}),
             "training": {"device": "cpu"},
             "evaluation": {"split": "none"},
         }
         if method.public_records:
-            public = {"records": plan.options["public_records"], "centring": 0.0, "path": str(folder / "public")}
+            public = {"records": plan.bounding.options["public_records"], "centring": 0.0, "path": str(folder / "public")}
             tree["public"] = public
         parts = assemble(resolve(parse_config(tree)), Randomness.from_seed(0))
         parts = dataclasses.replace(parts, plan=_as_clipped_and_told(parts.plan, plan))
         fillers = scale.records - canaries
-        under = cls(parts, CanaryModel(fillers, 1, "one"), fillers, canaries, owners, folder)
-        if trust is None:
-            return under
-        assert store.units is not None  # `write_canaries` names them
-        units = [len(np.unique(store.units[share.indices])) for share in under.shares(np.arange(len(store)))]
-        return dataclasses.replace(under, parts=dataclasses.replace(parts, terms=agreed(parts, trust, units)))
+        return cls(parts, CanaryModel(fillers, 1, "one"), fillers, canaries, owners, folder)
 
     def present(self, coins: np.ndarray) -> np.ndarray:
         """The rows of the records that are there: all fillers, and the canaries whose coin says so.
@@ -151,7 +142,7 @@ class UnderTest:
     def with_model(self, model: CanaryModel, engine: str | None = None) -> UnderTest:
         """The same with another model of canaries, and perhaps another engine."""
         config = self.parts.config
-        if engine is not None and self.parts.plan.method.picks_engine:
+        if engine is not None and self.parts.plan.bounding.method.picks_engine:
             config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
         return dataclasses.replace(self, parts=dataclasses.replace(self.parts, config=config), model=model)
 
@@ -165,7 +156,7 @@ class UnderTest:
         model = copy.deepcopy(self.model)
         transport = self._workers(present, randomness, model)
         for step in range(self.parts.plan.steps):
-            _turn([model], step)
+            _turn(model, step)
             yield transport.collect(step).values.double()
 
     def live(self, present: np.ndarray, randomness: Randomness, noise: Randomness) -> Iterator[Leaving]:
@@ -180,24 +171,20 @@ class UnderTest:
         parts = dataclasses.replace(self.parts, model=model)
         ledger = Ledger.create(self.folder / f"{secrets.token_hex(8)}.jsonl", parts.plan)
         coordinator = parts.coordinator(noise, ledger, kept)
-        transport: Transport = self._workers(present, randomness, model)
-        models = [model]
-        if parts.terms is not None:
-            transport, of_sites = connected(parts, model, self.shares(present), randomness, noise, ledger, self.folder)
-            models += of_sites
+        transport = self._workers(present, randomness, model)
         watched = Watched(coordinator, model, parts.plan.divisor)
         for step in range(parts.plan.steps):
-            _turn(models, step)
+            _turn(model, step)
             train(transport, coordinator, [step])
             yield {"noisy sums": kept.taken(), **watched.step()}
 
     def shares(self, present: np.ndarray) -> list[Share]:
         """What is whose, of the records that are there."""
-        keys, terms, owners = owner_keys(self.parts.store, self.parts.config.privacy), self.parts.terms, self.owners
-        groups = [
-            self.parts.plan.groups_of(owner, owners) if terms is None else terms.sites[owner].groups for owner in range(owners)
+        keys, plan, owners = owner_keys(self.parts.store, self.parts.config.privacy), self.parts.plan, range(self.owners)
+        return [
+            Share(owner, indices_of_owner(present, keys, owner, self.owners), plan.groups_of(owner, self.owners))
+            for owner in owners
         ]
-        return [Share(owner, indices_of_owner(present, keys, owner, owners), groups[owner]) for owner in range(owners)]
 
     def _workers(self, present: np.ndarray, randomness: Randomness, model: CanaryModel) -> InProcess:
         workers = []
@@ -212,15 +199,15 @@ def _as_clipped_and_told(small: PrivacyPlan, plan: PrivacyPlan) -> PrivacyPlan:
 
     A threshold that moves is left out: it depends on the noise, and the sums without noise would need it.
     """
-    clipping: Clipping = "fixed" if plan.clipping == "adaptive" else plan.clipping
-    progress = {**plan.progress, "phase": small.steps} if plan.progress else {}
-    return dataclasses.replace(small, clipping=clipping, stability=plan.stability, progress=progress)
+    clipping = "fixed" if plan.bounding.clipping == "adaptive" else plan.bounding.clipping
+    progress = plan.as_dict()["progress"]
+    progress |= {"phase": small.steps} if progress else {}
+    return small.replace(clipping=clipping, stability=plan.bounding.stability, progress=progress)
 
 
-def _turn(models: list[CanaryModel], step: int) -> None:
+def _turn(model: CanaryModel, step: int) -> None:
     """Turns all gradients round from step to step: noise that repeats itself then cancels in the scores."""
-    for model in models:
-        model.sign.fill_(sign_of(step))
+    model.sign.fill_(sign_of(step))
 
 
 def sign_of(step: int) -> float:

@@ -62,7 +62,7 @@ class MomentsEngine(Engine):
         self._heads, self._layout, self._plan = heads, heads.layout, plan
         self._maps = {side: _map_of(bridge, heads.projection(side)) for side, bridge in bridges(model).items()}
         # A sum of N parts errs by up to N^2 / 2 roundings of one of them, in each of two neighbours.
-        self._room = 1 + plan.records * _ROUNDED + plan.records**2 * _EXACT
+        self._room = 1 + plan.sampling.records * _ROUNDED + plan.sampling.records**2 * _EXACT
 
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
@@ -79,7 +79,7 @@ class MomentsEngine(Engine):
             vectors = [_Vectors.of(self._centred(side, own)) for side, own in zip(self._maps, sides, strict=True)]
             autos = torch.stack([own.auto(weights) for own in vectors])
             moments = Moments(autos.new_zeros(0), self._cross(vectors, weights, autos), autos)
-        share = self._plan.shares[batch.step] ** 0.5
+        share = self._plan.mechanism.shares[batch.step] ** 0.5
         scale = clip_norm * self._plan.sensitivity_of(batch.step) / share / self._room
         into[self._layout.place(batch.step)] += scale * self._layout.encoded(batch.step, moments)
         return into.new_zeros(0)

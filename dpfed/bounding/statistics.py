@@ -31,7 +31,7 @@ def sum_of_statistics(
         ``(m,)``, one number for each of `GroupStatistics.names`.
     """
     loss, records = losses
-    figures = {LOSS: loss / (records - public) / statistics.loss_range - 0.5, BELOW: _side(norms, threshold)}
+    figures = {LOSS: loss / (records - public) / statistics.progress.loss_range - 0.5, BELOW: _side(norms, threshold)}
     rows = [figures[name] if name in figures else _side(norms, clip_norm) for name in statistics.names]
     return statistics.unit * torch.stack([row.nan_to_num(0.5, 0.5, -0.5).clamp(-0.5, 0.5).sum() for row in rows])
 

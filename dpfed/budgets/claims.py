@@ -59,7 +59,7 @@ def reserved(found: Found, store: RecordStore, claims: Sequence[Claim]) -> Book:
         if known is None and claim.charged and book.head.id in claim.reserved_with:
             raise UserError(
                 f"{claim.place} has reserved with the budget {book.head.id} and was charged {claim.charged} steps, and the "
-                "book knows nothing of it: the book has lost lines. Restore it from a backup."
+                "budget's ledger has no such entry: it has lost lines. Restore it from a backup."
             )
         if claim.id not in book.replaced and not (known and _holds_already(known, claim)):
             number = known.number + 1 if known else 0
@@ -87,7 +87,7 @@ def _holds_already(known: Account, claim: Claim) -> bool:
         if claim.charged < known.steps:
             raise UserError(
                 f"{claim.place} is an older copy of a run that has settled {known.steps} steps with the budget, and its ledger "
-                f"holds {claim.charged}: go on with the run itself, or start a new one."
+                f"holds {claim.charged}: resume the run itself, or start a new one."
             )
         return claim.charged >= claim.plan.steps
     _refuse_copy(known, claim)
@@ -98,7 +98,7 @@ def _refuse_another_plan(known: Account, claim: Claim) -> None:
     if known.what != "sweep" and known.plan.fingerprint != claim.plan.fingerprint:
         raise UserError(
             f"{claim.place} has reserved another plan than it has now ({known.plan.steps:,} steps with noise multiplier "
-            f"{known.plan.noise_multiplier:g}, now {claim.plan.steps:,} with {claim.plan.noise_multiplier:g}): restore "
+            f"{known.plan.noise.multiplier:g}, now {claim.plan.steps:,} with {claim.plan.noise.multiplier:g}): restore "
             "config.toml and the ledger, or start a new run."
         )
 
@@ -106,8 +106,8 @@ def _refuse_another_plan(known: Account, claim: Claim) -> None:
 def _refuse_copy(known: Account, claim: Claim) -> None:
     if known.place != str(claim.place) and _is_elsewhere(known, claim):
         raise UserError(
-            f"{claim.place} is a copy of {known.place}, which is there as well, and only one of them can spend what was "
-            "reserved: go on with that one, or start a new run."
+            f"{claim.place} is a copy of {known.place}, which still exists, and only one of them can spend the "
+            "reservation: resume the original, or start a new run."
         )
 
 

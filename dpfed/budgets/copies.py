@@ -50,8 +50,8 @@ def write_missing(path: Path, book: Book) -> None:
             end = append_line(path, line, end)
     except OSError as error:
         raise UserError(
-            f"the budget's book {path} cannot be written ({error.strerror or error}), so nothing is begun: a plan must be "
-            "reserved there, on disk, before the first step."
+            f"the budget's ledger {path} cannot be written ({error.strerror or error}), so the run does not begin: its plan "
+            "must be reserved there, on disk, before the first step."
         ) from error
     except GrewElsewhere as error:
         raise UserError(f"{path} was written by another process at the same time: is its storage without locks?") from error
@@ -74,7 +74,7 @@ def _read(path: Path, mend: bool = False) -> tuple[Book | None, str, int]:
     except FileNotFoundError:
         return None, "", 0
     except OSError as error:
-        raise UserError(f"the budget's book {path} cannot be read: {error.strerror or error}.") from error
+        raise UserError(f"the budget's ledger {path} cannot be read: {error.strerror or error}.") from error
     except DamagedLine as error:
         raise UserError(damaged(path, error.number)) from None
     if mend:
@@ -107,6 +107,6 @@ def _parsed(path: Path, lines: list[dict[str, Any]]) -> Iterator[tuple[Head | En
 def damaged(path: Path, number: int) -> str:
     """What is said of a copy that cannot be believed."""
     return (
-        f"the budget's book {path} is damaged at line {number}: what was spent is no longer certain, so nothing more is spent. "
+        f"the budget's ledger {path} is damaged at line {number}: what was spent is uncertain, so nothing more is spent. "
         "Restore it from a backup, or move it away, if `dpfed budget show` then finds its other copy."
     )

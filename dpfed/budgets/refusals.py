@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -14,8 +13,8 @@ from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.plan_checks import LEAST_EPSILON
 from dpfed.privacy.promise import round_up
-from dpfed.privacy.relation import ADD_OR_REMOVE
 from dpfed.privacy.renyi_filter import Curve, RenyiFilter, added
+from dpfed.privacy.samplers import ADD_OR_REMOVE
 
 _FINER = 1.01  # between two tries of a smaller epsilon
 _HALVINGS = 40
@@ -27,10 +26,10 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordStore) -> N
     Raises:
         UserError: saying what to change.
     """
-    if plan.sampler.relation != ADD_OR_REMOVE:
+    if plan.mechanism.sampler.relation != ADD_OR_REMOVE:
         raise UserError(
-            f"the budget of {store.path} counts one record added or removed, and bounding.method = '{plan.method_name}' "
-            "promises something for one that is replaced: choose another method."
+            f"the budget of {store.path} is for adding or removing one record, and bounding.method = "
+            f"'{plan.bounding.method_name}' promises something for one that is replaced: choose another method."
         )
     unit = found.book.head.unit
     if unit == "user" and found.by_name is not None:
@@ -39,7 +38,7 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordStore) -> N
             "do not tell whose records they are: train on that store. If these are other records, `dpfed budget set --distinct "
             "WHY` says so."
         )
-    if unit == plan.unit or (store.units is not None and store.training_units == store.training_records):
+    if unit == plan.promise.unit or (store.units is not None and store.training_units == store.training_records):
         return  # with one record for each user both are the same
     if unit == "user":
         raise UserError(
@@ -101,7 +100,7 @@ def largest_epsilon(budget: RenyiFilter, spent: Curve, plan: PrivacyPlan) -> tup
     Returns:
         ``None``: none does.
     """
-    low, high = plan.noise_multiplier, accounting.MOST_NOISE
+    low, high = plan.noise.multiplier, accounting.MOST_NOISE
     if not _fits(budget, spent, _with(plan, high)):
         return None
     for _ in range(_HALVINGS):
@@ -110,7 +109,7 @@ def largest_epsilon(budget: RenyiFilter, spent: Curve, plan: PrivacyPlan) -> tup
     sigma = min(accounting.MOST_NOISE, math.ceil(high * 1e4) / 1e4)
     epsilon = _rounded_down(_epsilon(_with(plan, sigma)))
     while epsilon >= LEAST_EPSILON:
-        found = accounting.calibrate(epsilon, plan.mechanism, plan.steps, plan.delta, plan.accountant)
+        found = accounting.calibrate(epsilon, plan.mechanism, plan.steps, plan.promise.delta, plan.promise.accountant)
         if _fits(budget, spent, _with(plan, found.noise_multiplier)):
             return epsilon, found.noise_multiplier
         epsilon = _rounded_down(epsilon / _FINER)
@@ -125,7 +124,7 @@ def _epsilon(plan: PrivacyPlan) -> float:
 
 
 def _with(plan: PrivacyPlan, sigma: float) -> PrivacyPlan:
-    return dataclasses.replace(plan, noise_multiplier=sigma)
+    return plan.replace(noise_multiplier=sigma)
 
 
 def _fits(budget: RenyiFilter, spent: Curve, plan: PrivacyPlan, steps: int | None = None) -> bool:

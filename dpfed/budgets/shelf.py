@@ -21,7 +21,7 @@ import numpy as np
 
 from dpfed.budgets.book import Book
 from dpfed.budgets.copies import damaged, read, write_missing
-from dpfed.data.store.columns import blocks
+from dpfed.data.store.index import blocks
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
@@ -85,7 +85,7 @@ def budgets_of(store: RecordStore) -> list[Found]:
     own, (known, cut) = read(store.path / BOOK), _on_shelf()
     if own is not None and own.head.fingerprint != store.contents:
         raise UserError(
-            f"{store.path / BOOK} is the book of other records than those of {store.path}: move it back to where it belongs."
+            f"{store.path / BOOK} is a budget's ledger of other records than those of {store.path}: move it to their store."
         )
     if lost := [path for path in cut if path.stem not in known and not (own and own.head.id == path.stem)]:
         raise UserError(damaged(lost[0], 1))  # it may be this store's
@@ -136,8 +136,8 @@ def held(store: Path | None) -> Iterator[None]:
             stack.enter_context(file_lock(folder / ".lock", taken, _WAIT))
         except OSError as error:
             raise UserError(
-                f"{error.filename or folder}: {error.strerror or error}. A budget's book is written into the store and onto "
-                f"the shelf {folder} (${_FOLDER} names another) before anything is spent: make both writable."
+                f"{error.filename or folder}: {error.strerror or error}. A budget's ledger is written into the store and "
+                f"the registry {folder} (${_FOLDER} names another) before anything is spent: make both writable."
             ) from error
         yield
 
@@ -159,7 +159,7 @@ def keep(book: Book, store: RecordStore | None) -> None:
     try:
         _Names(store).keep(id)
     except OSError as error:
-        raise UserError(f"the shelf {folder} cannot be written: {error.strerror or error}.") from error
+        raise UserError(f"the registry {folder} cannot be written: {error.strerror or error}.") from error
     own = read(store.path / BOOK)
     if own is None or own.head.id == id:
         write_missing(store.path / BOOK, book)
@@ -201,7 +201,7 @@ def _together(first: Book, second: Book | None) -> Book:
         return first
     if second.head != first.head:
         raise UserError(
-            f"two copies of the budget {first.head.id} begin otherwise (on the shelf {shelf()} and in the store "
+            f"two copies of the budget {first.head.id} begin differently (in the registry {shelf()} and in the store "
             f"{second.head.store}): one was changed. Restore it from a backup."
         )
     return first.with_entries(first.lacks(second))
@@ -256,7 +256,7 @@ class _Names:
         if len(self._store) < _REMEMBERED:
             return None
         some = self._store.keys[np.linspace(0, len(self._store) - 1, _SAMPLE).astype(np.int64)]
-        known_by = repr((self._store.contents, len(self._store), self._store.opened_by, some.tolist()))
+        known_by = repr((self._store.contents, len(self._store), some.tolist()))
         return shelf() / f"{hashlib.blake2b(known_by.encode(), digest_size=8).hexdigest()}.shares.json"
 
     def _remembered(self) -> dict[str, float]:

@@ -42,24 +42,22 @@ def set_budget(store: RecordStore, epsilon: float, delta: float, unit: Unit | No
         _check_numbers(store, epsilon, delta, own.head.unit if own else unit or "record")
         others = {one.book.head.id: one for one in found if one.by_name is not None}
         if distinct is not None and (own is not None or not others):
-            raise UserError(
-                "--distinct says why records are others than those of a known budget, and no other one has their names."
-            )
+            raise UserError("--distinct has no effect here: no other budget has records with the same names. Leave it out.")
         if own is None:
             if others and distinct is None:
                 raise UserError(_same_names(store, list(others.values())))
             own = _new(store, epsilon, delta, unit or "record", dict.fromkeys(others, distinct or ""))
         elif unit not in (None, own.head.unit):
             raise UserError(
-                f"the budget of {store.path} is for each {own.head.unit}, and stays so: what was spent was counted for that."
+                f"the budget of {store.path} is for each {own.head.unit}, and this cannot change: runs were counted for it."
             )
         number = 1 + max((entry.number for entry in own.sets), default=-1)
         book = own.with_entries([Entry.new("set", number=number, epsilon=epsilon, delta=delta)])
         if not book.filter.admits(book.spent):
             raise UserError(
-                f"({epsilon!r}, {round_up(delta)}) is less than what is spent and reserved of the records of {store.path}: "
+                f"({epsilon!r}, {round_up(delta)}) is less than what runs on the records of {store.path} spent and reserved: "
                 f"that is {percent(book.filter.part(book.spent))} of it. Set a larger budget, or settle runs that "
-                f"will not go on; `dpfed budget show {store.path}` has the numbers."
+                f"will not continue; `dpfed budget show {store.path}` has the numbers."
             )
         keep(book, store)
         return book
@@ -139,7 +137,7 @@ def note_uncovered(store: RecordStore, what: str, why: str | None, dry: bool = F
             if not (why or "").strip():
                 raise UserError(
                     f"the records of {store.path} have a lifetime budget of {shown(one.book)}, and {what}, which no budget "
-                    "covers: leave it, or say in words why it may be.",
+                    "covers: leave it out, or give a reason.",
                     command="On the command line: --not-covered 'WHY'; in a configuration: privacy.not_covered.",
                 )
             said = f"{what}: {why}"
@@ -155,11 +153,11 @@ def _check_numbers(store: RecordStore, epsilon: float, delta: float, unit: Unit)
         raise no_units(store.name)
     count = store.training_records if unit == "record" else store.training_units or 0
     if not count:
-        raise UserError(f"{store.path} has no training records, and a budget is theirs.")
+        raise UserError(f"{store.path} has no training records, so it cannot have a budget.")
     if not 0 < delta <= 1 / count:
         raise UserError(
-            f"delta must be above 0 and at most 1/N = 1/{count:,}, got {round_up(delta) if delta > 0 else delta}: whoever "
-            "published one whole record, drawn at random, would keep a promise with more."
+            f"delta must be above 0 and at most 1/N = 1/{count:,}, got {round_up(delta) if delta > 0 else delta}: a larger "
+            "delta would allow publishing one whole record, drawn at random."
         )
     if max(RenyiFilter.of(epsilon, delta).limits) <= 0:
         raise UserError(f"no run fits into ({epsilon!r}, {delta!r}): raise epsilon or delta.")
@@ -184,7 +182,7 @@ def _new(store: RecordStore, epsilon: float, delta: float, unit: Unit, distinct:
 def _same_names(store: RecordStore, others: list[Found]) -> str:
     told = "; ".join(f"{one.by_name or 0:.0%} of those of {one.book.head.store}, {shown(one.book)}" for one in others)
     return (
-        f"training records of {store.path} have the names of records that have a budget already ({told}). It holds for them "
-        "here, too: a run here is charged to it, and nothing need be set. If these are other records, say why with "
+        f"training records of {store.path} have the names of records that have a budget already ({told}). That budget "
+        "also holds here: runs are charged to it, and no other needs to be set. If these are other records, say why with "
         "--distinct 'WHY'."
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from pathlib import Path
 from typing import Annotated
 
 import click
@@ -12,23 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 import dpfed
-from dpfed.cli import (
-    audit,
-    budget,
-    config,
-    data,
-    embedding,
-    federation,
-    forecast,
-    hub,
-    live,
-    privacy,
-    runs,
-    site,
-    starts,
-    sweep,
-)
+from dpfed.cli import embedding, forecast, live, runs, starts, sweep
 from dpfed.cli.cluster import cluster
+from dpfed.cli.lazy import group_in
 from dpfed.console import logs
 from dpfed.console.entry import run
 
@@ -38,6 +23,17 @@ PANELS = {
     "Watch a run, use its model": ("watch", "serve", "embed", "search", "hub"),
     "Privacy": ("privacy", "budget", "audit"),
     "Many machines, several institutions": ("cluster", "federation", "site"),
+}
+# Each is in a module of its name, and imported when it is asked for.
+GROUPS = {
+    "config": "Show the configurations that dpfed ships, and every key with its meaning.",
+    "privacy": "Compute the noise for an epsilon, or the epsilon of a noise. Show what a run spent, and check its card.",
+    "data": "Import a data set into a record store, and count what is in it.",
+    "budget": "Give a record set a lifetime budget over all runs, and show its use.",
+    "audit": "Attack a run: does its claim hold, and what do its weights reveal?",
+    "hub": "Upload a run's model, with its privacy card, to the Hugging Face hub.",
+    "federation": "For the coordinator of several institutions: make the terms, run the federation, try one on this machine.",
+    "site": "For one of several institutions: make a site, join a federation, serve it.",
 }
 _ORDER = [name for names in PANELS.values() for name in names]
 
@@ -74,10 +70,9 @@ def _options(
     log_format: Annotated[
         str | None, typer.Option(help="text, or json: a JSON object a line, on stderr.", envvar=logs.FORMAT, show_default=False)
     ] = None,
-    log_file: Annotated[Path | None, typer.Option(help="Log file.", envvar=logs.FILE, show_default=False)] = None,
 ) -> None:
     """Contrastive pretraining on private records, under differential privacy."""
-    logs.set_up(log_format, log_file)
+    logs.set_up(log_format)
 
 
 runs.register(app)
@@ -88,14 +83,8 @@ forecast.register(app)
 sweep.register(app)
 if importlib.util.find_spec("dpfed.reproduce"):  # by name: the room may be absent
     importlib.import_module("dpfed.reproduce.command").register(app)
-app.add_typer(config.app, name="config")
-app.add_typer(privacy.app, name="privacy")
-app.add_typer(data.app, name="data")
-app.add_typer(budget.app, name="budget")
-app.add_typer(audit.app, name="audit")
-app.add_typer(hub.app, name="hub")
-app.add_typer(federation.federation, name="federation")
-app.add_typer(site.site, name="site")
+for _name, _help in GROUPS.items():
+    app.add_typer(typer.Typer(cls=group_in(f"dpfed.cli.{_name}"), help=_help, no_args_is_help=True), name=_name)
 app.add_typer(cluster, name="cluster")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,10 +14,9 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from dpfed.audit.membership import MembershipAudit, Outcome
     from dpfed.audit.rates import Rate
 
-app = typer.Typer(help="Attack a run: does its claim hold, and what do its weights reveal?", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 _CONTRADICTED = 3  # exit code
-Trust = Literal["central", "distributed", "secure", "local"]
 
 
 @app.command()
@@ -38,7 +37,7 @@ def membership(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
-    """Try to find out which records a run was trained on. It reads private records, and its figures are private, too.
+    """Try to infer which records a run was trained on. The audit reads private records, and its figures are private, too.
 
     The figures go to RUN/audit/membership.json, which only you can read. They are printed if all records are public, or with
     --show.
@@ -75,40 +74,32 @@ def privacy(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the result; default: audits/NAME, or the run.")] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Audit the mechanism with this many workers.")] = 1,
-    federated: Annotated[int, typer.Option(min=0, max=64, help="Audit a federation of this many sites.")] = 0,
-    trust: Annotated[Trust, typer.Option(help="Between the sites: who adds the noise.")] = "central",
     experiments: Annotated[
         int, typer.Option(min=400, max=1_000_000, help="Repeated experiments; more of them raise the lower bound.")
     ] = 6000,
-    canaries: Annotated[int, typer.Option(min=16, max=5000, help="Canaries of the audit in one run.")] = 400,
-    steps: Annotated[int, typer.Option(min=1, max=5000, help="Most steps of the audit in one run.")] = 400,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
     """Attack a plan's mechanism with canaries, and compare the lower bounds with the claimed epsilon.
 
-    It reads no private record: canaries and all other records are generated. The exit code is 3 if the claim is contradicted.
+    The audit reads no private record: canaries and all other records are generated. If it contradicts the claim, the exit
+    code is 3.
     """
     from dpfed.console.terminal import chosen_config, console, say, watching
     from dpfed.errors import UserError
 
     say(f"attacking the claim of {config}", as_json)
-    if federated == 1 or (federated and workers > 1) or (trust != "central" and not federated):
-        raise UserError("give either --workers N, or --federated N, at least 2 sites, and --trust with the latter.")
     run = config if (config / "config.toml").is_file() else None
     if run is not None and (assignments or out):
-        raise UserError(f"{run} is a run, whose configuration and place are fixed: leave --set and --out out.")
+        raise UserError(f"{run} is a run, whose configuration and place are fixed: omit --set and --out.")
     given = None if run else chosen_config(config, assignments)
     with watching(as_json) as watcher:
         watcher.note("loading PyTorch")
-        from dpfed.audit.findings import Effort
-        from dpfed.audit.publishing import Trial, audit_config, audit_run
+        from dpfed.audit.publishing import audit_config, audit_run
 
-        trial = Trial(federated or workers, trust if federated else None)
-        effort = Effort(canaries, steps, experiments)
         if given is None:
-            path, audit = audit_run(config, trial, effort, watcher)
+            path, audit = audit_run(config, workers, experiments, watcher)
         else:
-            path, audit = audit_config(given, out or Path("audits") / given.name, trial, effort, watcher)
+            path, audit = audit_config(given, out or Path("audits") / given.name, workers, experiments, watcher)
     facts = json.loads(path.read_text(encoding="utf-8"))
     if as_json:
         print(json.dumps(facts))
@@ -133,7 +124,7 @@ def _show_claim(facts: dict[str, Any]) -> None:
         "tries",
         "epsilon shown",
         "of claimed",
-        "noise shown at most",
+        "noise at most",
         "epsilon of the run (f-DP)",
     ):
         table.add_column(column, justify="right")
@@ -152,7 +143,7 @@ def _show_claim(facts: dict[str, Any]) -> None:
     style = "bold red" if facts["contradicted"] else "bold"
     console.print(f"[{style}]{escape(verdict(facts))}[/]", highlight=False, soft_wrap=True)
     console.print(
-        "A lower bound says what these attacks found. It is no estimate of epsilon, and no proof: that is the accountant's.",
+        "A lower bound states what these attacks achieved. It neither estimates epsilon nor proves privacy.",
         style="dim",
         highlight=False,
         soft_wrap=True,
@@ -193,8 +184,8 @@ def _show(audit: MembershipAudit) -> None:
     )
     if audit.differ_untrained:
         console.print(
-            "[bold red]Members and non-members can be told apart before training[/]: they come from different sources. So the "
-            "figures describe the sources, not the run. Choose other --non-members.",
+            "[bold red]Members and non-members can be distinguished before training[/]: they come from different sources. "
+            "So the figures describe the sources, not the run. Choose other --non-members.",
             highlight=False,
         )
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dpfed.budgets.shelf import Found
     from dpfed.data.store.records import RecordStore
 
-app = typer.Typer(help="Give a record set a lifetime budget over all runs, and show its use.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 Store = Annotated[Path, typer.Argument(help="A record store on this machine.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
@@ -103,7 +103,7 @@ def settle(
 
         books = settle_run(run)
     if not books:
-        raise UserError(f"no budget knows of {run}, and the records have none: `dpfed budget set STORE` sets one.")
+        raise UserError(f"no budget has an entry of {run}, and its records have no budget: `dpfed budget set STORE` sets one.")
     for book in {book.head.id: book for book in books}.values():
         _line("budget", f"{shown(book)}: {percent(book.filter.part(book.spent))} is taken")
 
@@ -122,7 +122,10 @@ def _found(store: Path) -> tuple[RecordStore, list[Found]]:
 
 def _note(store: RecordStore, one: Found) -> None:
     if one.missing:
-        _line("note", f"{store.path} has no copy of the book; what follows is from the shelf, and the next run writes a copy")
+        _line(
+            "note",
+            f"{store.path} has no copy of the ledger; the figures below are from the registry, and the next run writes a copy",
+        )
     if one.by_name is not None:
         said = f"{one.by_name:.0%} of the names of {one.book.head.store} are here, so this budget is taken to hold for both"
         _line("note", f"{said}; if these are other records, `dpfed budget set --distinct WHY` says so")
@@ -134,7 +137,9 @@ def _print(store: RecordStore, book: Book) -> None:
     facts = _facts(book)
     sides = "record" if book.head.unit == "record" else f"{store.unit_name or 'user'} with all records"
     _line("budget", f"epsilon {facts['epsilon']!r}, delta {facts['delta']!r}, for each {sides}, over all runs")
-    _line("book", f"{book.head.id}, in the store and on the shelf; runs: {len(book.accounts)}, entries: {len(book.entries)}")
+    _line(
+        "ledger", f"{book.head.id}, in the store and in the registry; runs: {len(book.accounts)}, entries: {len(book.entries)}"
+    )
     _line("taken", f"{percent(facts['taken'])}, by the filter: runs may be chosen from the results of earlier ones")
     for name, what in (("spent", True), ("reserved", False)):
         own = [account for account in book.accounts.values() if account.settled == what]
@@ -142,7 +147,7 @@ def _print(store: RecordStore, book: Book) -> None:
         if own:
             _line(name, f"{percent(facts[name])}, {len(own)} {'runs' if len(own) > 1 else 'run'}, {steps:,} steps")
     if book.uncovered:
-        _line("not covered", f"{len(book.uncovered)}: released beside the budget, see `dpfed budget history`")
+        _line("not covered", f"{len(book.uncovered)}: released without being counted, see `dpfed budget history`")
 
 
 def _facts(book: Book) -> dict[str, Any]:

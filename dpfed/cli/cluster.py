@@ -58,7 +58,7 @@ def carry_out(
         The finished run; ``None`` in torchrun's processes but the first.
     """
     from dpfed.cluster.work import Task
-    from dpfed.runs.paths import with_absolute_paths
+    from dpfed.runs.records import with_absolute_paths
 
     task = Task(folder.absolute(), config and with_absolute_paths(config), resume)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}

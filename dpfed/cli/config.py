@@ -26,7 +26,7 @@ from dpfed.privacy.promise import round_up
 _NARROW = 78  # columns, below which a table of four columns would break words
 _KEY, _DEFAULT = 22, 13  # columns of the longest of each
 
-app = typer.Typer(help="Show the configurations that dpfed ships, and every key with its meaning.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
@@ -169,7 +169,7 @@ def _needs(config: Config, comment: list[str]) -> str:
         needs.append(f"the model in {str(config.model.architecture).removeprefix(_LOCAL_DIR)}")
     if config.model.kind == "open_clip":
         needs.append("dpfed[clip]")
-    if "Wants a GPU." in " ".join(comment):
+    if "Needs a GPU." in " ".join(comment):
         needs.append("a GPU")
     return "; ".join(needs) or "nothing"
 

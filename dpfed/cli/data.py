@@ -15,15 +15,12 @@ if TYPE_CHECKING:
 
 _CLASSES_NAMED, _PASSED_OVER_NAMED = 5, 12
 
-app = typer.Typer(
-    help="Import a data set into a record store, divide a store among workers or sites, count what is in it.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 
 
 Size = Annotated[int | None, typer.Option(help="Store square images of this side, pixels; default: files as they are.")]
 SkipBroken = Annotated[
-    bool, typer.Option("--skip-broken", help="Leave unreadable records and unknown files out instead of refusing.")
+    bool, typer.Option("--skip-broken", help="Skip unreadable records and unknown files instead of refusing.")
 ]
 Id = Annotated[
     str | None,
@@ -37,10 +34,6 @@ Workers = Annotated[
     int | None,
     typer.Option(help="Processes that read archives and Parquet files. Default: one for each core.", show_default=False),
 ]
-Undecoded = Annotated[
-    bool,
-    typer.Option("--no-decode", help="Skip decoding images at import. A corrupt image then aborts the run that samples it."),
-]
 Window = Annotated[
     str | None,
     typer.Option(
@@ -50,8 +43,8 @@ Window = Annotated[
 Splits = Annotated[
     int | None,
     typer.Option(
-        help="Which folder below SOURCE is an image's split, from 1; 0: none is, a class may be called train. Default: as "
-        "the names say.",
+        help="Number of the folder below SOURCE that is an image's split; 0: none is, a class may be called train. Default: by "
+        "the folders' names.",
         show_default=False,
     ),
 ]
@@ -70,7 +63,6 @@ def import_(
     allow_outside: Outside = False,
     public: Annotated[bool, typer.Option("--public", help="Anyone may see these records; reports may show them.")] = False,
     workers: Workers = None,
-    no_decode: Undecoded = False,
     window: Window = None,
     splits: Splits = None,
 ) -> None:
@@ -83,7 +75,7 @@ def import_(
     from dpfed.data.processes import cores
     from dpfed.progress import import_progress
 
-    with watching() as watcher, goes_on(lambda: f"stopped: {dest} is not whole; the same command goes on"):
+    with watching() as watcher, goes_on(lambda: f"stopped: {dest} is incomplete; the same command resumes"):
         report = import_records(
             source if len(source) > 1 else source[0],
             dest,
@@ -98,7 +90,6 @@ def import_(
             allow_outside=allow_outside,
             watch=import_progress(watcher, "files found"),
             workers=cores() if workers is None else workers,
-            decode=not no_decode,
             say=watcher.note,
             surveyed=import_progress(watcher, "archives read"),
             window=None if window is None else parsed_window(window),
@@ -114,7 +105,7 @@ def _show(report: ImportReport) -> None:
     _say(f"{report.path}: {report.kind} records from {report.format}: {counts}")
     _say(f"in {datetime.timedelta(seconds=round(report.seconds))}: {_rate(report)}")
     for sentence in (
-        *(f"left out {group}" for group in by_reason(report.skipped)),
+        *(f"skipped {group}" for group in by_reason(report.skipped)),
         *_what_was_converted(report),
         *_what_is_protected(report),
         *_what_was_not_read(report),
@@ -127,60 +118,6 @@ def _rate(report: ImportReport) -> str:
     records = (sum(report.counts.values()) + len(report.skipped)) / max(report.seconds, 0.001)
     read = f", {report.bytes_read / 1e6 / max(report.seconds, 0.001):,.0f} MB/s" if report.bytes_read else ""
     return f"{records:,.0f} records/s{read}"
-
-
-@app.command()
-def shard(
-    source: Annotated[str, typer.Argument(help="A record store.", show_default=False)],
-    dest: Annotated[str, typer.Argument(help="The sharded copy to make; must not exist.", show_default=False)],
-    shards: Annotated[int, typer.Option(help="Shards; take a multiple of the number of workers.")] = 64,
-) -> None:
-    """Copy a record store into shards, so that each of many workers reads only its own shards."""
-    from dpfed.console.terminal import say, watching
-
-    say(f"copying {source} into {dest}, in {shards:,} shards")
-    from dpfed.data.store.sharding import shard_store
-    from dpfed.progress import import_progress
-
-    with watching() as watcher:
-        store = shard_store(source, dest, shards, import_progress(watcher))
-    held_out = len(store) - store.training_records
-    sharded = f"{store.training_records:,} training records in {store.shards} shards by {store.unit_name or 'record'}"
-    _say(f"{store.path}: {sharded}, {held_out:,} held out")
-
-
-@app.command()
-def divide(
-    source: Annotated[str, typer.Argument(help="A record store.", show_default=False)],
-    dest: Annotated[str, typer.Argument(help="The folder of stores to make; must not exist.", show_default=False)],
-    sites: Annotated[int, typer.Option(help="Institutions to simulate.")] = 3,
-    skew: Annotated[
-        float, typer.Option(help="0: all sites are alike. 1: each label, or beginning of a caption, is at one site only.")
-    ] = 0.8,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            help='What the sites differ in: the name of a label, or "caption" (its first three words). Default: the first '
-            "label if there is one.",
-            show_default=False,
-        ),
-    ] = None,
-) -> None:
-    """Divide a record store among simulated institutions whose records differ."""
-    from dpfed.console.terminal import say, watching
-
-    say(f"dividing {source} among {sites:,} sites, into {dest}")
-    from dpfed.data.store.division import CAPTION, divide_store, divided_by, largest_share
-    from dpfed.progress import import_progress
-
-    with watching() as watcher:
-        *stores, evaluation = divide_store(source, dest, sites, skew, by, import_progress(watcher))
-    by = divided_by(evaluation, by)
-    same = "beginning of the caption" if by == CAPTION else by
-    for store in stores:
-        alike = f", {largest_share(store, by):.0%} with the same {same}" if by else ""
-        _say(f"{store.path}: {len(store):,} training records{alike}")
-    _say(f"{evaluation.path}: {len(evaluation):,} held-out records")
 
 
 app.command()(inspect)

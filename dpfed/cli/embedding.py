@@ -15,10 +15,10 @@ def embed(
     files: Annotated[list[Path], typer.Argument(help="Images, folders of images, or one record store.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The Parquet file to write; it must not exist.")] = Path("features.parquet"),
     contrast: Annotated[
-        bool, typer.Option("--contrast", help="The embeddings that are compared with texts, instead of the features.")
+        bool, typer.Option("--contrast", help="Write the embeddings that are compared with texts, instead of the features.")
     ] = False,
 ) -> None:
-    """Write the features of pictures to a Parquet file: the columns name and features."""
+    """Write the features of pictures to a Parquet file with the columns name and features."""
     from dpfed.console.terminal import console, say, watching
 
     say(f"reading {', '.join(map(str, files))}")

@@ -1,92 +1,47 @@
 """`dpfed federation`: what the coordinator of several institutions does.
 
-`dpfed federation run`, `app`, `certificates` and `demo`: what the coordinator's operator starts.
+`dpfed federation run` and `demo`: what the coordinator's operator starts.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import typer
 
-from dpfed.cli.parties import line, show_findings, show_terms, tell
-from dpfed.cli.simulation import Skew
+from dpfed.cli.parties import Skew, line, show_findings, show_terms, tell
 from dpfed.console.terminal import chosen_config, say, show_run
-from dpfed.errors import UserError
 
-federation = typer.Typer(
-    help="For the coordinator of several institutions: make the terms, run the federation, try one on this machine.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
 
-@federation.command("create")
-def create_federation(
-    folder: Annotated[Path, typer.Argument(help="The coordinator's folder to make.", show_default=False)],
-    config: Annotated[Path, typer.Argument(help="A TOML file, or a name. Its [data] names the coordinator's own records.")],
-    cards: Annotated[list[Path], typer.Argument(help="card.json of each site.", show_default=False)],
-    assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
-    trust: Annotated[
-        Literal["central", "distributed", "secure", "local"],
-        typer.Option(help="Who adds the noise (docs/a-site-in-15-minutes.md)."),
-    ] = "central",
-    drops: Annotated[int, typer.Option(help="Sites that may drop out of a step (distributed, secure).")] = 0,
-    colluders: Annotated[int, typer.Option(help="Sites that may tell others what they know (distributed, secure).")] = 1,
-    deadline: Annotated[float, typer.Option(help="Seconds that a step waits for the slowest site.")] = 120.0,
-    broadcast: Annotated[Literal["fp32", "bf16"], typer.Option(help="How parameters travel to the sites.")] = "fp32",
-) -> None:
-    """Make the terms of a federation from the cards of its sites."""
-    say(f"making terms for {len(cards)} sites", True)
-    from dpfed.console.terminal import watching
-    from dpfed.federation.coordinator.folder import CoordinatorFolder
-    from dpfed.federation.protocol.terms import Terms
-    from dpfed.runs.paths import with_absolute_paths
-
-    loaded = with_absolute_paths(chosen_config(config, assignments))
-    options: dict[str, Any] = {
-        "trust": trust,
-        "drops": drops,
-        "colluders": colluders,
-        "deadline": deadline,
-        "broadcast": broadcast,
-    }
-    with watching(as_json=True) as watcher:  # beside the output
-        made = CoordinatorFolder.create(folder, loaded, cards, watcher, **options)
-    show_terms(Terms.load(made.terms))
-    tell(f"\nGive {made.terms} to every site.")
-
-
-@federation.command("provision")
+@app.command("provision")
 def provision_federation(
     project: Annotated[Path, typer.Argument(help="A TOML file (docs/a-site-in-15-minutes.md).", show_default=False)],
     folder: Annotated[
-        Path | None, typer.Option(help="Where everything goes; default: beside the project, with its name.", show_default=False)
-    ] = None,
-    renew: Annotated[
-        Literal["certificate", "authority"] | None,
-        typer.Option(help="Make a new server's certificate, or a new authority beside the old one.", show_default=False),
+        Path | None, typer.Option(help="Output folder; default: beside the project, with its name.", show_default=False)
     ] = None,
 ) -> None:
-    """Make one signed starter kit per site, and the coordinator's folder; again when the sites have replied."""
+    """Make one signed starter kit per site, and the coordinator's folder. Run it again when the sites have replied."""
     say(f"reading {project}", True)
     from dpfed.console.terminal import watching
     from dpfed.federation.provisioning.project import Project
     from dpfed.federation.provisioning.provision import provision
 
     with watching(as_json=True) as watcher:
-        done = provision(Project.load(project), project.absolute(), folder, renew, watcher)
+        done = provision(Project.load(project), project.absolute(), folder, watcher)
     for site, kit in done.kits.items():
         state = "has left" if site in done.left else "has not replied" if site in done.waiting else "has replied"
-        line(site, f"{state}; {'new kit' if site in done.changed else 'kit as before'}: {kit}")
+        line(site, f"{state}; {'new kit' if site in done.changed else 'kit unchanged'}: {kit}")
     for news in done.news:
         line("new", news)
-    line("read out", f"{done.fingerprint}   (the coordinator's fingerprint: by telephone, never beside a kit)")
+    line("read out", f"{done.fingerprint}   (the coordinator's fingerprint; by telephone, never sent with a kit)")
     if done.waiting:
-        tell(f"\nSend each site its kit. Put the replies into {done.folder / 'replies'}, and give this command again.")
+        tell(f"\nSend each site its kit. Put the replies into {done.folder / 'replies'}, then run this command again.")
         return
     if done.terms is not None:
         line("terms", done.terms.fingerprint)
@@ -99,7 +54,7 @@ def provision_federation(
     )
 
 
-@federation.command("doctor")
+@app.command("doctor")
 def doctor_of_federation(
     folder: Annotated[Path, typer.Argument(help="The coordinator's folder.", show_default=False)], as_json: Json = False
 ) -> None:
@@ -110,7 +65,7 @@ def doctor_of_federation(
     show_findings(examine_coordinator(folder), as_json)
 
 
-@federation.command("show")
+@app.command("show")
 def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.", show_default=False)]) -> None:
     """Show what the terms mean, before anybody joins."""
     say(f"reading {terms}", True)
@@ -119,56 +74,23 @@ def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.
     show_terms(Terms.load(terms))
 
 
-@federation.command("run")
+@app.command("run")
 def run(
     folder: Annotated[Path, typer.Argument(help="What `dpfed federation provision` made.", show_default=False)],
     port: Annotated[int | None, typer.Option(help="Port of the SuperLink, on loopback.", show_default=False)] = None,
-    keys_only: Annotated[bool, typer.Option("--register", help="Only register the SuperNodes' keys, and end.")] = False,
 ) -> int:
     """Register the SuperNodes' keys, and start or resume a provisioned federation's run."""
     from dpfed.federation.flower.operator import Unavailable, operate
     from dpfed.federation.provisioning.services import LINK_PORT
 
     try:
-        return operate(folder, LINK_PORT if port is None else port, keys_only)
+        return operate(folder, LINK_PORT if port is None else port)
     except Unavailable as error:
         print(f"error: {error}", file=sys.stderr)
         return 1  # 2 is for what the operator must mend: a service manager leaves it at that
 
 
-@federation.command("app")
-def app_folder(folder: Annotated[Path, typer.Argument(help="Must not exist.", show_default=False)]) -> None:
-    """Make the app folder for `flwr run`."""
-    from dpfed.federation.flower.app_folder import make_app_folder
-
-    print(make_app_folder(folder))
-
-
-@federation.command("certificates")
-def certificates(
-    folder: Annotated[Path, typer.Argument(help="Where the files are put.", show_default=False)],
-    hosts: Annotated[
-        list[str] | None, typer.Option("--host", help="A name or IP address of the SuperLink; may be repeated.")
-    ] = None,
-    nodes: Annotated[list[str] | None, typer.Option("--node", help="Name of a SuperNode; may be repeated.")] = None,
-) -> None:
-    """Make a server's certificate, and key pairs of SuperNodes.
-
-    For a host: ``server.pem`` and ``server.key``, and beforehand, where there is none yet, the authority that signs them:
-    ``ca.crt``, which every site gets, and ``ca.key``, which should lie on no machine that is online. For a node: its key pair,
-    in the form that ``ssh-keygen -t ecdsa -b 384`` writes; a site makes it at home and hands out only the public half.
-    """
-    from dpfed.federation.provisioning.certificates import make_certificates, make_node_key
-
-    if not hosts and not nodes:
-        raise UserError("give --host for a server's certificate, --node for a SuperNode's key pair, or both.")
-    if hosts:
-        make_certificates(folder, hosts)
-    for name in nodes or ():
-        make_node_key(folder, name)
-
-
-@federation.command("demo")
+@app.command("demo")
 def demo(
     config: Annotated[Path, typer.Argument(help="A TOML file, or a name such as federation.")],
     run: Annotated[Path, typer.Option(help="Where the run goes; the parties' folders go beside it.")],
@@ -176,7 +98,7 @@ def demo(
     sites: Annotated[int, typer.Option(min=2, help="Institutions.")] = 3,
     trust: Annotated[str, typer.Option(help="central, distributed, secure or local.")] = "central",
     drops: Annotated[int, typer.Option(help="Sites that may drop out of a step.")] = 0,
-    colluders: Annotated[int, typer.Option(help="Sites that may tell others what they know.")] = 1,
+    colluders: Annotated[int, typer.Option(help="Sites that may pool what they know.")] = 1,
     skew: Skew = 0.8,
     deadline: Annotated[float, typer.Option(help="Seconds that a step waits for the slowest site.")] = 120.0,
 ) -> None:
@@ -186,7 +108,7 @@ def demo(
 
     loaded, place = chosen_config(config, assignments), run.absolute()
     if not RunDirectory.unused(place) and RunDirectory.open(place).finished:
-        say(f"{run} is finished: nothing is left to do, and this is what came of it (another --run makes another)")
+        say(f"{run} is finished; these are its results (another --run trains another one)")
         show_run(RunDirectory(place))
         return
     say("loading PyTorch")

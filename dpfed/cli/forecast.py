@@ -34,7 +34,9 @@ Public = Annotated[
 ]
 Records = Annotated[
     int | None,
-    typer.Option(min=2, help="N, if not the store's own number (or units, if the run protects units).", show_default=False),
+    typer.Option(
+        min=2, help="N: number of training records (or protected units); default: the store's own.", show_default=False
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
@@ -48,9 +50,8 @@ def forecast(
 ) -> None:
     """Forecast a private run in about a minute. No private record is read, and no privacy is spent.
 
-    For private moments the forecast follows from public numbers alone.
-
-    Noise, gradient, time and memory of the run, and what other batches, group sizes and numbers of steps would do.
+    The forecast states noise, gradient, time and memory of the run, and compares other batches, group sizes and numbers of
+    steps. For private moments it follows from public numbers alone.
     """
     from dpfed.console.terminal import chosen_config, on_command_line, say, watching
 
@@ -62,7 +63,7 @@ def forecast(
     with watching(as_json) as watcher:
         refuse_start(loaded)
         plan = declared_plan(loaded, records, watcher)
-        if plan.method.closed_form:
+        if plan.bounding.method.closed_form:
             return _forecast_moments(loaded, plan, as_json)
         stand = chosen(public, loaded, plan)
         watcher.note("loading PyTorch")
@@ -95,8 +96,8 @@ def rehearse(
 ) -> None:
     """Train on public records with the private run's own q, sigma and steps, and write the best configuration.
 
-    Noise over signal is that of the private run. No private record is read, and no privacy is spent. What is finished is
-    kept, and an interrupted rehearsal resumes.
+    The ratio of noise to signal is that of the private run. No private record is read, and no privacy is spent. An
+    interrupted rehearsal resumes.
     """
     from dpfed.console.terminal import chosen_config, say, watching
 
@@ -109,8 +110,8 @@ def rehearse(
     with watching(as_json) as watcher:
         refuse_start(loaded)
         plan = declared_plan(loaded, records, watcher)
-        if plan.method.closed_form:
-            raise UserError("bounding.method = 'moments' has nothing to choose: `dpfed forecast` says what to expect of it.")
+        if plan.bounding.method.closed_form:
+            raise UserError("bounding.method = 'moments' has no settings to choose: `dpfed forecast` predicts its result.")
         stand = chosen(public, loaded, plan)
         watcher.note("loading PyTorch")
         from dpfed.planning.rehearsal import rehearse as carry_out
@@ -126,42 +127,45 @@ def _forecast_moments(config: Config, plan: PrivacyPlan, as_json: bool) -> None:
     """Of a method whose utility follows from public numbers: nothing is measured."""
     from rich.table import Table
 
-    from dpfed.privacy.promise import round_up
     from dpfed.runs.moment_forecast import forecast_moments
 
     found = forecast_moments(config, plan)
     if as_json:
         print(json.dumps(found.facts()))
         return
-    promise = f"epsilon {round_up(plan.epsilon())}, delta {round_up(plan.delta)} ({plan.accountant.upper()})"
-    _print(f"{found.name}: {plan.records:,} {plan.protected}s, {promise}: sigma = {plan.noise_multiplier:.4g}", "bold")
-    _print("two noisy releases, and heads that follow from them; towers stay as they are")
+    _print(_promised(found.name, plan, plan.epsilon()), "bold")
+    _print("two noisy releases determine the heads; the towers are frozen")
     table = Table(box=None, pad_edge=False)
     table.add_column("what if")
-    for column in ("sigma", "records / sigma", "recall left"):
+    for column in ("sigma", "records / sigma", "gain left"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in found.rows:
-        table.add_row(row.what, f"{row.plan.noise_multiplier:.3g}", f"{row.ratio:,.0f}", f"{row.kept:.0%}")
+        table.add_row(row.what, f"{row.plan.noise.multiplier:.3g}", f"{row.ratio:,.0f}", f"{row.kept:.0%}")
     _console().print(table)
     _print(found.verdict, "bold")
+
+
+def _promised(name: str, plan: PrivacyPlan, epsilon: float) -> str:
+    from dpfed.privacy.promise import round_up
+
+    promise = plan.promise
+    said = f"epsilon {round_up(epsilon)}, delta {round_up(promise.delta)} ({promise.accountant.upper()})"
+    return f"{name}: {plan.sampling.records:,} {promise.protected}s, {said}: sigma = {plan.noise.multiplier:.4g}"
 
 
 def _show_forecast(found: Forecast, given: str) -> None:
     from rich.table import Table
 
     from dpfed.planning.forecast import TRAININGS
-    from dpfed.privacy.promise import round_up
 
     row, plan = found.configured, found.configured.plan
-    whose = "units" if plan.unit == "user" else "records"
-    promise = f"epsilon {round_up(found.epsilon)}, delta {round_up(plan.delta)} ({plan.accountant.upper()})"
-    _print(f"{found.name}: {plan.records:,} {whose}, {promise}: sigma = {plan.noise_multiplier:.4g}", "bold")
+    _print(_promised(found.name, plan, found.epsilon), "bold")
     _print(f"trains {found.trained}")
     _print(f"measured on {found.measured_on}; no private record was read", "dim")
     for remark in found.remarks:
         _print(f"note: {remark}", "dim")
     _print("")
-    _print(f"one step     {_noise_words(row.noise_over_gradient)} (B = {plan.batch:,}, {plan.groups:,} groups)")
+    _print(f"one step     {_noise_words(row.noise_over_gradient)} (B = {plan.sampling.batch:,}, {plan.groups:,} groups)")
     _print(f"whole run    {plan.steps:,} noisy steps are worth about {row.reach:,.1f} steps without noise")
     if found.rows[1].what in TRAININGS.values():
         _print(f"LoRA or full {_suits(found)}")
@@ -175,7 +179,7 @@ def _show_forecast(found: Forecast, given: str) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for each in found.rows:
         over = "–" if each.noise_over_gradient == float("inf") else f"{each.noise_over_gradient:,.1f}"
-        cells = (f"{each.plan.noise_multiplier:.3g}", over, f"{each.reach:,.1f}", duration(each.seconds))
+        cells = (f"{each.plan.noise.multiplier:.3g}", over, f"{each.reach:,.1f}", duration(each.seconds))
         table.add_row(each.what, *cells)
     _console().print(table)
     _print("")
@@ -197,15 +201,16 @@ def _verdict(found: Forecast) -> str:
     from dpfed.privacy.promise import round_up
 
     row, plan = found.configured, found.configured.plan
-    what = f"Epsilon {round_up(found.epsilon)} {found.verdict} with {plan.records:,} records"
+    what = f"Epsilon {round_up(found.epsilon)} {found.verdict} with {plan.sampling.records:,} records"
     if found.verdict == "can work":
         return f"{what}: the run is worth {row.reach:,.0f} steps without noise; {ENOUGH:.0f} or more have been enough."
     best = found.rows[-1]
+    reached = f"T = {best.plan.steps:,} is worth {best.reach:,.0f}"
     ways = []
     if found.suits is not None and found.rows[1].reach > max(row.reach, ENOUGH):
         ways.append(f"{found.rows[1].what} is worth {found.rows[1].reach:,.0f}")
     if best.reach >= ENOUGH:
-        ways.append(f"B = {best.plan.batch:,}, S = {best.plan.group_size}, T = {best.plan.steps:,} is worth {best.reach:,.0f}")
+        ways.append(f"B = {best.plan.sampling.batch:,}, S = {best.plan.bounding.group_size}, {reached}")
     if found.records_needed is not None:
         ways.append(f"about {_rounded(found.records_needed):,} records would be enough")
     otherwise = "; ".join(ways) or "no plan of this grid is, so start from public weights, or raise epsilon or the steps"
@@ -230,13 +235,13 @@ def _show_rehearsal(found: Rehearsal) -> None:
     _console().print(table)
     _print(found.verdict, "bold")
     _print("Differences within their error are chance.", "dim")
-    _print("Imitated noise on public records: it protects nobody, so there is no privacy card.", "dim")
+    _print("The noise was simulated on public records and protects nobody, so there is no privacy card.", "dim")
     _print(f"next: dpfed pretrain {found.file}", "dim")
 
 
 def _noise_words(over: float) -> str:
     if over == float("inf"):
-        return "no gradient could be told from chance on these records"
+        return "the gradient on these records cannot be distinguished from chance"
     return f"the noise is {over:,.1f} times as long as the gradient"
 
 

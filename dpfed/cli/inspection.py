@@ -60,11 +60,9 @@ def inspect(
     if store.kind == "image-text":
         facts["captions"] = _captions(store, tokenizer)
     elif tokenizer is not None:
-        raise UserError(f"{store.path} has no captions to count; leave --config and --context out.")
+        raise UserError(f"{store.path} has no captions to count; omit --config and --context.")
     if store.units is not None:
         facts["units"] = _units(store)
-    if store.shards is not None:
-        facts["shards"] = store.shards
     if as_json:
         print(json.dumps(facts))
         return

@@ -29,3 +29,19 @@ def lazy_group(modules: Mapping[str, str]) -> type[TyperGroup]:
             return command
 
     return Lazy
+
+
+def group_in(module: str) -> type[TyperGroup]:
+    """A class of group that is in a module as its ``app``, a `typer.Typer` with several commands."""
+
+    class Lazy(TyperGroup):
+        def _group(self) -> TyperGroup:
+            return typer.main.get_group(importlib.import_module(module).app)
+
+        def list_commands(self, ctx: click.Context) -> list[str]:
+            return self._group().list_commands(ctx)
+
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+            return self._group().get_command(ctx, cmd_name)
+
+    return Lazy

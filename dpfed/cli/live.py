@@ -15,8 +15,8 @@ _AGAIN = 1.0  # seconds between two looks
 
 def watch(
     run: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a site's folder.", show_default=False)],
-    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Look once, and print JSON only, for scripts.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once, and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the state once, as JSON, for scripts.")] = False,
 ) -> None:
     """Watch a run in the terminal: steps, time left, epsilon, utility, sites. Nothing is written."""
     from dpfed.console.terminal import console, say
@@ -56,8 +56,7 @@ def _facts(name: str, state: str, made: list) -> dict:
 
 def serve(
     runs: Annotated[Path, typer.Argument(help="A folder of runs, a run, or a site's folder.", show_default=False)],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.")] = 8642,
+    port: Annotated[int, typer.Option(help="Port to listen on, on this machine alone; 0: any that is free.")] = 8642,
     pictures: Annotated[
         Path | None,
         typer.Option(help="A public store to search by text; default: the run's own, if public.", show_default=False),
@@ -65,9 +64,6 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option(help="File (0600) with the token; default: a new token each time.", show_default=False)
     ] = None,
-    certificate: Annotated[Path | None, typer.Option(help="Certificate for TLS, PEM.", show_default=False)] = None,
-    key: Annotated[Path | None, typer.Option(help="Key of the certificate, PEM.", show_default=False)] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without TLS.")] = False,
 ) -> None:
     """Show live and finished runs and federations on a local, read-only web page."""
     from dpfed.console.terminal import console, say
@@ -78,7 +74,7 @@ def serve(
     from dpfed.live.serving import listen
 
     gathering = Gathering(runs)
-    access = Access.of(host, port, token_file, certificate, key, insecure)
+    access = Access.of(port, token_file)
 
     def ready(address: str) -> None:
         console.print(f"{address}\nCtrl-C ends it.", highlight=False, soft_wrap=True)

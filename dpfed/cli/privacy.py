@@ -13,10 +13,7 @@ _POINTS = 10  # of epsilon over the steps
 _SHOWN = {"event", "day", "steps"}  # of a reservation
 _SHOWN_LAST = 12  # interruptions
 
-app = typer.Typer(
-    help="Compute the noise for an epsilon, or the epsilon of a noise. Show what a run spent, and check its card.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 
 Records = Annotated[int, typer.Option(help="N: training records, or units if the run protects units.")]
 Batch = Annotated[int, typer.Option(help="B: expected records or units in a step.")]
@@ -30,7 +27,7 @@ def calibrate(
     records: Records,
     batch: Batch,
     steps: Steps,
-    epsilon: Annotated[float, typer.Option(help="The epsilon to keep.")],
+    epsilon: Annotated[float, typer.Option(help="The largest epsilon allowed.")],
     delta: Delta = None,
     as_json: Json = False,
 ) -> None:
@@ -43,7 +40,7 @@ def account(
     records: Records,
     batch: Batch,
     steps: Steps,
-    noise_multiplier: Annotated[float, typer.Option(help="sigma: noise over sensitivity.")],
+    noise_multiplier: Annotated[float, typer.Option(help="sigma: the noise's standard deviation divided by the sensitivity.")],
     delta: Delta = None,
     as_json: Json = False,
 ) -> None:
@@ -57,19 +54,19 @@ def ledger(
     run: Annotated[Path, typer.Argument(help="A run directory.", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Show what a run spent, when it was interrupted, and what it reserved: every line of its ledger is checked."""
+    """Show what a run spent and reserved, and where it was interrupted. Every line of its ledger is checked."""
     from dpfed.console.terminal import say
 
     say(f"reading the ledger of {run}", as_json)
     from dpfed.artifacts.directory import RunDirectory
-    from dpfed.artifacts.spent import ledger_of
+    from dpfed.artifacts.verification import ledger_of
     from dpfed.budgets.refusals import shown, told
     from dpfed.privacy.promise import round_up
     from dpfed.runs.budgeting import reservations, stated
 
     folder = RunDirectory.open(run)
     book = ledger_of(folder)
-    plan, charged = book.plan, book.charged
+    plan, promise, charged = book.plan, book.plan.promise, book.charged
     marks = sorted({charged * part // _POINTS for part in range(1, _POINTS + 1)} - {0})
     curve = [(count, plan.epsilon(count)) for count in marks]
     reserved = reservations(folder)
@@ -79,8 +76,8 @@ def ledger(
         facts: dict[str, Any] = {
             "charged": charged,
             "planned": plan.steps,
-            "delta": plan.delta,
-            "accountant": plan.accountant,
+            "delta": promise.delta,
+            "accountant": promise.accountant,
             "epsilon": finite,
             "resumed": book.resumed,
             "replays": book.replays,
@@ -94,16 +91,17 @@ def ledger(
         ]
         print(json.dumps(facts))
         return
-    _print(f"{charged:,} of {plan.steps:,} planned steps are charged; delta {round_up(plan.delta)} ({plan.accountant.upper()})")
+    rest = f"delta {round_up(promise.delta)} ({promise.accountant.upper()})"
+    _print(f"{charged:,} of {plan.steps:,} planned steps are charged; {rest}")
     for count, epsilon in curve:
         _print(f"  after {count:>9,} steps   epsilon {round_up(epsilon)}")
     _print(_interruptions(book.resumed))
-    _print(f"paid releases that were taken again, bit for bit, at no cost: {book.replays:,}")
+    _print(f"charged releases that were replayed, bit for bit, at no further cost: {book.replays:,}")
     _print(f"data owners that saw sums without noise: at most {book.owners:,}")
     if not reserved:
         _print(f"lifetime budget of the records: {stated(folder)}")
     for id, known, entries in reserved:
-        _print(f"lifetime budget {id}{': its book is gone' if known is None else f', {shown(known)}'}")
+        _print(f"lifetime budget {id}{': its ledger is gone' if known is None else f', {shown(known)}'}")
         if known is not None:
             for entry in entries:
                 _print(f"  {entry.day}  {told(entry, known)}")
@@ -118,7 +116,7 @@ def verify(
     """Verify a privacy card against the ledger, plan, results and model of its run."""
     from dpfed.console.terminal import say
 
-    say(f"holding {card} against {run}")
+    say(f"comparing {card} with {run}")
     from dpfed.artifacts.verification import verify
     from dpfed.errors import UserError
 
@@ -130,12 +128,12 @@ def verify(
 
 
 def _interruptions(resumed: list[int]) -> str:
-    """How often a run was interrupted, and where it went on."""
+    """How often a run was interrupted, and where it resumed."""
     if not resumed:
         return "never interrupted"
     places = ", ".join(f"{step:,}" for step in resumed[-_SHOWN_LAST:])
     earlier = "... " if len(resumed) > _SHOWN_LAST else ""
-    return f"interrupted: {len(resumed):,}; went on behind step {earlier}{places}"
+    return f"interrupted: {len(resumed):,}; resumed after step {earlier}{places}"
 
 
 def _print(line: str) -> None:
@@ -185,9 +183,9 @@ def _figures(numbers: dict[str, Any], fixed: dict[str, Any]) -> tuple[dict[str, 
     delta = 0.0
     for name in accountants:
         try:
-            plan = PrivacyPlan.of_numbers(**numbers, **fixed, accountant=name)
-            delta = plan.delta
-            figures[name] = {"noise_multiplier": plan.noise_multiplier, "epsilon": plan.epsilon()}
+            plan = PrivacyPlan.calibrate(**numbers, **fixed, accountant=name, group_size=1, clip_norm=1.0)
+            delta = plan.promise.delta
+            figures[name] = {"noise_multiplier": plan.noise.multiplier, "epsilon": plan.epsilon()}
         except Unresolved as error:
             refusals[name] = str(error)
     return figures, delta, refusals

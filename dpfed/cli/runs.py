@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 
 from dpfed.cli.cluster import Cluster, CpusPerWorker, GpusPerWorker, Restarts, Workers, another_process, collected, least_of
 from dpfed.cli.cluster import carry_out as on_cluster
-from dpfed.cli.simulation import Colluders, Drops, Federated, Skew, TrustMode, simulated
+from dpfed.cli.parties import Colluders, Drops, Federated, Skew, TrustMode, simulated
 
 if TYPE_CHECKING:
     from dpfed.artifacts.directory import RunDirectory
@@ -110,14 +111,14 @@ def resume(
     if finished and not another_process(cluster):
         _say_finished(run, as_json)
     elif not another_process(cluster):
-        say(f"going on with {run}", as_json)
+        say(f"resuming {run}", as_json)
 
     def carry_out(watcher: Watcher) -> RunDirectory | None:
         if not finished:
             watcher.note("loading PyTorch")
         if cluster is not None and not (finished and cluster == "ray"):  # a finished run needs no cluster
             return on_cluster(cluster, run, None, True, watcher, **options)
-        from dpfed.runs.resuming import resume
+        from dpfed.runs.pretraining import resume
 
         return resume(run, watcher)
 
@@ -135,7 +136,7 @@ def _say_finished(folder: Path, as_json: bool) -> None:
     """Says that a run is only shown."""
     from dpfed.console.terminal import say
 
-    say(f"{folder} is finished: nothing is left to do, and this is what came of it", as_json)
+    say(f"{folder} is finished; these are its results", as_json)
 
 
 def _watch(
@@ -187,7 +188,7 @@ def evaluate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a run's model again, and the model before training."""
+    """Evaluate a run's model again, and the model before training."""
     from rich.markup import escape
 
     from dpfed.console.terminal import console, say, watching
@@ -217,6 +218,16 @@ def evaluate(
 def report(
     run: Annotated[list[Path], typer.Argument(help="Run directories; several make a comparison.", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="Where the page goes; default RUN/report.html or comparison.html.")] = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(help="A public store, whose pictures the report's gallery, search and map show.", show_default=False),
+    ] = None,
+    forecast: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON that `dpfed forecast --json` or `rehearse --json` printed; shown beside the outcome.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Write the report of a run, or one that compares several."""
     from dpfed.console.terminal import console, say
@@ -226,11 +237,20 @@ def report(
     from dpfed.artifacts.view import RunView
     from dpfed.report.html import write_report
 
+    if len(run) > 1 and (pictures or forecast):
+        raise UserError("--pictures and --forecast belong to the report of one run: give one run.")
     views = [RunView.read(folder) for folder in run]
+    if pictures:
+        from dpfed.artifacts.directory import RunDirectory
+        from dpfed.encoder import load
+        from dpfed.live.retrieval import public_store
+
+        shown = load(run[0]).gallery(public_store(pictures), RunDirectory.open(run[0]).config())
+        views = [dataclasses.replace(views[0], gallery=shown)]
     path = out or (run[0] / "report.html" if len(run) == 1 else Path("comparison.html"))
     if out is None and len(run) > 1 and path.exists():
         raise UserError(f"{path} exists: choose another file with --out.")
-    write_report(path, views)
+    write_report(path, views, forecast=forecast)
     console.print(path, highlight=False, soft_wrap=True)
 
 

@@ -15,7 +15,7 @@ from dpfed.cli.parties import line, show_findings, show_terms, tell
 from dpfed.console import logs
 from dpfed.console.terminal import say
 
-site = typer.Typer(help="For one of several institutions: make a site, join a federation, serve it.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 SiteDirectory = Annotated[Path, typer.Argument(help="The site's folder, or that of its kit.", show_default=False)]
 KitFolder = Annotated[Path, typer.Argument(help="The folder of the site's kit.", show_default=False)]
@@ -42,39 +42,13 @@ Public = Annotated[
 ]
 _BEFORE_JOINING = (
     "\nCompare the terms' fingerprint with the coordinator's, by another channel than the file's: for example, by telephone. "
-    "Joining reserves the whole plan with the lifetime budget of the records, if they have one. It is for these terms only, "
-    "and for good."
+    "Joining reserves the whole plan in the lifetime budget of the records, if they have one. This folder can never join "
+    "other terms."
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
 
-@site.command("create")
-def create_site(
-    folder: SiteDirectory,
-    name: Annotated[str, typer.Option(help="The site's name in the federation.", show_default=False)],
-    store: Annotated[Path, typer.Option(help="The site's record store.", show_default=False)],
-    budget: Budget = None,
-    delta: Delta = None,
-    declared: Declared = None,
-    device: Device = "auto",
-    weights: Weights = None,
-    architecture: Architecture = None,
-    text: Text = None,
-    start: Start = None,
-    public: Public = None,
-) -> None:
-    """Make a site: its keys, its settings, and the card for the coordinator."""
-    say(f"opening the records of {store}", True)
-    from dpfed.federation.site.folder import SiteFolder
-
-    own = {"weights": weights, "architecture": architecture, "text": text, "start": start, "public": public}
-    made = SiteFolder.create(folder, name, store, declared, budget=budget, delta=delta, device=device, **own)
-    tell(f"Give {made.card} to the coordinator; all else in {made.path} is secret.")
-    read_out = f"Read the card's fingerprint out to the other sites, by telephone: {made.own_card().fingerprint}"
-    tell(read_out)
-
-
-@site.command("setup")
+@app.command("setup")
 def set_up_site(
     kit: Annotated[
         Path, typer.Argument(help="The coordinator's kit: an archive, or where it was unpacked.", show_default=False)
@@ -93,7 +67,9 @@ def set_up_site(
     start: Start = None,
     public: Public = None,
     into: Annotated[Path | None, typer.Option(help="Where the kit's folder goes.", show_default=False)] = None,
-    port: Annotated[int | None, typer.Option(help="First of two loopback ports; default 9200.", show_default=False)] = None,
+    port: Annotated[
+        int | None, typer.Option(help="The SuperNode's port on loopback; default 9200.", show_default=False)
+    ] = None,
     proxy: Annotated[str | None, typer.Option(help="The network's HTTP proxy, http://HOST:PORT.", show_default=False)] = None,
 ) -> None:
     """Make a site from the coordinator's kit: unpack and check it, make keys here, write the reply."""
@@ -108,7 +84,7 @@ def set_up_site(
     tell(read_out)
 
 
-@site.command()
+@app.command()
 def unpack(
     folder: KitFolder, kit: Annotated[Path, typer.Argument(help="A newer kit of this site.", show_default=False)]
 ) -> None:
@@ -122,7 +98,7 @@ def unpack(
     tell(said)
 
 
-@site.command("doctor")
+@app.command("doctor")
 def doctor_of_site(folder: KitFolder, as_json: Json = False) -> None:
     """Check clock, ports, certificates, disk, versions, records and budget of a site, and say what to do."""
     say(f"examining {folder}", True)
@@ -131,31 +107,7 @@ def doctor_of_site(folder: KitFolder, as_json: Json = False) -> None:
     show_findings(examine_site(folder), as_json)
 
 
-@site.command()
-def rotate(
-    folder: KitFolder, done: Annotated[bool, typer.Option("--done", help="The new key is in use: remove the old one.")] = False
-) -> None:
-    """Make a new key for the SuperNode, beside the one in use, and a reply with it."""
-    say(f"reading {folder}", True)
-    from dpfed.federation.provisioning.site_place import SitePlace
-
-    place = SitePlace.open(folder)
-    if done:
-        tell(f"The key of node-{place.forget_old_key()} is removed. Send {place.reply} to the coordinator, who unregisters it.")
-        return
-    old = place.keys.slots()[-1]
-    new = place.rotate()
-    for sentence in (
-        f"A new key lies in keys/{new}. No step is lost if you go on so:",
-        f"1. send {place.reply} to the coordinator, and wait until they say that the key is registered",
-        f"2. start node-{new} and app-{new}, beside node-{old} and app-{old}, and wait for 'SuperNode ID'",
-        f"3. retire app-{old} (systemctl reload, or the signal USR1); it ends when the coordinator asks the other one",
-        f"4. stop node-{old}, and give `dpfed site rotate --done {folder}`: the next reply has the new key only",
-    ):
-        tell(sentence)
-
-
-@site.command()
+@app.command()
 def link(folder: KitFolder) -> None:
     """Point the units at this Python environment; run it from the new one after an upgrade."""
     say(f"reading {folder}", True)
@@ -166,30 +118,26 @@ def link(folder: KitFolder) -> None:
     tell(f"{place.path / 'venv'} leads to {(place.path / 'venv').readlink()}. Restart the worker, then node and app.")
 
 
-@site.command()
-def leave(folder: SiteDirectory) -> None:
-    """Leave the federation for good. What was spent stays spent; no budget comes back."""
+@app.command()
+def leave(folder: KitFolder) -> None:
+    """Leave the federation permanently. What was spent stays spent; no budget is given back."""
     say(f"reading {folder}", True)
-    from dpfed.federation.provisioning.kits import MANIFEST
     from dpfed.federation.provisioning.site_place import SitePlace
-    from dpfed.federation.site.folder import SiteFolder
     from dpfed.privacy.ledger import Ledger
     from dpfed.privacy.promise import round_up
 
-    opened = SiteFolder.open(folder)
-    opened.leave()
-    tell(f"{opened.path} has left, for good. Its secret of draws and noise is destroyed.")
+    place = SitePlace.open(folder)
+    opened = place.site
+    place.leave()
+    tell(f"{opened.path} has left permanently. Its secret key for draws and noise is destroyed.")
     if opened.ledger.exists():
         ledger = Ledger.open(opened.ledger)
-        spent = f"epsilon {round_up(ledger.epsilon)} at delta {round_up(ledger.plan.delta)}"
+        spent = f"epsilon {round_up(ledger.epsilon)} at delta {round_up(ledger.plan.promise.delta)}"
         line("spent", f"{spent}, {ledger.charged} of {ledger.plan.steps} steps. It stays spent: keep {opened.ledger}")
-    if (opened.path.parent / MANIFEST).is_file():
-        place = SitePlace.open(opened.path.parent)
-        place.write_reply()
-        tell(f"Send {place.reply} to the coordinator, and stop the SuperNode.")
+    tell(f"Send {place.reply} to the coordinator, and stop the SuperNode.")
 
 
-@site.command()
+@app.command()
 def confirm(
     folder: SiteDirectory,
     cards: Annotated[
@@ -214,21 +162,20 @@ def confirm(
     tell(f"confirmed  {text}")
 
 
-@site.command()
+@app.command()
 def join(
-    folder: SiteDirectory,
-    terms: Annotated[Path, typer.Argument(help="The coordinator's terms.json, or the kit that holds it.", show_default=False)],
+    folder: KitFolder,
+    kit: Annotated[Path, typer.Argument(help="The coordinator's kit that holds the terms.", show_default=False)],
     yes: Annotated[bool, typer.Option("--yes", help="Join without a question.")] = False,
 ) -> None:
     """Show what terms mean, ask, and join: from then on the site answers to these terms only."""
-    say(f"checking {terms}", True)
+    say(f"checking {kit}", True)
     from dpfed.errors import UserError
     from dpfed.federation.protocol.terms import Terms
-    from dpfed.federation.provisioning.kits import MANIFEST
     from dpfed.federation.provisioning.site_place import SitePlace
-    from dpfed.federation.site.folder import SiteFolder
 
-    opened = SiteFolder.open(folder)
+    place = SitePlace.open(folder)
+    opened = place.site
 
     def agreed(loaded: Terms) -> bool:
         show_terms(loaded, loaded.number_of(opened.identity().signing_key), opened.confirmed.read())
@@ -238,19 +185,13 @@ def join(
         except typer.Abort:
             raise UserError("nobody answered, so the site has not joined: give --yes to join without a question.") from None
 
-    loaded: Terms | None
-    if (folder / MANIFEST).is_file():
-        place = SitePlace.open(folder)
-        if terms.resolve() not in (place.path, place.terms):
-            place.unpack(terms)
-        loaded = place.join(agreed)
-    else:
-        given = Terms.load(terms)
-        loaded = given if opened.join(given, agreed) else None
+    if kit.resolve() not in (place.path, place.terms):
+        place.unpack(kit)
+    loaded = place.join(agreed)
     if loaded is None:
         tell("The site has not joined, and nothing is reserved.")
         raise typer.Exit(1)
-    from dpfed.federation.site.own_config import require_copies  # with torch, which takes seconds
+    from dpfed.federation.site.serving import require_copies  # with torch, which takes seconds
 
     try:
         require_copies(loaded, opened.settings())
@@ -258,7 +199,7 @@ def join(
         tell(f"\nBefore it can be served: {error}")
 
 
-@site.command()
+@app.command()
 def serve(
     folder: SiteDirectory,
     socket: Annotated[
@@ -285,7 +226,7 @@ def serve(
     serve_site(opened, socket or opened.door, _say, stop, group)
 
 
-@site.command()
+@app.command()
 def status(folder: SiteDirectory) -> None:
     """Show what the site has spent."""
     say(f"reading {folder}", True)
@@ -299,16 +240,16 @@ def status(folder: SiteDirectory) -> None:
     terms, ledger = opened.terms(), Ledger.open(opened.ledger)
     number = terms.number_of(opened.identity().signing_key)
     own = terms.sites[number]
-    plan, budget = ledger.plan, opened.settings().budget
+    plan, delta, budget = ledger.plan, ledger.plan.promise.delta, opened.settings().budget
     if (day := day_of_leaving(opened.path)) is not None:
-        tell(f"{'left':>15}  on {day}, for good; what is spent stays spent")
+        tell(f"{'left':>15}  on {day}, permanently; what is spent stays spent")
     for name, value in (
         ("site", f"{own.name}, {own.records:,} records declared, {own.groups} of {plan.groups} groups"),
         ("terms", terms.fingerprint),
         ("confirmed", confirmation(terms, number, opened.confirmed.read())),
         ("steps answered", f"{ledger.charged} of {plan.steps}"),
-        ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(plan.delta)}, of {round_up(plan.epsilon())} planned"),
-        ("which means", meaning(plan.epsilon(), plan.delta, plan.protected, "what all planned steps release")),
+        ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(delta)}, of {round_up(plan.epsilon())} planned"),
+        ("which means", meaning(plan.epsilon(), delta, plan.promise.protected, "what all planned steps release")),
         (
             "budget",
             f"{'none set' if budget is None else repr(budget)}, at a delta of {round_up(opened.most_delta(plan))} at most",
@@ -317,16 +258,16 @@ def status(folder: SiteDirectory) -> None:
         tell(f"{name:>15}  {value}")
 
 
-@site.command("supernode", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
+@app.command("supernode", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def supernode(context: typer.Context) -> None:
-    """Run Flower's SuperNode, less idle and more patient; takes the options of `flower-supernode`."""
-    from dpfed.federation.flower.supernode import main
+    """Run Flower's SuperNode with shorter polls and longer retries; takes the options of `flower-supernode`."""
+    from dpfed.federation.flower.resident import main
 
     sys.argv = ["dpfed site supernode", *context.args]
     main()
 
 
-@site.command("app")
+@app.command("app")
 def resident_app(
     runtime_api_address: Annotated[str, typer.Option(help="The SuperNode's --host and --port, as HOST:PORT.")],
     superexec_auth_secret_file: Annotated[Path, typer.Option(help="The same file as the SuperNode's.")],

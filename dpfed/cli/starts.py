@@ -22,8 +22,8 @@ def start(
 ) -> None:
     """Make starting weights for a configuration's model, without any record.
 
-    The model is trained on procedural images, without noise: they are no person's data, so the weights cost no privacy. Of the
-    configuration, the model, views, objective and size of images count. The rest is the recipe of `dpfed config show start`.
+    The model is trained without noise on procedural images. These are no person's data, so the weights cost no privacy. The
+    configuration determines model, views, objective and image size; `dpfed config show start` has all other settings.
     """
     from rich.markup import escape
 
@@ -39,10 +39,10 @@ def start(
     if config is None:
         _refuse_another_recipe(loaded, recipe)
     images = f"{recipe.privacy.steps:,} steps on {recipe.data.records:,} procedural images"
-    say(f"{loaded.name}: a start for its model, {images}; no record is read")
+    say(f"{loaded.name}: initial weights for its model, {images}; no record is read")
     with watching() as watcher:
         watcher.note("loading PyTorch")
-        from dpfed.runs.making import make_start
+        from dpfed.runs.pretraining import make_start
 
         place, was_there = make_start(loaded, watcher)
     # Settings that were given count for the run, too: with others, it would look for the start of another model.
@@ -57,7 +57,7 @@ def start(
 
 def _refuse_another_recipe(given: Config, recipe: Config) -> None:
     """Refuses changes of the shipped recipe, which a run with ``model.start = "procedural"`` would not find."""
-    from dpfed.config.dotted_keys import leaves
+    from dpfed.config.toml_file import leaves
     from dpfed.errors import UserError
 
     own, made = leaves(given.model_dump()), leaves(recipe.model_dump())

@@ -24,7 +24,7 @@ def sweep(
 ) -> None:
     """Train every run of a sweep and compare them. Finished runs are kept, and interrupted runs resume.
 
-    All runs spend from one privacy budget. The joint promise that is printed at the end is the sum of theirs.
+    All runs spend from one privacy budget. The joint promise, printed at the end, adds up those of the runs.
     """
     from dpfed.console.terminal import chosen_config, say, say_if_shipped, watching
 

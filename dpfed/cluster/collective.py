@@ -7,6 +7,10 @@ that rank 0 sent. Sending parts of a sum earlier would gain nothing: a group's c
 so any element may change until the last group is in, and what is sent then is as long as the whole.
 
 The sums travel without noise: the network between the workers lies inside the trust boundary.
+
+Messages between the processes of a cluster: what rank 0 announces, and what all report back.
+
+Everything here is small and lies in main memory; parameters and sums travel in `dpfed.cluster.collective`.
 """
 
 from __future__ import annotations
@@ -16,13 +20,86 @@ import hashlib
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import BoundedSum
-from dpfed.cluster.link import Link
 from dpfed.errors import UserError
-from dpfed.models.parameters import BroadcastVector
+from dpfed.models.parameters import TrainableVector
 from dpfed.training.worker import Worker
+
+MARK_BYTES = 16  # of what ranks compare
+_TEXT_BYTES = 1024  # of a report: enough for a sentence
+
+
+class Link:
+    """One process's end of the line. Needs an initialised default process group that can send CPU tensors.
+
+    Attributes:
+        rank: of this process; rank 0 is the coordinator.
+        size: number of processes.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def broadcast(self, content: bytes = b"") -> bytes:
+        """Hands rank 0's bytes to all; what other ranks pass in is ignored."""
+        length = torch.tensor([len(content)])
+        dist.broadcast(length, 0)
+        message = _bytes(content) if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
+        if len(message):
+            dist.broadcast(message, 0)
+        return message.numpy().tobytes()
+
+    def announce(self, step: int | None) -> int | None:
+        """Hands rank 0's next step to all; ``None``: there is none. What other ranks pass in is ignored."""
+        number = torch.tensor(-1 if step is None else step)
+        dist.broadcast(number, 0)
+        return int(number) if number >= 0 else None
+
+    def share(self, number: float) -> float:
+        """Hands rank 0's number to all; what other ranks pass in is ignored."""
+        shared = torch.tensor(number, dtype=torch.float64)
+        dist.broadcast(shared, 0)
+        return shared.item()
+
+    def gather(self, numbers: list[int]) -> list[list[int]]:
+        """Every rank's numbers, as many from each, by rank."""
+        return [row.tolist() for row in self._all(torch.tensor(numbers))]
+
+    def agree(self, mark: bytes, trouble: str = "") -> None:
+        """Goes on if every rank can, and all have the same records and plan.
+
+        Args:
+            mark: `MARK_BYTES` that must be the same on all ranks; of no matter on one in trouble.
+            trouble: why this rank cannot go on; all ranks learn it, so it must hold nothing private.
+
+        Raises:
+            UserError: on every rank, with the first trouble.
+        """
+        own = torch.zeros(MARK_BYTES + _TEXT_BYTES, dtype=torch.uint8)
+        content = _bytes(mark.ljust(MARK_BYTES, b"\0") + trouble.encode()[:_TEXT_BYTES])
+        own[: len(content)] = content
+        reports = [report.numpy().tobytes() for report in self._all(own)]
+        for rank, report in enumerate(reports):
+            text = report[MARK_BYTES:].rstrip(b"\0").decode(errors="replace")
+            if text:
+                raise UserError(f"worker {rank}: {text}")
+            if report[:MARK_BYTES] != reports[0][:MARK_BYTES]:
+                raise UserError(
+                    f"worker {rank} does not find the records that worker 0 finds: data.path and data.stores must be the same "
+                    "store on all machines."
+                )
+
+    def _all(self, own: Tensor) -> list[Tensor]:
+        everyone = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(everyone, own)
+        return everyone
+
+
+def _bytes(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+
 
 CHECK_EVERY = 50  # steps between comparisons of all ranks' weights
 
@@ -37,7 +114,7 @@ class Collective:
     """
 
     def __init__(self, link: Link, model: nn.Module, worker: Worker) -> None:
-        self._link, self._model, self._vector, self._worker, self._steps = link, model, BroadcastVector(model), worker, 0
+        self._link, self._model, self._vector, self._worker, self._steps = link, model, TrainableVector(model), worker, 0
 
     def tell(self, threshold: float) -> None:
         """See `Transport`; on rank 0, and each step hands it out."""

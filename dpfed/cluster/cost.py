@@ -19,6 +19,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import large_delta, meaning, round_up
 from dpfed.privacy.samplers import PoissonSampler
 
+_RESTART = 120.0  # seconds from a death until all workers are at work again
 _WIDTH = 116  # columns of the table: a pipe or a narrow terminal wraps its lines rather than cutting figures
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
@@ -43,7 +44,7 @@ def plan(
     measured: Annotated[Path | None, typer.Option(help="A file of `python -m benchmarks.throughput`.")] = None,
     model: Annotated[str | None, typer.Option(help="Which model of the measured file.")] = None,
     throughput: Annotated[float | None, typer.Option(help="Records/s of one GPU, clipped group gradients only.")] = None,
-    latency: Annotated[float | None, typer.Option(help="Microseconds of a message beside its bytes.")] = None,
+    latency: Annotated[float | None, typer.Option(help="Fixed latency of a message, microseconds.")] = None,
     noise_seconds_per_million: Annotated[float | None, typer.Option(help="Noise, optimizer, per million parameters.")] = None,
     bookkeeping_seconds_per_million: Annotated[
         float | None, typer.Option(help="Digest, kept release and ledger, per million parameters.")
@@ -57,7 +58,6 @@ def plan(
         float | None, typer.Option(help="A checkpoint, per million parameters.", show_default=False)
     ] = None,
     failures: Annotated[float, typer.Option(help="Deaths of one worker per 1,000 hours.")] = 0.0,
-    restart: Annotated[float, typer.Option(help="Seconds from a death until all workers are at work again.")] = 120.0,
     gpus_per_node: Annotated[int, typer.Option(help="GPUs that are rented together.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
@@ -66,41 +66,21 @@ def plan(
     given = {"batch": batch, "steps": steps, "epsilon": epsilon, "group_size": group_size}
     wanted = _config(config, assignments or [], given, {} if accountant is None else {"accountant": accountant})
     promise = PrivacyPlan.from_config(_count(wanted, config, records), wanted)
-    figures = _measured(measured, model)
-    for name, value in {
+    own = {
         "throughput": throughput,
         "latency": latency,
         "noise_seconds_per_million": noise_seconds_per_million,
         "bookkeeping_seconds_per_million": bookkeeping_seconds_per_million,
-    }.items():
-        figures[name] = figures.get(name) if value is None else value
-    if missing := [f"--{name.replace('_', '-')}" for name, value in figures.items() if value is None]:
-        raise UserError(f"nothing is known of {', '.join(missing)}: give a value, or a measured file with --measured.")
-    further = _further(measured, model) | {
-        name: value
-        for name, value in {
-            "keys": draws_seconds_per_million,
-            "decoding": _inverse("decoding", decoding),
-            "views": _inverse("views", views),
-            "checkpoint": checkpoint_seconds_per_million,
-        }.items()
-        if value is not None
     }
-    known = {name: value for name, value in figures.items() if value is not None}
-    for name, value in {"bandwidth": bandwidth, "latency": known["latency"], "failures": failures}.items():
-        if value < 0:  # said here, in the unit in which it was given
-            raise UserError(f"{name} must not be negative, got {value:g}.")
-    machines = Machines(
-        throughput=known["throughput"],
-        bandwidth=bandwidth * 1e9,
-        latency=known["latency"] * 1e-6,
-        noise=known["noise_seconds_per_million"],
-        bookkeeping=known["bookkeeping_seconds_per_million"],
-        price=gpu_price,
-        gpus_per_node=gpus_per_node,
-        failures=failures / 1000,
-        restart=restart,
-        **further,
+    further = {
+        "keys": draws_seconds_per_million,
+        "decoding": _inverse("decoding", decoding),
+        "views": _inverse("views", views),
+        "checkpoint": checkpoint_seconds_per_million,
+    }
+    rented = {"price": gpu_price, "gpus_per_node": gpus_per_node}
+    machines = _machines(
+        _known(own, _measured(measured, model)), bandwidth, failures, rented | _further(measured, model), further
     )
     trained = _trained(wanted, config) if parameters is None else parameters
     every = wanted.training.checkpointed(promise.steps)
@@ -109,6 +89,37 @@ def plan(
         print(json.dumps(_as_json(promise, machines, trained, rows)))
     else:
         _show(promise, machines, trained, rows)
+
+
+def _machines(
+    known: dict[str, float],
+    bandwidth: float,
+    failures: float,
+    measured: dict[str, Any],
+    own: dict[str, float | None],
+) -> Machines:
+    """The machines, from figures in the units of the command line; `own` ones stand before `measured` ones."""
+    for name, value in {"bandwidth": bandwidth, "latency": known["latency"], "failures": failures}.items():
+        if value < 0:  # said here, in the unit in which it was given
+            raise UserError(f"{name} must not be negative, got {value:g}.")
+    return Machines(
+        throughput=known["throughput"],
+        bandwidth=bandwidth * 1e9,
+        latency=known["latency"] * 1e-6,
+        noise=known["noise_seconds_per_million"],
+        bookkeeping=known["bookkeeping_seconds_per_million"],
+        failures=failures / 1000,
+        restart=_RESTART,
+        **measured | {name: value for name, value in own.items() if value is not None},
+    )
+
+
+def _known(own: dict[str, float | None], measured: dict[str, float | None]) -> dict[str, float]:
+    """Figures of the command line, or else of a measured file."""
+    figures = {name: measured.get(name) if value is None else value for name, value in own.items()}
+    if missing := [f"--{name.replace('_', '-')}" for name, value in figures.items() if value is None]:
+        raise UserError(f"nothing is known of {', '.join(missing)}: give a value, or a measured file with --measured.")
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _config(path: Path | None, assignments: list[str], given: dict[str, float | None], further: dict[str, str]) -> Config:
@@ -221,17 +232,18 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
     from rich.console import Console
     from rich.table import Table
 
-    said = f"N = {plan.records:,}, B = {plan.batch:,}, T = {plan.steps:,}, S = {plan.group_size:,}, K = {plan.groups:,}"
+    promise, records, size, epsilon = plan.promise, plan.sampling.records, plan.bounding.group_size, plan.epsilon()
+    said = f"N = {records:,}, B = {plan.sampling.batch:,}, T = {plan.steps:,}, S = {size:,}, K = {plan.groups:,}"
     if plan.promises:
-        said += f"\nsigma {plan.noise_multiplier:.4f}: epsilon {round_up(plan.epsilon())} at delta {round_up(plan.delta)}"
-        said += f" ({plan.accountant.upper()}), with any number of workers"
-        words = meaning(plan.epsilon(), plan.delta, plan.protected)
-        said += f"\n{' '.join([large_delta(plan.delta, plan.records, plan.protected), words]).strip()}"
+        said += f"\nsigma {plan.noise.multiplier:.4f}: epsilon {round_up(epsilon)} at delta {round_up(promise.delta)}"
+        said += f" ({promise.accountant.upper()}), with any number of workers"
+        words = meaning(epsilon, promise.delta, promise.protected)
+        said += f"\n{' '.join([large_delta(promise.delta, records, promise.protected), words]).strip()}"
     else:
-        said += f"\nno promise (bounding.method = '{plan.method}')"
+        said += f"\nno promise (bounding.method = '{plan.bounding.method_name}')"
     said += f"\n{parameters:,} trained parameters; {machines.throughput:,.6g} records/s per GPU"
     if unknown := [words for words, value in _counted(plan, machines).items() if not value]:
-        said += f"\nnot counted, as nothing is known of it: {', '.join(unknown)}"
+        said += f"\nnot counted, because no value is known: {', '.join(unknown)}"
     table = Table(box=None, pad_edge=False)
     heads = (
         "workers",
@@ -269,7 +281,7 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
 def _counted(plan: PrivacyPlan, machines: Machines) -> dict[str, float]:
     """What else a step has, in words, and what is known of it."""
     return {
-        "draws": machines.keys if isinstance(plan.sampler, PoissonSampler) else 0.0,
+        "draws": machines.keys if isinstance(plan.mechanism.sampler, PoissonSampler) else 0.0,
         "reading images": machines.decoding,
         "views": machines.views,
         "checkpoints": machines.checkpoint,

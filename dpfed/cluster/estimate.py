@@ -242,11 +242,11 @@ def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
 
 def _drawing(plan: PrivacyPlan, machines: Machines, workers: int) -> float:
     """Seconds of a step in which a worker finds out who takes part: a block's are shared out over its steps."""
-    if not isinstance(plan.sampler, PoissonSampler):
+    if not isinstance(plan.mechanism.sampler, PoissonSampler):
         return 0.0
-    millions, block = plan.records / workers / 1e6, plan.sampler.block
+    millions, block = plan.sampling.records / workers / 1e6, plan.mechanism.sampler.block
     # Keys' figure is of a block in which each record is drawn once: its first gap, and one for each draw.
-    once = 0.5 * (1 + plan.sampling_rate * block)
+    once = 0.5 * (1 + plan.sampling.rate * block)
     return machines.keys * millions * once * math.ceil(plan.steps / block) / plan.steps
 
 
@@ -268,7 +268,7 @@ def _productive(machines: Machines, workers: int, step: float, coordinator: floa
 
 def _records(plan: PrivacyPlan) -> int:
     """Records of a step; where units are protected, each is taken to bring as many as it may."""
-    return plan.batch * plan.per_unit
+    return plan.sampling.batch * plan.sampling.per_unit
 
 
 def _check(condition: bool, message: str) -> None:

@@ -16,16 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.cluster.admission import require_admission
-from dpfed.cluster.machines import machines, room_for, watched
-from dpfed.cluster.network import on_the_nodes_network
-from dpfed.cluster.reach import ray_folder, require_cluster
+from dpfed.cluster.reach import (
+    WAIT,
+    last_line,
+    machines,
+    patiently,
+    ray_folder,
+    require_admission,
+    require_cluster,
+    room_for,
+    watched,
+)
 from dpfed.cluster.relay import Relay, in_a_thread, relayed, telling_of_deaths
-from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, process_group
-from dpfed.cluster.waiting import WAIT, last_line, patiently
+from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, on_the_nodes_network, process_group
 from dpfed.cluster.work import Task, work
 from dpfed.errors import UserError, goes_on
-from dpfed.places import is_url
 from dpfed.progress import Watcher
 from dpfed.runs.running import stopped
 
@@ -123,11 +128,11 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
             )
             raise UserError(
                 f"workers died {settled.restarts + 1} times, the last time with: {'; '.join(reasons)}. No step is lost: "
-                f"`dpfed resume {task.folder} --cluster ray` goes on."
+                f"`dpfed resume {task.folder} --cluster ray` continues it."
             ) from error
         except TrainingFailedError as error:
             raise UserError(
-                f"Ray gave up: {last_line(error)}. No step is lost: `dpfed resume {task.folder} --cluster ray` goes on."
+                f"Ray gave up: {last_line(error)}. No step is lost: `dpfed resume {task.folder} --cluster ray` continues it."
             ) from error
     if refusal:
         raise UserError(refusal)
@@ -199,7 +204,7 @@ def _connected(watcher: Watcher, wait: float = WAIT) -> Iterator[bool]:
     remedy = (
         "Start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone."
         if where
-        else f"Ray's own logs are in {ray_folder() / 'session_latest' / 'logs'}; `ray stop` ends what is left of a cluster."
+        else f"Ray's own logs are in {ray_folder() / 'session_latest' / 'logs'}; `ray stop` ends a cluster's processes."
     )
     try:
         yield patiently(_connection, f"connecting to Ray{where}", watcher, _hopeless, remedy, wait)
@@ -294,7 +299,7 @@ def _refuse_job_copy(task: Task) -> None:
     if task.config is not None:
         data, model = task.config.data, task.config.model
         places |= {"data.path": data.path, "model.weights": model.weights, "model.architecture": model.architecture}
-        if data.source != "store" or is_url(data.path or ""):  # otherwise nothing is put there
+        if data.source != "store":  # otherwise nothing is put there
             places["data.stores"] = data.stores
     lost = [name for name, place in places.items() if place and _in_job_copy(place)]
     if lost:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfed.cluster.admission import NOT_TAKEN
-from dpfed.cluster.waiting import WAIT, last_line, patiently
+from dpfed.cluster.reach import NOT_TAKEN, WAIT, last_line, patiently
 from dpfed.console.terminal import say, watching
 from dpfed.errors import UserError
 from dpfed.places import proxy_hint
@@ -39,11 +38,15 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
 def main(
-    arguments: Annotated[list[str], typer.Argument(metavar="CONFIG [OPTIONS]", help="Of `dpfed pretrain`.")],
+    arguments: Annotated[
+        list[str], typer.Argument(metavar="CONFIG [OPTIONS]", help="Configuration and options of `dpfed pretrain`.")
+    ],
     address: Annotated[
-        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="Where the cluster takes jobs.", show_default=True)
+        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="Address at which the cluster accepts jobs.", show_default=True)
     ] = _DEFAULT,
-    working_dir: Annotated[Path, typer.Option(help="Travels to the cluster, without what git ignores.")] = Path("."),
+    working_dir: Annotated[
+        Path, typer.Option(help="Folder that is uploaded to the cluster, without the files that git ignores.")
+    ] = Path("."),
     wait: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds to wait for a cluster that is starting.")] = WAIT,
 ) -> None:
     """Submit a run to a Ray cluster and follow it to its end."""
@@ -67,7 +70,7 @@ def main(
     if status == "SUCCEEDED":
         return
     print(
-        f"error: job {job} ended as {status}: {message} If it had begun a run, the same command with --resume goes on with it.",
+        f"error: job {job} ended as {status}: {message} If it had begun a run, the same command with --resume continues it.",
         file=sys.stderr,
     )
     sys.exit(1)
@@ -149,8 +152,8 @@ async def _follow(client: Any, job: str, every: float = _LOOK) -> tuple[str, str
         info = client.get_job_info(job)
     except (RuntimeError, OSError) as error:
         raise UserError(
-            f"the connection to the cluster is lost ({last_line(error)}). The job may still run: `ray job status {job}` tells. "
-            "If the head is gone, start it again; if a run had begun, the same command with --resume goes on with it."
+            f"the connection to the cluster is lost ({last_line(error)}). The job may still run: `ray job status {job}` "
+            "shows it. If the head is gone, start it again; if a run had begun, the same command with --resume continues it."
         ) from error
     finally:
         log.cancel()

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
-from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.effects import refuse_without_effect
 from dpfed.config.sections import (
     AdaptationConfig,
@@ -34,7 +33,7 @@ from dpfed.config.sections import (
     ViewsConfig,
 )
 from dpfed.config.shipped import find_config
-from dpfed.config.toml_file import read_toml, toml_value
+from dpfed.config.toml_file import leaves, put, read_toml, toml_value
 from dpfed.errors import UserError, nearest
 from dpfed.places import path_of
 from dpfed.privacy.method import method_named
@@ -45,7 +44,10 @@ class Config(Section):
     """A whole run."""
 
     name: str = Field(
-        "run", pattern="^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=100, description="of the run, and of its folder in runs/"
+        "run",
+        pattern="^[A-Za-z0-9_-][A-Za-z0-9._-]*$",
+        max_length=100,
+        description="name of the run, and of its folder in runs/",
     )
     data: DataConfig = DataConfig()
     views: ViewsConfig = ViewsConfig()
@@ -61,7 +63,7 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     progress: ProgressConfig = ProgressConfig()
     diagnostics: Literal["none", "private", "raw"] = Field(
-        "none", description="'private': loss, clip rate and norms with noise, paid for; 'raw': exact, marks the card"
+        "none", description="'private': loss, clip rate and norms with noise, accounted for; 'raw': exact, marks the card"
     )
 
     def __init__(self, /, **tree: Any) -> None:
@@ -74,7 +76,7 @@ class Config(Section):
     def cached_views(self) -> int:
         """V: views of each image whose features are computed once; 0: none, or the image tower is trained."""
         frozen = self.model.external and self.adaptation.of_images(self.model.kind) == "frozen"
-        return self.views.cached if frozen and not self.objective.loss.target_network else 0
+        return self.views.cached if frozen else 0
 
     def dump(self, defaults: bool = True) -> str:
         """The configuration as TOML, with every default spelled out, or with none."""

@@ -17,7 +17,7 @@ from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError
 from dpfed.objectives import OBJECTIVES, keys_of_losses
 from dpfed.privacy.method import Method, method_named
-from dpfed.schema.rules import Rule, needs
+from dpfed.schema.section import Rule, needs
 from dpfed.schema.wording import shown
 
 if TYPE_CHECKING:
@@ -43,24 +43,22 @@ def _imports(c: Config) -> bool:
 
 def _finds_store(c: Config) -> bool:
     """Whether `data.path` is a record store, although the source is not called one."""
-    from dpfed.places import is_store, is_url
+    from dpfed.places import is_store
 
     if c.data.path is None or c.data.source in ("store", *_FROM_NOTHING):
         return False
     try:
-        return is_url(c.data.path) or is_store(Path(c.data.path).expanduser())
+        return is_store(Path(c.data.path).expanduser())
     except (OSError, RuntimeError):  # opening it will say what is wrong
         return False
 
 
 def _writes_store(c: Config) -> bool:
-    from dpfed.places import is_url
-
     if c.data.source in _GENERATED or (_method(c).public_records and c.public.source in _FROM_NOTHING):
         return True
     if c.model.start == PROCEDURAL:
         return True
-    return (c.data.path is not None and is_url(c.data.path)) or (_imports(c) and not _finds_store(c))
+    return _imports(c) and not _finds_store(c)
 
 
 def _measures(c: Config, *tasks: str) -> bool:
@@ -121,12 +119,6 @@ _RULES = (
         "adaptation.image model.image model.kind",
         lambda c: c.model.external and c.adaptation.of_images(c.model.kind) == "frozen",
         "the image tower is trained, so its features change; set adaptation.image = 'frozen'",
-    ),
-    Rule(
-        "views.cached",
-        "objective.name",
-        lambda c: not c.objective.loss.target_network,
-        "its target network reads images; choose another loss",
     ),
     needs("text_views.sentence_swap text_views.word_swap text_views.word_delete", "model.kind", *_READERS),
     Rule(
@@ -210,7 +202,7 @@ _RULES = (
         "bounding.group_size bounding.max_group_size",
         "bounding.method",
         lambda c: not _method(c).alone,
-        "every record makes a group of its own; set bounding.method = 'group'",
+        "every record forms its own group; set bounding.method = 'group'",
     ),
     Rule(
         "public.records public.centring public.source public.path public.digest public.generated public.half",
@@ -270,7 +262,7 @@ _RULES = (
         "optimizer.schedule",
         "optimizer.warmup privacy.steps",
         lambda c: c.optimizer.warmup + 1 < c.privacy.steps,
-        "it begins behind the warm-up; leave it two steps at least",
+        "it begins after the warm-up; leave at least two steps for it",
     ),
     needs(
         "evaluation.tasks evaluation.match evaluation.templates evaluation.every evaluation.records evaluation.bank",

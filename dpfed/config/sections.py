@@ -37,7 +37,7 @@ class DataConfig(Section):
         None, ge=8, le=4096, description="side of the square images, pixels; default 32, or what open_clip or timm expects"
     )
     resize: Literal["model", "crop", "squash", "pad"] = Field("model", description="how an image becomes square")
-    stores: str = Field("stores", description="folder for record stores imported on the way")
+    stores: str = Field("stores", description="folder for the stores that a run imports or generates")
     public: bool = Field(False, description="the records are public: the report may show them")
 
 
@@ -56,7 +56,10 @@ class ViewsConfig(Section):
     blur: float = Field(0.0, ge=0, le=1, description="probability of Gaussian blur")
     blur_sigma: Pair = Field((0.1, 2.0), description="standard deviation of the blur, pixels of a 224-pixel image")
     cached: int = Field(
-        0, ge=0, le=1024, description="frozen image tower: features of so many views of each image are computed once; 0: off"
+        0,
+        ge=0,
+        le=1024,
+        description="frozen image tower: number of views of each image whose features are computed once; 0: off",
     )
 
     @model_validator(mode="after")
@@ -102,8 +105,8 @@ class ModelConfig(Section):
     tokenizer: Literal["own", "words"] = Field("own", description="the model's own, or hashed words (random weights)")
     image: str = Field(
         "cnn",
-        description="'cnn', 'resnet18', 'resnet34', 'resnet50', or 'timm/NAME' or 'torchvision/NAME', an encoder that keeps "
-        "records apart",
+        description="'cnn', 'resnet18', 'resnet34', 'resnet50', or 'timm/NAME' or 'torchvision/NAME', an encoder that does not "
+        "mix records",
     )
     stem: Literal["cifar", "imagenet"] = Field("cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling")
     width: int = Field(32, ge=4, le=4096, description="channels of the first stage of 'cnn', or 64 for a standard ResNet")
@@ -121,13 +124,11 @@ class ModelConfig(Section):
         description="text encoder (kind = 'image-text'): 'transformer' (small, trained), 'sentence-transformers/NAME', or a "
         "folder of the Hugging Face format (pretrained, frozen, with a linear head)",
     )
-    text_width: int = Field(
-        64, ge=8, le=8192, description="dimensions of a word inside the text encoder; a multiple of text_heads"
-    )
+    text_width: int = Field(64, ge=8, le=8192, description="width of the text encoder; a multiple of text_heads")
     text_layers: int = Field(2, ge=1, le=256, description="transformer blocks of the text encoder")
     text_heads: int = Field(2, ge=1, le=256, description="attention heads of each block")
     vocabulary: int = Field(1024, ge=64, le=1_000_000, description="hash buckets of the word tokenizer")
-    context: int = Field(24, ge=4, le=4096, description="words of a caption that are read")
+    context: int = Field(24, ge=4, le=4096, description="words that the model reads of a caption")
     embedding: int = Field(64, ge=2, le=65_536, description="dimensions of the space in which views are contrasted")
     head_hidden: int = Field(128, ge=2, le=65_536, description="hidden width of the projection head (kind = 'image')")
 
@@ -179,7 +180,7 @@ Training = Literal["full", "last", "bias", "lora", "frozen"]
 
 
 class AdaptationConfig(Section):
-    """What of an open_clip model or a timm encoder is trained. What is frozen costs no gradient, no noise and no traffic."""
+    """Which parts of an open_clip model or a timm encoder are trained. Frozen parts cost no gradient, noise or traffic."""
 
     image: Literal["auto", "full", "last", "bias", "lora", "frozen"] = Field(
         "auto",
@@ -188,7 +189,7 @@ class AdaptationConfig(Section):
     )
     text: Literal["full", "lora", "frozen"] = Field("lora", description="text tower: all weights, adapters, or nothing")
     rank: int = Field(16, ge=1, le=4096, description="r of the adapters B A (Hu et al. 2022)")
-    alpha: float = Field(16.0, gt=0, description="the adapters count alpha / rank times")
+    alpha: float = Field(16.0, gt=0, description="the adapters' output is multiplied by alpha / rank")
     image_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the image tower gets adapters")
     text_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the text tower gets adapters")
 
@@ -200,7 +201,7 @@ class AdaptationConfig(Section):
     @classmethod
     def _once(cls, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
         if len(set(layers)) < len(layers):
-            raise ValueError("each layer may stand there once")
+            raise ValueError("each layer may be listed only once")
         return layers
 
 
@@ -248,10 +249,10 @@ class BoundingConfig(Section):
     clipping: Literal["fixed", "automatic", "adaptive"] = Field(
         "fixed", description="to clip_norm; automatic: normalised, no C to tune; adaptive: C follows progress.quantile"
     )
-    stability: float = Field(0.01, description="clipping = 'automatic': added to the norm that a gradient is divided by")
-    max_group_size: int | None = Field(None, description="the most records of a group; others are left out")
+    stability: float = Field(0.01, description="clipping = 'automatic': added to the norm by which a gradient is divided")
+    max_group_size: int | None = Field(None, description="the most records of a group; further ones are dropped")
     max_batch: int | None = Field(None, ge=2, description="sample and logit: cap of the batch; default B + 4 sqrt(B)")
-    options: dict[str, bool | int | float | str] = Field({}, description="of the method's own (docs/methods.md)")
+    options: dict[str, bool | int | float | str] = Field({}, description="the method's own options (docs/methods.md)")
     engine: Literal["auto", "loop", "layerwise"] = Field("auto", description="how group gradients are computed")
     microbatch: int = Field(512, ge=1, description="records whose views are in memory at a time")
     pass_records: int | None = Field(None, ge=8, description="layerwise: records of a pass; default: by a GPU's memory, or 32")
@@ -297,25 +298,27 @@ class PrivacyConfig(Section):
         "gaussian",
         description="gaussian: fast, in floating point; discrete: proven to the last bit, on a grid",
     )
-    accountant: Literal["pld", "rdp"] = Field("pld", description="how epsilon is computed; pld is tighter, rdp the papers' way")
+    accountant: Literal["pld", "rdp"] = Field(
+        "pld", description="how epsilon is computed; pld is tighter, rdp is used in the papers"
+    )
     unit: Literal["record", "user"] = Field("record", description="what is protected: a record, or all records of one unit")
     per_unit: int = Field(1, ge=1, description="unit = 'user': the most records of a unit that take part in a step")
     batch: int = Field(1024, description="B: expected records (or units) in a step; each is drawn with q = B/N")
     steps: int = Field(100, description="T: noisy steps in the whole run")
     not_covered: str | None = Field(
-        None, description="under a lifetime budget: why more may be released than it covers (docs/budget.md)"
+        None, description="under a lifetime budget: the reason for releases that it does not count (docs/budget.md)"
     )
     seed: int | None = Field(None, description="for tests only: a seed voids the secrecy of the noise and marks the card")
 
 
 class OptimizerConfig(Section):
-    """What is done with the private gradient (post-processing: costs no privacy)."""
+    """How the noisy gradient updates the weights (post-processing: costs no privacy)."""
 
     name: Literal["sgd", "adam", "adamw", "lars"] = Field("adam", description="how the noisy gradient becomes a step")
     learning_rate: float = Field(1e-3, gt=0, description="size of a step, at the end of the warm-up")
     momentum: float = Field(0.9, ge=0, lt=1, description="for sgd and lars")
     weight_decay: float = Field(
-        0.0, ge=0, description="this part of the weights joins the gradient; adamw: shrinks the weights"
+        0.0, ge=0, description="this fraction of the weights is added to the gradient; adamw: decoupled from it"
     )
     warmup: int = Field(0, ge=0, description="steps of linear warm-up")
     schedule: Literal["constant", "cosine"] = Field(
@@ -325,11 +328,11 @@ class OptimizerConfig(Section):
 
 
 class TrainingConfig(Section):
-    """Where and how the run computes."""
+    """Device, precision and checkpoints."""
 
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="what computes; auto: a GPU if there is one")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="auto: a GPU if there is one")
     precision: Literal["fp32", "bf16"] = Field(
-        "fp32", description="of the forward pass; bf16 wants the loop or the layerwise engine"
+        "fp32", description="precision of the forward pass; bf16 requires the loop or the layerwise engine"
     )
     checkpoint_every: int | None = Field(
         None, ge=1, description="steps between two checkpoints; default: a fifth of the run, and at most 50"
@@ -342,13 +345,15 @@ class TrainingConfig(Section):
 
 
 class ProgressConfig(Section):
-    """What `diagnostics = 'private'` releases of training, with noise, and accounted for."""
+    """Noisy training metrics that `diagnostics = 'private'` releases; they are accounted for."""
 
     share: float = Field(
         0.01, gt=0, lt=1, description="fraction of each step's privacy cost (1 / sigma^2) spent on these metrics"
     )
-    phase: int | None = Field(None, ge=1, description="steps whose figures are averaged; default: as many as the noise wants")
-    quantile: float = Field(0.5, ge=0.01, le=0.99, description="of the groups' gradient norms, which is followed")
+    phase: int | None = Field(
+        None, ge=1, description="steps whose figures are averaged; default: as many as the noise requires"
+    )
+    quantile: float = Field(0.5, ge=0.01, le=0.99, description="quantile of the groups' gradient norms that is followed")
     loss_range: float | None = Field(
         None, gt=0, description="per-record losses are clipped to this value; default: twice the chance-level loss"
     )
@@ -358,7 +363,7 @@ Task = Literal["retrieval", "zero_shot", "knn", "linear"]
 
 
 class EvaluationConfig(Section):
-    """What is measured on held-out records, on the untrained and on the trained model."""
+    """Measurements of the untrained and the trained model on held-out records."""
 
     tasks: Items[Task] = Field((), description="what is measured; empty: all that is possible")
     match: Literal["record", "unit"] = Field(

@@ -10,7 +10,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -102,7 +101,7 @@ def _log_as_asked(error: click.ClickException) -> None:
     asked = error.ctx.params if isinstance(error, click.UsageError) and error.ctx is not None else {}
     if asked.get("log_format") and not logs.active():
         with contextlib.suppress(UserError):  # two mistakes in one line: the first is said
-            logs.set_up(asked["log_format"], Path(asked["log_file"]) if asked.get("log_file") else None)
+            logs.set_up(asked["log_format"])
 
 
 def _note(otherwise: Callable[..., None], message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:

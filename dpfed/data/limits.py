@@ -8,7 +8,7 @@ from typing import SupportsIndex
 from dpfed.errors import UserError
 
 SMALLEST_SIDE, LARGEST_SIDE = 1, 4096  # pixels of a stored square image; the largest takes 50 MB
-MOST_SHARDS = 4096
+MOST_SITES = 4096
 MOST_VOLUMES = 4096  # files of records of one store
 
 

@@ -17,9 +17,8 @@ from dpfed.data.processes import cores
 from dpfed.data.store.counting import given_path, require_something_at
 from dpfed.data.store.layout import FORMAT_VERSION
 from dpfed.data.store.records import RecordStore, open_or_write
-from dpfed.data.store.remote import fetch_store
 from dpfed.errors import UserError, nearest
-from dpfed.places import is_store, is_url, local_path
+from dpfed.places import is_store, local_path
 
 _ORIGINALS_FROM = 64  # pixels; smaller images are read raw far faster than their files are decoded
 _SQUARED = ("crop", "bicubic")  # how an import makes images square
@@ -28,28 +27,23 @@ _SQUARED = ("crop", "bicubic")  # how an import makes images square
 def open_records(
     config: DataConfig,
     progress: Progress | None = None,
-    owner: int = 0,
-    owners: int = 1,
     interpolation: str = "bicubic",
     say: Callable[[str], None] | None = None,
 ) -> RecordStore:
-    """Opens the records that a configuration names, after generating, importing or copying them if need be.
+    """Opens the records that a configuration names, after generating or importing them if need be.
 
     A source is imported once, into ``<stores>/<importer>-<hash>``; the hash changes with the source's files and the options.
     Images below 64 pixels are stored raw; others, and those that the model does not want cropped and scaled bicubically, as
-    original files that are resized when read. A store at a URL is copied into ``<stores>/copy-<hash>``, only what the owner
-    opens of it.
+    original files that are resized when read.
 
     Args:
         config: the ``[data]`` section, with its size and way to resize settled.
-        progress: called during an import or a copy with (records so far, of how many or ``None``).
-        owner: whose shards of a sharded store are opened, 0 .. owners - 1; all other stores are opened whole.
-        owners: how many data owners share the records.
+        progress: called during an import with (records so far, of how many or ``None``).
         interpolation: how the model wants images scaled.
         say: told what an import did not use.
 
     Raises:
-        UserError: for an unknown source, a missing path, a source or store that cannot be read, more owners than shards, or a
+        UserError: for an unknown source, a missing path, a source or store that cannot be read, or a
             store of squares that were made in another way than the model's own.
     """
     if config.source == "shapes":
@@ -62,13 +56,13 @@ def open_records(
         from dpfed.data.generated.scenes import scenes_store
 
         labelled = DataConfig(source="scenes", path=config.path, stores=config.stores, public=config.public)
-        return scenes_store(config, lambda: _from_path(labelled, None, progress, 0, 1, say=say))
+        return scenes_store(config, lambda: _from_path(labelled, None, progress, say=say))
     known = importers()
     if config.source != "store" and config.source not in known:
         sources = ["shapes", "scenes", "procedural", "store", *known]
         raise UserError(f"unknown data.source {config.source!r}; {nearest(config.source, sources)}")
     size = _stored_size(config) if interpolation == _SQUARED[1] else None
-    store = _from_path(config, config.source, progress, owner, owners, size, say)
+    store = _from_path(config, config.source, progress, size, say)
     refuse_other_squares(store, config.resize, interpolation)
     return store
 
@@ -87,7 +81,7 @@ def refuse_other_squares(store: RecordStore, resize: str, interpolation: str) ->
     if store.resized and (resize, interpolation) not in (_SQUARED, ("model", _SQUARED[1])):
         raise UserError(
             f"the images of {store.path} were cropped to squares of {store.size} pixels and scaled bicubically when they were "
-            f"imported, and this run wants resize '{resize}' with {interpolation} scaling, as stock open_clip would "
+            f"imported, and this run needs resize '{resize}' with {interpolation} scaling, as stock open_clip would "
             "show them to its model: import the data again without --size."
         )
 
@@ -96,22 +90,13 @@ def _from_path(
     config: DataConfig,
     format: str | None,
     progress: Progress | None,
-    owner: int,
-    owners: int,
     size: int | None = None,
     say: Callable[[str], None] | None = None,
 ) -> RecordStore:
     """Opens ``data.path``, after importing it if it is no store; without a format the importer is found by looking at it."""
-    if is_url(given := given_path(config)):
-        if format not in ("store", None):
-            raise UserError(
-                f"data.source = {format!r} reads files on this machine, and data.path is the address of another place: import "
-                "the files with `dpfed data import`, upload the store, and set data.source = 'store'."
-            )
-        return RecordStore.open(fetch_store(given, config.stores, owner, owners, progress), owner, owners)
-    path = local_path(given, "data.path")
+    path = local_path(given_path(config), "data.path")
     if format == "store" or is_store(path):
-        return RecordStore.open(path, owner, owners)
+        return RecordStore.open(path)
     require_something_at(path)
     format = format or detect(path)
 

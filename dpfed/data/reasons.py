@@ -33,7 +33,7 @@ def _some(ids: list[str]) -> str:
     return ", ".join(map(visible, ids[:_EXAMPLES])) + ", ..." * (len(ids) > _EXAMPLES)
 
 
-def mending(broken: Iterable[tuple[str, str]], first: str = "mend them") -> str:
+def mending(broken: Iterable[tuple[str, str]], first: str = "repair them") -> str:
     """What to do about unreadable records: the end of a sentence, which begins with what is best."""
     advice = f"{first}, or leave them out with --skip-broken"
     if any(reason == OUTSIDE for _, reason in broken):

@@ -4,17 +4,21 @@ Both draws are functions of the record's own key (`Randomness.per_record`), so a
 record's part. Where units are protected, they are functions of the unit's key: equal for all of its records, which therefore
 take part together and in one group. Shuffling a sampled batch and cutting it into chunks would not do: one record more pulls
 another one over into the next chunk, two groups change, and the sum can move by 4C instead of 2C.
+
+Which records of a store are one data owner's: found where they are drawn, from the store's own mapped numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dpfed.config import PrivacyConfig
 from dpfed.data.store.counting import no_units
+from dpfed.data.store.index import blocks
 from dpfed.data.store.records import RecordStore
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
@@ -83,8 +87,6 @@ def unit_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray | None:
 def protected_count(store: RecordStore, privacy: PrivacyConfig) -> int:
     """N of a store's training split: the number of its records, or of its units where units are protected.
 
-    It counts the whole store, whatever part of it is open: every owner of a sharded store has the same plan.
-
     Raises:
         UserError: see `unit_keys`.
     """
@@ -95,8 +97,7 @@ def protected_count(store: RecordStore, privacy: PrivacyConfig) -> int:
 def owner_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray:
     """What decides the owner of every record, see `dpfed.training.worker.indices_of_owner`.
 
-    A function of the record's own key, or of its unit's, so that a protected unit has one owner. In a sharded store it is the
-    number of the shard: an owner's records are then those of the shards that it opens.
+    A function of the record's own key, or of its unit's, so that a protected unit has one owner.
 
     Returns:
         ``(N,)`` uint64, by index in the store.
@@ -105,8 +106,6 @@ def owner_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray:
         UserError: see `unit_keys`.
     """
     units = unit_keys(store, privacy)
-    if store.shard_numbers is not None:
-        return store.shard_numbers
     return store.keys if units is None else units
 
 
@@ -122,7 +121,7 @@ def participants_of(
         units: see `draw_step`.
         own: which of them it holds; ``None``: all.
     """
-    return plan.sampler.participants(randomness, keys if units is None else units, own)
+    return plan.mechanism.sampler.participants(randomness, keys if units is None else units, own)
 
 
 def draw_step(
@@ -153,7 +152,7 @@ def draw_step(
     """
     if groups == 0:
         return StepDraw(np.zeros(0, np.int64), np.zeros(1, np.int64))
-    protected, alone = keys if units is None else units, plan.method.alone
+    protected, alone = keys if units is None else units, plan.bounding.method.alone
     drawn = (participants or participants_of(plan, randomness, keys, units))(step)
     if alone:
         _, group = np.unique(protected[drawn], return_inverse=True)
@@ -162,13 +161,13 @@ def draw_step(
         group = np.minimum((uniforms * groups).astype(np.int64), groups - 1)
     if units is not None:
         _, unit = np.unique(units[drawn], return_inverse=True)
-        kept = _least(unit, randomness.per_record("unit", step, keys[drawn], 1)[:, 0], plan.per_unit)
+        kept = _least(unit, randomness.per_record("unit", step, keys[drawn], 1)[:, 0], plan.sampling.per_unit)
         drawn, group = drawn[kept], group[kept]
     # Within a group, members stand in the order of their keys: a function of the group's own members only.
     order = np.lexsort((keys[drawn], group))
     drawn, group = drawn[order], group[order]
-    if plan.cap is not None:
-        kept = _least(group, randomness.per_record("cap", step, keys[drawn], 1)[:, 0], plan.cap)
+    if plan.bounding.cap is not None:
+        kept = _least(group, randomness.per_record("cap", step, keys[drawn], 1)[:, 0], plan.bounding.cap)
         drawn, group = drawn[kept], group[kept]
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     made_by = protected[drawn[starts]] if alone else None
@@ -191,3 +190,33 @@ def _least(number: np.ndarray, priority: np.ndarray, most: int) -> np.ndarray:
     first = np.maximum.accumulate(np.where(np.diff(ordered, prepend=-1) != 0, np.arange(len(ordered)), 0))
     kept = by_priority[np.arange(len(ordered)) - first < most]
     return np.sort(kept)
+
+
+class OwnRows:
+    """The training records of one of several owners, as rows of the store. Nothing is copied, and nothing is read beforehand.
+
+    Args:
+        store: that the owner opened.
+        keys: ``(N,)`` what decides, by row: `dpfed.data.sampling.owner_keys`.
+        owner: 0 .. owners - 1.
+        owners: how many there are.
+    """
+
+    def __init__(self, store: RecordStore, keys: np.ndarray, owner: int = 0, owners: int = 1) -> None:
+        self._store, self._keys, self._owner, self._owners = store, keys, owner, owners
+
+    def __call__(self, first: int, end: int) -> np.ndarray:
+        """Which of the rows between two are the owner's, ``(end - first,)`` bool.
+
+        Raises:
+            UserError: for rows that are not what the store's header says.
+        """
+        training = self._store.index.training(first, end)
+        if self._owners == 1:
+            return training
+        return training & (self._keys[first:end] % np.uint64(self._owners) == self._owner)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """All of them, ``(n,)`` int64, ascending."""
+        found = [first + np.flatnonzero(self(first, end)) for first, end in blocks(len(self._store))]
+        return np.asarray(np.concatenate(found) if found else np.zeros(0, np.int64), dtype)

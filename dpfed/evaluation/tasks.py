@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dpfed.data.store.columns import blocks
+from dpfed.data.store.index import blocks
 from dpfed.errors import UserError
 
 if TYPE_CHECKING:

@@ -54,4 +54,4 @@ def refuse_if_left(folder: Path) -> None:
         UserError: saying when.
     """
     if (day := day_of_leaving(folder)) is not None:
-        raise UserError(f"{folder} left its federation on {day}, for good: make a new site for another federation.")
+        raise UserError(f"{folder} left its federation permanently on {day}: make a new site for another federation.")

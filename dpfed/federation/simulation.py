@@ -20,12 +20,11 @@ from dpfed.data.sampling import unit_keys
 from dpfed.data.store.division import site_of_records
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.federation.coordinator.arrivals import Arrivals
-from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.coordinator.journal import Arrivals, Journal
 from dpfed.federation.coordinator.rounds import Federation
 from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.packets import Packet
+from dpfed.federation.protocol.messages import Packet
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.site.worker import SiteWorker

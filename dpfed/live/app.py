@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dpfed.live.access import Access
-from dpfed.live.exposition import exposition, health
+from dpfed.live.figures import exposition, health
 from dpfed.live.gathering import Gathering, Seen
 from dpfed.live.rendering import Pages, script, style
 from dpfed.live.retrieval import Retrieval, reads_text
@@ -227,7 +227,7 @@ class _Guard:
             return PlainTextResponse("this page has another name", 421)
         given = request.query_params.get("token")
         if not self._access.allows(given, request.headers.get("cookie", ""), request.headers.get("authorization", "")):
-            return PlainTextResponse("this page wants its token: open the address that `dpfed serve` printed\n", 401)
+            return PlainTextResponse("this page needs its token: open the address that `dpfed serve` printed\n", 401)
         return PlainTextResponse("this page is for reading\n", 405) if request.method not in ("GET", "HEAD") else None
 
     def _entrance(self, request: Request) -> Response | None:
@@ -235,8 +235,7 @@ class _Guard:
             return None
         rest = urlencode([(key, value) for key, value in request.query_params.multi_items() if key != "token"])
         answer = RedirectResponse("/" + request.url.path.lstrip("/") + (f"?{rest}" if rest else ""), 303)
-        tls = self._access.certificate is not None
-        answer.set_cookie(self._access.cookie, self._access.token, httponly=True, samesite="strict", secure=tls)
+        answer.set_cookie(self._access.cookie, self._access.token, httponly=True, samesite="strict")
         return answer
 
 

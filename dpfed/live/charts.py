@@ -36,7 +36,7 @@ def charts_of(one: Snapshot) -> list[tuple[str, Markup]]:
 def training_of(one: Snapshot) -> list[tuple[str, Markup]]:
     """Charts of training: what was released of it, the learning rate, the noisy gradient."""
     with _DRAWING:
-        clip = one.plan.clip_norm if one.plan is not None and one.plan.clipping == "fixed" else None
+        clip = one.plan.bounding.clip_norm if one.plan is not None and one.plan.bounding.clipping == "fixed" else None
         drawn = training_plots(one.phases, clip)
         size = (3.6, 2.6) if drawn else (WIDTH, HEIGHT)  # three beside each other, or two
         for name, title in (("learning_rate", "Learning rate"), ("noisy_gradient_norm", "Norm of the noisy gradient")):

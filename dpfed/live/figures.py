@@ -1,11 +1,15 @@
-"""The figures of a run that terminal, page and monitors show: made once, here, so that they cannot differ."""
+"""The figures of a run that terminal, page and monitors show: made once, here, so that they cannot differ.
+
+The same figures for a monitor: the text format of Prometheus, and whether all is well.
+"""
 
 from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dpfed.budgets.refusals import percent
 from dpfed.live.gathering import Seen
@@ -13,6 +17,9 @@ from dpfed.live.snapshot import Snapshot
 from dpfed.privacy.promise import round_up
 from dpfed.progress import duration
 from dpfed.report.results import headlines, shown
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ def details(seen: Seen) -> list[Figure]:
 
 
 def _state(seen: Seen) -> str:
-    return "stopped, or at work where this machine cannot see it" if seen.state == "stopped" else seen.state
+    return "stopped, or running where this machine cannot see it" if seen.state == "stopped" else seen.state
 
 
 def _steps(seen: Seen, one: Snapshot) -> Iterator[Figure]:
@@ -74,7 +81,7 @@ def _steps(seen: Seen, one: Snapshot) -> Iterator[Figure]:
     if seen.state != "running":
         return
     pace = "not known before two steps" if seen.seconds is None else duration(seen.seconds)
-    yield Figure("step_seconds", "a step takes", seen.seconds, pace, "Seconds of a step, as seen while it goes on; not kept")
+    yield Figure("step_seconds", "a step takes", seen.seconds, pace, "Seconds of a step, as seen during the run; not kept")
     left = "not known before two steps" if seen.left is None else f"about {duration(seen.left)}"
     yield Figure("seconds_left", "time left", seen.left, left, "Seconds until the last step, at this pace")
     if seen.last is not None:
@@ -94,13 +101,13 @@ def _privacy(one: Snapshot) -> Iterator[Figure]:
         "epsilon_spent", "epsilon spent", one.epsilon, f"{spent} of {planned} planned", "Epsilon of what was released so far"
     )
     yield Figure("epsilon_planned", "epsilon planned", one.epsilon_planned, planned, "Epsilon of all planned steps")
-    yield Figure("delta", "delta", plan.delta, round_up(plan.delta), "Delta of both")
+    yield Figure("delta", "delta", plan.promise.delta, round_up(plan.promise.delta), "Delta of both")
     if one.budget is not None:
         what = "The largest epsilon that the site agreed to, or of the records' lifetime budget"
         yield Figure("epsilon_budget", "budget", one.budget, round_up(one.budget), what)
     for number, (words, part) in enumerate(one.lifetime):
         taken = f"{words}: {percent(part)} is taken by all runs"
-        what = "Part of the records' lifetime budget that all runs took"
+        what = "Fraction of the records' lifetime budget that all runs spent or reserved"
         yield Figure("budget_taken", "lifetime budget", part, taken, what, {"budget": str(number)})
 
 
@@ -122,7 +129,7 @@ def _training(one: Snapshot) -> Iterator[Figure]:
     if plan is None or ledger is None:
         return
     if plan.private:
-        yield Figure("noise_multiplier", "sigma", plan.noise_multiplier, f"{plan.noise_multiplier:g}", "Noise multiplier")
+        yield Figure("noise_multiplier", "sigma", plan.noise.multiplier, f"{plan.noise.multiplier:g}", "Noise multiplier")
         std = f"{plan.noise_std:.4g} on each number of the sum"
         yield Figure("noise_std", "noise", plan.noise_std, std, "Standard deviation of the noise on the sum")
     for name, label, what in (
@@ -132,9 +139,9 @@ def _training(one: Snapshot) -> Iterator[Figure]:
         if series := one.series(name):
             yield Figure(name, label, series[-1][1], f"{series[-1][1]:.4g} at step {series[-1][0]:,}", what)
     for name, value, what in (
-        ("steps_charged", ledger.charged, "Releases that were paid for, discarded steps included"),
-        ("steps_replayed", ledger.replays, "Paid releases that were computed again, bit for bit, for nothing more"),
-        ("interruptions", len(ledger.resumed), "How often the run went on after an interruption"),
+        ("steps_charged", ledger.charged, "Charged releases, discarded steps included"),
+        ("steps_replayed", ledger.replays, "Charged releases that were replayed, bit for bit, at no further cost"),
+        ("interruptions", len(ledger.resumed), "How often the run resumed after an interruption"),
     ):
         yield Figure(name, name.replace("_", " "), value, f"{value:,}", what)
 
@@ -143,11 +150,15 @@ def _sites(one: Snapshot) -> Iterator[Figure]:
     if not one.sites:
         return
     yield Figure(
-        "steps_discarded", "steps discarded", len(one.discarded), f"{len(one.discarded):,}", "Paid for, came to nothing"
+        "steps_discarded",
+        "steps discarded",
+        len(one.discarded),
+        f"{len(one.discarded):,}",
+        "Steps that were charged, but left the model unchanged",
     )
     awaited = one.awaited
     if awaited is not None and (until := awaited[1].until) is not None:
-        left, what = max(0.0, until - time.time()), "Seconds until the coordinator goes on without the sites that it awaits"
+        left, what = max(0.0, until - time.time()), "Seconds until the coordinator continues without the missing sites"
         yield Figure("sites_awaited_seconds", "sites are awaited", left, f"{duration(left)} at most", what)
     for site in one.sites:
         label = {"site": site.name}
@@ -159,3 +170,51 @@ def _sites(one: Snapshot) -> Iterator[Figure]:
         if awaited is not None:
             waiting = float(site.name in awaited[1].awaited)
             yield Figure("site_awaited", site.name, waiting, "awaited" if waiting else "", "1 while a step waits for it", label)
+
+
+_STATES = ("running", "stopped", "finished", "damaged")
+
+
+class _Collector:
+    """Makes metrics of figures; each has the run's name as a label."""
+
+    def __init__(self, seen: Sequence[Seen]) -> None:
+        self._seen = seen
+
+    def collect(self) -> Iterator[Metric]:
+        """See `prometheus_client.registry.Collector`."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        state = GaugeMetricFamily("dpfed_state", "1 for the state that the run is in", labels=["run", "state"])
+        families: dict[str, GaugeMetricFamily] = {}
+        for one in self._seen:
+            for name in _STATES:
+                state.add_metric([one.name, name], float(one.state == name))
+            for figure in figures(one):
+                if figure.value is None:
+                    continue
+                key = f"dpfed_{figure.key}"
+                labels = ["run", *figure.labels]
+                family = families.setdefault(key, GaugeMetricFamily(key, figure.help, labels=labels))
+                family.add_metric([one.name, *map(_in_utf8, figure.labels.values())], figure.value)
+        return iter([state, *families.values()])
+
+
+def exposition(seen: Sequence[Seen]) -> bytes:
+    """The figures of runs in the text format of Prometheus."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(seen))
+    return generate_latest(registry)
+
+
+def _in_utf8(text: str) -> str:
+    """A label without halves of surrogate pairs, which JSON can hold and no answer can."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def health(seen: Iterable[Seen]) -> tuple[bool, dict[str, str]]:
+    """Whether every run is finished or at work, and the state of each."""
+    states = {one.name: one.state for one in seen}
+    return all(state in ("running", "finished") for state in states.values()), states

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpfed.federation.coordinator.arrivals import Step
+from dpfed.federation.coordinator.journal import Step
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,6 @@ class Round:
         arrived: sites whose answers count.
         missing: the others, and why they do not.
         reason: why the step was discarded.
-        noise_of_sites: standard deviation of the noise that the sites added; ``None``: the step came to nothing.
     """
 
     step: int
@@ -28,7 +27,6 @@ class Round:
     arrived: tuple[str, ...] = ()
     missing: Mapping[str, str] = ()  # type: ignore[assignment]
     reason: str = ""
-    noise_of_sites: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,6 @@ def rounds_of(journal: Iterable[Mapping[str, Any]]) -> list[Round]:
             tuple(map(str, line.get("arrived", ()))),
             {str(site): str(why) for site, why in dict(line.get("missing", {})).items()},
             str(line.get("reason", "")),
-            line.get("noise_of_sites"),
         )
         for step, line in sorted(last.items())
     ]

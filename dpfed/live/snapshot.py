@@ -16,17 +16,15 @@ from dpfed.budgets.refusals import shown
 from dpfed.budgets.shelf import copies_of, known_by
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
-from dpfed.federation.coordinator.arrivals import Step, read_arrivals
-from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.coordinator.journal import Journal, Step, read_arrivals
 from dpfed.files.reading import read_text
 from dpfed.live.rounds import Round, SiteRow, rounds_of, sites_of
-from dpfed.privacy.epsilon_curve import planned_curve, spent_curve
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.phase import Phase
+from dpfed.privacy.phase import Phase, planned_curve, spent_curve
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import meaning, round_up
 from dpfed.report.card import is_void, lead, marks_of
-from dpfed.report.marks import FIXED_SEED, RAW_DIAGNOSTICS, Mark
+from dpfed.report.facts import FIXED_SEED, RAW_DIAGNOSTICS, Mark
 from dpfed.report.results import Result, results_of
 
 SITE = "site.toml"
@@ -99,7 +97,7 @@ class Snapshot:
     @property
     def epsilon_planned(self) -> float | None:
         """Of all planned steps."""
-        return self.ledger.epsilon_planned if self.ledger and self.promises else None
+        return self.ledger.plan.epsilon() if self.ledger and self.promises else None
 
     @property
     def spent(self) -> list[tuple[int, float]]:
@@ -150,10 +148,10 @@ class Snapshot:
         if self.ledger is None or self.epsilon is None or self.epsilon_planned is None:
             reasons = " ".join(mark.text for mark in self._marks if mark.voids)
             return f"No guarantee. {reasons}".strip() if self.ledger else "No step was taken yet."
-        plan, delta = self.ledger.plan, round_up(self.ledger.plan.delta)
-        words = meaning(self.epsilon_planned, plan.delta, plan.protected, "what all planned steps release")
+        plan, delta = self.ledger.plan, round_up(self.ledger.plan.promise.delta)
+        words = meaning(self.epsilon_planned, plan.promise.delta, plan.promise.protected, "what all planned steps release")
         return (
-            f"So far ({round_up(self.epsilon)}, {delta})-differential privacy for each {plan.protected}; "
+            f"So far ({round_up(self.epsilon)}, {delta})-differential privacy for each {plan.promise.protected}; "
             f"({round_up(self.epsilon_planned)}, {delta}) when all planned steps are done. {words}"
         )
 

@@ -74,7 +74,7 @@ def _one(seen: Seen) -> RenderableType:
     if one.sites:
         parts.append(_sites(one))
     if one.discarded:
-        parts.append(Text("discarded steps, which are paid for:", "dim"))
+        parts.append(Text("discarded steps, which are charged:", "dim"))
         parts += [_text(f"  step {step}: {reason}") for step, reason in one.discarded[-_REASONS:]]
     guarantee = _text(one.guarantee, "" if one.promises or one.ledger is None else "bold red")
     parts.insert(len(parts) if one.promises else 1, guarantee)

@@ -15,7 +15,6 @@ from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.models.blueprints import blueprint
-from dpfed.models.byol import BYOLModel
 from dpfed.models.clip_tokenizer import ClipTokenizer, clip_tokenizer
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.encoders import Norm, ResNet, SmallCNN, resnet
@@ -109,15 +108,12 @@ def build_model(
         clip = build_clip(spec, objective, size or spec.size, load_weights, start)
         adapt(clip, adaptation, objective)
         return clip
-    own = _byol if objective.loss.target_network else _small
-    built = own(model, objective, size, load_weights)
+    built = _small(model, objective, size, load_weights)
     if start is not None:
         start.load_into(built)
     if model.timm is not None:
         encoder = built.image_encoder if isinstance(built, TwoTowerModel) else built.encoder
         adapt_timm(encoder, adaptation, model.kind)
-        if isinstance(built, BYOLModel) and adaptation.of_images(model.kind) == "lora":
-            built.copy_to_target()
     return built
 
 
@@ -148,17 +144,6 @@ def _text_encoder(model: ModelConfig, load_weights: bool) -> TextTransformer | T
     return TextTransformer(
         model.vocabulary, model.text_width, model.text_layers, model.text_heads, model.context, out=model.embedding
     )
-
-
-def _byol(model: ModelConfig, objective: ObjectiveConfig, size: int | None, load_weights: bool) -> BYOLModel:
-    """An image encoder with a projection head and a predictor, both with LayerNorm where the paper has BatchNorm."""
-    encoder = _image_encoder(model, size, load_weights)
-
-    def perceptron(inputs: int) -> nn.Module:
-        hidden = model.head_hidden
-        return nn.Sequential(nn.Linear(inputs, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Linear(hidden, model.embedding))
-
-    return BYOLModel(encoder, perceptron(encoder.features_dim), perceptron(model.embedding), objective.momentum)
 
 
 def _image_encoder(model: ModelConfig, size: int | None, load_weights: bool) -> Any:

@@ -95,7 +95,7 @@ def clip_tokenizer(spec: Blueprint) -> ClipTokenizer:
     except Exception as error:  # a missing package, the network, the hub's client
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(
-            f"the tokenizer '{name}' of {spec.name} cannot be had ({reason}): install transformers and be online, or put "
+            f"the tokenizer '{name}' of {spec.name} is not available ({reason}): install transformers and go online, or put "
             f"its files into a folder with the weights (model.architecture = '{LOCAL_DIR}DIR')."
         ) from error
     return ClipTokenizer(found, spec.vocabulary, spec.context)

@@ -14,8 +14,6 @@ _CONTRACT = {
     "text_features": "text_features(tokens (n, L)) -> (n, F)",
     "embed_images": "embed_images(images (n, 3, H, W)) -> (n, D)",
     "embed_text": "embed_text(tokens (n, L)) -> (n, D)",
-    "move": "move()",
-    "moving_weights": "moving_weights() -> (name, tensor) pairs",
 }
 _TEMPERATURE = "for example self.register_buffer('temperature', torch.tensor(0.1))"
 

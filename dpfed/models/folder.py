@@ -31,7 +31,6 @@ from dpfed.config.configuration import ResolvedConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
-from dpfed.models.adapter_file import adapter_bytes
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import LOCAL_DIR, preprocess_cfg
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
@@ -50,7 +49,7 @@ from dpfed.models.description import (
     digest_of,
     weight_parts,
 )
-from dpfed.models.lora import merged_state
+from dpfed.models.lora import adapter_bytes, merged_state
 from dpfed.models.moments import ATTRIBUTE, PublishedHeads, give_heads, has_own_heads, keep_towers, published_heads
 from dpfed.models.text_tower import FrozenTextTower, TextTokenizer, save_tower_files
 from dpfed.models.timm_encoders import TimmEncoder, local_dir_config

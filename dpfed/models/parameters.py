@@ -1,12 +1,15 @@
-"""The trainable parameters of a model as one flat vector: what is clipped, noised, sent and hashed."""
+"""The trainable parameters of a model as one flat vector: what is clipped, noised, sent and hashed.
+
+Which parameters of a pretrained tower are trained, where it is neither all of them nor adapters.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from dpfed.config.sections import Training
 from dpfed.errors import UserError
-from dpfed.models.contract import method_of
 
 
 def exact_type(device: torch.device) -> torch.dtype:
@@ -50,16 +53,48 @@ class TrainableVector:
             parameter.copy_(part)
 
 
-class BroadcastVector(TrainableVector):
-    """What changes from step to step, and so goes from the coordinator to the workers: the trainable parameters, and behind
-    them the weights that a model moves itself (`dpfed.models.byol`), if it has any.
+# Of open_clip's own image towers: the last block, and what stands behind it.
+_LAST_OF_CLIP = ("transformer.resblocks.{}", "ln_post.", "proj", "attn_pool.", "layer4.{}", "attnpool.")
 
-    The coordinator alone moves those, and sends them: so a worker holds the right ones whichever steps it missed.
+
+def train_part(tower: nn.Module, training: Training, name: str) -> None:
+    """Freezes a tower but for what is trained of it; with ``lora``, adapters come later.
+
+    Args:
+        tower: one of timm's, or the image tower of an open_clip model.
+        training: ``bias``: biases, and the scales and shifts of normalisations (DP-BiTFiT, Bu et al. 2022); ``last``: the last
+            block and what stands behind it; ``full``; otherwise nothing.
+        name: of the tower, for messages.
+
+    Raises:
+        UserError: if the tower has no such part.
     """
+    tower.requires_grad_(training == "full")
+    if training not in ("bias", "last"):
+        return
+    last = _last_block(tower) if training == "last" else set()
+    chosen = [p for path, p in tower.named_parameters() if (path in last if training == "last" else p.dim() == 1)]
+    if not chosen:
+        what = "block that dpfed can find" if training == "last" else "bias or scale"
+        raise UserError(f"adaptation.image = '{training}': {name} has no {what}; choose 'full', 'lora' or 'frozen'.")
+    for parameter in chosen:
+        parameter.requires_grad_(True)
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
-        moving = dict(method_of(model, "moving_weights")()) if hasattr(model, "moving_weights") else {}
-        self.names += moving.keys()
-        self.parameters += moving.values()
-        self.numel += sum(weights.numel() for weights in moving.values())
+
+def _last_block(tower: nn.Module) -> set[str]:
+    """The names of the last block's parameters, and of those behind it."""
+    trunk = getattr(tower, "trunk", None)
+    if trunk is not None or hasattr(tower, "group_matcher"):
+        from timm.models import group_parameters
+
+        net, prefix = (tower, "") if trunk is None else (trunk, "trunk.")
+        groups = group_parameters(net, net.group_matcher())  # type: ignore[operator]
+        found: set[str] = set()
+        for number in sorted(groups, reverse=True):
+            found |= {f"{prefix}{path}" for path in groups[number]}
+            if any(net.get_parameter(path).dim() > 1 for path in groups[number]):  # a norm alone is no block
+                break
+        return found | {path for path, _ in tower.named_parameters() if not path.startswith(prefix)}
+    blocks = {path: module for path, module in tower.named_modules() if path in ("transformer.resblocks", "layer4")}
+    prefixes = tuple(part.format(f"{len(list(module)) - 1}.") for module in blocks.values() for part in _LAST_OF_CLIP)
+    return {path for path, _ in tower.named_parameters() if blocks and path.startswith(prefixes)}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
-from dpfed.models.contract import embeddings_of, method_of
+from dpfed.models.contract import embeddings_of
 
 Views = dict[str, Tensor]
 
@@ -57,8 +57,6 @@ class Probe:
     def move_weights(self) -> None:
         """Moves everything that training moves a little, always in the same way."""
         weights = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        if hasattr(self.model, "moving_weights"):
-            weights += [tensor for _, tensor in method_of(self.model, "moving_weights")()]
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for tensor in weights:

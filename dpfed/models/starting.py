@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed.config import Config, ModelConfig
-from dpfed.config.dotted_keys import leaves
 from dpfed.config.effects import without_effect
+from dpfed.config.toml_file import leaves
 from dpfed.errors import UserError
 from dpfed.files.reading import open_regular, read_text
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
@@ -70,8 +70,8 @@ class StartingWeights:
             return
         if MOMENTS in self.description:
             raise UserError(
-                f"model.start: the heads in {self.path.parent} are made of private moments, and no training goes on from "
-                "these: start from the towers that they stand behind."
+                f"model.start: the heads in {self.path.parent} were released by private moments, and training cannot start "
+                "from these: start from the towers below them."
             )
         there, here, idle = self.description["model"], config.model.model_dump(mode="json"), without_effect(config)
         defaults = ModelConfig().model_dump(mode="json")

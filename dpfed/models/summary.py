@@ -74,6 +74,15 @@ def _how(config: Config) -> str:
 
 def start_of(config: Config) -> str:
     """Where the weights of a configuration come from, in words; ``random``: from nowhere."""
+    image, text = image_start_of(config), config.model.pretrained_text
+    if text is None or config.model.start is not None:
+        return image
+    name = "/".join(Path(text).parts[-2:])
+    return f"'{name}' (text tower)" if image == "random" else f"{image} and '{name}'"
+
+
+def image_start_of(config: Config) -> str:
+    """The same of the image tower."""
     if config.model.start is not None:
         return "procedural images" if config.model.start == PROCEDURAL else f"'{'/'.join(Path(config.model.start).parts[-2:])}'"
     if config.model.timm is not None:

@@ -112,7 +112,7 @@ def _fetched(name: str) -> Path:
         with quiet():
             return Path(snapshot_download(name, allow_patterns=_FETCHED))
     except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
-        raise UserError(f"model.text = '{name}' cannot be had ({words(error)}); give a local folder.") from error
+        raise UserError(f"model.text = '{name}' is not available ({words(error)}); give a local folder.") from error
 
 
 def _json(path: Path) -> Any:

@@ -2,7 +2,7 @@
 
 Weights are a tag that timm knows, a repository of the Hugging Face hub, or a local file or folder. Nothing is downloaded unless
 a tag or a repository asks for it. An encoder must keep records apart: BatchNorm has the fixed statistics of pretrained weights
-(`dpfed.models.fixed_batch_norm`), and is refused without such weights.
+(`dpfed.models.norm`), and is refused without such weights.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _of_repository(repository: str) -> dict[str, Any]:
             cfg, architecture, arguments = load_model_config_from_hf(repository)
     except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
         raise UserError(
-            f"model.weights = '{HUB}{repository}' cannot be had ({words(error)}); give a local file or folder."
+            f"model.weights = '{HUB}{repository}' is not available ({words(error)}); give a local file or folder."
         ) from error
     return {"architecture": architecture, "model_args": arguments, "pretrained_cfg": cfg}
 
@@ -244,7 +244,7 @@ def create(spec: TimmBlueprint, pretrained: bool, options: dict[str, Any]) -> nn
     except Exception as error:  # a download can raise anything, and so can the constructors of a thousand models
         if pretrained:
             raise UserError(
-                f"the weights '{spec.cfg.get('tag')}' of {spec.title} cannot be had ({words(error)}); set "
+                f"the weights '{spec.cfg.get('tag')}' of {spec.title} are not available ({words(error)}); set "
                 "model.weights to a local file or folder."
             ) from error
         what = f" for images of {options['img_size']} pixels (data.size)" if options else ""

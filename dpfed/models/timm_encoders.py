@@ -13,9 +13,9 @@ from dpfed.config import AdaptationConfig, ModelConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.models.blueprints import quiet
-from dpfed.models.fixed_batch_norm import fix_batch_norm
 from dpfed.models.lora import add_adapters
-from dpfed.models.partial import train_part
+from dpfed.models.norm import fix_batch_norm
+from dpfed.models.parameters import train_part
 from dpfed.models.timm_blueprints import HUB, RESIZE, TimmBlueprint, batch_norm_without_weights, create, timm_blueprint
 from dpfed.models.torchvision_encoders import PREFIX as TORCHVISION
 from dpfed.models.torchvision_encoders import create as create_torchvision
@@ -117,7 +117,7 @@ def _fetched(repository: str) -> dict[str, Tensor]:
             return load_state_dict_from_hf(repository, weights_only=True)
     except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
         raise UserError(
-            f"the weights in '{HUB}{repository}' cannot be had ({words(error)}); set model.weights to a local file or folder."
+            f"the weights in '{HUB}{repository}' are not available ({words(error)}); set model.weights to a local copy."
         ) from error
 
 

@@ -16,9 +16,9 @@ from dpfed.config import AdaptationConfig, ObjectiveConfig
 from dpfed.errors import UserError
 from dpfed.models.blueprints import CONFIG, LOCAL_DIR, Blueprint, quiet
 from dpfed.models.contrastive import MIN_TEMPERATURE, per_view
-from dpfed.models.fixed_batch_norm import fix_batch_norm
 from dpfed.models.lora import add_adapters
-from dpfed.models.partial import train_part
+from dpfed.models.norm import fix_batch_norm
+from dpfed.models.parameters import train_part
 from dpfed.models.starting import StartingWeights
 from dpfed.models.weight_files import reading_weights, words
 

@@ -1,4 +1,9 @@
-"""The loss of one group: a file for each, found by its name."""
+"""The loss of one group: a file for each, found by its name.
+
+Embeddings without the centre of their kind, private or public, and how centres follow: `dpfed.models.centres` says why.
+
+Shapes: S records in the group, padding included; V views of a modality; D dimensions.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,45 @@ import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dpfed.objectives.centring import centred
 from dpfed.objectives.objective import GroupLoss, Objective
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dpfed.config import ObjectiveConfig
+
+
+def centred(
+    embeddings: dict[str, Tensor], centres: Tensor, own: Tensor, present: Tensor, unit_length: bool
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Takes the centre of its kind away from every embedding.
+
+    Args:
+        embeddings: ``{"image": (S, V, D)[, "text": (S, W, D)]}``.
+        centres: ``(S, 2 * modalities * D)``, the own ones of each modality in the order of `embeddings`, then the public ones.
+        own: ``(S,)`` bool, the records that are not public.
+        present: ``(S,)`` bool, False for padding.
+        unit_length: whether the results are to have length 1.
+
+    Returns:
+        The embeddings, through which gradients reach the model but not the centres; and a scalar whose gradient reaches the
+        centres alone: half the squared distance of the own records' embeddings from their centre, summed over the records, and
+        of the public ones' from theirs, with as much weight.
+    """
+    import torch
+    from torch.nn.functional import normalize
+
+    found, distance = {}, centres.new_zeros(())
+    shares = torch.where(own, 1.0, own.sum() / (present & ~own).sum().clamp(min=1)) * present
+    halves = centres.chunk(2, dim=1)
+    for name, mine, theirs in zip(embeddings, *(half.chunk(len(embeddings), dim=1) for half in halves), strict=True):
+        centre = torch.where(own[:, None], mine, theirs)[:, None]
+        z = embeddings[name] - centre.detach()
+        found[name] = normalize(z, dim=-1) if unit_length else z
+        away = (embeddings[name].detach() - centre).square().sum(dim=2).mean(dim=1)
+        distance = distance + 0.5 * (shares * away).sum()
+    return found, distance
+
 
 __all__ = ["OBJECTIVES", "GroupLoss", "Objective", "keys_of_losses", "loss_of"]
 
@@ -33,7 +70,7 @@ def loss_of(objective: ObjectiveConfig, public: int = 0, centring: float = 0.0) 
     Args:
         objective: of a configuration.
         public: so many records at the end of each group are public: the loss is then what the others add to it.
-        centring: how much the centres of a model that has some are drawn to the embeddings; see `dpfed.objectives.centring`.
+        centring: how much the centres of a model that has some are drawn to the embeddings; see `dpfed.objectives`.
     """
     loss = functools.partial(objective.loss.loss, options=objective.options)
     return functools.partial(_added, loss, objective.loss, public, centring) if public else loss

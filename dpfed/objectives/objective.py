@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import Field
 
-from dpfed.schema.rules import Rule
-from dpfed.schema.section import NoOptions, Section
+from dpfed.schema.section import NoOptions, Rule, Section
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,8 +44,6 @@ class Objective:
         unit_length: whether the model gives it embeddings of unit length.
         bias: where the model's bias starts, by the number of records that are contrasted; it wants a key ``bias``. ``None``:
             the loss adds no bias to its logits.
-        target_network: whether it compares with a slow copy of the model (`dpfed.models.byol`), of one image tower, whose
-            embeddings it finds under ``target``; it wants a key ``momentum``.
         own_terms: whether it is a sum of terms that each belong to one record, or to a pair; `loss` then takes
             ``counted``, ``(S,)`` bool, the records whose terms are added up (default: all that are present). What a record
             adds beside public ones is then these terms, and otherwise a difference of two losses.
@@ -63,7 +60,6 @@ class Objective:
     options: type[Section] = NoOptions
     unit_length: bool = True
     bias: Callable[[int], float] | None = None
-    target_network: bool = False
     own_terms: bool = False
     range: Callable[[Any, int], float] | None = None
     images_only: bool = False
@@ -72,12 +68,8 @@ class Objective:
     rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
-        wanted = {"bias": self.bias is not None, "momentum": self.target_network}
-        for key, needed in wanted.items():
-            if needed != (key in self.options.model_fields):
-                raise ValueError(f"{self.title}: the key '{key}' and what it is for must be declared together")
-        if self.target_network and not (self.images_only and self.unit_length):
-            raise ValueError(f"{self.title}: a target network has images only, and embeddings of unit length")
+        if (self.bias is not None) != ("bias" in self.options.model_fields):
+            raise ValueError(f"{self.title}: the key 'bias' and what it is for must be declared together")
 
 
 class ContrastOptions(Section):

@@ -14,8 +14,7 @@ from pydantic import Field
 
 from dpfed.objectives.objective import Objective
 from dpfed.objectives.two_views import centred, first_two_views, off_diagonal_squares, sum_over_records
-from dpfed.schema.rules import Rule
-from dpfed.schema.section import Section
+from dpfed.schema.section import Rule, Section
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -80,11 +80,11 @@ class Forecast:
         return {
             "name": self.name,
             "verdict": self.verdict,
-            "records": plan.records,
+            "records": plan.sampling.records,
             "epsilon": self.epsilon,
-            "delta": plan.delta,
-            "accountant": plan.accountant,
-            "sampling_rate": plan.sampling_rate,
+            "delta": plan.promise.delta,
+            "accountant": plan.promise.accountant,
+            "sampling_rate": plan.sampling.rate,
             "groups": plan.groups,
             "configured": self.configured.facts(),
             "grid": [row.facts() for row in self.rows[1:]],
@@ -115,14 +115,14 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, watcher: Watcher |
     watcher.note(f"opening {stand.title}")
     simulated = SimulatedRun.of(config, plan, stand, stand.at_most(_RECORDS), watcher)
     parts = simulated.parts
-    if plan.unit == "user" and parts.plan.unit == "record":
-        remarks.append(f"{stand.title} name no units: each of their records counts as a unit of its own")
+    if plan.promise.unit == "user" and parts.plan.promise.unit == "record":
+        remarks.append(f"{stand.title} name no units: each of their records counts as its own unit")
     sizes = group_sizes(plan, simulated.protected)
     other = _other_training(config)
     budget = _BUDGET / (len(sizes) + bool(other))
     watcher.note(f"measuring gradients of groups of {', '.join(map(str, sizes))}")
-    signals = {size: measured(simulated, dataclasses.replace(plan, group_size=size), budget) for size in sizes}
-    signal = signals[plan.group_size]
+    signals = {size: measured(simulated, plan.replace(group_size=size), budget) for size in sizes}
+    signal = signals[plan.bounding.group_size]
     rows = [Row.of("as configured", plan, signal)]
     suits: Literal["lora", "full"] | None = None
     if other is not None:
@@ -160,7 +160,7 @@ def _with_a_start(config: Config) -> tuple[Config, list[str]]:
         starting_weights(settle(config))
     except MissingStart:
         model = config.model.model_copy(update={"start": None})
-        remark = "the procedural start is not made yet (`dpfed start`): measured at random weights, which tell less"
+        remark = "the procedural start is not made yet (`dpfed start`): measured at random weights, which is less reliable"
         return config.model_copy(update={"model": model}), [remark]
     return config, []
 
@@ -183,7 +183,7 @@ def _records_needed(row: Row) -> int | None:
         return None
     have, want = row.reach / steps, ENOUGH / steps
     ratio = (want / math.sqrt(1 - want**2)) / (have / math.sqrt(max(1e-12, 1 - have**2)))
-    return math.ceil(row.plan.records * ratio)
+    return math.ceil(row.plan.sampling.records * ratio)
 
 
 def _memory(config: Config) -> int | None:

@@ -8,7 +8,6 @@ response. It has no units, so that models, adapters and group sizes can be compa
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from dataclasses import dataclass
@@ -64,7 +63,7 @@ def measured(simulated: SimulatedRun, plan: PrivacyPlan, budget: float) -> Signa
         plan: of the private run; its group size counts, and what it clips.
         budget: seconds that the gradients may take, or longer where the machine is slow.
     """
-    size, seconds = plan.group_size, _seconds_of_a_group(simulated, plan)
+    size, seconds = plan.bounding.group_size, _seconds_of_a_group(simulated, plan)
     groups = int(min(_MOST_GROUPS, max(_LEAST_GROUPS, budget / (_SUMS * seconds))))
     groups = max(1, min(groups, simulated.protected // size))
     worker = simulated.worker(_of_groups(simulated, plan, groups), Randomness.from_seed(2), groups)
@@ -87,7 +86,7 @@ def measured(simulated: SimulatedRun, plan: PrivacyPlan, budget: float) -> Signa
 def _of_groups(simulated: SimulatedRun, plan: PrivacyPlan, groups: int) -> PrivacyPlan:
     """The same plan for a step of so few groups; nothing is released by it."""
     records = max(2, simulated.protected)
-    return dataclasses.replace(plan, records=records, batch=min(records, groups * plan.group_size), target_epsilon=None)
+    return plan.replace(records=records, batch=min(records, groups * plan.bounding.group_size), target_epsilon=None)
 
 
 def _seconds_of_a_group(simulated: SimulatedRun, plan: PrivacyPlan) -> float:

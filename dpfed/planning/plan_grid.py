@@ -53,18 +53,18 @@ class Row:
         over = length / signal.length if signal.length else math.inf
         ratio = signal.response / noise
         reach = plan.steps * ratio / math.hypot(1.0, ratio)
-        return cls(what, plan, over, reach, signal.seconds * plan.batch * plan.steps, signal.numbers)
+        return cls(what, plan, over, reach, signal.seconds * plan.sampling.batch * plan.steps, signal.numbers)
 
     def facts(self) -> dict[str, Any]:
         """For JSON."""
         plan = self.plan
         return {
             "what": self.what,
-            "batch": plan.batch,
-            "group_size": plan.group_size,
+            "batch": plan.sampling.batch,
+            "group_size": plan.bounding.group_size,
             "steps": plan.steps,
-            "epsilon": plan.target_epsilon,
-            "noise_multiplier": plan.noise_multiplier,
+            "epsilon": plan.promise.target_epsilon,
+            "noise_multiplier": plan.noise.multiplier,
             "trained_numbers": self.numbers,
             "noise_over_gradient": finite(self.noise_over_gradient),
             "reach": self.reach,
@@ -74,10 +74,10 @@ class Row:
 
 def group_sizes(plan: PrivacyPlan, records: int) -> list[int]:
     """The configured group size, its half and its double."""
-    own = plan.group_size
-    if plan.method.public_records:
+    own = plan.bounding.group_size
+    if plan.bounding.method.public_records:
         return [own]
-    return [own, *(size for size in (own // 2, 2 * own) if 2 <= size <= min(plan.batch, records // 2))]
+    return [own, *(size for size in (own // 2, 2 * own) if 2 <= size <= min(plan.sampling.batch, records // 2))]
 
 
 def grid(plan: PrivacyPlan, signals: dict[int, Signal], warmup: int, epsilon: float, seconds: float) -> Iterator[Row]:
@@ -90,33 +90,34 @@ def grid(plan: PrivacyPlan, signals: dict[int, Signal], warmup: int, epsilon: fl
         epsilon: of the plan.
         seconds: that the plan takes.
     """
-    batches = [batch for batch in (plan.batch // 2, 2 * plan.batch, 4 * plan.batch) if 2 <= batch <= plan.records]
+    given = plan.sampling.batch
+    batches = [batch for batch in (given // 2, 2 * given, 4 * given) if 2 <= batch <= plan.sampling.records]
     steps = [count for count in (plan.steps // 2, 2 * plan.steps) if count > warmup]
-    own = signals[plan.group_size]
+    own = signals[plan.bounding.group_size]
     for size in list(signals)[1:]:
-        yield Row.of(f"group size {size}", dataclasses.replace(plan, group_size=size), signals[size])
-    noisy = {(plan.batch, plan.steps): plan}
-    for batch, count in itertools.product([plan.batch, *batches], [plan.steps, *steps]):
+        yield Row.of(f"group size {size}", plan.replace(group_size=size), signals[size])
+    noisy = {(given, plan.steps): plan}
+    for batch, count in itertools.product([given, *batches], [plan.steps, *steps]):
         if (batch, count) not in noisy and (found := same_promise(plan, batch, count)) is not None:
             noisy[batch, count] = found
     for batch in batches:
         if (found := noisy.get((batch, plan.steps))) is not None:
             yield Row.of(f"batch {batch:,}", found, own)
     for count in steps:
-        if (found := noisy.get((plan.batch, count))) is not None:
+        if (found := noisy.get((given, count))) is not None:
             yield Row.of(f"{count:,} steps", found, own)
     for factor in (0.5, 2.0):
-        if (found := same_promise(plan, plan.batch, plan.steps, factor)) is not None:
+        if (found := same_promise(plan, given, plan.steps, factor)) is not None:
             yield Row.of(f"epsilon {round_up(epsilon * factor)}", found, own)
     together = [
-        Row.of("", dataclasses.replace(found, group_size=size), signals[size])
+        Row.of("", found.replace(group_size=size), signals[size])
         for (batch, _), found in noisy.items()
         for size in signals
         if size <= batch
     ]
     best = max((row for row in together if row.seconds <= _LONGER * seconds * 1.01), key=lambda row: row.reach)
-    chosen = best.plan
-    yield dataclasses.replace(best, what=f"best: B {chosen.batch:,}, S {chosen.group_size}, T {chosen.steps:,}")
+    batch, size, count = best.plan.sampling.batch, best.plan.bounding.group_size, best.plan.steps
+    yield dataclasses.replace(best, what=f"best: B {batch:,}, S {size}, T {count:,}")
 
 
 def same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0) -> PrivacyPlan | None:
@@ -128,21 +129,17 @@ def same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0)
         The plan; ``None``: there is no such sigma.
     """
     wanted = plan.epsilon(accountant="rdp") * factor
-    draft = dataclasses.replace(
-        plan,
-        batch=batch,
-        group_size=min(plan.group_size, batch),
-        steps=steps,
-        target_epsilon=None if plan.target_epsilon is None else plan.target_epsilon * factor,
-    )
+    target, size = plan.promise.target_epsilon, min(plan.bounding.group_size, batch)
+    target = None if target is None else target * factor
+    draft = plan.replace(batch=batch, group_size=size, steps=steps, target_epsilon=target)
     # The central limit of subsampled Gaussians: q^2 T (exp(1 / sigma^2) - 1) stays what it is.
-    scale = (plan.sampling_rate / draft.sampling_rate) ** 2 * plan.steps / steps * factor**2
-    sigma = math.log1p(math.expm1(min(plan.noise_multiplier**-2, 500.0)) * scale) ** -0.5
+    scale = (plan.sampling.rate / draft.sampling.rate) ** 2 * plan.steps / steps * factor**2
+    sigma = math.log1p(math.expm1(min(plan.noise.multiplier**-2, 500.0)) * scale) ** -0.5
     slope, last = -1.0, None
     try:
         for _ in range(_ROUNDS):
             sigma = min(max(sigma, accounting.LEAST_NOISE), accounting.MOST_NOISE)
-            found = dataclasses.replace(draft, noise_multiplier=sigma)
+            found = draft.replace(noise_multiplier=sigma)
             here = (math.log(sigma), math.log(found.epsilon(accountant="rdp") / wanted))
             if last is not None and here[0] != last[0]:
                 slope = min(-0.2, (here[1] - last[1]) / (here[0] - last[0]))

@@ -13,7 +13,7 @@ from dpfed.config import Config, DataConfig, PrivacyConfig
 from dpfed.data.store.counting import known_count
 from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError
-from dpfed.places import is_url, local_path
+from dpfed.places import local_path
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Watcher
 from dpfed.runs.preflight import refuse_impossible
@@ -65,18 +65,18 @@ def declared_plan(config: Config, records: int | None, watcher: Watcher) -> Priv
             "bounding.method = 'none' adds no noise, so there is nothing to forecast: set bounding.method = 'group', and "
             "privacy.epsilon."
         )
-    if plan.method.whole_batch:
+    if plan.bounding.method.whole_batch:
         raise UserError(
-            f"bounding.method = '{plan.method_name}' contrasts the whole batch at once, and a forecast measures gradients of "
-            "groups: set bounding.method = 'group' or 'public'."
+            f"bounding.method = '{plan.bounding.method_name}' contrasts the whole batch at once, and a forecast measures "
+            "gradients of groups: set bounding.method = 'group' or 'public'."
         )
     refuse_impossible(config, opens=False)
     if records is None:
         records = known_count(config.data, config.privacy)
     if records is None:
         raise UserError(
-            f"how many records data.source = '{config.data.source}' holds is known after an import only: give their number, "
-            "which is public, with --records N."
+            f"the number of records of data.source = '{config.data.source}' is known only after an import: give it, as a "
+            "public number, with --records N."
         )
     PrivacyPlan.sketch(config, records)
     watcher.note(f"accounting for {records:,} records")
@@ -98,8 +98,6 @@ def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
     """
     if public in (None, PROCEDURAL, SHAPES):
         return Proxy(public or PROCEDURAL)
-    if is_url(public):
-        raise UserError(f"--public {public}: give a record store on this machine, '{PROCEDURAL}' or '{SHAPES}'.")
     path = local_path(public, "--public")
     header = read_layout(path).header
     if not header["public"]:
@@ -112,17 +110,17 @@ def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
             f"--public: model.kind = '{config.model.kind}' reads captions, and the records of {path} have none: give captioned "
             f"records, or '{PROCEDURAL}'."
         )
-    if plan.method.public_records and config.public.path and local_path(config.public.path, "public.path") == path:
+    if plan.bounding.method.public_records and config.public.path and local_path(config.public.path, "public.path") == path:
         raise UserError(
-            f"--public: the records of {path} join every group as public ones (public.path), so they cannot stand in for the "
+            f"--public: the records of {path} join every group as public ones (public.path), so they cannot replace the "
             f"private ones as well: give others, or '{PROCEDURAL}'."
         )
     count = known_count(DataConfig(source="store", path=str(path)), PrivacyConfig())
     assert count is not None  # it is a store on this machine
-    least = LEAST_GROUPS * max(2, plan.group_size)
+    least = LEAST_GROUPS * max(2, plan.bounding.group_size)
     if count < least:
         raise UserError(
             f"--public: {path} has {count:,} training records, and gradients are measured on at least {LEAST_GROUPS} groups "
-            f"of {max(2, plan.group_size)}, so {least:,} records: give more, or '{PROCEDURAL}'."
+            f"of {max(2, plan.bounding.group_size)}, so {least:,} records: give more, or '{PROCEDURAL}'."
         )
     return Proxy("store", path, count)

@@ -20,8 +20,8 @@ from typing import Any
 import dpfed
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import Config, parse_config
-from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.effects import without_effect
+from dpfed.config.toml_file import leaves, put
 from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError, goes_on
 from dpfed.files.atomic import write_atomically
@@ -119,10 +119,14 @@ class Rehearsal:
         first, best = self.tried[0].headline, self.best.headline
         figure = f"{best.label} {shown(best.trained, best.name, best.trained_interval)}"
         if self.best is self.tried[0]:
-            lead = f"Nothing that was tried beats the configuration by more than chance, so it stays: {figure}"
+            lead = f"No tried setting beats the configuration by more than chance, so it is kept: {figure}"
         else:
             lead = f"Best: {self.best.name}, {figure} ({shown(first.trained, first.name)} as configured)"
-        learnt = "" if best.improved else "; but nothing that shows was learnt, and `dpfed forecast` says what would help"
+        learnt = (
+            ""
+            if best.improved
+            else "; but there is no measurable gain over the untrained model, and `dpfed forecast` says what would help"
+        )
         return f"{lead}{learnt}."
 
     def facts(self) -> dict[str, Any]:
@@ -179,7 +183,7 @@ def rehearse(
             kept.keep(key, found)
         tried.append(found)
 
-    with goes_on(lambda: f"stopped after {len(tried)} settings, which are kept; the same command goes on"):
+    with goes_on(lambda: f"stopped after {len(tried)} settings, which are kept; the same command resumes"):
         for name, changes in _stages(config, tried) if asked is None else asked:
             carry_out(name, changes)
     best = _best(tried)
@@ -201,26 +205,26 @@ def _trained(
     engines: dict[int, str],
 ) -> Rehearsed:
     """Trains and measures one configuration on the public records; `engines`: the fastest by group size, as far as known."""
-    count, rate = stand.at_most(min(most, plan.records)), plan.sampling_rate
-    if rate * count < 2 * plan.group_size:
-        least = math.ceil(2 * plan.group_size / rate)
+    count, rate, size = stand.at_most(min(most, plan.sampling.records)), plan.sampling.rate, plan.bounding.group_size
+    if rate * count < 2 * size:
+        least = math.ceil(2 * size / rate)
         raise UserError(
             f"{stand.title}: {count:,} public records are trained on, of which a step draws {rate * count:.1f} (q = "
-            f"{rate:.3g}): fewer than two groups of {plan.group_size}. Give at least {least:,} (--public, --public-records)."
+            f"{rate:.3g}): fewer than two groups of {size}. Give at least {least:,} (--public, --public-records)."
         )
     started = time.perf_counter()
-    config = _changed(config, {"bounding.engine": engines.get(plan.group_size, config.bounding.engine)})
+    config = _changed(config, {"bounding.engine": engines.get(size, config.bounding.engine)})
     simulated = SimulatedRun.of(config, plan, stand, count, watcher, measured=True)
-    engines[plan.group_size] = simulated.parts.config.bounding.engine
-    parts, groups = simulated.parts, plan.groups * simulated.protected / plan.records
+    engines[size] = simulated.parts.config.bounding.engine
+    parts, groups = simulated.parts, plan.groups * simulated.protected / plan.sampling.records
     if groups < ENOUGH_GROUPS:
-        watcher.note(f"{groups:.0f} groups a step are few: they scatter more than the private run's {plan.groups:,}")
+        watcher.note(f"{groups:.0f} groups a step are few: results vary more than with the private run's {plan.groups:,}")
     before = parts.evaluate("untrained", 0)
     whole = max(1, round(groups))
     randomness = Randomness.from_seed(1)
     worker = simulated.worker(parts.plan, randomness, whole)
     # Where records make groups of their own, the number of groups goes by the records; otherwise they are shared out.
-    share = groups if plan.method.public_records else whole
+    share = groups if plan.bounding.method.public_records else whole
     advance = watcher.stage(f"{name}: steps", plan.steps)
     with tempfile.TemporaryDirectory() as place:  # a ledger of no privacy: nothing private was read
         coordinator = parts.coordinator(randomness, Ledger.create(Path(place) / "ledger.jsonl", parts.plan))
@@ -230,7 +234,7 @@ def _trained(
     watcher.evaluated(after)
     figures = json.loads(json.dumps([figure.facts() for figure in (*before, *after)]))  # as the file will give them back
     seconds = time.perf_counter() - started
-    return Rehearsed(name, changes, plan.noise_multiplier, whole, figures, seconds)
+    return Rehearsed(name, changes, plan.noise.multiplier, whole, figures, seconds)
 
 
 def _stages(config: Config, tried: list[Rehearsed]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -257,7 +261,7 @@ def _others(config: Config) -> dict[str, list[int]]:
 
 def _time_left(tried: list[Rehearsed], total: int) -> str:
     each = [one.seconds for one in tried]
-    return f"; about {duration(sum(each) / len(each) * (total - len(each)))} left of all" if each else ""
+    return f"; about {duration(sum(each) / len(each) * (total - len(each)))} left in all" if each else ""
 
 
 def _named(changes: dict[str, Any]) -> tuple[str, dict[str, Any]]:

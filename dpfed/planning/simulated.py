@@ -59,8 +59,8 @@ class SimulatedRun:
         config = resolve(config, watcher)
         assert config.data.size is not None  # settled
         store = _opened(stand, records, config.data.stores, config.data.size, watcher)
-        if plan.unit == "user" and store.units is None:  # each public record counts as a unit of its own
-            plan = dataclasses.replace(plan, unit="record", per_unit=1)
+        if plan.promise.unit == "user" and store.units is None:  # each public record counts as a unit of its own
+            plan = plan.replace(unit="record", per_unit=1)
         config = _over(config, store, plan, measured)
         parts = assemble(config, Randomness.from_seed(0), Silent(), plan=plan)
         return cls(parts, np.sort(store.smallest(store.within("train"), records)))
@@ -96,7 +96,7 @@ def _opened(stand: Proxy, records: int, stores: str, size: int, watcher: Watcher
 def _over(config: ResolvedConfig, store: RecordStore, plan: PrivacyPlan, measured: bool) -> ResolvedConfig:
     """The configuration of the same run over other records."""
     data = DataConfig(source="store", path=str(store.path), size=config.data.size, resize=config.data.resize)
-    privacy = config.privacy.model_copy(update={"unit": plan.unit, "per_unit": plan.per_unit})
+    privacy = config.privacy.model_copy(update={"unit": plan.promise.unit, "per_unit": plan.sampling.per_unit})
     over = config.model_copy(update={"data": data, "privacy": privacy})
     evaluation = _measures(over, store) if measured else over.evaluation.model_copy(update={"split": "none"})
     return over.model_copy(update={"evaluation": evaluation})

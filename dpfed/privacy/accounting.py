@@ -38,7 +38,11 @@ class Unresolved(UserError):
 
 
 def default_delta(records: int) -> float:
-    """1/(N ln N), the paper's choice (DP-GCL, appendix B.1), and never more than 1/N, as it would be for two records."""
+    """1/(N ln N), the paper's choice (DP-GCL, appendix B.1), and never more than 1/N, as it would be for two records.
+
+    It also has a value for a number of records that is refused later.
+    """
+    records = min(max(records, 2), 10**12)
     return 1.0 / (records * max(1.0, math.log(records)))
 
 

@@ -18,6 +18,7 @@ from dpfed.errors import UserError
 
 if TYPE_CHECKING:
     from dpfed.privacy.plan import PrivacyPlan
+    from dpfed.privacy.plan_parts import PrivateProgress
 
 BELOW, LOSS, WITHIN = "below", "loss", "within"
 _MOST_OWNERS = 128  # whose sums may be added up in float32, within the room below
@@ -36,9 +37,7 @@ class GroupStatistics:
     Args:
         names: of the numbers, in order: `BELOW` (the norm is below the threshold that follows a quantile), `LOSS`, and `WITHIN`
             (the norm is within C), where C is no such threshold itself.
-        share: of 1 / sigma^2.
-        quantile: of the norms, which the threshold follows.
-        loss_range: L: a loss per record above it counts as L.
+        progress: the plan's.
         phase: steps whose figures are averaged.
         unit: what the range of a figure is in the sum.
         groups: how many groups have a gradient in a step, expected.
@@ -46,9 +45,7 @@ class GroupStatistics:
     """
 
     names: tuple[str, ...]
-    share: float
-    quantile: float
-    loss_range: float
+    progress: PrivateProgress
     phase: int
     unit: float
     groups: float
@@ -57,16 +54,19 @@ class GroupStatistics:
     @classmethod
     def of(cls, plan: PrivacyPlan) -> GroupStatistics | None:
         """What a plan releases; ``None``: nothing."""
-        if not plan.progress:
+        if (progress := plan.progress) is None:
             return None
-        names = (BELOW, LOSS, WITHIN) if plan.clipping == "fixed" else (BELOW, LOSS)
-        share = plan.progress["share"]
-        room = 1 + plan.method.spread(plan) * _ROUNDING
-        unit = 2 * plan.clip_norm * math.sqrt(share / ((1 - share) * len(names))) / room
+        names = (BELOW, LOSS, WITHIN) if plan.bounding.clipping == "fixed" else (BELOW, LOSS)
+        share = progress.share
+        room = 1 + plan.bounding.method.spread(plan) * _ROUNDING
+        unit = 2 * plan.bounding.clip_norm * math.sqrt(share / ((1 - share) * len(names))) / room
         groups, groups_std = _groups(plan)
-        quantile, loss_range, phase = (plan.progress[name] for name in ("quantile", "loss_range", "phase"))
-        statistics = cls(names, share, quantile, loss_range, phase or plan.steps, unit, groups, groups_std)
-        return statistics if phase else dataclasses.replace(statistics, phase=statistics._wanted(plan.noise_std, plan.steps))
+        statistics = cls(names, progress, progress.phase or plan.steps, unit, groups, groups_std)
+        return (
+            statistics
+            if progress.phase
+            else dataclasses.replace(statistics, phase=statistics._wanted(plan.noise_std, plan.steps))
+        )
 
     def _wanted(self, noise_std: float, steps: int) -> int:
         """How many steps make a phase whose figures can be told apart, in a run of so many steps."""
@@ -92,8 +92,8 @@ class GroupStatistics:
         if not error <= _TELLING:
             raise UserError(
                 f"diagnostics = 'private' would release noise alone: a figure of a phase of {self.phase:,} steps has an error "
-                f"of {error:.3g} times its range. Raise progress.share (now {self.share:g}) or progress.phase, have more "
-                "groups, or set diagnostics = 'none'."
+                f"of {error:.3g} times its range. Raise progress.share (now {self.progress.share:g}) or progress.phase, have "
+                "more groups, or set diagnostics = 'none'."
             )
 
     def refuse_many_owners(self, owners: int) -> None:
@@ -111,10 +111,11 @@ class GroupStatistics:
 
 def _groups(plan: PrivacyPlan) -> tuple[float, float]:
     """Expected number of groups with at least two records, and its standard deviation; functions of public numbers."""
-    if plan.method.public_records:  # every drawn record makes one
-        return plan.batch, math.sqrt(plan.batch)
-    rate = plan.sampling_rate / plan.groups
-    none = math.exp(plan.records * math.log1p(-rate)) if rate < 1 else 0.0
-    one = plan.records * rate / (1 - rate) * none if rate < 1 else 0.0
-    there = 1 - none - (one if plan.per_unit == 1 else 0.0)  # a unit may bring several records
+    sampling = plan.sampling
+    if plan.bounding.method.public_records:  # every drawn record makes one
+        return sampling.batch, math.sqrt(sampling.batch)
+    rate = sampling.rate / plan.groups
+    none = math.exp(sampling.records * math.log1p(-rate)) if rate < 1 else 0.0
+    one = sampling.records * rate / (1 - rate) * none if rate < 1 else 0.0
+    there = 1 - none - (one if sampling.per_unit == 1 else 0.0)  # a unit may bring several records
     return plan.groups * there, math.sqrt(plan.groups * there * (1 - there))

@@ -198,11 +198,6 @@ class Ledger:
         """Epsilon of what was paid for in the first so many steps, whenever they are computed again."""
         return self.plan.epsilon(sum(step < steps for step in self._by_step))
 
-    @property
-    def epsilon_planned(self) -> float:
-        """Epsilon of all planned steps."""
-        return self.plan.epsilon()
-
     def release_of(self, step: int) -> Release | None:
         """The release of a step, if it was paid for before."""
         return self._by_step.get(step)
@@ -215,7 +210,7 @@ class Ledger:
         """
         if step in self._by_step:
             raise UserError(f"step {step} was released before: a step is never released twice.")
-        target = self.plan.target_epsilon
+        target = self.plan.promise.target_epsilon
         if target is not None and self.charged + 1 > self.plan.steps and not self.plan.epsilon(self.charged + 1) <= target:
             raise UserError(
                 f"the budget is spent: step {step} would be release {self.charged + 1} and exceed epsilon {target}."

@@ -20,8 +20,9 @@ from pydantic import ValidationError
 from dpfed.errors import UserError
 from dpfed.objectives import GroupLoss, loss_of
 from dpfed.privacy.accounting import Accountant
+from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.renewals import block_length
-from dpfed.privacy.samplers import PoissonSampler, Sampler
+from dpfed.privacy.samplers import PoissonSampler
 from dpfed.schema.section import NoOptions, Section
 from dpfed.schema.wording import problem
 
@@ -59,32 +60,15 @@ class Build:
     owner: int = 0
 
 
-def _number_of_groups(plan: PrivacyPlan) -> int:
-    return plan.groups
+def poisson(plan: PrivacyPlan, shares: tuple[float, ...] = ()) -> Mechanism:
+    """Every record is drawn independently, and one sum is released in each step, at the plan's noise multiplier.
 
-
-def _half_the_groups(plan: PrivacyPlan) -> float:
-    return plan.groups / 2
-
-
-def _whole(plan: PrivacyPlan) -> float:
-    return 1.0
-
-
-def _one(plan: PrivacyPlan) -> int:
-    return 1
-
-
-def _independently(plan: PrivacyPlan) -> Sampler:
-    return PoissonSampler(plan.sampling_rate, block_length(plan.sampling_rate, plan.steps))
-
-
-def _alike(plan: PrivacyPlan) -> tuple[float, ...]:
-    return ()
-
-
-def _no_numbers(config: Config, options: Any) -> dict[str, Any]:
-    return {}
+    Args:
+        plan: of the run.
+        shares: see `Mechanism`.
+    """
+    rate = plan.sampling.rate
+    return Mechanism(PoissonSampler(rate, block_length(rate, plan.steps)), plan.noise.multiplier, shares=shares)
 
 
 @dataclass(frozen=True)
@@ -99,12 +83,11 @@ class Method:
         engine: makes what computes the sum.
         sound: whether the claim holds. A method that is not sound is for comparison, and its runs get no privacy card.
         whole_batch: all drawn records make one group; otherwise they draw groups of S.
-        capped: a whole batch has at most `plan.max_batch` records, because the sensitivity, or memory, grows with it.
+        capped: a whole batch has at most `plan.bounding.max_batch` records, because the sensitivity, or memory, grows with it.
         spread: the longest sum there can be, over the sensitivity; what rounding may move the sum goes by it. K / 2 by default.
         divisor: what a noisy sum is divided by, public; K by default.
         gradient_share: of a step's privacy, measured as 1 / sigma^2, what the noise on the sum gets; the rest pays for
             statistics that the engine releases. Their noise has multiplier ``sigma / sqrt(1 - share)``.
-        releases: releases of a step that are accounted for one by one, each at the plan's noise multiplier.
         options: its keys in the section ``[bounding.options]``. A method that is made for certain losses has them by the
             name of the loss, and refuses all others.
         numbers: the method's public numbers, of a configuration and its checked options; they become a part of the plan.
@@ -112,9 +95,8 @@ class Method:
         alone: every drawn record (or unit) makes a group of its own.
         public_records: public records join each of these groups; the section ``[public]`` says which. The loss of a group is
             then the private records' own terms.
-        shares: of a run's 1 / sigma^2, what each step spends, where every record takes part in each of them and they are one
-            Gaussian mechanism together; empty: every step is at the plan's noise multiplier.
-        closed_form: towers are frozen; each step's noisy sum is written into the weights as it is, and these are no gradient's.
+        closed_form: towers are frozen, and every record takes part in each step. The step's noisy sum is no gradient's: it is
+            written into the weights as it is.
         picks_engine: ``bounding.engine`` chooses among `dpfed.bounding.engines`; otherwise the method has one of its own.
         units: whether the sensitivity also holds for units of several records.
         private: whether there is clipping and noise at all.
@@ -123,8 +105,8 @@ class Method:
         measured: whether what is clipped are the gradients of groups, each of which the engine can give a norm and a loss of; a
             group is then there before and after, or comes and goes, as its gradient does. Progress is released of such alone,
             and other rules of clipping are for them.
-        accountants: that can account for its sampler; the first is the default where a configuration's cannot.
-        sampler: who takes part in a step, of a plan; by default every record is drawn independently.
+        accountants: that can account for its mechanism; the first is the default where a configuration's cannot.
+        mechanism: who takes part in a step, and what it releases, of a plan; see `poisson`.
     """
 
     name: str
@@ -135,15 +117,13 @@ class Method:
     sound: bool = True
     whole_batch: bool = False
     capped: bool = False
-    spread: Callable[[PrivacyPlan], float] = _half_the_groups
-    divisor: Callable[[PrivacyPlan], int] = _number_of_groups
-    gradient_share: Callable[[PrivacyPlan], float] = _whole
-    releases: Callable[[PrivacyPlan], int] = _one
+    spread: Callable[[PrivacyPlan], float] = lambda plan: plan.groups / 2
+    divisor: Callable[[PrivacyPlan], int] = lambda plan: plan.groups
+    gradient_share: Callable[[PrivacyPlan], float] = lambda plan: 1.0
     options: type[Section] | Mapping[str, type[Section]] = NoOptions
-    numbers: Callable[[Config, Any], dict[str, Any]] = _no_numbers
+    numbers: Callable[[Config, Any], dict[str, Any]] = lambda config, options: {}
     alone: bool = False
     public_records: bool = False
-    shares: Callable[[PrivacyPlan], tuple[float, ...]] = _alike
     closed_form: bool = False
     picks_engine: bool = False
     units: bool = False
@@ -151,7 +131,7 @@ class Method:
     proven_in_floats: bool = False
     measured: bool = False
     accountants: tuple[Accountant, ...] = ("pld", "rdp")
-    sampler: Callable[[PrivacyPlan], Sampler] = _independently
+    mechanism: Callable[[PrivacyPlan], Mechanism] = poisson
 
     def public_numbers(self, config: Config) -> dict[str, Any]:
         """The method's part of a plan.

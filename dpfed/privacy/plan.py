@@ -11,176 +11,191 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from dpfed.errors import UserError, nearest
 from dpfed.privacy import accounting
-from dpfed.privacy.accounting import Accountant
+from dpfed.privacy.accounting import Accountant, default_delta
 from dpfed.privacy.group_statistics import GroupStatistics
 from dpfed.privacy.mechanism import Mechanism
-from dpfed.privacy.method import Method, method_named
-from dpfed.privacy.noise import DiscreteGaussianNoise, GaussianNoise, Noise, NoiseKind
+from dpfed.privacy.method import METHODS, method_named
+from dpfed.privacy.noise import DiscreteGaussianNoise, GaussianNoise, Noise
 from dpfed.privacy.plan_checks import (
     MOST_RECORDS,
-    NUMBER,
-    NUMBERS,
-    WHOLE,
-    check,
-    default_delta_of,
+    MOST_STEPS,
     plain_number,
-    refuse_large_delta,
-    refuse_unmeant_bounds,
     require,
     require_epsilon,
+    require_within,
+    settle_numbers,
 )
-from dpfed.privacy.promise import protected_by
-from dpfed.privacy.samplers import Sampler
+from dpfed.privacy.plan_parts import Bounding, NoiseScale, PrivateProgress, Promise, Sampling
+from dpfed.privacy.promise import round_up
 
 if TYPE_CHECKING:
     from dpfed.config import Config
 
-_AUTOMATIC = 1.0  # C, where every gradient is normalised, or there are none
 _RELEASES = 2  # steps of a run in closed form: means, then moments
-_SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
 # How engines round and add up. A dpfed whose engines come to other bits does not resume a run: it could not repeat the steps.
 ARITHMETIC = 3
-Clipping = Literal["fixed", "automatic", "adaptive"]
+# The numbers of a plan as files name and order them: the fields of its parts, those of the noise with their prefix.
+_NAMES = (
+    "records batch group_size clip_norm steps noise_multiplier delta accountant max_group_size target_epsilon unit per_unit "
+    "method_name max_batch options noise_kind clipping stability progress"
+).split()
 
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """What a run promises and how it keeps the promise. Every field is public.
+    """What a run promises and how it keeps the promise. All of it is public.
 
     Adjacency: one record is added or removed. Each step draws every record with probability q = B/N, lets every drawn record
     choose one of K groups independently, clips each group's gradient to norm C, adds the sum up, adds Gaussian noise of
     standard deviation sigma times the sensitivity once, and divides by K (docs/guarantee.md has the proof).
 
-    With ``unit = "user"``, all records of one unit, such as a person, are added or removed together: N, B and S count units
+    Where the promise is about units, such as people, all records of one are added or removed together: N, B and S count units
     instead of records, and a unit is drawn, and chooses its group, as one. Other methods than group clipping bound the sum's
-    change in their own way (`dpfed.privacy.method`). Without privacy (``method_name = "none"``) the same steps clip nothing and
-    add no noise.
+    change in their own way (`dpfed.privacy.method`). Without privacy the same steps clip nothing and add no noise.
 
     Args:
-        records: N, number of training records (or units).
-        batch: B, expected records (or units) in a step.
-        group_size: S, expected records (or units) in a group; public ones that join it do not count.
-        clip_norm: C, largest L2 norm of what the method clips, such as one group's gradient.
+        promise: for whom, by which delta and accountant.
+        sampling: who takes part in a step.
+        bounding: how one record's influence on a step's sum is bounded.
+        noise: how much is added to the sum.
         steps: T.
-        noise_multiplier: sigma, noise over sensitivity.
-        delta: of the (epsilon, delta) promise.
-        accountant: how epsilon is computed, ``pld`` or ``rdp``.
-        max_group_size: a group keeps at most so many of its own records; ``None`` keeps all.
-        target_epsilon: the promise, if the noise was calibrated to one; no step is taken that would exceed it.
-        unit: what is protected: ``record``, or ``user``, all records that share a unit, such as a person.
-        per_unit: at most so many records of a drawn unit take part.
-        method_name: of bounding, one of `dpfed.privacy.method.METHODS`; ``none``: no clipping, no noise, no privacy.
-        max_batch: at most so many of the drawn records take part, where the method needs such a cap; otherwise ``None``.
-        options: the method's own public numbers.
-        noise_kind: ``gaussian``, in floating point, or ``discrete``, exact on a grid (`dpfed.privacy.noise`).
-        clipping: ``fixed``: longer gradients are clipped to C; ``automatic``: every one is normalised to C; ``adaptive``: they
-            are clipped to a threshold that follows a quantile of their norms and starts at C, and are sent in units of it.
-        stability: added to the norm by which a gradient is normalised; 0 with other rules.
-        progress: what `dpfed.privacy.group_statistics` releases beside the gradients; empty: nothing.
+        progress: what is released of the groups beside their gradients; ``None``: nothing.
 
     Raises:
-        UserError: if the numbers cannot describe a plan.
+        UserError: if they cannot describe a plan together.
     """
 
-    records: int
-    batch: int
-    group_size: int
-    clip_norm: float
+    promise: Promise
+    sampling: Sampling
+    bounding: Bounding
+    noise: NoiseScale
     steps: int
-    noise_multiplier: float
-    delta: float
-    accountant: Accountant = "pld"
-    max_group_size: int | None = None
-    target_epsilon: float | None = None
-    unit: Literal["record", "user"] = "record"
-    per_unit: int = 1
-    method_name: str = "group"
-    max_batch: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    noise_kind: NoiseKind = "gaussian"
-    clipping: Clipping = "fixed"
-    stability: float = 0.0
-    progress: dict[str, Any] = field(default_factory=dict)
+    progress: PrivateProgress | None = None
 
     def __post_init__(self) -> None:
-        for name, kind, optional in NUMBERS:
-            if not (optional and getattr(self, name) is None):
-                object.__setattr__(self, name, plain_number(name, kind, getattr(self, name)))
-        check(self)
+        settle_numbers(self)
+        bounding, method, batch, steps = self.bounding, self.bounding.method, self.sampling.batch, self.steps
+        name, sigma, per_unit, progress = bounding.method_name, self.noise.multiplier, self.sampling.per_unit, self.progress
+        require_within("steps", steps, 1, MOST_STEPS)
+        if not method.whole_batch:
+            require_within("group_size", bounding.group_size, 1, batch, " (the expected batch)")
+        require(
+            not method.capped or (bounding.max_batch is not None and bounding.max_batch >= max(2, batch)),
+            f"method '{name}' contrasts the whole batch and needs a cap, max_batch, of at least the expected batch {batch}, "
+            f"got {bounding.max_batch}",
+        )
+        require(
+            not method.closed_form or (batch == self.sampling.records and steps == _RELEASES),
+            f"with method '{name}' every record takes part in each of {_RELEASES} steps, so batch must be the "
+            f"{self.sampling.records:,} training records and steps {_RELEASES}, got {batch} and {steps}",
+        )
+        require(
+            self.promise.unit == "user" or per_unit == 1,
+            f"per_unit = {per_unit} is for privacy.unit = 'user'; leave it out where each record is protected",
+        )
+        require(
+            method.units or self.promise.unit == "record",
+            f"the sensitivity of method '{name}' is for single records: privacy.unit = 'user' needs 'group', 'batch' or "
+            "'public'",
+        )
+        require(self.private or sigma == 0, f"without privacy there is no noise, so noise_multiplier must be 0, got {sigma}")
+        require(not self.private or sigma > 0, f"noise_multiplier must be positive (none leaves no promise), got {sigma}")
+        if self.private and self.noise.kind == "discrete":
+            proven = [name for name in METHODS if method_named(name).proven_in_floats]
+            require(
+                method.proven_in_floats,
+                f"noise = 'discrete' promises what is proven for floating point, too, which method '{name}' is not: use "
+                f"noise = 'gaussian', or one of the methods {', '.join(proven)}",
+            )
+        require(
+            bounding.clipping != "adaptive" or progress is not None,
+            "clipping = 'adaptive' follows a quantile of the gradients' norms, which has to be released: set "
+            "diagnostics = 'private'",
+        )
+        if progress is not None:
+            bounding.require_measured("diagnostics = 'private'", ", or set diagnostics = 'raw'")
+            if progress.phase is not None:
+                require_within("progress.phase", progress.phase, 1, steps, " (the steps)")
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> PrivacyPlan:
+    def of(cls, *values: Any, **named: Any) -> PrivacyPlan:
+        """A plan of its numbers, in the order and by the names that they have in files; all behind delta have defaults.
+
+        Raises:
+            UserError: if the numbers cannot describe a plan.
+            TypeError: for other names, or too few.
+        """
+        numbers = dict(zip(_NAMES, values, strict=False)) | named
+        progress = numbers.pop("progress", {})
+        wanted = {field.name for field in dataclasses.fields(PrivateProgress)}
+        require(
+            progress == {} or (isinstance(progress, dict) and progress.keys() == wanted),
+            f"progress must hold {', '.join(sorted(wanted))}, or nothing, got {progress!r}",
+        )
+
+        def part(kind: Any, prefix: str = "") -> Any:
+            names = {field.name for field in dataclasses.fields(kind)}
+            return kind(**{name: numbers.pop(prefix + name) for name in names if prefix + name in numbers})
+
+        parts = part(Promise), part(Sampling), part(Bounding), part(NoiseScale, "noise_")
+        return cls(*parts, progress=PrivateProgress(**progress) if progress else None, **numbers)
+
+    @classmethod
+    def from_dict(cls, numbers: Mapping[str, Any]) -> PrivacyPlan:
         """The plan of an `as_dict`, such as a ledger's header or a federation's terms keep.
 
         Raises:
             UserError: if the numbers cannot describe a plan.
-            TypeError: for other fields, or fewer.
+            TypeError: for other names, or fewer.
         """
-        if lacking := sorted({field.name for field in dataclasses.fields(cls)} - fields.keys()):
+        if lacking := sorted(set(_NAMES) - numbers.keys()):
             raise TypeError(f"a plan without {', '.join(lacking)}")
-        return cls(**fields)
+        return cls.of(**numbers)
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields, as files keep them."""
-        return dataclasses.asdict(self)
+        """All numbers, as files keep them."""
+        parts = dataclasses.asdict(self)
+        noise = {f"noise_{name}": value for name, value in parts["noise"].items()}
+        numbers = {**parts["promise"], **parts["sampling"], **parts["bounding"], **noise, "steps": self.steps}
+        numbers["progress"] = parts["progress"] or {}
+        return {name: numbers[name] for name in _NAMES}
+
+    def replace(self, **changes: Any) -> PrivacyPlan:
+        """The same plan with some numbers changed, by the names that they have in files."""
+        return self.of(**self.as_dict() | changes)
 
     @classmethod
-    def calibrate(cls, records: int, batch: int, steps: int, epsilon: float, delta: float | None = None, **rest) -> PrivacyPlan:
-        """A plan with the least noise that keeps an (epsilon, delta) promise; `rest` are the other fields.
+    def calibrate(
+        cls, records: int, batch: int, steps: int, epsilon: float | None = None, delta: float | None = None, **rest
+    ) -> PrivacyPlan:
+        """A new plan, with the least noise that keeps (epsilon, delta), or with a `noise_multiplier`; `rest`: see `of`.
 
         Example:
-            >>> PrivacyPlan.calibrate(60_000, 2048, 1200, epsilon=10, group_size=16, clip_norm=1.0).noise_multiplier
+            >>> PrivacyPlan.calibrate(60_000, 2048, 1200, epsilon=10, group_size=16, clip_norm=1.0).noise.multiplier
             0.9283
         """
-        known = {field.name for field in dataclasses.fields(cls)} - {"noise_multiplier", "target_epsilon"}
+        known = set(_NAMES) - {"target_epsilon"}
         for name in rest.keys() - known:
             raise UserError(f"PrivacyPlan.calibrate knows no {name!r}; {nearest(name, known)}")
         for name in ("group_size", "clip_norm"):
             require(name in rest, f"{name} is missing: give it by name")
-        epsilon = plain_number("epsilon", NUMBER, epsilon)
-        require_epsilon("epsilon", epsilon)
-        delta = default_delta_of(plain_number("records", WHOLE, records)) if delta is None else delta
-        draft = cls(
-            records=records, batch=batch, steps=steps, noise_multiplier=1.0, delta=delta, target_epsilon=epsilon, **rest
-        )
-        refuse_large_delta(draft)
-        refuse_unmeant_bounds(draft)
-        return draft._calibrated()
-
-    @classmethod
-    def of_numbers(
-        cls,
-        records: int,
-        batch: int,
-        steps: int,
-        epsilon: float | None = None,
-        noise_multiplier: float | None = None,
-        delta: float | None = None,
-        accountant: Accountant = "pld",
-    ) -> PrivacyPlan:
-        """The plan of a promise alone, without anything that only training needs; give `epsilon` or `noise_multiplier`."""
-        rest: dict[str, Any] = {"group_size": 1, "clip_norm": 1.0, "accountant": accountant}
-        if noise_multiplier is None:
-            require(epsilon is not None, "give epsilon or noise_multiplier")
-            assert epsilon is not None
-            return cls.calibrate(records, batch, steps, epsilon, delta, **rest)
-        delta = default_delta_of(records) if delta is None else delta
-        plan = cls(records, batch, steps=steps, noise_multiplier=noise_multiplier, delta=delta, **rest)
-        refuse_large_delta(plan)
-        return plan
+        require((epsilon is None) == ("noise_multiplier" in rest), "give epsilon, or noise_multiplier, and not both")
+        if epsilon is not None:
+            epsilon = plain_number("epsilon", float, epsilon)
+            require_epsilon("epsilon", epsilon)
+            rest |= {"noise_multiplier": 1.0, "target_epsilon": epsilon}
+        delta = default_delta(plain_number("records", int, records)) if delta is None else delta
+        return cls.of(records, batch, steps=steps, delta=delta, **rest)._calibrated()
 
     @classmethod
     def from_config(cls, records: int, config: Config) -> PrivacyPlan:
         """The plan that a configuration describes for `records` training records (or units, where they are protected)."""
-        draft = cls._draft(records, config)
-        refuse_large_delta(draft)
-        refuse_unmeant_bounds(draft)
-        plan = draft if draft.target_epsilon is None else draft._calibrated()
+        plan = cls._draft(records, config)._calibrated()
         if plan.statistics is not None:
             plan.statistics.refuse_noise_alone(plan.noise_std)
         return plan
@@ -192,77 +207,56 @@ class PrivacyPlan:
         Raises:
             UserError: for whatever cannot be a plan, however many records there are, up to `at_most`.
         """
-        require(at_most >= 2, f"the number of training records must be at least 2, got at most {at_most}")
         draft = cls._draft(at_most, config)
-        if draft.private and draft.accountant == "pld" and config.privacy.delta is not None:
+        if draft.private and draft.promise.accountant == "pld" and config.privacy.delta is not None:
             same = draft.mechanism.poisson_steps(draft.steps)
-            accounting.require_resolution(draft.steps if same is None else same[-1], draft.delta)
+            accounting.require_resolution(draft.steps if same is None else same[-1], draft.promise.delta)
         return draft
 
     @classmethod
     def _draft(cls, records: int, config: Config) -> PrivacyPlan:
-        """A plan whose noise is given, or still to be calibrated for its `target_epsilon`."""
-        privacy, bounding = config.privacy, config.bounding
-        method = method_named(bounding.method)
-        if not method.private:
-            require(
-                privacy.epsilon is None and privacy.noise_multiplier is None,
-                "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out",
-            )
-            sigma = 0.0
-        else:
-            require(
-                (privacy.epsilon is None) != (privacy.noise_multiplier is None),
-                "give exactly one of privacy.epsilon (the noise is calibrated) and privacy.noise_multiplier (epsilon follows)",
-            )
-            target = privacy.epsilon
-            if target is not None:
-                require_epsilon("privacy.epsilon", target)
-            sigma = 1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier
-        clipping = bounding.clipping if method.private else "fixed"
-        max_batch = bounding.max_batch
-        if method.capped and max_batch is None:
-            max_batch = privacy.batch + math.ceil(_SPREAD * math.sqrt(max(0, min(privacy.batch, MOST_RECORDS))))
+        """A plan whose noise is given, or still to be calibrated for its target."""
+        privacy, closed_form = config.privacy, method_named(config.bounding.method).closed_form
         return cls(
-            records=records,
-            batch=records if method.closed_form else privacy.batch,
-            steps=_RELEASES if method.closed_form else privacy.steps,
-            noise_multiplier=sigma,
-            delta=default_delta_of(records) if privacy.delta is None else privacy.delta,
-            target_epsilon=privacy.epsilon,
-            group_size=1 if method.alone else bounding.group_size,
-            clip_norm=_AUTOMATIC if clipping == "automatic" or method.closed_form else bounding.clip_norm,
-            max_group_size=bounding.max_group_size,
-            accountant=privacy.accountant if privacy.accountant in method.accountants else method.accountants[0],
-            unit=privacy.unit,
-            per_unit=privacy.per_unit,
-            method_name=bounding.method,
-            max_batch=max_batch,
-            options=method.public_numbers(config),
-            noise_kind=privacy.noise,
-            clipping=clipping,
-            stability=bounding.stability if clipping == "automatic" else 0.0,
-            progress=_progress(config),
+            noise=NoiseScale.of_config(config),
+            promise=Promise.of_config(records, config),
+            sampling=Sampling(records, records if closed_form else privacy.batch, privacy.per_unit),
+            bounding=Bounding.of_config(config),
+            steps=_RELEASES if closed_form else privacy.steps,
+            progress=PrivateProgress.of_config(config),
         )
 
     def _calibrated(self) -> PrivacyPlan:
-        """The same plan with the least noise that keeps its `target_epsilon`."""
-        target = self.target_epsilon
-        assert target is not None  # only such plans are calibrated
-        found = accounting.calibrate(target, self.mechanism, self.steps, self.delta, self.accountant)
-        return dataclasses.replace(self, noise_multiplier=found.noise_multiplier)
+        """The same plan with the least noise that keeps its target, if it has one."""
+        self._refuse_large_delta()
+        self.bounding.refuse_unmeant()
+        promise = self.promise
+        if promise.target_epsilon is None:
+            return self
+        found = accounting.calibrate(promise.target_epsilon, self.mechanism, self.steps, promise.delta, promise.accountant)
+        return self.replace(noise_multiplier=found.noise_multiplier)
+
+    def _refuse_large_delta(self) -> None:
+        """Refuses a delta above 1/N, of new plans only: that of a file is taken as it is, and its card says so."""
+        records, delta = self.sampling.records, self.promise.delta
+        require(
+            not self.private or delta <= 1 / records,
+            f"delta = {round_up(delta)} is more than 1/N (N = {records:,}), and whoever published one whole "
+            f"{self.promise.protected}, drawn at random, would keep such a promise; leave delta out for the default, "
+            "1/(N ln N), or give less than 1/N",
+        )
 
     def is_of(self, config: Config) -> bool:
         """Whether a configuration describes this plan: the same mechanism, with enough noise for its epsilon.
 
         The noise is not searched for again, for another version of an accountant may find a little more or less.
         """
-        given = {"epsilon": None, "noise_multiplier": self.noise_multiplier if self.private else None, "delta": self.delta}
+        delta, target = self.promise.delta, self.promise.target_epsilon
+        given = {"epsilon": None, "noise_multiplier": self.noise.multiplier if self.private else None, "delta": delta}
         privacy = config.privacy.model_copy(update=given)
-        same = PrivacyPlan.from_config(self.records, config.model_copy(update={"privacy": privacy}))
-        same = dataclasses.replace(same, target_epsilon=config.privacy.epsilon)
-        kept = not self.private or self.target_epsilon is None or self.epsilon() <= self.target_epsilon * (1 + 1e-6)
-        return same == self and kept and config.privacy.delta in (None, self.delta)
+        same = PrivacyPlan.from_config(self.sampling.records, config.model_copy(update={"privacy": privacy}))
+        kept = not self.private or target is None or self.epsilon() <= target * (1 + 1e-6)
+        return same.replace(target_epsilon=config.privacy.epsilon) == self and kept and config.privacy.delta in (None, delta)
 
     def require_finite(self) -> None:
         """Refuses noise that is given, and whose epsilon is infinite or cannot be said.
@@ -271,69 +265,32 @@ class PrivacyPlan:
             UserError: saying which numbers are in the way.
         """
         if self.private:
-            require(math.isfinite(self.epsilon()), f"noise_multiplier {self.noise_multiplier} leaves no finite epsilon")
-
-    @property
-    def delta_exceeds_reciprocal(self) -> bool:
-        """Whether delta is above 1/N: whoever publishes a whole record (or unit), drawn at random, keeps such a promise."""
-        return self.private and self.delta > 1 / self.records
-
-    @property
-    def method(self) -> Method:
-        """The method of bounding."""
-        return method_named(self.method_name)
+            require(math.isfinite(self.epsilon()), f"noise_multiplier {self.noise.multiplier} leaves no finite epsilon")
 
     @property
     def private(self) -> bool:
         """Whether there is clipping and noise at all."""
-        return self.method.private
+        return self.bounding.method.private
 
     @property
     def promises(self) -> bool:
         """Whether its epsilon is a promise: there is noise, and the method's claim holds."""
-        return self.private and self.method.sound
-
-    @property
-    def protected(self) -> str:
-        """What one of the N is called: ``record`` or ``unit``."""
-        return protected_by(self.unit)
-
-    @property
-    def sampling_rate(self) -> float:
-        """q = B/N, the probability of each record (or unit) to take part in a step."""
-        return self.batch / self.records
+        return self.private and self.bounding.method.sound
 
     @property
     def groups(self) -> int:
         """K = round(B/S), fixed in advance, however many groups happen to be empty; 1 where the batch is one group."""
-        return 1 if self.method.whole_batch else max(1, round(self.batch / self.group_size))
+        return 1 if self.bounding.method.whole_batch else max(1, round(self.sampling.batch / self.bounding.group_size))
 
     @property
     def divisor(self) -> int:
         """What every noisy sum is divided by, public: K, as a rule."""
-        return self.method.divisor(self)
+        return self.bounding.method.divisor(self)
 
     @property
     def longest_sum(self) -> float:
         """The largest L2 norm that the sum can have without noise, for all practical purposes."""
-        return self.method.spread(self) * self.sensitivity
-
-    @property
-    def cap(self) -> int | None:
-        """At most so many members of a group take part; ``None``: all."""
-        return self.max_batch if self.method.whole_batch else self.max_group_size
-
-    @property
-    def whole_batch_cap(self) -> int:
-        """`max_batch`, of a method that has it."""
-        if self.max_batch is None:
-            raise ValueError(f"method '{self.method_name}' caps no batch")
-        return self.max_batch
-
-    @property
-    def bound(self) -> float:
-        """C, the largest L2 norm of what is clipped; infinity without privacy."""
-        return self.clip_norm if self.private else math.inf
+        return self.bounding.method.spread(self) * self.sensitivity
 
     @functools.cached_property
     def statistics(self) -> GroupStatistics | None:
@@ -348,82 +305,67 @@ class PrivacyPlan:
     @property
     def sensitivity(self) -> float:
         """Most that one record (or unit) can move the sum, L2; 2C for groups, and a little more with their statistics."""
-        return self.method.sensitivity(self) / self._gradient_part
-
-    @functools.cached_property
-    def shares(self) -> tuple[float, ...]:
-        """Of the run's 1 / sigma^2, what each step spends, where steps differ; empty: they do not."""
-        return self.method.shares(self)
+        return self.bounding.method.sensitivity(self) / self._gradient_part
 
     def sensitivity_of(self, step: int) -> float:
         """Most that one record (or unit) can move the sum of a step, L2.
 
-        Where steps have shares, it is the root of the step's share times `sensitivity`, and the noise is the same in all. Room
-        is left for the rounding of discrete noise, so that what is rounded keeps to the share, too.
+        Where the mechanism's steps have shares, it is the root of the step's share times `sensitivity`, and the noise is the
+        same in all. Room is left for the rounding of discrete noise, so that what is rounded keeps to the share, too.
         """
-        if not self.shares:
+        if not (shares := self.mechanism.shares):
             return self.sensitivity
-        part = math.sqrt(self.shares[step])
+        part = math.sqrt(shares[step])
         return part * self.sensitivity - (1 - part) * (self.rounded_sensitivity - self.sensitivity)
 
     @property
     def longest_part(self) -> float:
         """The largest L2 norm of what one group adds to the sum: C, or a little more with its statistics."""
-        return self.bound / self._gradient_part
+        return self.bounding.bound / self._gradient_part
 
     @property
     def _gradient_part(self) -> float:
         """What the sensitivity of the gradients is of the sum's."""
-        return math.sqrt(1 - self.progress["share"]) if self.progress else 1.0
+        return math.sqrt(1 - self.progress.share) if self.progress else 1.0
 
     @property
     def rounded_sensitivity(self) -> float:
         """Most that one record (or unit) can move what the noise is added to: the sum, rounded to a grid where that is done."""
-        noise = self.noise
+        noise = self.noise_of()
         return noise.rounded_sensitivity if isinstance(noise, DiscreteGaussianNoise) else self.sensitivity
 
     @property
-    def sampler(self) -> Sampler:
-        """Who takes part in a step."""
-        return self.method.sampler(self)
-
-    @property
     def mechanism(self) -> Mechanism:
-        """What accounting accounts for."""
-        return Mechanism(self.sampler, self.noise_multiplier, self.method.releases(self), self.shares)
+        """Who takes part in a step, and what accounting accounts for."""
+        return self.bounding.method.mechanism(self)
 
-    @property
-    def noise(self) -> Noise:
-        """What is added to the sum.
+    def noise_of(self, shares: int = 1) -> Noise:
+        """What is added to the sum; with `shares`, what each of so many parties adds to its own, so that all add as much.
 
         A method that releases statistics besides spends a share of sigma's privacy on them.
         """
-        return self.noise_of(1)
-
-    def noise_of(self, shares: int) -> Noise:
-        """What each of so many parties adds to its own sum, so that all of it together is `noise`."""
         if not self.private:
             return GaussianNoise(0.0)
-        if self.noise_kind == "discrete":
-            return DiscreteGaussianNoise(self.sensitivity, self.noise_multiplier, shares)
-        whole = self.noise_multiplier * self.sensitivity / math.sqrt(self.method.gradient_share(self))
+        if self.noise.kind == "discrete":
+            return DiscreteGaussianNoise(self.sensitivity, self.noise.multiplier, shares)
+        whole = self.noise.multiplier * self.sensitivity / math.sqrt(self.bounding.method.gradient_share(self))
         return GaussianNoise(whole / math.sqrt(shares))
 
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise on each coordinate of the sum, at least."""
-        return self.noise.std
+        return self.noise_of().std
 
     def epsilon(self, steps: int | None = None, accountant: Accountant | None = None) -> float:
         """Epsilon of `steps` steps (default: all of them), at the plan's delta."""
         count = self.steps if steps is None else steps
-        return accounting.epsilon(self.mechanism, count, self.delta, accountant or self.accountant)
+        return accounting.epsilon(self.mechanism, count, self.promise.delta, accountant or self.promise.accountant)
 
     @property
     def other_accountant(self) -> Accountant | None:
         """What cross-checks epsilon; ``None``: nothing can."""
-        for other in self.method.accountants:
-            if other != self.accountant:
+        for other in self.bounding.method.accountants:
+            if other != self.promise.accountant:
                 try:
                     self.epsilon(accountant=other)
                 except accounting.Unresolved:
@@ -444,8 +386,8 @@ class PrivacyPlan:
             UserError: if there are more owners than groups, or one holds nothing.
         """
         require(
-            not self.method.whole_batch,
-            f"method '{self.method_name}' contrasts the whole batch, which none of several owners holds: use 'group'",
+            not self.bounding.method.whole_batch,
+            f"method '{self.bounding.method_name}' contrasts the whole batch, which none of several owners holds: use 'group'",
         )
         require(
             len(records) <= self.groups,
@@ -465,24 +407,3 @@ class PrivacyPlan:
         """Hash of all fields, and of `ARITHMETIC`: what a ledger, a checkpoint and a site agree on."""
         text = json.dumps(self.as_dict() | {"arithmetic": ARITHMETIC}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _progress(config: Config) -> dict[str, Any]:
-    """What a configuration releases of the groups' progress, with every number that it leaves open.
-
-    Raises:
-        UserError: if the loss does not say its range, and the configuration gives none.
-    """
-    if config.diagnostics != "private":
-        return {}
-    progress, objective = config.progress, config.objective
-    loss_range, known = progress.loss_range, objective.loss.range
-    if loss_range is None:
-        require(
-            known is not None,
-            f"objective.name = '{objective.name}' does not say how large its loss per record is: give progress.loss_range, the "
-            "largest that diagnostics = 'private' is to tell from larger ones",
-        )
-        assert known is not None
-        loss_range = round(known(objective.options, max(2, method_named(config.bounding.method).contrasted(config))), 3)
-    return {"share": progress.share, "quantile": progress.quantile, "loss_range": loss_range, "phase": progress.phase}

@@ -3,6 +3,8 @@
 A sampler is the one place that knows how records are drawn. `participants` (or `draw`) draws them, `relation` says between
 which data sets the promise holds, and `poisson_steps` (or `event`) says what accounting composes. Sampling, accounting, plan
 and card follow from the object. To add a sampler: a class like these, and its proof.
+
+Between which data sets a promise holds.
 """
 
 from __future__ import annotations
@@ -15,13 +17,45 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dpfed.privacy.relation import ADD_OR_REMOVE, REPLACE, Relation
 from dpfed.privacy.renewals import Own, Renewals
 
-if TYPE_CHECKING:  # it takes a second to import
+if TYPE_CHECKING:
     import dp_accounting
 
     from dpfed.privacy.randomness import Randomness
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Which two data sets are neighbours: they differ in one record, or in one unit with all its records.
+
+    Args:
+        verb: what happens to it, such as ``add or remove``.
+        known: the name that dp_accounting has for this relation.
+    """
+
+    verb: str
+    known: str
+
+    @property
+    def of_accountants(self) -> dp_accounting.NeighboringRelation:
+        """As accountants want it."""
+        import dp_accounting
+
+        return dp_accounting.NeighboringRelation[self.known]
+
+    def describe(self, protected: str, unit: bool) -> str:
+        """For the privacy card.
+
+        Args:
+            protected: what one of them is called, such as ``record`` or ``patient``.
+            unit: whether all records that share one come and go together.
+        """
+        return f"{self.verb} one {protected}" + (" with all its records" if unit else "")
+
+
+ADD_OR_REMOVE = Relation("add or remove", "ADD_OR_REMOVE_ONE")
+REPLACE = Relation("replace", "REPLACE_ONE")
 
 
 class Sampler(ABC):

@@ -6,11 +6,15 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
+from dpfed import __version__
 from dpfed.errors import UserError
 from dpfed.privacy.promise import factor, guess, large_delta, meaning, of_several, round_up
-from dpfed.report.facts import CardFacts
-from dpfed.report.marks import STARTING_WEIGHTS
+from dpfed.report.facts import STARTING_WEIGHTS, CardFacts
+
+if TYPE_CHECKING:
+    from dpfed.privacy.plan import PrivacyPlan
 
 NO_GUARANTEE = "no privacy guarantee holds"
 _CARD, _NO_CARD = "# Privacy card of ", "# No privacy card for "  # titles
@@ -24,7 +28,7 @@ def privacy_card(facts: CardFacts) -> str:
     gives epsilon only as a figure of the accountant.
     """
     reasons = _voids(facts)
-    title = _CARD if facts.sound else _NO_CARD
+    title = _CARD if facts.plan.bounding.method.sound else _NO_CARD
     lines = [f"{title}{facts.name}" + (f": {NO_GUARANTEE}" if reasons else ""), ""]
     lines += [_void_lead(reasons) if reasons else _lead(facts)]
     lines += list(_reservations(facts))
@@ -98,11 +102,11 @@ def _void_lead(reasons: list[str]) -> str:
 
 
 def _lead(facts: CardFacts) -> str:
-    epsilon, delta = round_up(facts.epsilon_spent), round_up(facts.delta)
-    warning = large_delta(facts.delta, facts.records, facts.protected)
+    epsilon, delta = round_up(facts.epsilon_spent), round_up(facts.plan.promise.delta)
+    warning = large_delta(facts.plan.promise.delta, facts.plan.sampling.records, facts.protected)
     subject = "This run is" if facts.complete else "This run is not complete. So far it is"
     promise = f"**{subject} ({epsilon}, {delta})-differentially private for {facts.unit}.**"
-    words = meaning(facts.epsilon_spent, facts.delta, facts.one, "what this run released")
+    words = meaning(facts.epsilon_spent, facts.plan.promise.delta, facts.one, "what this run released")
     return " ".join(part for part in (warning and f"**{warning}**", promise, words) if part)
 
 
@@ -110,8 +114,8 @@ def _reservations(facts: CardFacts) -> Iterator[str]:
     if not facts.complete:
         yield ""
         yield (
-            f"**The run is not complete**: {facts.steps_charged} of {facts.steps_planned} planned steps are charged. If the "
-            f"run goes on, it spends more, up to epsilon {round_up(facts.epsilon_planned)}."
+            f"**The run is not complete**: {facts.steps_charged} of {facts.plan.steps} planned steps are charged. If the "
+            f"run is resumed, it spends more, up to epsilon {round_up(facts.plan.epsilon())}."
         )
     for mark in facts.marks:
         if not mark.voids:
@@ -120,23 +124,23 @@ def _reservations(facts: CardFacts) -> Iterator[str]:
 
 
 def _numbers(facts: CardFacts) -> Iterator[str]:
-    epsilon, delta = round_up(facts.epsilon_spent), round_up(facts.delta)
-    bound, one = float(epsilon), facts.protected
+    epsilon, delta = round_up(facts.epsilon_spent), round_up(facts.plan.promise.delta)
+    bound, one, records = float(epsilon), facts.protected, facts.plan.sampling.records
     yield (
         f"Epsilon {epsilon}: one {facts.one} changes the probability of any result by a factor of at most e^{epsilon} = "
         f"{factor(bound)}, up or down. Smaller is better; 0 would be perfect."
     )
     yield (
         f"Delta {delta}: beyond that factor, the probability of a result may differ by {delta}. Delta should be far below "
-        f"1/N = 1/{facts.records:,}; here it is {_part(facts.delta * facts.records)} of that."
+        f"1/N = 1/{records:,}; here it is {_part(facts.plan.promise.delta * records)} of that."
     )
     yield (
         f"Odds: somebody knows all other records, and gives even odds that one {one} was there. After seeing the results, this "
-        f"person is right in at most {guess(bound, facts.delta)} of cases. 50 % is guessing, 100 % is certainty."
+        f"person is right in at most {guess(bound, facts.plan.promise.delta)} of cases. 50 % is guessing, 100 % is certainty."
     )
     several, what = [], "names" if facts.of_units else "records"
     for count in (2, 5):
-        worth = of_several(facts.epsilon_spent, facts.delta, count)
+        worth = of_several(facts.epsilon_spent, facts.plan.promise.delta, count)
         said = "nothing is promised" if worth is None else f"epsilon {round_up(worth[0])} and delta {round_up(worth[1])}"
         several.append(f"with {count} {what}: {said}")
     if facts.of_units:
@@ -150,19 +154,19 @@ def _numbers(facts: CardFacts) -> Iterator[str]:
 
 
 def _protected(facts: CardFacts) -> Iterator[str]:
-    whom = f"each of the {facts.records:,} training {'units' if facts.of_units else 'records'}, taken alone"
+    whom = f"each of the {facts.plan.sampling.records:,} training {'units' if facts.of_units else 'records'}, taken alone"
     yield f"Protected: {whom}. Not protected: the held-out records, which serve to measure the model."
     yield (
-        "From whom: everybody who sees what is covered below. The promise holds whatever else they know, and whatever they do "
-        "with it, now or later."
+        "From whom: everybody who sees the covered outputs (below). The promise holds whatever else they know, and whatever "
+        "they do with it, now or later."
     )
     yield (
         f"Those who take part may see more. This run was {facts.trust_mode}. Anybody who runs, or breaks into, a machine that "
         "holds records, or sums without noise, can read these."
     )
     yield (
-        "Not promised: that nothing is learnt about people in general. The model may learn what holds for many records. That "
-        "may also be true of somebody whose records were never there."
+        "Not promised: that nothing is learnt about people in general. The model may learn what holds for many records. Such "
+        "patterns may also apply to somebody whose records were never there."
     )
 
 
@@ -179,7 +183,8 @@ def _questions(facts: CardFacts) -> Iterator[str]:
     yield "Who sees the evaluation figures? Whose records are the held-out ones?"
     if STARTING_WEIGHTS in facts.not_protected:
         yield "What were the starting weights trained on, and may that be known?"
-    yield f"The number of {'units' if facts.of_units else 'records'}, N = {facts.records:,}, is public. Is that harmless?"
+    what, records = "units" if facts.of_units else "records", facts.plan.sampling.records
+    yield f"The number of {what}, N = {records:,}, is public. Is that harmless?"
 
 
 def _part(share: float) -> str:
@@ -189,11 +194,12 @@ def _part(share: float) -> str:
 
 
 def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
+    plan, sampling, method = facts.plan, facts.plan.sampling, facts.plan.bounding.method
     # A voided card has these figures too, since they check the accounting, but never under the name of a promise.
     prefix = "Accountant's figure, not a guarantee: epsilon" if void else "Epsilon"
-    yield f"{prefix} spent", f"{round_up(facts.epsilon_spent)} ({facts.accountant})"
-    yield f"{prefix} planned", round_up(facts.epsilon_planned)
-    yield "Delta", round_up(facts.delta)
+    yield f"{prefix} spent", f"{round_up(facts.epsilon_spent)} ({plan.promise.accountant})"
+    yield f"{prefix} planned", round_up(plan.epsilon())
+    yield "Delta", round_up(plan.promise.delta)
     if facts.other_epsilon is not None:
         yield "Cross-check", f"{round_up(facts.other_epsilon)} ({facts.other_accountant})"
     if facts.budget:
@@ -201,35 +207,71 @@ def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
     if facts.audit:
         yield "Audit of the claim (`dpfed audit privacy`)", facts.audit
     yield "Unit of privacy", facts.unit
-    yield "Adjacency", facts.adjacency
-    yield "Steps charged", f"{facts.steps_charged} of {facts.steps_planned} planned"
+    yield "Adjacency", plan.mechanism.sampler.relation.describe(facts.protected, plan.promise.unit == "user")
+    yield "Steps charged", f"{facts.steps_charged} of {plan.steps} planned"
     yield "Complete", "yes" if facts.complete else "no"
     yield "Trained", facts.trained
-    yield f"Training {'records' if facts.protected == 'record' else 'units'} N (public)", f"{facts.records:,}"
-    yield "Sampler", f"{facts.sampler}; q = {facts.sampling_rate:.6g}, expected batch {facts.expected_batch:,}"
-    yield "Method", facts.method
+    yield f"Training {'units' if facts.of_units else 'records'} N (public)", f"{sampling.records:,}"
+    yield "Sampler", f"{facts.sampler}; q = {sampling.rate:.6g}, expected batch {sampling.batch:,}"
+    yield "Method", f"{method.title}: {method.claim}"
     if facts.options:
         yield "Numbers of the method (public)", facts.options
     yield "Grouping", facts.grouping
-    if facts.group_size is not None:
-        yield "Groups K (public)", f"{facts.groups:,}"
-        yield (
-            "Expected group size S",
-            str(facts.group_size)
-            + ("" if facts.max_group_size is None else f", at most {facts.max_group_size} of a group's own records"),
-        )
-    if math.isfinite(facts.clip_norm):
-        yield "Clip norm C", f"{facts.clip_norm:g}" + (f"; {facts.clipping}" if facts.clipping else "")
-        yield "Sensitivity of the sum" + ("" if facts.sound else ", as claimed"), f"{facts.sensitivity:g}"
-        yield "Noise multiplier sigma", f"{facts.noise_multiplier:.6g}"
-        yield "Noise", facts.noise
-        yield "Noise standard deviation", f"{facts.noise_std:.6g} on the sum, {facts.noise_from}"
-        if facts.released:
-            yield "Released statistics", facts.released
-    else:
-        yield "Clipping and noise", "none: the sum has no bound and no noise"
+    yield from _bounds(facts)
     yield "Trust", facts.trust_mode
-    yield "Card written by", f"dpfed {facts.version}"
+    yield "Card written by", f"dpfed {__version__}"
+
+
+def _bounds(facts: CardFacts) -> Iterator[tuple[str, str]]:
+    plan, bounding = facts.plan, facts.plan.bounding
+    if not (bounding.method.whole_batch or bounding.method.alone):
+        most = "" if bounding.cap is None else f", at most {bounding.cap} of a group's own records"
+        yield "Groups K (public)", f"{plan.groups:,}"
+        yield "Expected group size S", f"{bounding.group_size}{most}"
+    if not plan.private:
+        yield "Clipping and noise", "none: the sum has no bound and no noise"
+        return
+    rule, released = _clipping(plan), _released(plan)
+    yield "Clip norm C", f"{bounding.clip_norm:g}" + (f"; {rule}" if rule else "")
+    yield "Sensitivity of the sum" + ("" if bounding.method.sound else ", as claimed"), f"{plan.sensitivity:g}"
+    yield "Noise multiplier sigma", f"{plan.noise.multiplier:.6g}"
+    yield "Noise", facts.noise
+    yield "Noise standard deviation", f"{plan.noise_std:.6g} on the sum, {facts.noise_from}"
+    if released:
+        yield "Released statistics", released
+
+
+def _clipping(plan: PrivacyPlan) -> str:
+    """What becomes of gradients that are not just clipped to C."""
+    if plan.bounding.method.closed_form:
+        parts = (f"{plan.sensitivity_of(step):.6g} in step {step}" for step in range(plan.steps))
+        return (
+            f"features are brought to unit length, and a record's part of a sum is at most this long: {' and '.join(parts)}; "
+            "the noise is the same in both"
+        )
+    if plan.bounding.clipping == "automatic":
+        return f"every gradient is normalised: divided by its norm + {plan.bounding.stability:g}, times C"
+    if plan.bounding.clipping == "adaptive" and plan.progress is not None:
+        return (
+            f"gradients are clipped to a norm that starts at C and follows the {plan.progress.quantile:g} quantile of all "
+            "norms, by noisy counts; sums are in units of it, so that a record moves them by as much as with C"
+        )
+    return ""
+
+
+def _released(plan: PrivacyPlan) -> str:
+    """The noise of what is released beside the sum: what the sum's noise leaves of sigma's privacy."""
+    if plan.progress is not None:
+        share = plan.progress.share
+        return (
+            "of every step the groups' mean loss and where their norms lie, in the same sum and noise: alone they would have "
+            f"noise multiplier {plan.noise.multiplier / math.sqrt(share):.6g}, and the gradients "
+            f"{plan.noise.multiplier / math.sqrt(1 - share):.6g}; together that of sigma on one sample"
+        )
+    rest = 1 - plan.bounding.method.gradient_share(plan)
+    if not rest:
+        return ""
+    return f"noise multiplier {plan.noise.multiplier / math.sqrt(rest):.6g}; with the sum's, that of sigma on one sample"
 
 
 def _cell(text: str) -> str:

@@ -1,10 +1,114 @@
-"""What a privacy card states, as values: the caller reads them from the run, `dpfed.report.card` words them."""
+"""What a privacy card states, as values: the caller reads them from the run, `dpfed.report.card` words them.
+
+What a reader of a privacy card must know beyond the promise: marks, and what no promise covers.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dpfed.report.marks import NOT_PROTECTED, Mark
+STARTING_WEIGHTS = (
+    "The starting weights: the guarantee does not cover the data that they were trained on. This matters unless these data are "
+    "public."
+)
+AUDITS = (
+    "The audits of this run (`dpfed audit`): the figures in `audit/` are exact functions of training records. Epsilon does not "
+    "cover them."
+)
+PUBLIC_RECORDS = (
+    "The public records that join every group: the model may remember them. That they were chosen without looking at the "
+    "training records is up to whoever chose them."
+)
+LAST_BITS = (
+    "The last bits of the noise: the proof is about real numbers, and the Gaussian noise is in floating point. dpfed claims no "
+    "defence against attacks on these bits. privacy.noise = 'discrete' closes this gap."
+)
+ASSUMED_OF_BITS = (
+    "A device that computes otherwise than assumed: the proof is about the bits that were released. It assumes that "
+    "what a group adds comes out the same, whichever other groups there are, and that nobody can tell the bits of AES-256 "
+    "from uniform ones."
+)
+SHARED_PASSES = (
+    "A machine that computes a group's gradient by who else is in the same pass (bounding.engine = 'layerwise'): the proof "
+    "assumes that it does not. Each machine was checked for this on noise before its first pass; it is not proven. "
+    "bounding.engine = 'loop' computes every group by itself."
+)
+NOT_PROTECTED = (
+    "Evaluation figures: they are exact functions of held-out records and labels.",
+    "Other runs on the same records, such as a search for good settings, even if they were thrown away: they spend budget "
+    "that this card does not count.",
+    "The public figures: N, q, K, T, C and sigma are known to everyone.",
+    "Anything, against somebody who has a copy of the run's secret key: they can compute the noise again and subtract it.",
+    LAST_BITS,
+    "Timing: how long a step takes can depend on its records. Somebody who watches the machine, or sees the times of the run's "
+    "files, may learn that.",
+    "Stops: a record that can no longer be read, or that makes a worker crash, stops the run in a step that needs it. The stop "
+    "reveals that it was there.",
+)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that a reader of the card must know.
+
+    Attributes:
+        text: one sentence.
+        voids: True when no guarantee holds because of it.
+    """
+
+    text: str
+    voids: bool = False
+
+
+FIXED_SEED = Mark("The seed was fixed: anyone can compute the noise again, so no privacy is guaranteed.", voids=True)
+RAW_DIAGNOSTICS = Mark(
+    "Raw diagnostics were written: losses, norms or clip rates without noise. Epsilon does not cover these files."
+)
+LABELLED_BANK = Mark(
+    "k-NN and linear-probe figures are also exact functions of labelled training records. Epsilon covers the model itself, but "
+    "not these figures."
+)
+NOT_PRIVATE = Mark(
+    "The run was trained without privacy, as a reference (bounding.method = 'none'): nothing was clipped, no noise was added.",
+    voids=True,
+)
+UNSOUND = Mark(
+    "The method was run as it was published, for comparison. Its claim does not hold (docs/methods.md says why).",
+    voids=True,
+)
+
+
+CONTRADICTED = Mark(
+    "An audit contradicts the claim: attacks on the mechanism found out more than its epsilon allows (`privacy_audit.json`).",
+    voids=True,
+)
+
+
+def started_privately(run: str, data: str, epsilon: str, delta: str) -> Mark:
+    """For a run that starts from the weights of another private run."""
+    return Mark(
+        f"The starting weights are those of the private run {run} on {data} (epsilon {epsilon}, delta {delta}). For a record "
+        "that was in both runs, the epsilons add up, and so do the deltas. This card states only its own."
+    )
+
+
+def sent(board: str, public: bool) -> Mark:
+    """For a run whose figures were sent elsewhere."""
+    more = "; and, as the records are public, evaluation figures" if public else ". Epsilon covers these figures"
+    return Mark(f"Sent to {board} after the end of training: epsilon, learning rates and norms and means with noise{more}.")
+
+
+def shared_unit(name: str) -> Mark:
+    """For records that name what they share, such as a person, where each record is protected for itself."""
+    return Mark(
+        f"The records name a {name}, and several of them may share one {name}. Epsilon is for one record: a {name} with m "
+        f"records has m times that epsilon, and a delta that also grows with m. privacy.unit = 'user' protects the {name}."
+    )
+
+
+if TYPE_CHECKING:
+    from dpfed.privacy.plan import PrivacyPlan
 
 
 @dataclass(frozen=True)
@@ -13,36 +117,17 @@ class CardFacts:
 
     Attributes:
         name: of the run.
-        version: of dpfed.
+        plan: of the run, from which all further numbers follow.
         unit: of privacy, such as ``one record: an image with its captions``.
         protected: the unit in a word: ``record``, or what records share, such as ``person``.
-        adjacency: such as ``add or remove one record``.
         trained: what is trained and from where, such as ``all 234,567 parameters; starting weights: random``.
         epsilon_spent: for the steps charged so far.
-        epsilon_planned: for all planned steps.
-        delta: of the promise.
-        accountant: that computed epsilon.
         other_accountant: that cross-checks it.
         other_epsilon: its epsilon for the steps charged, None where there is none.
         steps_charged: steps in the ledger.
-        steps_planned: T.
-        records: N, of records or units, public.
         sampler: such as ``Poisson: every record independently``.
-        sampling_rate: q.
-        expected_batch: B = qN.
-        method: what is clipped and how far one record can move it.
         options: the method's own public numbers.
-        released: the noise of statistics that the method releases besides, if it does.
-        sound: whether the method's claim holds; a run of one that does not gets no card, but a page that says so.
         grouping: how sampled records come into groups.
-        groups: K, public.
-        group_size: S, expected; ``None``: no groups are drawn.
-        max_group_size: the cap, None where there is none.
-        clip_norm: C; infinity where nothing was clipped.
-        clipping: what else there is to know of clipping, such as ``every gradient is normalised to it``.
-        noise_multiplier: sigma.
-        sensitivity: most that one record or unit moves the sum, L2; normally 2C.
-        noise_std: sigma times the sensitivity.
         trust_mode: who sees what.
         noise: its kind, such as ``Gaussian, in floating point``.
         noise_from: who adds the noise, such as ``added once a step``.
@@ -50,7 +135,6 @@ class CardFacts:
         outputs: what leaves the trust boundary.
         marks: what a reader must know beyond this.
         not_protected: what the guarantee leaves out.
-        complete: all planned steps are done.
         secrets: what must stay secret, and who has it.
         budget: the lifetime budget of the records, in words.
         audit: what attacks on the claim showed, in words; empty: nobody attacked it.
@@ -58,32 +142,16 @@ class CardFacts:
     """
 
     name: str
-    version: str
+    plan: PrivacyPlan
     unit: str
     protected: str
-    adjacency: str
     trained: str
     epsilon_spent: float
-    epsilon_planned: float
-    delta: float
-    accountant: str
     other_accountant: str
     other_epsilon: float | None
     steps_charged: int
-    steps_planned: int
-    records: int
     sampler: str
-    sampling_rate: float
-    expected_batch: int
-    method: str
     grouping: str
-    groups: int
-    group_size: int | None
-    max_group_size: int | None
-    clip_norm: float
-    noise_multiplier: float
-    sensitivity: float
-    noise_std: float
     trust_mode: str
     outputs: tuple[str, ...]
     noise: str = "Gaussian, in floating point"
@@ -91,15 +159,16 @@ class CardFacts:
     sites: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
     not_protected: tuple[str, ...] = NOT_PROTECTED
-    complete: bool = True
     options: str = ""
-    released: str = ""
-    clipping: str = ""
-    sound: bool = True
     secrets: tuple[str, ...] = ()
     budget: str = ""
     audit: str = ""
     provenance: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all planned steps are charged."""
+        return self.steps_charged >= self.plan.steps
 
     @property
     def of_units(self) -> bool:

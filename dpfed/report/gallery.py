@@ -128,7 +128,7 @@ def build_gallery(
     held_out = split != "none" and store.count(split) > 0
     shown = store.within(split) if held_out else lambda first, end: np.ones(end - first, bool)
     indices = np.sort(store.smallest(shown, min(POOL, config.evaluation.records or POOL)))
-    kind = "held-out records" if held_out else "records"
+    kind = f"{'held-out ' * held_out}records of {store.name}"
     pictures = read(indices)
     features = extract(model, read, indices, images_fn, device)
     captions = store.captions(indices) if store.kind == "image-text" else [[] for _ in indices]

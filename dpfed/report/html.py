@@ -17,12 +17,16 @@ from PIL import Image
 from dpfed.errors import UserError
 from dpfed.places import path_of
 from dpfed.privacy.promise import round_up
-from dpfed.report.audit_plot import audit_plot
+from dpfed.report.audit import audit_plot
 from dpfed.report.card import table_rows
 from dpfed.report.curves import training_note, training_plots
+from dpfed.report.expected import Expected
+from dpfed.report.ladder import ladder
 from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, noise_plot, progress_plot
 from dpfed.report.results import Result, headlines, label, shown, tied
 from dpfed.report.style import inline_svg, palette, uri
+from dpfed.report.timeline import TITLE as TIMELINE
+from dpfed.report.timeline import sites_in, timeline_plot
 
 if TYPE_CHECKING:  # whoever has a run makes one
     from dpfed.artifacts.view import RunView
@@ -38,7 +42,7 @@ ERROR_BARS = (
 )
 
 
-def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> None:
+def write_report(path: str | Path, runs: Sequence[RunView], note: str = "", forecast: Path | None = None) -> None:
     """Writes a report: all about one run, or a comparison of several.
 
     The file needs nothing else: style and pictures are inside, there is no script, and whatever comes from a run is escaped.
@@ -47,13 +51,15 @@ def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> N
         path: of the file.
         runs: at least one.
         note: a sentence above a comparison.
+        forecast: of one run, what `dpfed forecast` or `dpfed rehearse` printed as JSON: it stands beside the outcome.
 
     Raises:
-        UserError: for no runs, or a path that cannot be written.
+        UserError: for no runs, a path that cannot be written, or a forecast of something else.
     """
     if not runs:
         raise UserError("a report needs at least one run.")
-    values = _single(runs[0]) if len(runs) == 1 else _comparison(runs)
+    expected = Expected.read(forecast, runs[0]) if forecast else None
+    values = {**_single(runs[0]), "expected": expected} if len(runs) == 1 else _comparison(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(shown=shown, picture=_picture, small=_small, style=page_style())
     try:
@@ -85,6 +91,8 @@ def _single(run: RunView) -> dict:
     if len(norms) > 2 and run.noise_norm is not None:
         steps, values = zip(*norms, strict=True)
         plots.append(("Gradient with its noise (blue), noise alone (orange)", noise_plot(steps, values, run.noise_norm)))
+    if sites_in(run.steps_of_sites):
+        plots.append((TIMELINE, timeline_plot(run.steps_of_sites)))
     if run.audit is not None:
         plots.append(("Attacks on the claim: what canaries show", audit_plot(run.audit)))
     bars = [item for item in table if item.is_fraction]
@@ -151,6 +159,7 @@ def _comparison(runs: Sequence[RunView]) -> dict:
         names_of_runs = [f"{run.name} ({'no guarantee' if run.void else 'epsilon ' + round_up(run.epsilon)})" for run in runs]
         chart = comparison_plot(names_of_runs, [table.get(metric) for table in tables], [run.void for run in runs])
         plots.append((f"{label(metric)}: after (bar) and before training (orange line)", chart))
+    rungs = ladder(runs, [table.get(first[0].name) for table in tables]) if first else []
     rows = []
     for run, table in zip(runs, tables, strict=True):
         privacy = ("none", "no guarantee") if run.void else (round_up(run.epsilon), round_up(run.delta))
@@ -165,6 +174,7 @@ def _comparison(runs: Sequence[RunView]) -> dict:
         "rows": rows,
         "marks": marks,
         "plots": _drawn(plots),
+        "ladder": (label(first[0].name), rungs) if first else None,
         "error_bars": ERROR_BARS,
     }
 

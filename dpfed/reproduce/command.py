@@ -44,7 +44,7 @@ def reproduce(
     if experiment is None:
         raise UserError("name an experiment, such as table1; `dpfed reproduce --list` has them all.")
     from dpfed.console.terminal import say, watching
-    from dpfed.reproduce.datasets import data_set
+    from dpfed.reproduce.comparison import data_set
     from dpfed.reproduce.experiments import experiment as named
 
     chosen = named(experiment)
@@ -73,7 +73,7 @@ def reproduce(
 def _list(scale: Literal["cpu", "gpu"]) -> None:
     from dpfed.console.terminal import console
     from dpfed.privacy.promise import round_up
-    from dpfed.reproduce.datasets import DATA_SETS
+    from dpfed.reproduce.comparison import DATA_SETS
     from dpfed.reproduce.experiments import EXPERIMENTS
 
     for item in EXPERIMENTS.values():

@@ -2,15 +2,21 @@
 
 The methods train on losses that cannot be compared, over groups or over batches of different sizes. This one can, and it needs
 no look at training records.
+
+How long a step of each method takes, measured in turns in one process.
 """
 
 from __future__ import annotations
+
+import math
+import time
 
 import numpy as np
 import torch
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.bounding.engines import LossOfViews
+from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import subset
 from dpfed.objectives import loss_of
@@ -49,3 +55,32 @@ def _mean(loss: LossOfViews, batch: dict[str, torch.Tensor], indices: np.ndarray
     slices = (slice(GROUP * group, GROUP * (group + 1)) for group in range(len(indices)))
     groups = ({name: view[part] for name, view in batch.items()} for part in slices)
     return sum(loss(views, present).item() for views in groups) / indices.size
+
+
+ROUNDS = 3
+
+
+def seconds_per_step(configs: dict[str, Config]) -> dict[str, float]:
+    """Seconds of a step's bounded sum, which is what methods differ in: the least of some rounds.
+
+    Nothing is released. How long a step takes may depend on its records, so these must be public.
+
+    Args:
+        configs: of the runs, by a name for each.
+
+    Returns:
+        Seconds of processor time on a CPU, where other work on the machine counts for little; of wall time elsewhere.
+    """
+    workers = {}
+    for name, config in configs.items():
+        randomness = Randomness.fresh()
+        parts = assemble(resolve(config), randomness)
+        workers[name] = (parts.worker(randomness.for_owners()), parts.device)
+    best = dict.fromkeys(configs, math.inf)
+    for step in range(ROUNDS):
+        for name, (worker, device) in workers.items():
+            clock = time.process_time if device.type == "cpu" else time.perf_counter
+            started = clock()
+            worker.bounded_sum(step).values.sum().item()  # waits for the device
+            best[name] = min(best[name], clock() - started)
+    return best

@@ -15,10 +15,9 @@ from dpfed.config import Config
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.promise import round_up
 from dpfed.progress import Silent, Watcher
-from dpfed.reproduce.held_out import relative_losses
+from dpfed.reproduce.held_out import relative_losses, seconds_per_step
 from dpfed.reproduce.published import beside
 from dpfed.reproduce.runs import Planned, Request, differences, plan_runs, require_public, require_right_data, train
-from dpfed.reproduce.timing import seconds_per_step
 from dpfed.runs.sweep import joint_promise
 
 
@@ -240,8 +239,8 @@ def _mechanisms(timed: bool, trained: list[Planned], views: dict[str, RunView], 
         own = seconds.get(method)
         mechanism = Mechanism(
             method,
-            plan.method.title,
-            plan.method.sound and plan.private,
+            plan.bounding.method.title,
+            plan.bounding.method.sound and plan.private,
             None if view.void else view.epsilon,
             plan.sensitivity if plan.private else None,
             plan.noise_std / plan.divisor if plan.private else None,

@@ -12,17 +12,15 @@ from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, PublicConfig, read_back
-from dpfed.config.dotted_keys import put
 from dpfed.config.effects import effective
 from dpfed.config.shipped import configs
-from dpfed.config.toml_file import read_toml
+from dpfed.config.toml_file import put, read_toml
 from dpfed.data.importers import detect
 from dpfed.errors import UserError
 from dpfed.places import is_store
 from dpfed.privacy.method import method_named
 from dpfed.progress import Watcher, import_progress
-from dpfed.reproduce.comparison import Experiment, Variant
-from dpfed.reproduce.datasets import WITHOUT_PRIVACY, DataSet, Scale
+from dpfed.reproduce.comparison import WITHOUT_PRIVACY, DataSet, Experiment, Scale, Variant
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.records import records_of
@@ -99,7 +97,7 @@ def plan_runs(request: Request) -> list[Planned]:
     if own and request.epsilons != experiment.epsilons:
         raise UserError(f"{experiment.name} goes through values of epsilon of its own: leave --epsilon out.")
     if request.out.exists() and not request.out.is_dir():
-        raise UserError(f"{request.out} is a file, and runs and results want a folder: choose another --out.")
+        raise UserError(f"{request.out} is a file, and runs and results need a folder: choose another --out.")
     if experiment.timed and len(request.epsilons) > 1:
         raise UserError(f"{experiment.name} compares methods at one promise: give one --epsilon, got {len(request.epsilons)}.")
     base = _base(request)

@@ -14,9 +14,8 @@ from torch import nn
 from dpfed.bounding.engines import GroupBatch, exact_arithmetic, require_fitting
 from dpfed.config import AdaptationConfig, Config
 from dpfed.config.configuration import ResolvedConfig
-from dpfed.data.own_rows import OwnRows
-from dpfed.data.public_records import Companions
-from dpfed.data.sampling import owner_keys, protected_count, unit_keys
+from dpfed.data.public_store import Companions
+from dpfed.data.sampling import OwnRows, owner_keys, protected_count, unit_keys
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ViewMaker
 from dpfed.data.views.images import ImageViews
@@ -33,7 +32,7 @@ from dpfed.models.building import Tokenizer, build_model, image_size, preprocess
 from dpfed.models.centres import add_centres
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.parameters import TrainableVector
-from dpfed.models.summary import start_of
+from dpfed.models.summary import image_start_of
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.privacy.blocks import block_length
 from dpfed.privacy.ledger import Ledger
@@ -141,8 +140,8 @@ class Components:
 
     def _training_views(self, store: RecordStore, rows: np.ndarray | OwnRows) -> ViewMaker:
         """Views of training for what the worker's model reads: images, or features of a frozen tower."""
-        if self.plan.method.closed_form:
-            views = self.plan.options["views"]
+        if self.plan.bounding.method.closed_form:
+            views = self.plan.bounding.options["views"]
             return FeatureViews(self._features_of(store, rows, views), max(1, views), self.tokenizer is not None)
         made, cached = self._views_of(store, views_per_image(self.config)), self.config.cached_views
         if not cached:
@@ -182,12 +181,12 @@ class Components:
         indices, keys = share.indices, self.store.keys
         if not isinstance(indices, OwnRows):
             keys, units = keys[indices], None if units is None else units[indices]
-        if self.config.cached_views and not self.plan.method.closed_form:
+        if self.config.cached_views and not self.plan.bounding.method.closed_form:
             model = from_features(model)
         return Worker(
             plan=self.plan,
             model=model,
-            engine=self.plan.method.engine(Build(model, self.plan, self.config, randomness, share.owner)),
+            engine=self.plan.bounding.method.engine(Build(model, self.plan, self.config, randomness, share.owner)),
             views=self._training_views(self.store, indices),
             indices=indices,
             keys=keys,
@@ -262,21 +261,9 @@ def assemble(
     agreed = terms.privacy_plan if terms else plan
     require_memory(config, device)
     tokenizer = tokenizer_for(config.model)
-    preprocessing = preprocessing_of(config)
     _refuse_cached(config)
     watcher.note("building the model")
-    fresh = randomness is not None
-    start = starting_weights(config) if fresh else None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
-        adaptation = AdaptationConfig(image="frozen", text="frozen") if method.closed_form else config.adaptation
-        model = build_model(config.model, config.objective, adaptation, image_size(config), fresh, start)
-    add_centres(model, config)
-    validate(model)
-    if not method.picks_engine:
-        refuse_mixing(model, f"bounding.method = '{method.name}'")
-    if engine not in ("auto", "loop"):
-        refuse_mixing(model, f"bounding.engine = '{engine}'")
+    model = _built(config, randomness)
     with (
         torch.random.fork_rng(devices=[]),
         signs_of_life(watcher.note, "trying the model on noise: does a record change others?"),
@@ -286,7 +273,7 @@ def assemble(
         check_independence(model, random_group(image_size(config), text, records=2), tried)
     watcher.note(f"opening the records: {_source(config)}")
     progress = guarded(import_progress(watcher), config) if agreed is None else None
-    store = records_of(config, progress, owner, owners, watcher.note)
+    store = records_of(config, progress, watcher.note)
     refuse_uncaptioned(store.kind, store.name, config)
     if agreed:
         plan = agreed
@@ -299,12 +286,30 @@ def assemble(
     if method.closed_form:
         add_moment_heads(model, config, plan, noise_std_of(plan, terms) or plan.noise_std, tokenizer)
     model.to(device)
+    preprocessing = preprocessing_of(config)
     views = ImageViews(config.views, preprocessing)
     parts = Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms, public)
     if engine == "layerwise":  # it has rules for kinds of layers, and must not misread one
         trained = from_features(model) if config.cached_views else model
         require_fitting(engine, trained, parts.dummy_batch(device), config.training.precision, method.loss(config))
     return parts
+
+
+def _built(config: ResolvedConfig, randomness: Randomness | None) -> nn.Module:
+    """The model at its initial weights, refused if its layers mix records; see `assemble`."""
+    method, engine, fresh = method_named(config.bounding.method), config.bounding.engine, randomness is not None
+    start = starting_weights(config) if fresh else None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
+        adaptation = AdaptationConfig(image="frozen", text="frozen") if method.closed_form else config.adaptation
+        model = build_model(config.model, config.objective, adaptation, image_size(config), fresh, start)
+    add_centres(model, config)
+    validate(model)
+    if not method.picks_engine:
+        refuse_mixing(model, f"bounding.method = '{method.name}'")
+    if engine not in ("auto", "loop"):
+        refuse_mixing(model, f"bounding.engine = '{engine}'")
+    return model
 
 
 def _refuse_cached(config: Config) -> None:
@@ -316,7 +321,7 @@ def _refuse_cached(config: Config) -> None:
     cached, needed = config.cached_views, views_per_image(config)
     if 0 < cached < needed:
         raise UserError(f"a step contrasts {needed} views of an image, and views.cached = {cached}: set {needed} or more.")
-    if cached and start_of(config) == "random":
+    if cached and image_start_of(config) == "random":
         raise UserError(
             "views.cached computes the features of a frozen image tower once, and its weights are random: set model.weights or "
             "model.start."

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.disclosures import uses_labelled_bank
-from dpfed.artifacts.spent import ledger_of
+from dpfed.artifacts.provenance import uses_labelled_bank
+from dpfed.artifacts.verification import ledger_of
 from dpfed.budgets.book import Book, Entry
 from dpfed.budgets.claims import Claim
 from dpfed.budgets.refusals import percent, shown
@@ -24,7 +24,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.files.atomic import write_atomically
-from dpfed.places import is_store, is_url
+from dpfed.places import is_store
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Watcher
@@ -32,7 +32,7 @@ from dpfed.runs.assembly import Components
 
 _ID = 16  # letters of a run's identity, as its card shows them
 _NONE = "none was set (`dpfed budget set STORE`): other runs on the same records are not counted here"
-_AT_SITES = "each site's own matter: `dpfed budget show STORE` tells it there"
+_AT_SITES = "each site has its own: `dpfed budget show STORE` shows it there"
 
 
 def foresee_budget(folder: str | Path, config: Config, store: RecordStore, plan: PrivacyPlan) -> None:
@@ -52,8 +52,8 @@ def foresee_budget(folder: str | Path, config: Config, store: RecordStore, plan:
         asked |= note_uncovered(store, what, why, dry=True)
     if why is not None and not asked:
         raise UserError(
-            "privacy.not_covered says why more may be released than a lifetime budget covers, and here either the records have "
-            "none, or nothing more is released: leave it out."
+            "privacy.not_covered has no effect: the records have no lifetime budget, or the budget covers all that this run "
+            "releases. Leave it out."
         )
     if plan.promises:
         reserve(store, [Claim("", "run", config.name, Path(folder).resolve(), plan)], dry=True)
@@ -83,7 +83,7 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
     if gone := set(claim.reserved_with) - {book.head.id for book in books}:
         raise UserError(
             f"{run.path} reserved with the budget {', '.join(sorted(gone))} of {_noted(run.budget)['store']}, and neither "
-            f"{store.path} nor the shelf {shelf()} has its book any more: restore `{BOOK}` there."
+            f"{store.path} nor the registry {shelf()} has its ledger any more: restore `{BOOK}` there."
         )
     if not books:
         return
@@ -97,7 +97,7 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
 def may_have_budget(config: Config) -> bool:
     """Whether the records of a configuration may have a budget; answers without opening them."""
     path = config.data.path
-    own = Path(path).expanduser() if path and not is_url(path) else None
+    own = Path(path).expanduser() if path else None
     return possible(own or shelf())
 
 
@@ -162,9 +162,7 @@ def settle_run(folder: str | Path) -> list[Book]:
         return books
     run = RunDirectory.open(folder)
     if _of_institutions(run):
-        raise UserError(
-            f"{folder} is the coordinator's run: the records are the sites', and `dpfed budget settle SITE` is theirs."
-        )
+        raise UserError(f"{folder} is the coordinator's run, without records: each site runs `dpfed budget settle SITE`.")
     with run.locked():
         return settled(run, ledger_of(run))
 
@@ -218,8 +216,8 @@ def _uncovered(config: Config, store: RecordStore, plan: PrivacyPlan) -> Iterato
     """What a run releases of its training records that no epsilon covers."""
     if not plan.private:
         yield "a run without privacy releases exact functions of them"
-    elif not plan.method.sound:
-        yield f"the claim of bounding.method = '{plan.method_name}' does not hold"
+    elif not plan.bounding.method.sound:
+        yield f"the claim of bounding.method = '{plan.bounding.method_name}' does not hold"
     if config.privacy.seed is not None and plan.private:
         yield "privacy.seed is fixed, so anybody can subtract the noise"
     if config.diagnostics == "raw":

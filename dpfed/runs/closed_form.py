@@ -40,19 +40,19 @@ def add_moment_heads(
     Raises:
         UserError: for fewer records, or narrower towers, than dimensions.
     """
-    aligned, given = is_aligned(config), plan.options["dimensions"]
+    aligned, given = is_aligned(config), plan.bounding.options["dimensions"]
     keep_towers(model, aligned)
     widths = feature_widths(model, image_size(config), tokenizer)
-    if given > min(*widths, plan.records):
+    if given > min(*widths, plan.sampling.records):
         raise UserError(
             f"bounding.options.dimensions = {given} is more than there is: the towers give {' and '.join(map(str, widths))} "
-            f"numbers, and there are {plan.records:,} training {plan.protected}s. Lower it, or leave it out."
+            f"numbers, and there are {plan.sampling.records:,} training {plan.promise.protected}s. Lower it, or leave it out."
         )
-    k = given or dimensions_for(plan.records, plan.noise_multiplier, widths)
+    k = given or dimensions_for(plan.sampling.records, plan.noise.multiplier, widths)
     if aligned and not given:
-        k = min(*widths, plan.records)  # what towers have in common already is not thrown away
-    layout = MomentLayout(k, len(widths), plan.options["mean_share"], plan.options["cross_share"])
-    give_heads(model, MomentHeads(layout, MomentNoise(plan.records, noise_std), widths, aligned))
+        k = min(*widths, plan.sampling.records)  # what towers have in common already is not thrown away
+    layout = MomentLayout(k, len(widths), plan.bounding.options["mean_share"], plan.bounding.options["cross_share"])
+    give_heads(model, MomentHeads(layout, MomentNoise(plan.sampling.records, noise_std), widths, aligned))
 
 
 class FeatureViews(ViewMaker):

@@ -28,13 +28,13 @@ def dummy_batch(
         device: where the batch is to be.
         towers: whose features the batch has, where they are computed once.
     """
-    public = config.public.records if plan.method.public_records else 0
-    count = max(1, min(plan.groups, config.bounding.microbatch // (plan.group_size + public), 128))
+    public = config.public.records if plan.bounding.method.public_records else 0
+    count = max(1, min(plan.groups, config.bounding.microbatch // (plan.bounding.group_size + public), 128))
     generator = torch.Generator().manual_seed(0)
     if public:
-        sizes = torch.full((count,), plan.group_size + public)
+        sizes = torch.full((count,), plan.bounding.group_size + public)
     else:
-        sizes = torch.poisson(torch.full((count,), float(plan.group_size)), generator=generator).clamp(1).int()
+        sizes = torch.poisson(torch.full((count,), float(plan.bounding.group_size)), generator=generator).clamp(1).int()
     records, size, each = int(sizes.sum()), image_size(config), views_per_image(config)
     image = (3, size, size) if towers is None else (towers.image_width,)
     views = {"image": torch.randn(records, each, *image, generator=generator).to(device)}
@@ -49,9 +49,9 @@ def dummy_batch(
 
 def largest_pass(config: Config, plan: PrivacyPlan) -> int:
     """Records of a pass that is about as large as training will make, as far as trying it out is cheap."""
-    expected = plan.method.contrasted(config)
-    records = min(expected + math.ceil(4 * math.sqrt(expected)), plan.cap or plan.records)
-    if plan.method.whole_batch:
+    expected = plan.bounding.method.contrasted(config)
+    records = min(expected + math.ceil(4 * math.sqrt(expected)), plan.bounding.cap or plan.sampling.records)
+    if plan.bounding.method.whole_batch:
         records = min(records, config.bounding.microbatch)
     return min(records, _MOST_TRIED, _PIXELS_TRIED // image_size(config) ** 2)
 

@@ -13,24 +13,20 @@ import torch
 from dpfed import __version__
 from dpfed.artifacts import provenance
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.disclosures import AUDITED, BOARDS, LABELLED_FIGURES, sent_to, uses_labelled_bank
-from dpfed.artifacts.provenance import with_origin
-from dpfed.artifacts.spent import ledger_of
+from dpfed.artifacts.provenance import AUDITED, BOARDS, LABELLED_FIGURES, sent_to, uses_labelled_bank, with_origin
+from dpfed.artifacts.verification import ledger_of
 from dpfed.artifacts.view import RunView
 from dpfed.evaluation.tasks import tasks_of
-from dpfed.federation.papers import facts_of_federation, terms_of
+from dpfed.federation.protocol.statement import facts_of_federation, terms_of
 from dpfed.models.folder import weights_digest
 from dpfed.models.moments import ATTRIBUTE, MomentHeads
 from dpfed.models.summary import Trained, trained_part
-from dpfed.privacy.epsilon_curve import spent_curve
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.phase import spent_curve
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.report.audit import on_card
 from dpfed.report.card import card_digest, is_void, privacy_card
-from dpfed.report.facts import CardFacts
-from dpfed.report.gallery import Gallery, build_gallery
-from dpfed.report.html import write_report
-from dpfed.report.marks import (
+from dpfed.report.facts import (
     ASSUMED_OF_BITS,
     AUDITS,
     CONTRADICTED,
@@ -44,10 +40,13 @@ from dpfed.report.marks import (
     SHARED_PASSES,
     STARTING_WEIGHTS,
     UNSOUND,
+    CardFacts,
     Mark,
     sent,
     shared_unit,
 )
+from dpfed.report.gallery import Gallery, build_gallery
+from dpfed.report.html import write_report
 from dpfed.runs.assembly import Components
 from dpfed.runs.budgeting import stated
 
@@ -56,7 +55,7 @@ _WITH_CAPTIONS = "one record: an image with all its captions"
 _CAPTIONED = f"{_WITH_CAPTIONS}, of which each step draws one"
 _COVERED = (
     "Covered by the guarantee: the parameters after each step (checkpoints/, model/), the ledger, and in metrics.jsonl "
-    "epsilon, learning rate and the norm of the noisy gradient. They follow from noisy sums only.",
+    "epsilon, learning rate and the norm of the noisy average. They follow from noisy sums only.",
     "Not covered: evaluation figures (results.json, report.html, and their lines in metrics.jsonl), which are exact.",
 )
 _PROGRESS = (
@@ -71,17 +70,20 @@ _RECORDS = "The records, and the record store that holds them: only those who ho
 _RECORDS_OF_SITES = "Each site's records, and the record store that holds them: only that site may have them."
 _DECLARED_PUBLIC = "Not the records: they were generated, or whoever imported them declared them public."
 _KEY = (
-    "`secret.key` in the run's folder: whoever has it can compute which records each step drew. They can also compute the "
-    "noise and subtract it. The file exists while the run goes on; the run deletes it at its end. Delete copies and backups "
-    "of it, too."
+    "`secret.key` in the run's folder: whoever has it can repeat all random draws, and subtract the noise. The file exists "
+    "until the run is finished; the run then deletes it. Delete copies and backups of it, too."
 )
 _KEY_OF_SERVER = (
     "`secret.key` in the run's folder: where the server adds the noise, whoever has this key can compute the noise and "
-    "subtract it. The file exists while the run goes on; the run deletes it at its end. Delete copies and backups of it, too."
+    "subtract it. The file exists until the run is finished; the run then deletes it. Delete copies and backups of it, too."
 )
 _KEYS_OF_SITES = (
-    "Each site's `secret.key`, which draws its records and its noise, and `identity.key`, which signs for it: only that site "
-    "may have them."
+    "Each site's `secret.key`, from which its random draws come, and `identity.key`, which signs for it: only that site may "
+    "have them."
+)
+_FEATURES = (
+    "`features/` in {}, with the frozen towers' features of the records, which reveal as much as these. It is deleted when "
+    "the run ends."
 )
 _NOTHING_COVERED = "Nothing is covered: what this run wrote has noise, but nobody knows whether it is enough."
 _ALL_EXACT = "Nothing is covered: all that this run wrote is an exact function of the records."
@@ -118,11 +120,11 @@ def rewrite_papers(run: RunDirectory, parts: Components, results: dict[str, Any]
 def _write_papers(run: RunDirectory, facts: CardFacts, results: dict[str, Any], ledger: Ledger) -> None:
     """Writes card and report, and into the ledger which card that is: `dpfed privacy verify` holds them against each other."""
     card = privacy_card(facts)
-    run.write(run.card if facts.sound else run.no_card, card)
+    run.write(run.card if facts.plan.bounding.method.sound else run.no_card, card)
     gallery = Gallery.read(run.gallery) if run.gallery.is_dir() else None
     config = run.config()
     about = config.name, str(run.path), config.dump(), results, run.metric_lines(), card, spent_curve(ledger)
-    write_report(run.report, [RunView(*about, gallery, run.privacy_audit)])
+    write_report(run.report, [RunView(*about, gallery, run.privacy_audit, run.federation_steps())])
     ledger.note_papers(card_digest(card), weights_digest(run.model))
 
 
@@ -162,31 +164,31 @@ def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: 
     """The content of results.json."""
     plan = parts.plan
     privacy = {
-        "method": plan.method_name,
-        "unit": plan.unit,
-        "per_unit": plan.per_unit,
+        "method": plan.bounding.method_name,
+        "unit": plan.promise.unit,
+        "per_unit": plan.sampling.per_unit,
         "epsilon": facts.epsilon_spent,
-        "delta": plan.delta,
-        "accountant": plan.accountant,
+        "delta": plan.promise.delta,
+        "accountant": plan.promise.accountant,
         "guarantee": not is_void(privacy_card(facts)),
         **({f"epsilon_{facts.other_accountant}": facts.other_epsilon} if facts.other_accountant else {}),
-        "noise_multiplier": plan.noise_multiplier,
+        "noise_multiplier": plan.noise.multiplier,
         "sensitivity": plan.sensitivity,
-        "sampling_rate": plan.sampling_rate,
+        "sampling_rate": plan.sampling.rate,
         "steps_charged": ledger.charged,
-        "records": plan.records,
-        "batch": plan.batch,
-        "group_size": None if plan.method.whole_batch else plan.group_size,
+        "records": plan.sampling.records,
+        "batch": plan.sampling.batch,
+        "group_size": None if plan.bounding.method.whole_batch else plan.bounding.group_size,
         "groups": plan.groups,
         "divisor": plan.divisor,
-        "clip_norm": plan.bound,
-        "clipping": plan.clipping,
-        "progress": plan.progress,
+        "clip_norm": plan.bounding.bound,
+        "clipping": plan.bounding.clipping,
+        "progress": plan.as_dict()["progress"],
         "noise_std": plan.noise_std,
         "trained_parameters": trained_part(parts.model, parts.config).trainable,
-        "noise": plan.noise_kind,
-        "sound": plan.method.sound,
-        "max_batch": plan.max_batch,
+        "noise": plan.noise.kind,
+        "sound": plan.bounding.method.sound,
+        "max_batch": plan.bounding.max_batch,
         "options": _public_numbers(parts),
     }
     privacy = {name: None if value == math.inf else value for name, value in privacy.items()}  # JSON has no infinity
@@ -207,69 +209,48 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
     Args:
         parts: of the run.
         ledger: of the run.
-        disclosed: what was made of the records beside the model, see `dpfed.artifacts.disclosures`.
+        disclosed: what was made of the records beside the model, see `dpfed.artifacts.provenance`.
     """
     plan, config = parts.plan, parts.config
     other = plan.other_accountant
     trained = trained_part(parts.model, config)
-    protected = (_unit_name(parts) or "unit") if plan.unit == "user" else "record"
-    captioned = _WITH_CAPTIONS if plan.method.closed_form else _CAPTIONED
+    protected = (_unit_name(parts) or "unit") if plan.promise.unit == "user" else "record"
+    captioned = _WITH_CAPTIONS if plan.bounding.method.closed_form else _CAPTIONED
     unit = captioned if config.model.reads_text else _IMAGE
-    sampler = plan.sampler.describe(protected)
+    sampler = plan.mechanism.sampler.describe(protected)
     grouping = f"every drawn {protected} chooses one of the K groups independently"
-    if plan.method.whole_batch:
+    if plan.bounding.method.whole_batch:
         grouping = f"all drawn {protected}s make one batch"
-        grouping += "" if plan.max_batch is None else f"; of more than {plan.max_batch:,}, so many are kept"
-    if plan.method.closed_form:
+        grouping += "" if plan.bounding.max_batch is None else f"; at most {plan.bounding.max_batch:,} are kept"
+    if plan.bounding.method.closed_form:
         grouping = f"none: each {protected} adds its own part to the sum of each step"
-    if plan.method.public_records:
-        grouping = (
-            f"every drawn {protected} makes a group of its own, which M = {plan.options['public_records']} public records join"
-        )
-    if plan.unit == "user":
+    if plan.bounding.method.public_records:
+        public = plan.bounding.options["public_records"]
+        grouping = f"every drawn {protected} forms its own group, together with M = {public} public records"
+    if plan.promise.unit == "user":
         where = " at one site" if parts.terms else ""
-        unit = f"one {protected}: all records{where} that share a value of '{protected}' (a record that names none stands for "
-        unit += "itself)"
-        sampler += f"; of a drawn {protected}, at most {plan.per_unit} of its records take part"
+        unit = f"one {protected}: all records{where} that share a value of '{protected}' (a record that names none is "
+        unit += "its own unit)"
+        sampler += f"; of a drawn {protected}, at most {plan.sampling.per_unit} of its records take part"
     return CardFacts(
         name=config.name,
-        version=__version__,
+        plan=plan,
         unit=unit,
         protected=protected,
-        adjacency=plan.sampler.relation.describe(protected, plan.unit == "user"),
         trained=str(trained),
         epsilon_spent=ledger.epsilon,
-        epsilon_planned=ledger.epsilon_planned,
-        delta=plan.delta,
-        accountant=plan.accountant,
         other_accountant=other or "",
         other_epsilon=None if other is None else plan.epsilon(ledger.charged, other),
         steps_charged=ledger.charged,
-        steps_planned=plan.steps,
-        records=plan.records,
         sampler=sampler,
-        sampling_rate=plan.sampling_rate,
-        expected_batch=plan.batch,
-        method=f"{plan.method.title}: {plan.method.claim}",
         grouping=grouping,
-        groups=plan.groups,
-        group_size=None if plan.method.whole_batch or plan.method.alone else plan.group_size,
-        max_group_size=plan.max_group_size,
-        clip_norm=plan.bound,
-        noise_multiplier=plan.noise_multiplier,
-        sensitivity=plan.sensitivity,
-        noise_std=plan.noise_std,
         trust_mode=_ONE_PROCESS if ledger.owners == 1 else _ONE_CLUSTER.format(ledger.owners),
         outputs=_outputs(plan),
         marks=_marks(parts, ledger, disclosed),
         not_protected=_not_protected(parts, trained, disclosed),
         secrets=_secrets(parts, ledger, disclosed),
-        complete=ledger.charged >= plan.steps,
         options=", ".join(f"{name} = {value}" for name, value in _public_numbers(parts).items()),
-        released=_released(plan),
-        clipping=_clipping(plan),
-        noise=plan.noise.said,
-        sound=plan.method.sound,
+        noise=plan.noise_of().said,
     )
 
 
@@ -277,7 +258,7 @@ def _public_numbers(parts: Components) -> dict[str, Any]:
     """The method's numbers; of moments with the dimensions that follow from them."""
     heads = getattr(parts.model, ATTRIBUTE, None)
     chosen = {"dimensions": heads.layout.dimensions} if isinstance(heads, MomentHeads) else {}
-    return parts.plan.options | chosen
+    return parts.plan.bounding.options | chosen
 
 
 def _outputs(plan: PrivacyPlan) -> tuple[str, ...]:
@@ -287,50 +268,17 @@ def _outputs(plan: PrivacyPlan) -> tuple[str, ...]:
     return _COVERED if plan.statistics is None else (_COVERED[0], _PROGRESS.format(plan.statistics.phase), *_COVERED[1:])
 
 
-def _clipping(plan: PrivacyPlan) -> str:
-    """What becomes of gradients that are not just clipped to C."""
-    if plan.method.closed_form:
-        parts = (f"{plan.sensitivity_of(step):.6g} in step {step}" for step in range(plan.steps))
-        return (
-            f"features are brought to unit length, and a record's part of a sum is at most this long: {' and '.join(parts)}; "
-            "the noise is the same in both"
-        )
-    if plan.clipping == "automatic":
-        return f"every gradient is normalised: divided by its norm + {plan.stability:g}, times C"
-    if plan.clipping == "adaptive" and plan.statistics is not None:
-        return (
-            f"gradients are clipped to a norm that starts at C and follows the {plan.statistics.quantile:g} quantile of all "
-            "norms, by noisy counts; sums are in units of it, so that a record moves them by as much as with C"
-        )
-    return ""
-
-
-def _released(plan: PrivacyPlan) -> str:
-    """The noise of what is released beside the sum: what the sum's noise leaves of sigma's privacy."""
-    if plan.statistics is not None:
-        share = plan.statistics.share
-        return (
-            "of every step the groups' mean loss and where their norms lie, in the same sum and noise: alone they would have "
-            f"noise multiplier {plan.noise_multiplier / math.sqrt(share):.6g}, and the gradients "
-            f"{plan.noise_multiplier / math.sqrt(1 - share):.6g}; together that of sigma on one sample"
-        )
-    rest = 1 - plan.method.gradient_share(plan)
-    if not rest:
-        return ""
-    return f"noise multiplier {plan.noise_multiplier / math.sqrt(rest):.6g}; with the sum's, that of sigma on one sample"
-
-
 def _marks(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> tuple[Mark, ...]:
     store = parts.store
     boards = tuple(sent(name, store.public) for board, name in BOARDS.items() if sent_to(board) in disclosed)
     if not parts.plan.private:
         return (NOT_PRIVATE, *boards)
-    marks = [UNSOUND] * (not parts.plan.method.sound)
+    marks = [UNSOUND] * (not parts.plan.bounding.method.sound)
     marks += [FIXED_SEED] * ledger.marks.get("fixed_seed", False)
     marks += [RAW_DIAGNOSTICS] * ledger.marks.get("raw_diagnostics", False)
     planned = not store.public and uses_labelled_bank(tasks_of(store, parts.config))
     marks += [LABELLED_BANK] * (planned or LABELLED_FIGURES in disclosed)
-    if (name := _unit_name(parts)) is not None and parts.plan.unit == "record":
+    if (name := _unit_name(parts)) is not None and parts.plan.promise.unit == "record":
         marks.append(shared_unit(name))
     return (*marks, *boards)
 
@@ -344,8 +292,8 @@ def _not_protected(parts: Components, trained: Trained, disclosed: Collection[st
     if not parts.plan.promises:
         return ("All records.",)
     starting: tuple[str, ...] = () if trained.start == "random" else (STARTING_WEIGHTS,)
-    starting += (PUBLIC_RECORDS,) * parts.plan.method.public_records
-    discrete = parts.plan.noise_kind == "discrete"
+    starting += (PUBLIC_RECORDS,) * parts.plan.bounding.method.public_records
+    discrete = parts.plan.noise.kind == "discrete"
     always = (ASSUMED_OF_BITS if discrete and said is LAST_BITS else said for said in NOT_PROTECTED)
     shared = (SHARED_PASSES,) if parts.config.bounding.engine == "layerwise" else ()
     return (*starting, *always, *shared, *([AUDITS] if AUDITED in disclosed else []))
@@ -357,6 +305,8 @@ def _secrets(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> t
     secrets.append(_KEY_OF_SERVER if parts.terms else _KEY)
     if parts.terms:
         secrets.append(_KEYS_OF_SITES)
+    if parts.plan.bounding.method.closed_form or parts.config.cached_views:
+        secrets.append(_FEATURES.format("each site's folder" if parts.terms else "the run's folder"))
     if ledger.marks.get("raw_diagnostics", False):
         secrets.append("`diagnostics.jsonl`, with raw figures of each step: do not publish it with the run.")
     if AUDITED in disclosed:

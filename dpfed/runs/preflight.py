@@ -146,7 +146,7 @@ def refuse_records(config: Config, opens: bool = True) -> None:
         refuse_uncaptioned(layout.header["kind"], layout.header["name"], config)
         _refuse_shrinking(path, layout.header["images"].get("size"), config)
         refuse_empty_split(layout.splits, layout.header["name"], config)
-        if opens and not layout.shards:  # of which this machine may have some only
+        if opens:
             tasks_of(RecordStore.open(path), config)
     if method_named(config.bounding.method).public_records and config.public.source == "store":
         given_public(config.public, config.model.reads_text)
@@ -162,7 +162,7 @@ def _refuse_shrinking(path: Path, side: int | None, config: Config) -> None:
     if config.data.size is None and not own_size and side is not None and side > SIZE:
         raise UserError(
             f"the images of {path} are squares of {side} pixels, and without data.size they would be shrunk to {SIZE}: set "
-            f"data.size = {side}, or to what you want."
+            f"data.size = {side}, or to the side that you need."
         )
 
 
@@ -189,11 +189,11 @@ def refuse_inexact(config: Config) -> None:
     """
     if config.privacy.noise != "discrete":
         return
-    said = "privacy.noise = 'discrete' promises what is proven for floating point, too, and "
+    said = "privacy.noise = 'discrete' promises only what is proven in floating point, too, and "
     if config.bounding.engine == "layerwise":
         raise UserError(
-            f"{said}bounding.engine = 'layerwise' passes several groups at once. That the machine rounds each of them by "
-            "itself is checked then, and not proven: leave bounding.engine out, or take 'loop'."
+            f"{said}bounding.engine = 'layerwise' passes several groups at once. That each is rounded independently "
+            "is then checked, but not proven: leave bounding.engine out, or take 'loop'."
         )
     if config.training.device == "mps":
         raise UserError(f"{said}mps computes norms in float32: set training.device = 'cpu'.")

@@ -1,4 +1,9 @@
-"""The whole job, top to bottom: a configuration in, a run directory with model, card and report out."""
+"""The whole job, top to bottom: a configuration in, a run directory with model, card and report out.
+
+Goes on with a run that was interrupted.
+
+Makes the procedural start of a model: an ordinary run, once, into the folder where every run that wants it finds it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,31 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, load_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent, Watcher
-from dpfed.runs.job import begin
+from dpfed.runs.job import begin, take_up
 from dpfed.runs.preflight import Preflight
-from dpfed.runs.resolution import settle
-from dpfed.runs.resuming import resume as resume_run
+from dpfed.runs.records import with_absolute_paths
+from dpfed.runs.resolution import settle, settle_model
 from dpfed.runs.running import run_job
+from dpfed.runs.starts import procedural_place, recipe_for, start_is_there
+
+
+def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
+    """Goes on with a run that was interrupted; a finished run is returned as it is.
+
+    Raises:
+        UserError: if the run, its ledger or its checkpoint is damaged, or another process holds it.
+    """
+    watcher = watcher or Silent()
+    run = RunDirectory.open(folder)
+    if run.simulation.is_file():
+        from dpfed.federation.simulation import resume_simulation  # what it imports, only few runs need
+
+        return resume_simulation(run, watcher)
+    with run.locked():
+        if run.finished:
+            run.forget_key()  # a crash may have come in between
+            return run
+        return run_job(take_up(run, watcher), watcher)
 
 
 def pretrain(
@@ -55,7 +80,43 @@ def carry_out(preflight: Preflight, watcher: Watcher) -> RunDirectory:
     """
     if preflight.there:
         RunDirectory.open(preflight.folder).refuse_another(settle(preflight.config))
-        return resume_run(preflight.folder, watcher)
+        return resume(preflight.folder, watcher)
     job = begin(preflight, watcher)
     with job.run.locked():
         return run_job(job, watcher)
+
+
+def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bool]:
+    """Makes the procedural start of a configuration's model, goes on with one that was interrupted, or finds it.
+
+    Args:
+        config: that it is for.
+        watcher: sees the stages.
+
+    Returns:
+        Its run's directory, and whether it was there already.
+
+    Raises:
+        UserError: if it cannot be trained or is damaged, or another process is making it.
+    """
+    watcher = watcher or Silent()
+    config = settle_model(with_absolute_paths(config))
+    place = procedural_place(config)
+    if RunDirectory.unused(place):
+        recipe = recipe_for(config)
+        watcher.note(f"making the procedural start of this model, once: {recipe.privacy.steps} steps, into {place}")
+        try:
+            job = begin(Preflight.of(recipe, place, watcher=watcher), watcher)
+        except UserError as error:
+            raise UserError(f"the procedural start, which goes into data.stores = {config.data.stores!r}: {error}") from error
+        with job.run.locked():
+            run_job(job, watcher)
+        return place, False
+    if start_is_there(config):
+        return place, True
+    run = RunDirectory.open(place)  # it was interrupted
+    with run.locked():
+        if not run.finished:
+            watcher.note(f"resuming the procedural start in {place}")
+            run_job(take_up(run, watcher), watcher)
+    return place, False

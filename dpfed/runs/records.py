@@ -1,23 +1,32 @@
-"""The records that a run means."""
+"""The records that a run means.
+
+The files that a configuration means, wherever it is read.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 from dpfed.config import Config
+from dpfed.config.effects import without_effect
+from dpfed.config.sections import PROCEDURAL
+from dpfed.config.shipped import find_tower
 from dpfed.data.importers import Progress
 from dpfed.data.opening import open_records
 from dpfed.data.public_store import open_public, public_fingerprint
 from dpfed.data.store.records import RecordStore
+from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.building import preprocessing_of
+from dpfed.models.description import TIMM_CONFIG
+from dpfed.places import path_of
 from dpfed.privacy.method import method_named
 
 
 def records_of(
     config: Config,
     progress: Progress | None = None,
-    owner: int = 0,
-    owners: int = 1,
     say: Callable[[str], None] | None = None,
 ) -> RecordStore:
     """Opens the records of a configuration, with images as its model wants them; see `open_records`.
@@ -25,11 +34,9 @@ def records_of(
     Args:
         config: settled.
         progress: called while records are imported.
-        owner: whose records are wanted, of a store that is divided.
-        owners: how many share the records.
         say: told what an import did not use.
     """
-    return open_records(config.data, progress, owner, owners, preprocessing_of(config).interpolation, say)
+    return open_records(config.data, progress, preprocessing_of(config).interpolation, say)
 
 
 def public_records_of(config: Config, private: RecordStore, progress: Progress | None = None) -> RecordStore | None:
@@ -53,3 +60,32 @@ def public_digest(config: Config) -> str | None:
         UserError: see `public_fingerprint`.
     """
     return public_fingerprint(config.public) if method_named(config.bounding.method).public_records else config.public.digest
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """The same configuration, meaning the same files wherever it is read. What dpfed ships keeps its name."""
+    data = config.data
+    path = None if data.path is None else str(path_of(data.path, "data.path").expanduser().resolve())
+    data = data.model_copy(update={"path": path})
+    if "data.stores" not in without_effect(config):
+        data = data.model_copy(update={"stores": str(path_of(data.stores, "data.stores").expanduser().resolve())})
+    model = config.model
+    if model.weights is not None:
+        place = Path(model.weights.removeprefix(LOCAL_DIR)).expanduser()
+        if place.is_file() or model.timm is not None and (place / TIMM_CONFIG).is_file():
+            model = model.model_copy(update={"weights": str(place.resolve())})
+    if model.pretrained_text and (place := Path(model.text.removeprefix(LOCAL_DIR)).expanduser()).is_dir():
+        model = model.model_copy(update={"text": str(place.resolve())})
+    if model.anchors is not None:
+        model = model.model_copy(update={"anchors": str(Path(model.anchors).expanduser().resolve())})
+    if model.start is not None and model.start != PROCEDURAL:
+        model = model.model_copy(update={"start": os.path.abspath(os.path.expanduser(model.start))})
+    name = model.architecture or ""
+    if name.startswith(LOCAL_DIR) or (name.endswith(".json") and find_tower(name) is None):
+        prefix = LOCAL_DIR if name.startswith(LOCAL_DIR) else ""
+        place = Path(name.removeprefix(LOCAL_DIR)).expanduser().resolve()
+        model = model.model_copy(update={"architecture": f"{prefix}{place}"})
+    public = config.public
+    if public.path is not None:
+        public = public.model_copy(update={"path": str(path_of(public.path, "public.path").expanduser().resolve())})
+    return config.model_copy(update={"data": data, "model": model, "public": public})

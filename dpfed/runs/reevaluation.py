@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.disclosures import LABELLED_FIGURES, uses_labelled_bank
-from dpfed.artifacts.spent import ledger_of
+from dpfed.artifacts.provenance import LABELLED_FIGURES, uses_labelled_bank
+from dpfed.artifacts.verification import ledger_of
 from dpfed.artifacts.view import results_in
 from dpfed.config import read_back
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
 from dpfed.evaluation.tasks import tasks_of
-from dpfed.federation.papers import terms_of
+from dpfed.federation.protocol.statement import terms_of
 from dpfed.progress import Silent, Watcher
 from dpfed.runs import budgeting
 from dpfed.runs.assembly import assemble

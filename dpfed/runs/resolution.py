@@ -27,9 +27,8 @@ from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher, signs_of_life
 from dpfed.runs.dummy_batch import dummy_batch
-from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.preflight import refuse_inexact
-from dpfed.runs.records import public_digest
+from dpfed.runs.records import public_digest, with_absolute_paths
 from dpfed.runs.starts import starting_weights
 from dpfed.training.memory import records_of_a_pass, require_memory
 
@@ -134,7 +133,7 @@ def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
     towers = frozen_towers(model) if config.cached_views else None
     model = model if towers is None else from_features(model)
     batch = dummy_batch(config, plan, tokenizer, device, towers)
-    groups, loss = plan.steps * plan.groups, plan.method.loss(config)
+    groups, loss = plan.steps * plan.groups, plan.bounding.method.loss(config)
     with signs_of_life(watcher.note, "timing the engines"):
         records = config.bounding.pass_records
         return fastest_engine(model.to(device), batch, config.training.precision, loss, groups, watcher.note, records)

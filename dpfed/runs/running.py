@@ -26,7 +26,7 @@ from dpfed.runs.job import Job, alone
 from dpfed.runs.outcome import write_outcome
 from dpfed.runs.starts import runs_of
 from dpfed.training.checkpoint import Checkpoints, DamagedCheckpoint, Progress, steps_of
-from dpfed.training.coordinator import Coordinator, StepSummary
+from dpfed.training.coordinator import DISCARDED, Coordinator, StepSummary
 from dpfed.training.post_processing import serving
 from dpfed.training.releases import Releases
 from dpfed.training.trainer import Observer, Transport, train
@@ -59,7 +59,7 @@ def run_job(
             raise
         raise UserError(
             f"{job.run.path} cannot be written ({error.strerror or error}). What was spent is on record, and no step is lost: "
-            f"mend that; {_how(job.run)} goes on."
+            f"fix the folder; then {_how(job.run)} resumes."
         ) from error
     finally:
         job.run.forget_times()
@@ -73,7 +73,7 @@ def stopped(run: RunDirectory, options: str = "") -> str:
         options: of the command that goes on.
     """
     done = Ledger.open(run.ledger).last_step + 1 if _has_header(run.ledger) else 0
-    return f"stopped {f'after step {done:,}' if done else 'before the first step'}; {_how(run, options)} goes on"
+    return f"stopped {f'after step {done:,}' if done else 'before the first step'}; {_how(run, options)} resumes"
 
 
 def _how(run: RunDirectory, options: str = "") -> str:
@@ -137,6 +137,9 @@ def _carry_out(
         every_step = map(Observer, observers)
         train(transport, coordinator, range(start, plan.steps), [*own, copies, *every_step], advance)
         with serving(parts.model, coordinator.post_processors):
+            last = ledger.release_of(plan.steps - 1)
+            if plan.bounding.method.closed_form and last is not None and last.digest == DISCARDED:
+                watcher.note("no moments were released, so the model is the public one; another run costs its epsilon again")
             watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
             trained = parts.evaluate("trained", plan.steps)
             # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
@@ -164,7 +167,7 @@ def _progress(watcher: Watcher, plan: PrivacyPlan, start: int, paid: int) -> Cal
         advance(done)
         return advance
 
-    again = watcher.stage("paid steps, taken again", paid - start) if paid > start else None
+    again = watcher.stage("charged steps, replayed", paid - start) if paid > start else None
     new = None if again else begun(start)
 
     def show(done: int) -> None:
@@ -214,8 +217,8 @@ def _pick_up(
     ledger.require_current()
     if ledger.plan.fingerprint != parts.plan.fingerprint:
         raise UserError(
-            f"the plan of {run.ledger} is not the plan of the run's config.toml and records (N was {ledger.plan.records:,}, "
-            f"is {parts.plan.records:,}): restore both, or start a new run."
+            f"the plan of {run.ledger} is not the plan of the run's config.toml and records (N was "
+            f"{ledger.plan.sampling.records:,}, is {parts.plan.sampling.records:,}): restore both, or start a new run."
         )
     if ledger.marks != marks:
         raise UserError(f"{run.ledger} was started with {ledger.marks}, and config.toml now says {marks}: change it back.")
@@ -232,7 +235,7 @@ def _pick_up(
             f"{ledger.charged}. Restore the ledger."
         )
     for path in damaged:
-        watcher.note(f"the checkpoint {path} is damaged: going on behind step {progress.step}; no step is paid for twice")
+        watcher.note(f"the checkpoint {path} is damaged: resuming after step {progress.step}; no step is charged twice")
     run.rewind_metrics(progress.step)
     return ledger, progress.step, coordinator
 

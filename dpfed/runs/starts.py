@@ -75,7 +75,7 @@ def procedural_start(place: Path) -> StartingWeights:
         run = RunDirectory.open(place)
         if not run.finished:
             if not run.has_key:
-                raise UserError(f"{place} is unfinished, and cannot go on.")
+                raise UserError(f"{place} is unfinished, and cannot be resumed.")
             raise MissingStart(f"model.start: the procedural start in {place} is unfinished: `dpfed start` finishes it.")
         found = find_start(place)
         found.refuse_damage()
@@ -212,6 +212,6 @@ def runs_of(run: RunDirectory, parts: Components, ledger: Ledger) -> list[dict[s
         "public": parts.store.public and not institutions,
         "generated": parts.config.data.source in ("shapes", PROCEDURAL),
         "guarantee": guarantee,
-        **({"epsilon": ledger.epsilon, "delta": plan.delta, "unit": plan.protected} if guarantee else {}),
+        **({"epsilon": ledger.epsilon, "delta": plan.promise.delta, "unit": plan.promise.protected} if guarantee else {}),
     }
     return [*before, own]

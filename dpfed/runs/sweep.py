@@ -19,9 +19,8 @@ from typing import Any
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.view import RunView
 from dpfed.config import Config, parse_config
-from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.shipped import find_sweep
-from dpfed.config.toml_file import read_toml
+from dpfed.config.toml_file import leaves, put, read_toml
 from dpfed.data.sampling import protected_count
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError, goes_on, nearest
@@ -100,7 +99,7 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
     _reserve({one.folder: one.config for one in preflights.values() if not one.there})
     advance = watcher.stage("runs", len(asked.configs))
     runs: list[RunView] = []
-    with goes_on(lambda: f"stopped with {len(runs)} of {len(asked.configs)} runs finished; the same command goes on"):
+    with goes_on(lambda: f"stopped with {len(runs)} of {len(asked.configs)} runs finished; the same command resumes"):
         for name, preflight in preflights.items():
             runs.append(RunView.read(carry_out(preflight, _Prefixed(watcher, name)).path))
             advance(len(runs))
@@ -152,8 +151,8 @@ def joint_promise(runs: list[RunView]) -> str:
     warning = large_delta(delta, min(counts), one) if counts else ""
     return (
         f"{warning} Joint promise: together these {len(runs)} runs are ({round_up(epsilon)}, {round_up(delta)})-differentially "
-        "private, for on the same records epsilons and deltas add up; that, and not one run's own epsilon, covers whoever sees "
-        f"several of the models. {meaning(epsilon, delta, one, 'what they released together')} "
+        "private, because epsilons and deltas add up on the same records. Whoever sees several models is covered by that, "
+        f"and not by one run's own epsilon. {meaning(epsilon, delta, one, 'what they released together')} "
         "Evaluation figures are exact, and no epsilon covers them."
     ).strip()
 

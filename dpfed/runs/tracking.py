@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.disclosures import sent_to
+from dpfed.artifacts.provenance import sent_to
 from dpfed.artifacts.tensorboard import scalars
 from dpfed.artifacts.view import results_in
 from dpfed.errors import UserError
-from dpfed.federation.papers import terms_of
+from dpfed.federation.protocol.statement import terms_of
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import assemble
 from dpfed.runs.outcome import rewrite_papers
@@ -81,7 +81,7 @@ def send(run: RunDirectory, boards: Sequence[str], watcher: Watcher) -> None:
             BOARDS[board](str(results["name"]), facts, lines)
         except Exception as error:  # whatever the library or the network raises
             raise UserError(
-                f"{board} did not take the figures ({error or type(error).__name__}); the run is finished: "
+                f"{board} did not accept the figures ({error or type(error).__name__}); the run is finished: "
                 f"`dpfed resume {run.path} --{board}` sends them again."
             ) from error
 

@@ -187,7 +187,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _damaged(path: Path) -> DamagedCheckpoint:
     return DamagedCheckpoint(
-        f"the checkpoint {path} is damaged: restore it. (An unfinished run goes on from the one before it: `dpfed resume`.)"
+        f"the checkpoint {path} is damaged: restore it. (An unfinished run resumes from the previous one: `dpfed resume`.)"
     )
 
 

@@ -27,8 +27,7 @@ from dpfed.privacy.phase import Phase
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.curve import Curve
-from dpfed.training.optimizers import SETTING, build_optimizer, learning_rate, take_step
-from dpfed.training.post_processing import PostProcessor, post_processors
+from dpfed.training.post_processing import SETTING, PostProcessor, build_optimizer, learning_rate, post_processors, take_step
 from dpfed.training.releases import Releases
 
 DISCARDED = "discarded"  # in the place of a digest
@@ -93,7 +92,7 @@ class Coordinator:
         releases: Releases | None = None,
         noise_std: float | None = None,
     ) -> None:
-        config = SETTING if plan.method.closed_form else config
+        config = SETTING if plan.bounding.method.closed_form else config
         self._plan, self._config = plan, config
         self._ledger, self._releases = ledger, releases
         ledger.require_current()
@@ -101,7 +100,7 @@ class Coordinator:
             raise UserError(f"{ledger.path} was started for another plan: noise and accounting must follow from the same one.")
         self._vector = TrainableVector(model)
         self.blocks = Blocks(self._vector.numel + plan.statistics_count, ledger.block)
-        self.noise = SumNoise(plan.noise, randomness, self.blocks, plan.fingerprint)
+        self.noise = SumNoise(plan.noise_of(), randomness, self.blocks, plan.fingerprint)
         self.optimizer = build_optimizer(config, self._vector.parameters)
         self.curve = Curve(plan, noise_std) if plan.statistics else None
         self.post_processors: list[PostProcessor] = [*filter(None, [self.curve]), *post_processors(config, model)]

@@ -37,11 +37,11 @@ class Curve(PostProcessor):
 
     def __init__(self, plan: PrivacyPlan, noise_std: float | None = None) -> None:
         assert plan.statistics is not None  # otherwise there is no curve
-        self._plan, self._statistics = plan, plan.statistics
+        self._bounding, self._steps, self._statistics = plan.bounding, plan.steps, plan.statistics
         self._noise_std = plan.noise_std if noise_std is None else noise_std
         count = len(self._statistics.names)
         self._state = {
-            "threshold": torch.tensor(plan.clip_norm, dtype=torch.float64),
+            "threshold": torch.tensor(plan.bounding.clip_norm, dtype=torch.float64),
             "totals": torch.zeros(count, dtype=torch.float64),  # of the phase so far
             "logs": torch.zeros(2, dtype=torch.float64),  # number of steps in it, and sum of the threshold's logarithms
         }
@@ -53,7 +53,7 @@ class Curve(PostProcessor):
 
     def gradient(self, step: int, gradient: Tensor) -> Tensor:
         """See `PostProcessor`: with adaptive clipping a sum is in units of the threshold."""
-        return gradient * (self.threshold / self._plan.clip_norm) if self._plan.clipping == "adaptive" else gradient
+        return gradient * (self.threshold / self._bounding.clip_norm) if self._bounding.clipping == "adaptive" else gradient
 
     def take(self, step: int, released: Tensor | None) -> Phase | None:
         """Takes a step in, and moves the threshold.
@@ -71,9 +71,9 @@ class Curve(PostProcessor):
             state["totals"] += means
             state["logs"] += torch.tensor([1.0, math.log(self.threshold)], dtype=torch.float64)
             below = 0.5 + means[self._statistics.names.index(BELOW)].item()
-            state["threshold"].fill_(self._moved(step, below - self._statistics.quantile))
+            state["threshold"].fill_(self._moved(step, below - self._statistics.progress.quantile))
         last, length = step + 1, self._statistics.phase
-        if last % length and last < self._plan.steps:
+        if last % length and last < self._steps:
             return None
         phase = self._phase(first=step - step % length + 1, last=last)
         state["totals"].zero_()
@@ -83,9 +83,9 @@ class Curve(PostProcessor):
     def _moved(self, step: int, too_many: float) -> float:
         rate = _RATE + _FIRST_RATE / math.sqrt(1 + step)
         rate *= min(1.0, _CALM / self._statistics.error(self._noise_std))
-        start, farthest = self._plan.clip_norm, 2.0**_FARTHEST
+        start, farthest = self._bounding.clip_norm, 2.0**_FARTHEST
         # Where it is what gradients are clipped to, it goes no lower than a clip norm may be, nor than where it started.
-        least = max(start / farthest, min(start, CLIP_NORMS[0])) if self._plan.clipping == "adaptive" else start / farthest
+        least = max(start / farthest, min(start, CLIP_NORMS[0])) if self._bounding.clipping == "adaptive" else start / farthest
         moved = self.threshold * math.exp(-max(-1.0, min(1.0, rate * too_many)))
         return float(torch.tensor(min(max(moved, least), start * farthest), dtype=torch.float32))
 
@@ -95,8 +95,8 @@ class Curve(PostProcessor):
             return None
         means = dict(zip(self._statistics.names, (0.5 + self._state["totals"] / released).tolist(), strict=True))
         error = _NORMAL * self._statistics.error(self._noise_std, int(released))
-        within = means[BELOW] if self._plan.clipping == "adaptive" else means.get(WITHIN)
-        largest = self._statistics.loss_range
+        within = means[BELOW] if self._bounding.clipping == "adaptive" else means.get(WITHIN)
+        largest = self._statistics.progress.loss_range
         return Phase(
             first=first,
             last=last,
@@ -105,7 +105,7 @@ class Curve(PostProcessor):
             loss_error=largest * error,
             clip_rate=None if within is None else 1 - within,
             norm=math.exp(logs / released),
-            quantile=self._statistics.quantile,
+            quantile=self._statistics.progress.quantile,
             below=means[BELOW],
             share_error=error,
         )

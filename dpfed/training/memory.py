@@ -87,25 +87,14 @@ def require_memory(config: Config, device: torch.device) -> None:
         if config.model.external:  # there are models that cannot be built without memory
             return
         raise
-    there, size = memory_of(device), image_size(config)
-    if needs.model > there:
-        raise UserError(
-            f"a model with {needs.parameters:,} parameters takes at least {_size(needs.model)} in training, and there are "
-            f"{_size(there)} of memory: choose a smaller model (model.architecture, model.image, model.width, "
-            "model.text_width, ...)."
-        )
-    if needs.group > there:
+    there = memory_of(device)
+    if max(needs.model, needs.group, needs.images) > there:
         members = "public.records" if method_named(config.bounding.method).public_records else "bounding.group_size"
         raise UserError(
-            f"one group of {_records_of_a_group(config):,} records with images of {size} x {size} pixels takes at least "
-            f"{_size(needs.group)} in this model, and there are {_size(there)} of memory: lower data.size, {members} or the "
-            "model's width."
-        )
-    if needs.images > there:
-        together = min(config.bounding.microbatch, config.privacy.batch)
-        raise UserError(
-            f"the images of {together:,} records at {size} x {size} pixels take {_size(needs.images)}, and there are "
-            f"{_size(there)} of memory: lower bounding.microbatch."
+            f"training takes at least {_size(needs.together)}: a model with {needs.parameters:,} parameters "
+            f"{_size(needs.model)}, one group of {_records_of_a_group(config):,} records in it {_size(needs.group)}, the images "
+            f"of a microbatch {_size(needs.images)}; and there are {_size(there)} of memory. Choose a smaller model (model.architecture, "
+            f"model.image, model.width, ...), or lower data.size, {members} or bounding.microbatch."
         )
 
 

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from dpfed.bounding.bounded_sum import BoundedSum, Clip, clip_norm_in_float32
 from dpfed.bounding.engines import Engine, GroupBatch
 from dpfed.bounding.statistics import sum_of_statistics
-from dpfed.data.own_rows import OwnRows
-from dpfed.data.public_records import Companions
-from dpfed.data.sampling import StepDraw, draw_step, participants_of
+from dpfed.data.public_store import Companions
+from dpfed.data.sampling import OwnRows, StepDraw, draw_step, participants_of
 from dpfed.data.views.batches import ViewMaker
 from dpfed.models.contract import temperature_of
 from dpfed.models.parameters import TrainableVector
@@ -85,11 +84,13 @@ class Worker:
     ) -> None:
         validate(model)
         temperature_of(model)
-        if (plan.unit == "user") != (units is not None):
-            raise ValueError(f"the plan protects each {plan.protected}, and units were {'not ' if units is None else ''}given")
+        bounding = plan.bounding
+        if (plan.promise.unit == "user") != (units is not None):
+            given = "not given" if units is None else "given"
+            raise ValueError(f"the plan protects each {plan.promise.protected}, and units were {given}")
         public = 0 if companions is None else companions.count
-        if plan.options.get("public_records", 0) != public:
-            raise ValueError(f"{public} public records join every group, against the plan's method '{plan.method_name}'")
+        if bounding.options.get("public_records", 0) != public:
+            raise ValueError(f"{public} public records join every group, against the plan's method '{bounding.method_name}'")
         self._plan, self._model, self._engine, self._views, self._prefetch_images = plan, model, engine, views, views.prefetch
         own = indices if isinstance(indices, OwnRows) else None
         self._indices, self._keys, self._randomness = None if isinstance(indices, OwnRows) else indices, keys, randomness
@@ -97,9 +98,9 @@ class Worker:
         self._participants = participants_of(plan, randomness, keys, units, own)
         self._companions, self._microbatch = companions, max(1, microbatch // (1 + public))
         self._groups = plan.groups if groups is None else groups
-        shared = {"shared": 0.0} if plan.method.closed_form else {}  # all is added up in float64
-        self._clip_norm = clip_norm_in_float32(plan.bound, plan.method.spread(plan), owners, **shared)
-        self.threshold = plan.clip_norm
+        shared = {"shared": 0.0} if bounding.method.closed_form else {}  # all is added up in float64
+        self._clip_norm = clip_norm_in_float32(bounding.bound, bounding.method.spread(plan), owners, **shared)
+        self._bounding, self.threshold = bounding, bounding.clip_norm
         if plan.statistics is not None:
             plan.statistics.refuse_many_owners(owners)
         self._vector = TrainableVector(model)
@@ -140,15 +141,15 @@ class Worker:
             return torch.zeros(len(wanted.names), device=self._vector.device)
         public = 0 if self._companions is None else self._companions.count
         every, of_groups = torch.cat(norms), torch.cat(losses, dim=1)
-        return sum_of_statistics(wanted, every, of_groups, self.threshold, self._plan.clip_norm, public).float()
+        return sum_of_statistics(wanted, every, of_groups, self.threshold, self._bounding.clip_norm, public).float()
 
     @property
     def _clip(self) -> float | Clip:
         """How the groups of the next step are clipped; the norm of what comes out is the same bound with all rules."""
-        if self._plan.clipping == "automatic":
-            return Clip(self._clip_norm, math.inf, self._plan.stability)
-        if self._plan.clipping == "adaptive":
-            return Clip(self._clip_norm, self._plan.clip_norm / self.threshold)
+        if self._bounding.clipping == "automatic":
+            return Clip(self._clip_norm, math.inf, self._bounding.stability)
+        if self._bounding.clipping == "adaptive":
+            return Clip(self._clip_norm, self._bounding.clip_norm / self.threshold)
         return self._clip_norm
 
     def _add_groups(self, draw: StepDraw, step: int, total: Tensor, losses: list[Tensor]) -> list[Tensor]:
@@ -188,9 +189,9 @@ class Worker:
             self._companions.prefetch(keys, self._randomness, step, self._vector.device)
 
     def _clipped(self, norms: Tensor) -> float | None:
-        if self._plan.clipping == "automatic":  # every gradient is scaled
+        if self._bounding.clipping == "automatic":  # every gradient is scaled
             return None
-        return (norms > self._plan.bound).float().mean().item() if len(norms) else 0.0
+        return (norms > self._bounding.bound).float().mean().item() if len(norms) else 0.0
 
     def _raw_figures(self, records: int, norms: list[Tensor], total: Tensor) -> dict[str, float | None]:
         every = torch.cat(norms) if norms else torch.zeros(0)

@@ -72,7 +72,7 @@ class Federation:
     def start_site(self, name: str) -> None:
         """Worker, SuperNode and app."""
         place = self.places[name]
-        for program in ("worker", "node-a", "app-a"):
+        for program in ("worker", "node", "app"):
             unit = place / "systemd" / f"dpfed-{program}@.service"
             start_unit(Units(self.sites[name]), program, unit, place, **{"dpfed-node": "root"})
 

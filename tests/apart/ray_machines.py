@@ -62,7 +62,7 @@ class Cluster:
         for word, other in changes.items():
             assert word in line, line
             line = line.replace(word, other)
-        more += "" if machine is self.head else f" {_option('--address http')}"
+        more += f" {_option('--address http')}"
         return machine.start(log, "bash", "-ec", f"{self._export}; exec {self._here(f'{line} {more}')}")
 
     def _do(self, machine: Machine, line: str, check: bool = True) -> subprocess.CompletedProcess[str]:

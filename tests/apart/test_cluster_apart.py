@@ -90,13 +90,14 @@ def test_a_job_that_a_fourth_machine_submits_trains_on_two_and_cuts_of_seconds_c
     for where in ("between", "computing", "collective"):
         for seconds in (5, 30):
             phase(run, cluster, where)
-            before = run.charged
+            before, heard = run.charged, len(run.said)
             network.cut(cluster.workers[1])
             time.sleep(seconds)
             network.mend(cluster.workers[1])
-            print(f"{seconds} s, {where}: goes on after {run.reaches(before + 2, 200):.0f} s more")
+            print(f"{seconds} s, {where}: goes on after {run.reaches(before + 2, 300):.0f} s more")
+            # Ray may give up a worker that it has not heard of for half a minute: then dpfed restarts all of them.
+            assert seconds > 5 or "died" not in run.said[heard:]
     run.ends()
-    assert "died" not in run.said
 
 
 def test_a_machine_that_is_cut_off_for_minutes_is_waited_for_and_takes_part_again_when_ray_is_started_there(

@@ -3,6 +3,8 @@
 import sys
 import time
 
+import pytest
+
 from tests.apart.machines import until
 
 TAKE_PART = """
@@ -17,6 +19,7 @@ with process_group():
 """
 
 
+@pytest.mark.slow
 def test_machines_whose_own_names_stand_for_loopback_reduce_over_their_network_through_a_short_cut(network):
     machines = [network.machine(f"gpu{number}") for number in range(2)]
     setting = {"MASTER_ADDR": machines[0].address, "MASTER_PORT": "29500", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,6 @@ from huggingface_hub import ModelCard
 import dpfed as library
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.export import export_model
-from dpfed.artifacts.hub import push
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
@@ -77,13 +75,6 @@ class TestHub:
         assert content.count("\n# ") == 1
         assert library.load(tmp_path / "hub").features
         assert ModelCard(content).data.to_dict()["privacy"] == metadata["privacy"]  # the hub's own reading of the page
-
-    def test_the_page_says_how_to_prepare_what_the_model_reads(self):
-        from dpfed.artifacts.model_card import _LOADING
-
-        assert 'get_tokenizer("hf-hub:OWNER/NAME")' in _LOADING["open_clip"] and "create_transform" in _LOADING["timm"]
-        for code in _LOADING.values():
-            compile(code, "page", "exec")
 
     def test_figures_of_public_records_are_on_it_and_those_of_private_ones_are_not(self, finished, tmp_path):
         _, metadata = self.page(finished, tmp_path / "public")
@@ -165,9 +156,6 @@ class TestPush:
         code, _, error = dpfed("hub", "push", finished.path, *words)
         assert code == 2 and sentence in error and not uploaded
 
-    def test_no_is_an_answer(self, finished, uploaded):
-        assert push(finished.path, "clinic/model", None, False, lambda files: False) is None and not uploaded
-
     @pytest.mark.parametrize("lost", ["card", "guarantee"])
     def test_a_run_without_a_privacy_card_is_refused(self, finished, tmp_path, uploaded, dpfed, lost):
         shutil.copytree(finished.path, tmp_path / "run")
@@ -191,9 +179,3 @@ def test_an_onnx_file_computes_what_torch_computes(finished, tmp_path, dpfed):
     )
     (found,) = session.run(["features"], {"pixels": pixels.numpy()})
     assert torch.allclose(torch.from_numpy(found), library.load(finished.path).features(pixels), atol=1e-4)
-
-
-def test_onnx_without_its_package_is_refused(finished, tmp_path, dpfed, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    code, _, error = dpfed("export", finished.path, tmp_path / "tower.onnx", "--onnx")
-    assert code == 2 and "pip install 'dpfed[onnx]'" in error and not (tmp_path / "tower.onnx").exists()

@@ -7,7 +7,7 @@ import pytest
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import wrong_provenance
-from dpfed.artifacts.spent import ledger_of
+from dpfed.artifacts.verification import ledger_of
 from dpfed.artifacts.view import results_in
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger, Release
@@ -15,7 +15,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from tests.artifacts.test_recorded import FACTS
 from tests.written_run import CLIPPED, MADE
 
-PLAN = PrivacyPlan(1000, 50, 5, 1.0, steps=100, noise_multiplier=1.5, delta=1e-4, accountant="rdp")
+PLAN = PrivacyPlan.of(1000, 50, 5, 1.0, steps=100, noise_multiplier=1.5, delta=1e-4, accountant="rdp")
 
 
 @pytest.fixture

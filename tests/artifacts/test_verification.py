@@ -64,13 +64,6 @@ def test_every_byte_of_the_card_counts(run, tmp_path):
             assert "cannot read the card" in str(error)
 
 
-def test_another_line_end_is_another_byte(run, tmp_path):
-    text, changed = run.card.read_bytes(), tmp_path / "changed.md"
-    for content in (text.replace(b"\n", b"\r", 1), text.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + text, text + b"\n"):
-        changed.write_bytes(content)
-        assert "the card is the one that the ledger names" in wrong(changed, run)
-
-
 def test_the_card_the_model_and_the_ledger_of_another_run_are_noticed(run, runs):
     other = runs[1]
     assert len(wrong(other.card, run)) == 3  # the card, its hash of the ledger, its model

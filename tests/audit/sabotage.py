@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dpfed.bounding.methods import group
 from dpfed.data.sampling import StepDraw, draw_step
-from dpfed.federation.protocol.trust import Trust
 from dpfed.privacy import noise, samplers
 from dpfed.privacy.method import method_named
 from dpfed.privacy.noise import GaussianNoise, KeyedNoise
@@ -32,22 +31,8 @@ def half_the_discrete_noise(patch):
     patch.setattr(noise, "discrete_gaussian", lambda coins, count, bits: real(coins, count, bits - 1))
 
 
-def no_noise_on_one_site(patch):
-    real = KeyedNoise.add_
-
-    def add_(self, values, step, of=None):
-        return values if (self._purpose, self._owner) == ("share", 0) else real(self, values, step, of)
-
-    patch.setattr(KeyedNoise, "add_", add_)
-
-
-def half_the_noise_on_every_site(patch):
-    real = Trust.noise_of_site
-    patch.setattr(Trust, "noise_of_site", lambda self, plan: GaussianNoise(real(self, plan).std / 2))
-
-
 def sensitivity_c(patch):
-    patch.setattr(group, "METHOD", dataclasses.replace(group.METHOD, sensitivity=lambda plan: plan.clip_norm))
+    patch.setattr(group, "METHOD", dataclasses.replace(group.METHOD, sensitivity=lambda plan: plan.bounding.clip_norm))
     method_named.cache_clear()
 
 
@@ -55,7 +40,7 @@ def shuffled_chunks(patch):
     def chunks(plan, randomness, step, indices, keys, groups, *rest):
         drawn = draw_step(plan, randomness, step, indices, keys, groups, *rest).indices
         order = np.random.default_rng(step).permutation(len(drawn))
-        starts = np.minimum(np.arange(0, len(drawn) + plan.group_size, plan.group_size), len(drawn))
+        starts = np.minimum(np.arange(0, len(drawn) + plan.bounding.group_size, plan.bounding.group_size), len(drawn))
         return StepDraw(np.sort(drawn)[order], starts)
 
     patch.setattr(worker_room, "draw_step", chunks)
@@ -119,7 +104,7 @@ def weights_from_the_clean_sum(patch):
     patch.setattr(Coordinator, "_release", release)
 
 
-def clip_after_summing(patch, bound=lambda plan: plan.groups * plan.clip_norm):
+def clip_after_summing(patch, bound=lambda plan: plan.groups * plan.bounding.clip_norm):
     real = Worker.bounded_sum
 
     def bounded_sum(self, step):
@@ -133,7 +118,7 @@ def clip_after_summing(patch, bound=lambda plan: plan.groups * plan.clip_norm):
 
 def sum_clipped_to_c(patch):
     """Not broken: one clipped vector becomes another one, which is 2C."""
-    clip_after_summing(patch, lambda plan: plan.clip_norm * 0.999)
+    clip_after_summing(patch, lambda plan: plan.bounding.clip_norm * 0.999)
 
 
 def figures_without_a_range(patch):

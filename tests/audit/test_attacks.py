@@ -40,14 +40,6 @@ def test_an_attack_on_exchangeable_records_is_at_chance(attack, normal_signals):
     assert misses <= 3  # P(more) is 0.2% if each misses with 5%
 
 
-@by_name
-def test_an_attack_ignores_what_never_varies(attack, normal_signals):
-    """Views without any randomness are equal, and all their cosines 1."""
-    known = normal_signals(100, closer=1.0)
-    constant = Signals(known.losses, known.gradients, {**known.similarities, "image-image": torch.ones(100, 10)})
-    assert np.isfinite(attack.fit(constant, torch.arange(100) < 50)(constant)).all()
-
-
 def test_attacks_see_the_labels_of_the_known_half_only(normal_signals):
     signals, member = joined(normal_signals(100, closer=1.0), normal_signals(100)), torch.arange(200) < 100
     known = torch.arange(200) % 2 == 0

@@ -3,7 +3,6 @@
 import pytest
 from safetensors.torch import save_file
 
-from dpfed.audit.findings import Effort
 from dpfed.audit.privacy import audit_claim
 from dpfed.bounding.pair_moments import MomentsEngine
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
@@ -11,7 +10,7 @@ from dpfed.models.building import build_model
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
-EFFORT = Effort(experiments=80)
+EXPERIMENTS = 80
 
 
 @pytest.fixture(params=[0.4])
@@ -31,7 +30,7 @@ def claimed(request, tmp_path):
 
 @pytest.mark.parametrize("owners", [1, 2])
 def test_a_sound_run_is_not_accused_and_its_canary_is_seen(claimed, owners):
-    found = audit_claim(*claimed, owners=owners, effort=EFFORT)
+    found = audit_claim(*claimed, owners=owners, experiments=EXPERIMENTS)
     (only,) = found.findings
     assert not only.contradicts and only.of_run and 0 < only.epsilon < only.claim
     assert found.moved == pytest.approx(found.sensitivity, rel=1e-4) and found.moved <= found.sensitivity
@@ -40,12 +39,12 @@ def test_a_sound_run_is_not_accused_and_its_canary_is_seen(claimed, owners):
 @pytest.mark.parametrize("claimed", [6.0], indirect=True)  # little is tried here, which shows what is far off
 def test_noise_that_is_missing_is_caught(claimed, monkeypatch):
     monkeypatch.setattr(Randomness, "add_normal_", lambda *args: None)
-    (only,) = audit_claim(*claimed, effort=EFFORT).findings
+    (only,) = audit_claim(*claimed, experiments=EXPERIMENTS).findings
     assert only.contradicts
 
 
 def test_a_part_that_is_too_long_is_caught(claimed, monkeypatch):
     real = MomentsEngine._unit
     monkeypatch.setattr(MomentsEngine, "_unit", lambda self, side, features: 2 * real(self, side, features))
-    found = audit_claim(*claimed, effort=EFFORT)
+    found = audit_claim(*claimed, experiments=EXPERIMENTS)
     assert found.moved > found.sensitivity * 1.5

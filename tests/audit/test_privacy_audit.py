@@ -13,11 +13,11 @@ import torch
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.verification import verify
 from dpfed.audit import privacy, publishing
-from dpfed.audit.findings import Effort, Finding, PrivacyAudit
+from dpfed.audit.findings import Finding, PrivacyAudit
 from dpfed.audit.lower_bounds import Shown
-from dpfed.audit.neighbours import most_moved
 from dpfed.audit.privacy import audit_claim
-from dpfed.audit.publishing import Trial, audit_run
+from dpfed.audit.publishing import audit_run
+from dpfed.audit.white_box import most_moved
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
@@ -25,7 +25,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.report.audit import is_audit, verdict
 from tests.audit import sabotage
 
-QUICK = Effort(canaries=32, steps=2, experiments=800)
+QUICK = 800
 
 
 def tree(**bounding):
@@ -43,12 +43,10 @@ def repeatable(monkeypatch):
 
 
 def claim(**changes) -> PrivacyAudit:
-    facts = dict(attack="repeated", steps=1, rate=1.0, tries=800, channel="noisy sums", claim=4.0, epsilon=1.0, of_run=False)
+    facts = dict(steps=1, rate=1.0, tries=800, channel="noisy sums", claim=4.0, epsilon=1.0, of_run=False)
     found = Finding(**{**facts, "noise": 1.2, "epsilon_f_dp": 5.0, "contradicts": False, **changes})
-    run = Finding(
-        **{**facts, "attack": "one run", "of_run": True, "noise": math.inf, "epsilon_f_dp": 0.0, "contradicts": False}
-    )
-    return PrivacyAudit("claim", "group", 1, None, 8.0, 1e-5, 1.0, 2.0, 2.0, (found, run))
+    run = Finding(**{**facts, "of_run": True, "noise": math.inf, "epsilon_f_dp": 0.0, "contradicts": False})
+    return PrivacyAudit("claim", "group", 1, 8.0, 1e-5, 1.0, 2.0, 2.0, (found, run))
 
 
 def config_and_plan(**bounding):
@@ -57,17 +55,17 @@ def config_and_plan(**bounding):
 
 
 def test_a_sound_mechanism_is_not_accused_and_no_noise_is_caught(monkeypatch):
-    sound = audit_claim(*config_and_plan(), effort=QUICK)
+    sound = audit_claim(*config_and_plan(), experiments=QUICK)
     assert not sound.contradicted and 0 < sound.shown < sound.claim
     assert sound.moved == pytest.approx(2.0, rel=1e-3)
     sabotage.fixed_noise(monkeypatch)
-    broken = audit_claim(*config_and_plan(), effort=QUICK)
+    broken = audit_claim(*config_and_plan(), experiments=QUICK)
     assert broken.contradicted and broken.shown > broken.claim
 
 
 def test_what_moves_the_sum_too_far_is_caught_without_any_statistics(monkeypatch):
     sabotage.shuffled_chunks(monkeypatch)
-    broken = audit_claim(*config_and_plan(), effort=Effort(16, 1, 400))
+    broken = audit_claim(*config_and_plan(), experiments=400)
     assert broken.too_far and "moved the sum by" in verdict(publishing.as_json(broken))
 
 
@@ -106,9 +104,7 @@ def test_the_command_writes_a_file_and_a_picture_and_ends_with_3_if_the_claim_is
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["--trust", "secret"], "'secure'"),
-        (["--trust", "secure"], "--federated"),
-        (["--federated", 2, "--workers", 2], "either"),
+        (["--workers", 0], "--workers"),
         (["--workers", 60, "--set", "privacy.batch=64"], "use at most"),
     ],
 )
@@ -125,89 +121,45 @@ def run(audited, tmp_path) -> RunDirectory:
 
 def test_card_and_report_of_a_run_state_its_audit(run, monkeypatch):
     monkeypatch.setattr(publishing, "audit_claim", lambda *_, **__: claim())
-    path, _ = audit_run(run.path, Trial(), QUICK)
+    path, _ = audit_run(run.path, 1, QUICK)
     assert path == run.path / "privacy_audit.json"
     card, report = run.card.read_text(), run.report.read_text()
     assert "| Audit of the claim (`dpfed audit privacy`) | 20" in card and "at least epsilon 5.00" in card
     assert "one worker: Canaries show" in card
-    assert "by attack: repeated, 1 step at q = 1: 5.00; one run, 1 step at q = 1: 1.00" in card
+    assert "by attack: repeated, 1 step at q = 1: 5.00; repeated, 1 step at q = 1: 1.00" in card
     assert "Attacks on the claim" in report
     assert not any(check.wrong for check in verify(run.card, run.path))
 
 
 def test_a_contradicted_claim_voids_the_card(run, monkeypatch):
     monkeypatch.setattr(publishing, "audit_claim", lambda *_, **__: claim(contradicts=True))
-    audit_run(run.path, Trial(), QUICK)
+    audit_run(run.path, 1, QUICK)
     assert "no privacy guarantee holds" in run.card.read_text().partition("\n")[0]
     assert json.loads(run.results.read_text())["privacy"]["guarantee"] is False
     assert not any(check.wrong for check in verify(run.card, run.path))
     with pytest.raises(UserError, match="no other audit takes that back"):
-        audit_run(run.path, Trial(), QUICK)
-
-
-def test_the_sites_of_a_run_are_its_own(run, monkeypatch):
-    with pytest.raises(UserError, match="no run of a federation"):
-        audit_run(run.path, Trial(2, "secure"), QUICK)
-    monkeypatch.setattr(publishing, "terms_of", lambda _: SimpleNamespace(sites=[1, 2, 3], trust="secure"))
-    for trial in (Trial(2, "secure"), Trial(3, "central"), Trial(3)):
-        with pytest.raises(UserError, match="3 sites with trust = 'secure'"):
-            audit_run(run.path, trial, QUICK)
-    seen = []
-
-    def stop(*given):
-        seen.append(given[2:4])
-        raise UserError("far enough")
-
-    monkeypatch.setattr(publishing, "assemble", lambda *_, **__: None)
-    monkeypatch.setattr(publishing, "refuse_many_owners", lambda *_: None)
-    monkeypatch.setattr(publishing, "audit_claim", stop)
-    for trial in (Trial(), Trial(3, "secure")):
-        with pytest.raises(UserError, match="far enough"):
-            audit_run(run.path, trial, QUICK)
-    assert seen == [(3, "secure")] * 2
-
-
-def test_where_nothing_can_be_written_is_known_before_the_work(run, monkeypatch):
-    monkeypatch.setattr(publishing.os, "access", lambda *_: False)
-    with pytest.raises(UserError, match="nothing can be written"):
-        audit_run(run.path, Trial(), QUICK)
+        audit_run(run.path, 1, QUICK)
 
 
 def test_all_bounds_of_an_audit_share_one_error(monkeypatch):
-    attacks = 2
+    attacks = 1
     errors = set()
 
     def shown(*given):
         errors.add(round(given[-1], 9))
-        return [Shown("noisy sums", 0.0, math.inf, 1, 0.0)]
+        return [Shown("noisy sums", 0.0, math.inf)]
 
-    for name in ("of_repetitions", "of_one_run"):
-        monkeypatch.setattr(privacy, name, shown)
-    audit = audit_claim(*config_and_plan(), effort=QUICK)
+    monkeypatch.setattr(privacy, "of_repetitions", shown)
+    audit = audit_claim(*config_and_plan(), experiments=QUICK)
     assert len(audit.findings) == attacks
     assert errors == {round(whole / (2 * attacks), 9) for whole in (0.05, 0.001)}
     assert audit.shown == 0.0
 
 
 def test_a_lower_bound_that_is_no_number_does_not_clear_a_claim(monkeypatch):
-    for name in ("of_repetitions", "of_one_run"):
-        monkeypatch.setattr(privacy, name, lambda *_: [Shown("noisy sums", math.nan, math.inf, 1, 0.0)])
-    audit = audit_claim(*config_and_plan(), effort=QUICK)
+    monkeypatch.setattr(privacy, "of_repetitions", lambda *_: [Shown("noisy sums", math.nan, math.inf)])
+    audit = audit_claim(*config_and_plan(), experiments=QUICK)
     assert audit.contradicted and all(finding.contradicts for finding in audit.findings)
-
-
-def test_there_may_be_more_owners_than_groups_in_a_small_mechanism(monkeypatch):
-    monkeypatch.setattr(privacy._Trial, "attacks", lambda trial: [trial.one_run])
-    audit = audit_claim(*config_and_plan(), 6, "central", Effort(16, 1))
-    assert not audit.contradicted and (audit.owners, audit.trust) == (6, "central")
-
-
-def test_records_that_are_hardly_ever_drawn_need_no_millions_of_others(monkeypatch):
-    changes = tree() | {"privacy": {"noise_multiplier": 1.0, "batch": 16, "steps": 4, "delta": 1e-9}}
-    config = parse_config(changes)
-    monkeypatch.setattr(privacy._Trial, "attacks", lambda trial: [trial.one_run])
-    audit = audit_claim(config, PrivacyPlan.from_config(10_000_000, config), effort=Effort(16, 1))
-    assert not audit.findings[-1].of_run and not audit.contradicted
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"findings": []}', '{"findings": [{"epsilon": "much"}]}'])
@@ -220,7 +172,7 @@ def test_a_damaged_audit_is_a_sentence(run, text):
 def test_an_unfinished_run_is_refused(run):
     run.results.unlink()
     with pytest.raises(UserError, match="not finished"):
-        audit_run(run.path, Trial(), QUICK)
+        audit_run(run.path, 1, QUICK)
 
 
 def test_figures_that_are_no_numbers_never_clear_a_claim():

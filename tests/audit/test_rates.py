@@ -32,13 +32,6 @@ def test_the_rate_of_known_scores_is_found_and_covered(fpr):
     assert high - low < np.mean([rate.high - rate.low for rate in rates]) < 3 * (high - low)
 
 
-def test_the_interval_is_clopper_pearson_s_where_no_member_is_near_the_threshold():
-    rate = tpr_at_fpr(np.repeat([2.0, -2.0], [30, 70]), np.linspace(-1, 1, 1000), 0.01)
-    assert rate.value == 0.3 and [rate.low, rate.high] == pytest.approx(
-        [float(end) for end in clopper_pearson(30, 100, 0.05 / 4)]
-    )
-
-
 def test_the_threshold_lies_between_the_order_statistics_that_the_binomial_tails_name():
     """All members at one score, moved up past one non-member after the other: where do the ends of the interval change?"""
     m, fpr, error = 1000, 0.01, 0.05 / 4
@@ -51,36 +44,12 @@ def test_the_threshold_lies_between_the_order_statistics_that_the_binomial_tails
     assert max(rank for rank, rate in enumerate(rates, 1) if rate.high == 1) == below
 
 
-def test_members_like_all_others_are_found_at_the_false_positive_rate():
-    scores = [(RNG.exponential(size=1000), RNG.exponential(size=1000)) for _ in range(300)]
-    rates = [tpr_at_fpr(*pair, 0.01) for pair in scores]
-    assert np.mean([rate.value for rate in rates]) == pytest.approx(0.01, abs=0.002)
-    assert np.mean([rate.low <= 0.01 <= rate.high for rate in rates]) >= 0.92
-    areas = [auc(*pair) for pair in scores]
-    assert 0.91 <= np.mean([area.low <= 0.5 <= area.high for area in areas]) <= 0.985
-
-
 def test_ties_count_against_the_attack():
     constant = np.zeros(500)
     assert tpr_at_fpr(constant, constant, 0.01).value == 0 and auc(constant, constant).value == 0.5
     mostly = np.concatenate([np.ones(10), np.zeros(490)])  # the top 2% are tied: 1% cannot be cut off there
     assert tpr_at_fpr(mostly, mostly, 0.01).value == 0
     assert tpr_at_fpr(mostly, mostly, 0.02).value == 0.02
-
-
-def test_so_few_non_members_leave_the_rate_open():
-    rate = tpr_at_fpr(np.full(50, 2.0), np.zeros(100), 0.001)
-    assert (rate.low, rate.high) == (0, 1)
-
-
-def test_auc_counts_pairs():
-    members, others = RNG.integers(0, 9, 60), RNG.integers(0, 7, 45)
-    pairs = np.sign(members[:, None].astype(int) - others[None, :])
-    area = auc(members, others)
-    assert area.value == pytest.approx((pairs + 1).mean() / 2)
-    wins = (pairs + 1) / 2
-    variance = wins.mean(1).var(ddof=1) / 60 + wins.mean(0).var(ddof=1) / 45  # DeLong's two components, by definition
-    assert area.high - area.value == pytest.approx(stats.norm.ppf(0.975) * math.sqrt(variance))
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.5, 1e-5), (2.0, 0.01), (8.0, 1e-6), (800.0, 1e-5)])
@@ -91,15 +60,6 @@ def test_the_bound_is_the_edge_of_the_privacy_region(epsilon, delta, fpr):
     factor = np.exp(min(epsilon, 700.0))
     allowed = (grid <= factor * fpr + delta + 1e-12) & (1 - fpr <= factor * (1 - grid) + delta + 1e-12)
     assert most_tpr(fpr, epsilon, delta) == pytest.approx(grid[allowed].max(), abs=1e-5)
-
-
-def test_the_best_attack_on_a_gaussian_mechanism_stays_below_its_bound():
-    """N(0, 1) against N(1, 1): the likelihood ratio test is optimal, and delta(epsilon) has a closed form."""
-    for epsilon in (0.5, 1.0, 3.0):
-        delta = stats.norm.cdf(0.5 - epsilon) - math.exp(epsilon) * stats.norm.cdf(-0.5 - epsilon)
-        fprs = np.logspace(-6, -0.001, 2000)
-        gaps = [most_tpr(fpr, epsilon, delta) - stats.norm.sf(stats.norm.isf(fpr) - 1) for fpr in fprs]
-        assert min(gaps) == pytest.approx(0, abs=1e-4) and min(gaps) > -1e-12  # tight, and a bound
 
 
 def test_the_least_epsilon_is_where_the_bound_meets_the_rates():
@@ -117,16 +77,6 @@ def test_an_epsilon_is_shown_that_is_not_there_in_less_than_one_of_twenty():
     p = math.e / (1 + math.e)
     shown = least_epsilon(RNG.binomial(500, p, 4000), 500, RNG.binomial(500, 1 - p, 4000), 500, delta=0.0, error=0.05)
     assert np.mean(shown > 1) < 0.05 and np.median(shown) > 0.75
-
-
-def test_the_threshold_is_the_best_of_all():
-    members, others = RNG.normal(1.5, 1, 300), RNG.normal(0, 1, 200)
-    chosen = best_threshold(members, others, 1e-5, 0.05)
-
-    def shown(threshold):
-        return least_epsilon(int((members > threshold).sum()), 300, int((others > threshold).sum()), 200, 1e-5, 0.05)
-
-    assert shown(chosen) == max(shown(threshold) for threshold in np.concatenate([members, others]))
 
 
 def test_areas_and_thresholds_are_those_of_scikit_learn():

@@ -15,7 +15,7 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.encoders import SmallCNN
 from dpfed.models.folder import load_encoder, save_encoder
-from dpfed.models.norm import layer_norm, mixes_records, standardise_weights
+from dpfed.models.norm import mixes_records
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.runs.resolution import settle
 
@@ -72,31 +72,6 @@ def test_inference_of_an_image_does_not_depend_on_its_neighbours():
         encoder.eval()
         assert torch.equal(encoder(images)[0], encoder(others)[0])
         assert torch.allclose(encoder(images)[0], encoder(images[:1])[0], atol=1e-5)
-
-
-def test_training_keeps_no_statistics():
-    model = build_model(BATCH, ObjectiveConfig(), size=16)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    model(random_group(16))
-    assert [name for name, _ in model.named_buffers()] == ["fixed_temperature", "encoder.anchors"]
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_layer_norm_normalises_an_image_over_all_its_channels():
-    x = torch.randn(3, 8, 4, 4)
-    assert torch.allclose(layer_norm(8)(x), nn.functional.layer_norm(x, (8, 4, 4)), atol=1e-5)
-
-
-def test_standardised_weights_have_mean_zero_and_variance_one_for_every_output():
-    encoder = SmallCNN(4, layer_norm)
-    plain = [layer.weight.detach().double() for layer in encoder.modules() if isinstance(layer, nn.Conv2d)]
-    standardise_weights(encoder)
-    used = [layer.weight for layer in encoder.modules() if isinstance(layer, nn.Conv2d)]
-    for before, after in zip(plain, used, strict=True):
-        for one, other in zip(before.flatten(1), after.flatten(1), strict=True):
-            expected = (one - one.mean()) / (one.square().mean() - one.mean() ** 2 + 1e-5).sqrt()
-            assert torch.allclose(other.double(), expected, atol=1e-4)
-    assert encoder.stages[0].parametrizations.weight.original.requires_grad
 
 
 @pytest.mark.parametrize("kind", ["image", "image-text"])

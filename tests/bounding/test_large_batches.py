@@ -118,12 +118,12 @@ def plan(name):
 # The longest sum of each method: so many pieces of length C.
 PIECES = {
     "group": lambda p: p.groups,
-    "public": lambda p: 2 * p.batch,
+    "public": lambda p: 2 * p.sampling.batch,
     "batch": lambda p: 1,
-    "sample": lambda p: p.max_batch,
-    "logit": lambda p: p.max_batch * p.options["directions"] * 2 / p.options["temperature"],
-    "released": lambda p: 2 * p.batch,
-    "dpcl": lambda p: 2 * p.batch,
+    "sample": lambda p: p.bounding.max_batch,
+    "logit": lambda p: p.bounding.max_batch * p.bounding.options["directions"] * 2 / p.bounding.options["temperature"],
+    "released": lambda p: 2 * p.sampling.batch,
+    "dpcl": lambda p: 2 * p.sampling.batch,
 }
 
 
@@ -132,7 +132,7 @@ PIECES = {
 )
 def test_the_spread_of_every_method_is_its_longest_sum_over_its_sensitivity(name):
     one = plan(name)
-    assert one.method.spread(one) >= PIECES[name](one) * one.clip_norm / one.sensitivity * (1 - 1e-12)
+    assert one.bounding.method.spread(one) >= PIECES[name](one) * one.bounding.clip_norm / one.sensitivity * (1 - 1e-12)
 
 
 def test_a_worker_leaves_room_for_rounding(tiny):
@@ -149,8 +149,8 @@ def test_a_worker_leaves_room_for_rounding(tiny):
 
     worker._engine.add_clipped = watched
     total = worker.bounded_sum(0)
-    expected = clip_norm_in_float32(parts.plan.clip_norm, parts.plan.groups / 2, 2)
-    assert set(seen) == {(expected, torch.float64)} and expected < parts.plan.clip_norm
+    expected = clip_norm_in_float32(parts.plan.bounding.clip_norm, parts.plan.groups / 2, 2)
+    assert set(seen) == {(expected, torch.float64)} and expected < parts.plan.bounding.clip_norm
     assert total.values.dtype == torch.float32
 
 
@@ -181,7 +181,7 @@ def test_a_long_sum_of_clipped_gradients_is_that_of_real_numbers():
 
 def test_released_statistics_of_a_large_batch_move_by_their_sensitivity():
     """Embeddings that all point one way, and one more: the sums are long, and none of their digits is lost before the noise."""
-    from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
+    from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedMoments
     from tests.baselines.noisy_statistics.released_lab import silent
 
     generator = torch.Generator().manual_seed(5)

@@ -16,7 +16,7 @@ from tests.bounding.engines.cancelling import a_further_group_of_nothing
 from tests.bounding.engines.test_engines import MODELS, STARTS, batch_for
 
 PROGRESS = {"share": 0.01, "quantile": 0.5, "loss_range": 4.0, "phase": 5}
-PLAN = PrivacyPlan(2000, 256, 4, 0.7, 100, 1.3, 1e-5, progress=PROGRESS)
+PLAN = PrivacyPlan.of(2000, 256, 4, 0.7, 100, 1.3, 1e-5, progress=PROGRESS)
 HOSTILE = [0.0, -0.0, 1e-300, 1e-9, 0.69, 0.7, 0.71, 1e30, math.inf, -math.inf, math.nan]
 
 
@@ -28,7 +28,7 @@ def test_whatever_a_group_is_it_moves_the_sum_within_its_box(norm, loss):
     found = sum_of_statistics(statistics, torch.tensor([norm], dtype=torch.float64), losses, 0.7, 0.7)
     assert found.abs().max() <= statistics.unit / 2
     # So with the gradient of norm C that it may have beside it, it lies in the ball that the noise is for.
-    assert math.hypot(PLAN.clip_norm, found.norm().item()) <= PLAN.longest_part
+    assert math.hypot(PLAN.bounding.clip_norm, found.norm().item()) <= PLAN.longest_part
 
 
 def test_the_figures_are_what_they_are_called():

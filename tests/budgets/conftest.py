@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
 from dpfed.privacy.plan import PrivacyPlan
 
-PLAN = PrivacyPlan(1000, 50, 5, 1.0, steps=100, noise_multiplier=1.5, delta=1e-4, accountant="rdp")
+PLAN = PrivacyPlan.of(1000, 50, 5, 1.0, steps=100, noise_multiplier=1.5, delta=1e-4, accountant="rdp")
 
 
 def write_store(path: Path, names: list[str], unit: Callable[[str], str] | None = None, **options) -> RecordStore:
@@ -50,7 +49,7 @@ def claim(tmp_path) -> Callable[..., Claim]:
     """Claims of runs at places of their own, by number."""
 
     def make(number: int, charged: int = 0, **changes) -> Claim:
-        plan = dataclasses.replace(PLAN, **changes)
+        plan = PLAN.replace(**changes)
         return Claim(f"{number:016x}", "run", f"run-{number}", tmp_path / f"run-{number}", plan, charged)
 
     return make

@@ -1,6 +1,5 @@
 """The command as people use it: real processes, exit codes, one sentence for a mistake, JSON for scripts."""
 
-import importlib.metadata
 import json
 import subprocess
 import sys
@@ -62,10 +61,10 @@ def test_what_is_finished_is_said_to_be_so_and_needs_no_cluster_and_no_federatio
     for more in ((), ("--cluster", "ray", "--workers", "2")):
         code, shown, error = dpfed("resume", folder / "run", *more)
         assert code == 0, error
-        assert shown.startswith(f"{folder / 'run'} is finished: nothing is left to do") and shown.endswith(table)
-        assert "Ray" not in shown and "going on" not in shown
+        assert shown.startswith(f"{folder / 'run'} is finished; these are its results") and shown.endswith(table)
+        assert "Ray" not in shown and "resuming" not in shown
     code, shown, error = dpfed("pretrain", folder / "run" / "config.toml", "--run", folder / "run", "--resume")
-    assert code == 0 and "is finished: nothing is left to do" in shown, error
+    assert code == 0 and "is finished; these are its results" in shown, error
     other = ("--set", "privacy.steps=6")
     code, shown, error = dpfed("pretrain", folder / "run" / "config.toml", "--run", folder / "run", "--resume", *other)
     assert code == 2 and "is finished" not in shown and "privacy.steps = 5, and the configuration now says 6" in error
@@ -80,7 +79,7 @@ def test_what_is_finished_is_said_to_be_so_and_needs_no_cluster_and_no_federatio
         str(folder / "run"),
     ]
     demo = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert demo.returncode == 0 and "is finished: nothing is left to do" in demo.stdout and demo.stdout.endswith(table)
+    assert demo.returncode == 0 and "is finished; these are its results" in demo.stdout and demo.stdout.endswith(table)
 
 
 def test_evaluate_and_report_of_a_run(run, dpfed):
@@ -111,8 +110,8 @@ def test_the_encoder_loads_back(run):
 @pytest.mark.parametrize(
     ("owner", "method", "said"),
     [
-        (Coordinator, "apply", "stopped after step {done}; `dpfed resume run` goes on"),
-        (running, "hold", "stopped before the first step; `dpfed resume run` goes on"),
+        (Coordinator, "apply", "stopped after step {done}; `dpfed resume run` resumes"),
+        (running, "hold", "stopped before the first step; `dpfed resume run` resumes"),
         (pretraining, "begin", "stopped."),
     ],
 )
@@ -134,12 +133,7 @@ def test_ctrl_c_says_how_far_a_run_came_and_what_goes_on(tiny, dpfed, tmp_path, 
     assert (code, error.splitlines()[-1]) == (130, said.format(done=4))
     if method == "apply":
         code, out, _ = dpfed("resume", "run")
-        assert code == 0 and "paid steps, taken again: 4" in out and out.count("private steps: 6") == 1
-
-
-def test_calibrate_says_what_it_was_given_in_one_line(dpfed):
-    out = dpfed("privacy", "calibrate", "--records", 1000, "--batch", 256, "--steps", 40, "--epsilon", 8)[1]
-    assert "N = 1,000, B = 256, T = 40, delta = 1.45e-4\n" in out
+        assert code == 0 and "charged steps, replayed: 4" in out and out.count("private steps: 6") == 1
 
 
 def test_calibrate_gives_the_json_that_scripts_read(dpfed):
@@ -198,10 +192,6 @@ def test_a_mistake_shows_no_traceback_in_a_real_process(tmp_path):
     assert result.returncode == 2 and result.stdout == "" and "Traceback" not in result.stderr
 
 
-def test_version_is_that_of_the_package():
-    assert in_a_process("--version").stdout.split() == ["dpfed", importlib.metadata.version("dpfed")]
-
-
 def test_help_names_every_command(dpfed):
     text = dpfed("--help")[1]
     assert all(name in text for name in ("pretrain", "resume", "evaluate", "report", "privacy", "data"))
@@ -223,21 +213,3 @@ def test_import_and_inspect(tmp_path, dpfed):
     assert code == 0 and "broken.png" in done
     facts = json.loads(dpfed("data", "inspect", tmp_path / "store", "--json")[1])
     assert facts["records"] == {"train": 10, "validation": 2, "test": 0} and facts["left_out"] == 1
-
-
-@pytest.mark.parametrize("place", ["s3://bucket/a", "gs://b", "https://host/x.html", "file:///tmp/x"])
-def test_an_address_is_no_place_to_write_to(run, dpfed, shapes, tmp_path, monkeypatch, place):
-    monkeypatch.chdir(tmp_path)
-    for words in (
-        ["pretrain", run[0] / "tiny.toml", "--run", place],
-        ["pretrain", "quickstart", "--set", f"data.stores={place}", "--run", "new"],
-        ["export", run[0] / "run", place],
-        ["report", run[0] / "run", "--out", place],
-        ["data", "import", run[0] / "run" / "gallery", place],
-        ["data", "shard", shapes.path, place],
-        ["data", "divide", shapes.path, place],
-        ["site", "create", place, "--name", "a", "--store", shapes.path],
-    ):
-        code, _, error = dpfed(*words)
-        assert code == 2 and "is the address of another place: give a path on this machine" in error, words
-    assert list(tmp_path.iterdir()) == []

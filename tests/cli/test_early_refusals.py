@@ -1,7 +1,5 @@
 """Mistakes that are known before a record is read are answered before one is, and before torch is imported."""
 
-import os
-import shutil
 import subprocess
 import sys
 import time
@@ -11,12 +9,10 @@ import numpy as np
 import pytest
 import tomli_w
 
-from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.data import opening
 from dpfed.data.store.counting import known_count
 from dpfed.data.store.record import RecordInput
-from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.runs.preflight import Preflight, guarded, known_plan
@@ -82,25 +78,9 @@ def test_a_place_where_no_run_can_be_made_is_refused_and_nothing_is_left_there(t
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_place_that_will_do_is_left_as_it_was(tmp_path):
-    (tmp_path / "empty").mkdir()
-    for name in ("run", "a/b/run", "empty"):
-        RunDirectory.refuse_unusable(tmp_path / name)
-    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
-    (tmp_path / "link").symlink_to("empty")
-    RunDirectory.refuse_unusable(tmp_path / "link")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder_is_refused(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(UserError, match="Permission denied"):
-        RunDirectory.refuse_unusable(tmp_path / "run")
-
-
 def test_the_number_of_records_is_the_stores(shapes, tiny_config):
     assert known_count(tiny_config.data, tiny_config.privacy) == shapes.training_records
-    assert known_plan(tiny_config).records == 600
+    assert known_plan(tiny_config).sampling.records == 600
 
 
 def test_an_import_of_too_few_records_ends_when_their_number_is_known(tiny_config):
@@ -136,19 +116,19 @@ def test_larger_squares_than_the_default_are_not_shrunk_unasked(squares):
     ):
         known_plan(parse_config(tree))
     for size in (32, 48):
-        assert known_plan(parse_config({**tree, "data": {**tree["data"], "size": size}})).records == 550
+        assert known_plan(parse_config({**tree, "data": {**tree["data"], "size": size}})).sampling.records == 550
 
 
 def test_a_task_that_the_records_do_not_allow_is_refused_with_a_way_out_that_works(squares):
     tree = {"data": {"source": "store", "path": str(squares), "size": 32}, "privacy": GOOD, "bounding": {"group_size": 4}}
     with pytest.raises(UserError, match="names 'knn', but clinic has no labels .*: leave evaluation.tasks out"):
         known_plan(parse_config({**tree, "evaluation": {"tasks": ["knn"]}}))
-    assert known_plan(parse_config({**tree, "evaluation": {"tasks": []}})).records == 550
+    assert known_plan(parse_config({**tree, "evaluation": {"tasks": []}})).sampling.records == 550
     with pytest.raises(
         UserError, match="'validation' split of clinic is empty.*evaluation.split = 'none' without evaluation.tasks"
     ):
         known_plan(parse_config({**tree, "evaluation": {"tasks": ["knn"], "split": "validation"}}))
-    assert known_plan(parse_config({**tree, "evaluation": {"split": "none"}})).records == 550
+    assert known_plan(parse_config({**tree, "evaluation": {"split": "none"}})).sampling.records == 550
 
 
 @pytest.mark.parametrize("command", [["pretrain", "--run", "run"], ["forecast"], ["rehearse"]])
@@ -161,15 +141,6 @@ def test_every_command_names_the_split_that_has_records(squares, dpfed, tmp_path
     code, _, error = dpfed(command[0], "run.toml", *command[1:])
     assert code == 2 and "set evaluation.split = 'test', which has 50 records" in " ".join(error.split())
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
-
-
-def test_a_sharded_store_is_judged_by_its_header_for_a_machine_may_have_some_shards_only(shapes, tiny, tmp_path):
-    shard_store(shapes.path, tmp_path / "sharded", 3)
-    shutil.rmtree(tmp_path / "sharded" / "shard-00001")
-    tree = {**tiny, "data": {"source": "store", "path": str(tmp_path / "sharded"), "size": 16}}
-    assert known_plan(parse_config(tree)).records == 600
-    tree = {"data": {**tree["data"], "size": None}, "privacy": GOOD, "bounding": {"group_size": 4}}
-    assert known_plan(parse_config(tree)).records == 600
 
 
 FEW = [
@@ -211,13 +182,11 @@ def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path, squa
         ["start", "--set", "privacy.steps=3"],
         ["start", "recipes/adaptation"],
         ["pretrain", "recipes/small-images", "--set", f"data.path={squares}", "--run", "run"],
-        ["site", "create", "site", "--name", "north", "--store", "nowhere"],
         ["site", "setup", "nowhere", "--coordinator", "x", "--store", "nowhere"],
         ["site", "join", "nowhere", "empty.toml"],
         ["site", "serve", "nowhere"],
         ["site", "doctor", "nowhere"],
         ["federation", "doctor", "nowhere"],
-        ["federation", "create", "office", "recipes/federation", "card.json", "--set", "data.path=nowhere"],
         ["site", "status", "nowhere"],
         ["start", "cuhk-pedes", "--set", "model.architecture=local-dir:x", "--set", "model.weights="],
     ):
@@ -229,10 +198,3 @@ def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path, squa
         assert [line for line in ended.stderr.splitlines() if line.startswith("error: ")] == ended.stderr.splitlines()[-1:]
         assert time.monotonic() - started < 10  # half a second on an idle machine
     assert {path.name for path in tmp_path.iterdir()} == {"empty.toml", "wrong.toml"}
-
-
-def test_a_run_keeps_the_path_it_was_given(tiny_config, tmp_path, monkeypatch):
-    from dpfed.privacy.randomness import Randomness
-
-    monkeypatch.chdir(tmp_path)
-    assert RunDirectory.create("here", tiny_config, Randomness.fresh()).path == Path("here")

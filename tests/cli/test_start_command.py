@@ -38,22 +38,9 @@ def test_a_start_is_made_named_and_found_again(place, dpfed):
     assert code == 2 and "model.embedding is 64 there and 32 here" in error and not (place / "run").exists()
 
 
-def test_the_recipe_itself_cannot_be_changed(place, dpfed):
-    code, _, error = dpfed("start", "--set", "optimizer.learning_rate=0.5")
-    assert code == 2 and "optimizer.learning_rate" in error and "the recipe of procedural starts is fixed" in error
-    assert "dpfed pretrain start --set" in error
-
-
 def test_a_start_is_not_made_for_a_command_that_would_be_refused(place, dpfed):
     code, _, error = dpfed("start", "recipes/adaptation")
     assert code == 2 and "model.weights" in error and "the start has the weights" in error and not (place / "stores").exists()
-
-
-def test_a_start_may_go_where_the_run_itself_would_write_no_store(place, dpfed, shapes):
-    given = ["data.source=store", f"data.path={shapes.path}", "model.width=8", "data.size=16", "data.records=20000"]
-    assigned = [word for one in (*given, "data.stores=elsewhere") for word in ("--set", one)]
-    code, _, error = dpfed("start", "quickstart", *assigned)
-    assert code == 0 and [path.name for path in (place / "elsewhere").iterdir() if path.name == "starts"], error
 
 
 def test_a_damaged_start_is_not_there_already(place, dpfed):

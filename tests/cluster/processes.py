@@ -14,13 +14,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
 from dpfed.cli import main
+from tests.undrawn import undraw
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
-    ["dpfed.cluster.torchrun", "dpfed.console.terminal", "dpfed.runs.pretraining", "pandas"]
+    ["dpfed.cluster.torchrun", "dpfed.console.terminal", "dpfed.runs.pretraining", "pandas", "tests.undrawn"]
 )  # pyarrow takes pandas
 
 _PATIENCE = 60.0  # seconds; far below the hours after which torch.distributed gives up
@@ -117,7 +119,9 @@ def _enter(rank: int, world: int, port: int, output: Path, task: Callable[..., N
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": "lo"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    task(rank, *args)
+    with pytest.MonkeyPatch.context() as patch:
+        undraw(patch)
+        task(rank, *args)
 
 
 def _free_port() -> int:

@@ -8,7 +8,7 @@ import pytest
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("ray")
 
-from dpfed.cluster.admission import require_admission  # noqa: E402
+from dpfed.cluster.reach import require_admission  # noqa: E402
 from dpfed.errors import UserError  # noqa: E402
 
 

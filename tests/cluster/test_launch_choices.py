@@ -1,6 +1,5 @@
 """What the launcher chooses and refuses before it starts anything; no Ray is started here."""
 
-import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,12 +7,11 @@ import pytest
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster.launch import Resources, _refuse_job_copy, _settled, _with_a_place
-from dpfed.cluster.submit import _follow
 from dpfed.cluster.work import Task
 from dpfed.config import load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent
-from dpfed.runs.resolution import resolve, settle
+from dpfed.runs.resolution import resolve
 
 CPU, GPU = {"CPU": 8.0}, {"CPU": 8.0, "GPU": 4.0}
 COPY = "/tmp/ray/session/runtime_resources/working_dir_files/_ray_pkg_1"
@@ -44,15 +42,6 @@ def test_workers_get_what_a_machine_has_room_for(asked, machines, cpus, gpus):
     assert (settled.cpus, settled.gpus, watcher.notes) == (cpus, gpus, [])
 
 
-def test_a_machine_of_its_own_is_never_waited_for_and_a_cluster_is():
-    with pytest.raises(UserError, match="no room for 9 workers with 1 CPU each on this machine, but for 8"):
-        _settled(Resources(workers=9), [CPU], True, Silent())
-    watcher = Notes()
-    _settled(Resources(workers=9), [GPU], False, watcher)
-    assert watcher.notes == ["waiting for machines: the cluster has room for 4, not for 9 workers with 1 CPU and a GPU each"]
-    _settled(Resources(workers=9, least=4), [GPU], True, Silent())
-
-
 def config(*changes):
     return load_config("configs/quickstart.toml", list(changes))
 
@@ -66,22 +55,6 @@ def test_generated_records_lie_beside_the_run_of_a_submitted_job():
     assert _with_a_place(imported) is imported
 
 
-@pytest.mark.parametrize(
-    ("log", "said"), [([], "Ray could not set up the job\n"), (["error: no\n"], "its log above says why.")]
-)
-def test_a_job_that_failed_without_a_log_is_explained_by_ray(log, said, capsys):
-    class Client:
-        async def tail_job_logs(self, job):
-            for lines in log:
-                yield lines
-
-        def get_job_info(self, job):
-            return SimpleNamespace(status=SimpleNamespace(value="FAILED"), message="Ray could not set up the job")
-
-    assert asyncio.run(_follow(Client(), "one")) == ("FAILED", said)
-    assert capsys.readouterr().out == "".join(log)
-
-
 def test_paths_in_a_jobs_copy_are_refused_where_they_are_used():
     shared = ["data.stores=/shared/stores"]
     with pytest.raises(UserError, match="--run as absolute"):
@@ -92,16 +65,6 @@ def test_paths_in_a_jobs_copy_are_refused_where_they_are_used():
         name = {"kind": "open_clip", "architecture": "ViT-B-32", "weights": f"{COPY}/w.pt"}
         _refuse_job_copy(Task(Path("/shared/x"), parse_config({"model": name, "data": {"stores": "/shared/stores"}})))
     _refuse_job_copy(Task(Path("/shared/x"), config("data.source=store", "data.path=/shared/mine")))  # no store is written
-
-
-def test_what_a_configuration_leaves_out_may_not_differ_from_the_runs_either(tmp_path, tiny):
-    from dpfed.privacy.randomness import Randomness
-
-    seeded = parse_config({**tiny, "privacy": {**tiny["privacy"], "seed": 3}})
-    run = RunDirectory.create(tmp_path / "run", settle(seeded), Randomness.from_seed(3))
-    run.refuse_another(settle(seeded))
-    with pytest.raises(UserError, match="privacy.seed = 3"):
-        run.refuse_another(settle(parse_config(tiny)))
 
 
 def test_a_worker_that_does_not_see_the_shared_storage_begins_nothing(tmp_path, tiny_config):

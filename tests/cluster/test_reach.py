@@ -71,13 +71,6 @@ def test_a_cluster_that_comes_up_in_time_is_waited_for(monkeypatch, port):
     assert len(watcher.notes) == 1
 
 
-def test_what_a_crashed_cluster_left_behind_is_refused_too(tmp_path, port):
-    (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
-    with pytest.raises(UserError, match="RAY_ADDRESS=local for one on this machine"):
-        require_cluster(Silent(), wait=0.2)
-
-
 @pytest.mark.parametrize("address", ["nonsense", "host:", ":6379", "host:0", "host:99999", "host:12345678901", "host:port"])
 def test_what_is_no_address_is_refused_at_once(monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)

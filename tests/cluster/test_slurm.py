@@ -46,6 +46,7 @@ def slurm(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_two_tasks_make_one_run(slurm, tiny, tmp_path):
     tiny |= {"evaluation": {"split": "none", "tasks": [], "every": 0}}
     (tmp_path / "tiny.toml").write_text(parse_config(tiny).dump())

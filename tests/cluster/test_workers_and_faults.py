@@ -103,7 +103,7 @@ def resume(rank, log, *arguments):
     dpfed("resume", *arguments, "--cluster", "torchrun")
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_crash_in_a_step_costs_nothing_twice_whoever_goes_on(crashed, undisturbed, tmp_path, workers):
     folder, point = crashed
     *_, replayed, computed = POINTS[point]

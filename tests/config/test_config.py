@@ -90,7 +90,7 @@ def test_every_field_has_a_default():
     ("tree", "words"),
     [
         ({"model": {"kind": "open_clip"}}, "needs model.architecture"),
-        ({"adaptation": {"image_layers": ["q", "q"]}}, "each layer may stand there once"),
+        ({"adaptation": {"image_layers": ["q", "q"]}}, "each layer may be listed only once"),
         ({"adaptation": {"text_layers": []}}, "give at least one"),
     ],
 )
@@ -111,11 +111,6 @@ def test_an_assignment_without_a_value_takes_a_key_out():
     assert load_config(path, ["privacy.epsilon="]).privacy.epsilon is None
 
 
-def test_an_option_that_is_no_number_is_named():
-    with pytest.raises(UserError, match="'bounding.options.spread_out': expected a finite number"):
-        parse_config({"bounding": {"options": {"spread_out": [1]}}})
-
-
 def nested_keys(parts):
     return ("a." * parts + "b = 1", f"[{'a.' * parts}b]", f"x = {{{'a.' * parts}b = 1}}", '"a" . ' * parts + "b = 1")
 
@@ -129,15 +124,6 @@ def test_a_key_of_very_many_parts_is_refused_at_once(tmp_path, text):
         load_config(tmp_path / "deep.toml")
     assert toml_value(text) == text and toml_value(f"{{{text}}}") == f"{{{text}}}"
     assert time.monotonic() - started < 2
-
-
-def test_texts_with_many_dots_are_no_keys(tmp_path):
-    names = ["../" * 40 + "store", ". ".join(["A photo of a dog"] * 40), "v1." * 40]
-    for name in names:
-        (tmp_path / "dots.toml").write_text(f'[data]\npath = "{name}"\n')
-        with pytest.raises(UserError, match="data.path"):
-            load_config(tmp_path / "dots.toml")
-        assert toml_value(f'["{name}"]') == [name]
 
 
 @pytest.mark.parametrize("read", [parse_config, read_back])

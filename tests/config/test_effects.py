@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, load_config, parse_config, read_back
-from dpfed.config.dotted_keys import leaves, put
-from dpfed.config.effects import _ALWAYS, _RULES, effective, refuse_unmeasured, refuse_without_effect, without_effect
+from dpfed.config.effects import _ALWAYS, _RULES, effective, refuse_unmeasured, without_effect
+from dpfed.config.toml_file import leaves, put
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent
 from dpfed.runs.job import begin
-from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
+from dpfed.runs.records import with_absolute_paths
 from dpfed.runs.running import run_job
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -80,7 +79,6 @@ OTHERS = {
     "objective.variance": (3.0,),
     "objective.covariance": (3.0,),
     "objective.deviation": (3.0,),
-    "objective.momentum": (0.3, 0.5),
     "bounding.group_size": (6, 5),
     "bounding.clip_norm": (0.1,),
     "bounding.clipping": ("automatic",),
@@ -157,7 +155,6 @@ BASES = {
     },
     "vicreg": {"model": IMAGE, "objective": {"name": "vicreg", "variance": 0.0}, "evaluation": CLASSES},
     "timm": {"model": TIMM, "adaptation": {"image": "lora", "rank": 2}, "evaluation": CLASSES},
-    "byol": {"model": IMAGE, "objective": {"name": "byol"}, "evaluation": {"split": "none"}},
     "barlow": {"model": RESNET, "objective": {"name": "barlow_twins"}, "evaluation": CLASSES},
 }
 
@@ -252,7 +249,7 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant):
         ({"bounding": {"method": "none"}, "privacy": {"epsilon": 8.0, "delta": 1e-6}}, "'privacy.epsilon' and 'privacy.delta'"),
         ({"bounding": {"method": "dpcl"}, "privacy": {"accountant": "rdp"}}, "accounted for by RDP alone"),
         ({"public": {"records": 7}}, "set bounding.method = 'public'"),
-        ({"bounding": {"method": "public", "group_size": 4}}, "every record makes a group of its own"),
+        ({"bounding": {"method": "public", "group_size": 4}}, "every record forms its own group"),
         ({"bounding": {"method": "public"}, "public": {"generated": 99}}, "set public.source = 'shapes'"),
         ({"optimizer": {"momentum": 0.8}}, "set optimizer.name = 'sgd' or 'lars'"),
         ({"optimizer": {"warmup": 99, "schedule": "cosine"}}, "optimizer.schedule"),
@@ -334,7 +331,6 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
         "objective.covariance objective.deviation objective.invariance objective.variance",
     ),
     (of("objective", name="vicreg"), of("objective", name="vicreg", variance=0.0), "objective.deviation"),
-    (of("objective", name="byol"), {}, "objective.momentum"),
     ({}, of("bounding", method="batch"), "bounding.engine bounding.group_size bounding.max_group_size"),
     (of("bounding", method="sample"), {}, "bounding.max_batch"),
     (
@@ -378,14 +374,6 @@ def test_what_the_command_line_is_told_to_type_gives_a_valid_configuration(shape
     assert load_config(CONFIGS / "cifar10-cpu.toml", [*over, "data.validation=", "data.public="]).data.source == "store"
 
 
-def test_an_importer_that_finds_a_store_has_no_use_for_import_settings(shapes):
-    data = {"source": "parquet", "path": str(shapes.path)}
-    parse_config({"data": data})
-    for key, value in {"validation": 5, "test": 5, "public": True, "stores": "elsewhere"}.items():
-        with pytest.raises(UserError, match=f"'data.{key}' has no effect"):
-            parse_config({"data": {**data, key: value}})
-
-
 def test_settings_of_tasks_that_the_records_do_not_allow_are_refused_before_a_run_begins(tiny, tmp_path, monkeypatch):
     tiny["evaluation"] = {"bank": 50, "templates": ["one {}"]}
     config = parse_config(tiny)  # as far as the configuration tells, everything may be measured
@@ -406,26 +394,3 @@ def test_a_resolved_configuration_of_every_base_reads_back(tiny, tmp_path):
         path.write_text(config.dump())
         assert load_config(path) == config
         assert effective(config) == config
-
-
-def test_a_run_that_an_earlier_version_filled_with_idle_values_can_be_opened_and_resumed(tiny, tmp_path):
-    tiny["privacy"]["steps"], tiny["evaluation"] = 2, {"split": "none"}
-    run = pretrain(parse_config(tiny), tmp_path / "run")
-    path = run.path / "config.toml"
-    old = path.read_text().replace('stores = "stores"', 'stores = "/somewhere/stores"').replace("every = 0", "every = 9")
-    assert old != path.read_text()
-    path.write_text(old)
-    with pytest.raises(UserError, match="'data.stores' has no effect"):
-        load_config(path)
-    assert RunDirectory.open(run.path).config().data.stores == "/somewhere/stores"
-    assert pretrain(parse_config(tiny), tmp_path / "run", resume=True).finished  # the same run, for what has an effect
-    tiny["privacy"]["steps"] = 3
-    with pytest.raises(UserError, match=r"privacy\.steps"):
-        pretrain(parse_config(tiny), tmp_path / "run", resume=True)
-
-
-def test_what_is_at_its_default_is_not_given(tiny):
-    config = parse_config(tiny)
-    refuse_without_effect(config)
-    spelled_out = json.loads(json.dumps(config.model_dump(mode="json")))
-    assert parse_config(spelled_out) == config

@@ -1,8 +1,7 @@
-"""Logs for machines: every line is JSON, files rotate and are their owner's, and none lies in a run's folder."""
+"""Logs for machines: every line is JSON."""
 
 import json
 import logging
-import os
 import warnings
 
 import pytest
@@ -16,7 +15,6 @@ from dpfed.evaluation.measured import Evaluation
 @pytest.fixture(autouse=True)
 def text_afterwards(monkeypatch):
     monkeypatch.delenv(logs.FORMAT, raising=False)
-    monkeypatch.delenv(logs.FILE, raising=False)
     yield
     logs.end()
 
@@ -56,46 +54,16 @@ def test_text_is_as_it_was(dpfed):
     assert code == 2 and err.splitlines()[-1].startswith("error: there is no folder /nowhere")
 
 
-def test_a_file_is_its_owners(tmp_path):
-    logs.set_up("json", tmp_path / "dpfed.log")
-    logs.write("note", number=1)
-    assert (tmp_path / "dpfed.log").stat().st_mode & 0o777 == 0o600
-
-
-def test_the_environment_speaks_for_processes_that_others_start(tmp_path, monkeypatch):
+def test_the_environment_speaks_for_processes_that_others_start(capsys, monkeypatch):
     monkeypatch.setenv(logs.FORMAT, "json")
-    monkeypatch.setenv(logs.FILE, str(tmp_path / "a.log"))
     logs.set_up()
     logs.write("note", text="x")
-    assert lines((tmp_path / "a.log").read_text())[0]["text"] == "x"
+    assert lines(capsys.readouterr().err)[0]["text"] == "x"
 
 
-@pytest.mark.parametrize("where", ["run", "run/deep"])
-def test_no_log_in_a_runs_folder(tmp_path, where):
-    (tmp_path / where).mkdir(parents=True)
-    for name in (".lock", "config.toml"):
-        (tmp_path / "run" / name).touch()
-    with pytest.raises(UserError, match="times"):
-        logs.set_up("json", tmp_path / where / "a.log")
-
-
-def test_what_is_refused(tmp_path):
+def test_what_is_refused():
     with pytest.raises(UserError, match="expected 'text' or 'json'"):
         logs.set_up("yaml")
-    with pytest.raises(UserError, match="--log-format json"):
-        logs.set_up("text", tmp_path / "a.log")
-    with pytest.raises(UserError, match="cannot write"):
-        logs.set_up("json", tmp_path / "none" / "a.log")
-    (tmp_path / "link").symlink_to(tmp_path / "a.log")
-    with pytest.raises(UserError, match="cannot write"):
-        logs.set_up("json", tmp_path / "link")
-
-
-def test_a_full_disk_ends_no_run(tmp_path, capsys):
-    logs.set_up("json", tmp_path / "a.log")
-    logging.getLogger("dpfed.log").handlers[0].stream.close()
-    logs.write("note", text="x")
-    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_warnings_and_numbers_that_are_none_are_json_too(capsys):
@@ -119,9 +87,6 @@ def test_a_wrong_option_is_a_line_and_exit_code_2(dpfed):
     assert code == 2 and "Usage" in err
     code, out, err = dpfed("--log-format", "json", "no-such-command")  # no command begins that would choose the format
     assert code == 2 and not out and "no-such-command" in lines(err)[-1]["text"]
-    logs.end()
-    code, _, err = dpfed("--log-format", "json", "--log-file", "/nowhere/log", "no-such-command")
-    assert code == 2 and "Usage" in err and "Traceback" not in err
 
 
 def test_a_mistake_of_ours_is_a_line_with_its_traceback(dpfed, monkeypatch):
@@ -131,36 +96,3 @@ def test_a_mistake_of_ours_is_a_line_with_its_traceback(dpfed, monkeypatch):
     monkeypatch.setattr("dpfed.live.gathering.Gathering.__init__", broken)
     code, out, err = dpfed("--log-format", "json", "watch", ".")
     assert code == 1 and not out and "ZeroDivisionError: of ours" in lines(err)[-1]["text"]
-
-
-def test_two_processes_that_write_to_one_file_lose_no_line(tmp_path):
-    handlers = [logs._handler(tmp_path / "dpfed.log") for _ in range(2)]
-    for number in range(200):
-        record = logging.LogRecord("x", logging.INFO, "", 0, json.dumps({"number": number, "more": "x" * 80}), (), None)
-        handlers[number % 2].handle(record)
-    for handler in handlers:
-        handler.close()
-    assert [line["number"] for line in lines((tmp_path / "dpfed.log").read_text())] == list(range(200))
-
-
-def test_a_log_that_was_taken_away_is_made_again(tmp_path):
-    logs.set_up("json", tmp_path / "a.log")
-    logs.write("note", number=1)
-    (tmp_path / "a.log").rename(tmp_path / "archived")  # as logrotate does
-    logs.write("note", number=2)
-    assert [lines((tmp_path / name).read_text())[0]["number"] for name in ("archived", "a.log")] == [1, 2]
-
-
-def test_a_pipe_is_no_log(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="cannot write"):  # and does not wait for who reads it
-        logs.set_up("json", tmp_path / "pipe")
-
-
-def test_a_link_to_a_runs_folder_leads_no_log_there(tmp_path):
-    (tmp_path / "run").mkdir()
-    for name in (".lock", "config.toml"):
-        (tmp_path / "run" / name).touch()
-    (tmp_path / "other").symlink_to(tmp_path / "run")
-    with pytest.raises(UserError, match="times"):
-        logs.set_up("json", tmp_path / "other" / "a.log")

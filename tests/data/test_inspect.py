@@ -70,12 +70,6 @@ def test_what_is_counted_is_named(store: Path, monkeypatch: pytest.MonkeyPatch, 
     assert "counted in tokens" in invoke("inspect", store, "--config", tmp_path / "c.toml")
 
 
-def test_many_captions_are_counted_in_parts(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = facts(store, "--context", 4)
-    monkeypatch.setattr("dpfed.cli.inspection._CAPTIONS_AT_ONCE", 2)
-    assert facts(store, "--context", 4) == whole
-
-
 def test_counting_that_is_impossible_is_refused(store: Path, tmp_path: Path, pictures) -> None:
     (tmp_path / "image.toml").write_text('[model]\nkind = "image"\n')
     with StoreWriter(tmp_path / "mute", name="x", kind="image", size=8) as writer:
@@ -110,21 +104,3 @@ def test_an_import_ends_with_the_columns_that_were_not_used(tmp_path: Path, pict
     assert printed.splitlines()[-1] == "Columns that were not used: Rating [bold], Alt."
     (tmp_path / "u.csv").write_text("file_name,title\na.png,a cat\n")
     assert "not used" not in invoke("import", tmp_path / "u.csv", tmp_path / "u")
-
-
-def test_the_unit_of_an_import_needs_no_article(tmp_path: Path, pictures) -> None:
-    name = "MEN-Denim-id_00000080-01_7_additional.jpg"
-    pictures.file(tmp_path / "in" / "images" / name)
-    (tmp_path / "in" / "captions.json").write_text(json.dumps({name: "a shirt"}))
-    printed = invoke("import", tmp_path / "in", tmp_path / "s")
-    assert "share one item" in printed and "a item" not in printed
-
-
-def test_what_was_left_out_is_grouped_by_reason(tmp_path: Path, pictures) -> None:
-    pictures.file(tmp_path / "ok.png")
-    rows = [f"{name}.png,x" for name in ("g1", "g[bold]", "g3", "g4", "ok")]
-    (tmp_path / "t.csv").write_text("\n".join(["file,title", *rows]))
-    printed = invoke("import", tmp_path / "t.csv", tmp_path / "s", "--skip-broken")
-    assert [line for line in printed.splitlines() if line.startswith("left out")] == [
-        "left out file missing (4): g1.png, g[bold].png, g3.png, ..."
-    ]

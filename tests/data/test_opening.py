@@ -60,12 +60,6 @@ def test_large_images_and_those_not_cropped_are_kept_as_files(
     assert open_records(config).size == stored
 
 
-def test_originals_are_imported_once_for_all_sizes(tmp_path: Path, source: Path) -> None:
-    options = {"source": "folder", "path": str(source), "stores": str(tmp_path / "stores")}
-    choices = [{"size": 64}, {"size": 224}, {"size": 8, "resize": "pad"}]
-    assert len({open_records(DataConfig(**options, **choice)).path for choice in choices}) == 1
-
-
 @pytest.mark.parametrize("imported", [True, False])
 def test_scenes_are_given_their_labelled_images(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, imported: bool

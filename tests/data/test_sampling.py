@@ -12,7 +12,7 @@ RNG = np.random.default_rng(0)
 
 
 def plan(records=400, batch=120, group_size=4, cap=None):
-    return PrivacyPlan(records, batch, group_size, 1.0, 10, 1.0, 1e-5, max_group_size=cap)
+    return PrivacyPlan.of(records, batch, group_size, 1.0, 10, 1.0, 1e-5, max_group_size=cap)
 
 
 def keys(count, seed=0):
@@ -66,7 +66,7 @@ def test_every_record_is_drawn_with_probability_q_independently():
     for step in range(steps):
         drawn[step, draw_step(p, randomness, step, np.arange(400), key, p.groups).indices] = True
     counts = drawn.sum(0)
-    expected = scipy.stats.binom(steps, p.sampling_rate)
+    expected = scipy.stats.binom(steps, p.sampling.rate)
     assert scipy.stats.kstest(expected.cdf(counts) - expected.pmf(counts) * RNG.random(400), "uniform").pvalue > 1e-4
     sizes = drawn.sum(1)  # Poisson sampling: binomial, so its variance is N q (1 - q); a fixed-size sampler has none
     assert sizes.var() == pytest.approx(400 * 0.3 * 0.7, rel=0.2)
@@ -100,10 +100,10 @@ def test_the_cap_holds_and_touches_only_groups_beyond_it(cap):
 
 
 def test_an_empty_step_and_an_owner_without_groups_are_steps():
-    p, key = PrivacyPlan(1000, 1, 1, 1.0, 10, 1.0, 1e-5), keys(5)
+    p, key = PrivacyPlan.of(1000, 1, 1, 1.0, 10, 1.0, 1e-5), keys(5)
     sizes = [len(draw_step(p, Randomness.from_seed(0), step, np.arange(5), key, 1).indices) for step in range(50)]
     assert 0 in sizes
-    for owned in (p, PrivacyPlan(5, 5, 1, 1.0, 10, 1.0, 1e-5)):  # the second draws every record
+    for owned in (p, PrivacyPlan.of(5, 5, 1, 1.0, 10, 1.0, 1e-5)):  # the second draws every record
         idle = draw_step(owned, Randomness.from_seed(0), 0, np.arange(5), key, 0)
         assert len(idle) == len(idle.indices) == 0
     assert len(draw_step(p, Randomness.from_seed(0), 0, np.arange(0), key[:0], 1)) == 0
@@ -123,7 +123,7 @@ def test_microbatches_cover_all_groups_in_order_and_divide_none(records):
 def test_the_cap_of_a_whole_batch_holds_and_one_record_more_changes_one_place(method):
     """At the cap, whoever comes pushes one other out; the sensitivities of these methods are for that."""
     options = {"logit": {"temperature": 0.5, "candidates": 1, "directions": 2, "spread_out": 0.0}}.get(method, {})
-    p = PrivacyPlan(400, 120, 1, 1.0, 10, 1.0, 1e-5, method_name=method, max_batch=121, options=options)
+    p = PrivacyPlan.of(400, 120, 1, 1.0, 10, 1.0, 1e-5, method_name=method, max_batch=121, options=options)
     key, randomness, sizes = keys(400), Randomness.from_seed(6), []
     for step in range(20):
         draw = draw_step(p, randomness, step, np.arange(400), key, p.groups)

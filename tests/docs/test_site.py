@@ -34,50 +34,10 @@ def test_every_page_has_its_place_in_the_navigation():
     assert site["strict"] and site["theme"]["font"] is False
 
 
-@pytest.mark.parametrize(
-    ("home", "here", "link", "expected"),
-    [
-        ("README.md", "index.md", "docs/data.md#dicom", "data.md#dicom"),
-        ("README.md", "index.md", "docs/pictures/a.png", "pictures/a.png"),
-        ("cluster/README.md", "cluster.md", "../docs/data.md", "data.md"),
-        ("docs/data.md", "data.md", "../cluster/README.md#measured", "cluster.md#measured"),
-        ("docs/budget.md", "budget.md", "../server/fleet_only.conf", "files/server/fleet_only.conf"),
-        ("docs/tutorials/x.ipynb", "tutorials/x.ipynb", "../data.md", "../data.md"),
-    ],
-)
-def test_links_of_the_repository_become_links_of_the_site(home, here, link, expected):
-    found = pages._LINK.search(f"see [it]({link}) there")
-    assert pages._moved(found, home, here) == f"]({expected})"
-
-
-def test_links_of_a_tutorial_lead_to_pages_of_the_site():
-    """MkDocs does not make these pages, and so neither turns nor checks their links."""
-
-    class Page:
-        class file:
-            src_uri = "tutorials/x.ipynb"
-
-    elsewhere = '<a href="https://x.org/a.md">a</a><a href="#b">b</a><a href="x.ipynb">download</a>'
-    text = '<a href="../data.md#dicom">c</a><a href="../../README.md">d</a><a href="y.ipynb">e</a>'
-    expected = '<a href="../data.html#dicom">c</a><a href="../index.html">d</a><a href="y.html">e</a>'
-    assert pages.on_post_page(elsewhere + text, Page) == elsewhere + expected
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_tutorial_begins_with_what_it_needs_how_long_it_takes_and_the_notebook_to_run(path):
     lead = "".join(json.loads(path.read_text())["cells"][0]["source"])
     assert "pip install" in lead and re.search(r"\bminutes\b", lead.split("\n\n", 1)[1]) and f"({path.name})" in lead
-
-
-def test_code_and_addresses_stay_as_they_are():
-    class Page:
-        meta = {}
-
-        class file:
-            src_uri = "index.md"
-
-    text = "[a](https://x.org/docs/y.md)\n```\n[b](docs/data.md)\n```\n[c](docs/data.md) and [d](#part)"
-    assert pages.on_page_markdown(text, Page) == text.replace("[c](docs/data.md)", "[c](data.md)")
 
 
 def test_the_reference_has_every_module():

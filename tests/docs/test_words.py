@@ -1,5 +1,6 @@
-"""The worst patterns of older prose stay out of README, docs and the help of commands: name the actor, use the field's term."""
+"""The worst patterns of older prose stay out of pages, help and messages: name the actor, use the field's term."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -8,6 +9,11 @@ import typer.main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "cluster" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHOWN = [
+    *sorted((ROOT / "dpfed").rglob("*.md")),
+    *sorted((ROOT / "dpfed").rglob("*.html")),
+    *sorted((ROOT / "configs").rglob("*.toml")),
+]
 WORST = {
     r"com(?:es?|ing) to nothing|came to nothing": "fails, is discarded",
     r"\b(?:goes|go|went|going) on\b(?! (?:top|a|the))": "resumes, continues",
@@ -17,9 +23,20 @@ WORST = {
     r"\bwritten down\b": "is logged, recorded",
     r"\bwhat becomes of\b|\bwhat is left for\b": "name the thing",
     r"\bis told\b(?! to)|\bis said to\b|\bit is said\b": "fails, is rejected",
-    r"\bthat is nobody's\b|\bare nobody's\b|\bfrom nobody's\b": "non-personal data",
+    r"\bnobody's\b": "non-personal data; no person's",
+    r"\b(?:what )?came of (?:it|them)\b": "its results",
+    r"\bwants?\b(?! of)": "needs, requires",
+    r"\b(?:the|its|a|budget's) (?:book|shelf)\b|\bbeside the budget\b": "the budget's ledger, the registry",
+    r"\bgiv(?:e|en) (?:this|the) command\b": "run this command",
+    r"\btold (?:apart|from)\b": "distinguished",
+    r"\bat work\b|\b[Ii]mitat": "running; simulated",
+    r"\bmend(?:ed|s)?\b|\bknobs?\b": "fix, repair; settings",
+    r"\b(?:left|leaves?|, ) ?for good\b": "permanently",
+    r"\bbehind step\b": "after step",
+    r"\bcannot be had\b|\bdoes not take (?:it|them)\b": "is not available, is refused",
+    r"\bdo(?:es)? not travel\b|\bnothing but itself\b": "is not sent; only itself",
 }
-MOST = 40  # words of a sentence
+MOST = 30  # words of a sentence
 
 
 def prose(text):
@@ -43,7 +60,17 @@ def helps(command, path="dpfed"):
 
 
 def wrong(text):
-    return [(found[0], better) for pattern, better in WORST.items() for found in re.finditer(pattern, prose(text))]
+    text = re.sub(r"<!-- (\w\S*) -->.*?<!-- /\1 -->|`[^`\n]*`", " ", text, flags=re.DOTALL)  # tables and output count, too
+    return [(found[0], better) for pattern, better in WORST.items() for found in re.finditer(pattern, text)]
+
+
+def messages(source):
+    """The texts of a module that are not docstrings, with the parts of an f-string that are known."""
+    tree = ast.parse(source)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -57,3 +84,10 @@ def test_the_help_of_commands_has_none_of_them():
     from dpfed.cli import app
 
     assert not {path: found for path, text in helps(typer.main.get_command(app)) if (found := wrong(text))}
+
+
+def test_messages_and_shown_files_have_none_of_them():
+    texts = {path: path.read_text(encoding="utf-8") for path in SHOWN}
+    for path in (ROOT / "dpfed").rglob("*.py"):
+        texts[path] = "\n".join(text for text in messages(path.read_text(encoding="utf-8")) if len(text.split()) > 2)
+    assert not {str(path.relative_to(ROOT)): found for path, text in texts.items() if (found := wrong(text))}

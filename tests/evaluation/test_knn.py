@@ -52,23 +52,6 @@ def test_chunks_do_not_matter(sets, chunk):
     assert knn_accuracy(*sets, chunk=chunk) == knn_accuracy(*sets)
 
 
-def test_scale_of_a_feature_vector_does_not_matter(sets):
-    train_x, train_y, test_x, test_y = sets
-    scaled = train_x * torch.linspace(0.1, 50, len(train_x))[:, None]
-    assert knn_accuracy(scaled, train_y, 3 * test_x, test_y) == knn_accuracy(*sets)
-
-
-def test_three_different_votes_go_to_the_nearest():
-    train_x = torch.tensor([[1.0, 0.3], [1.0, 0.1], [1.0, 0.2], [-1.0, 0.0]])
-    train_y = torch.tensor([0, 1, 2, 1])
-    assert knn_accuracy(train_x, train_y, torch.tensor([[1.0, 0.0]]), torch.tensor([1]), k=3) == 1.0
-
-
-def test_constant_features_score_like_one_guess():
-    y = torch.arange(40) % 4
-    assert knn_accuracy(torch.ones(40, 5), y, torch.ones(40, 5), y) == 0.25
-
-
 def test_refuses_unlabelled_and_empty(sets):
     train_x, train_y, test_x, test_y = sets
     with pytest.raises(ValueError, match="negative"):

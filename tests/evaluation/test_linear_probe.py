@@ -1,10 +1,7 @@
 """The linear probe against scipy's optimizer on the same objective in float64."""
 
-import os
-
 import numpy as np
 import pytest
-import sklearn
 import torch
 from scipy.optimize import minimize
 from scipy.special import logsumexp
@@ -47,35 +44,6 @@ def test_finds_the_minimum(l2):
     np.testing.assert_allclose(weight.numpy(), scipy_fit(x, y, 3, l2), atol=2e-3)
 
 
-def test_many_classes_are_fitted_to_the_end():
-    """Each class has few of the records, so all slopes are small: a fit that takes small for none stops at once."""
-    x, y = data(n=4000, features=64, classes=200)
-    assert linear_probe_accuracy(x[:3000], y[:3000], x[3000:], y[3000:]) > 0.9
-
-
-def test_what_is_not_finite_says_nothing_and_breaks_nothing():
-    x, y = data()
-    x[:5, 0], x[-5:, 1] = torch.nan, torch.inf
-    assert linear_probe_accuracy(x[:300], y[:300], x[300:], y[300:]) > 0.6
-
-
-def test_a_single_class_is_told_without_a_fit():
-    x, y = data()
-    assert linear_probe_accuracy(x, torch.full_like(y, 4), x, torch.full_like(y, 4)) == 1.0
-
-
-def test_the_process_is_left_as_it_was(monkeypatch):
-    """scikit-learn wants a switch in the environment before it takes tensors."""
-    x, y = data()
-    for before in (None, "0"):
-        monkeypatch.delenv("SCIPY_ARRAY_API", raising=False)
-        if before is not None:
-            monkeypatch.setenv("SCIPY_ARRAY_API", before)
-        linear_probe_accuracy(x, y, x, y)
-        assert os.environ.get("SCIPY_ARRAY_API") == before
-        assert not sklearn.get_config()["array_api_dispatch"]
-
-
 def test_scores_separable_classes_whatever_their_scale_and_numbers():
     x, y = data()
     x = torch.cat([x, 100 * torch.nn.functional.one_hot(y, 3)], dim=1) * torch.logspace(-4, 4, 11) + 7
@@ -88,16 +56,6 @@ def test_is_deterministic_and_takes_features_from_inference_mode():
         x, y = data(seed=3)
     first = linear_probe_accuracy(x[:300].clone(), y[:300].clone(), x[300:], y[300:])
     assert first == linear_probe_accuracy(x[:300], y[:300], x[300:], y[300:])
-
-
-def test_constant_features_score_like_the_commonest_class():
-    y = torch.tensor([0] * 60 + [1] * 40)
-    assert linear_probe_accuracy(torch.ones(100, 4), y, torch.ones(100, 4), y) == 0.6
-
-
-def test_a_class_without_training_records_is_never_right():
-    x, y = data()
-    assert linear_probe_accuracy(x, y, x, torch.full_like(y, 9)) == 0.0
 
 
 def test_refuses_mismatched_inputs():

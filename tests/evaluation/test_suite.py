@@ -92,14 +92,6 @@ def test_error_bars_count_held_out_units_where_there_are_units():
     assert [found[name].queries for name in shares] == [40, 40, 80]
 
 
-def test_several_label_columns_get_suffixes_and_unlabelled_records_are_left_out():
-    store = Store(columns=("shape", "colour"))
-    store.labels["colour"][::2] = -1
-    found = run(store, evaluation={"tasks": ["knn"]})
-    assert set(found) == {f"knn{k}_accuracy[{name}]" for k in (3, 200) for name in ("shape", "colour")}
-    assert "40 labelled training records, 20 held-out" in found["knn3_accuracy[colour]"].protocol
-
-
 def test_all_captions_count():
     found = run(Store(captions=3), evaluation={"tasks": ["retrieval"]})
     assert found["image_to_text_mean_rank"].value == found["text_to_image_R@1"].value == 1
@@ -172,31 +164,6 @@ def test_zero_shot_finds_the_class_that_the_image_shows():
     assert "'a photo of a {}.', 3 classes, 40 held-out records" in found["zero_shot_accuracy"].protocol
 
 
-def test_zero_shot_with_many_classes_prompts_and_columns():
-    store, *rest = named([f"{letter}-kind" for letter in "abcdefghijkl"], ("shape", "kind"))
-    store.labels["kind"][::2] = -1
-    found = zero_shot(store, *rest, templates=["a {}", "{}."])
-    assert {name: item.value for name, item in found.items()} == {
-        "zero_shot_accuracy[kind]": 1.0,
-        "zero_shot_top5_accuracy[kind]": 1.0,
-    }
-    assert "mean of 2 prompts, 12 classes, 20 held-out" in found["zero_shot_accuracy[kind]"].protocol
-
-
-def test_zero_shot_reads_held_out_images_only_and_no_more_than_asked_for():
-    store, *rest = named(["cube", "ring"])
-    zero_shot(store, *rest, records=10)
-    [seen] = store.seen
-    indices = store.split("test")
-    assert set(seen) == set(indices[np.argsort(store.keys[indices])][:10])
-
-
-def test_zero_shot_needs_no_labelled_training_records():
-    store, *rest = named(["cube", "ring"])
-    store.labels["shape"][store.split("train")] = -1
-    assert zero_shot(store, *rest)["zero_shot_accuracy"].value == 1
-
-
 @pytest.mark.parametrize(("names", "chosen"), [(["cube", "ring"], True), (["0", "1"], False), ([], False)])
 def test_zero_shot_is_chosen_where_classes_have_names_that_are_words(names, chosen):
     store = Store()
@@ -206,10 +173,6 @@ def test_zero_shot_is_chosen_where_classes_have_names_that_are_words(names, chos
     assert "zero_shot" not in tasks_of(store, parse_config({"model": {"kind": "image"}}))
 
 
-def test_classes_that_are_numbers_are_predicted_when_the_config_asks_for_it():
-    assert zero_shot(*named(["0", "1", "2"]))["zero_shot_accuracy"].value == 1
-
-
 def test_a_template_without_a_class_is_refused_before_anything_is_measured():
     store, *_ = named(["cube", "ring"])
     wrong = {"model": {"kind": "image-text"}, "evaluation": {"templates": ["a {}", "a photo"]}}
@@ -217,14 +180,6 @@ def test_a_template_without_a_class_is_refused_before_anything_is_measured():
         tasks_of(store, parse_config(wrong))
     store.label_names["shape"] = []
     assert "zero_shot" not in tasks_of(store, parse_config(wrong))
-
-
-def test_subsets_are_the_records_with_the_smallest_keys():
-    store = Store()
-    run(store, evaluation={"tasks": ["knn"], "records": 10, "bank": 20})
-    for split, seen, count in (("train", store.seen[0], 20), ("test", store.seen[1], 10)):
-        indices = store.split(split)
-        assert set(seen) == set(indices[np.argsort(store.keys[indices])][:count])
 
 
 def test_held_out_figures_never_read_training_images_for_retrieval():
@@ -255,15 +210,3 @@ def test_an_empty_split_is_refused_unless_nothing_is_to_be_measured(tasks):
     with pytest.raises(UserError, match="split of memory is empty"):
         run(Store(), evaluation={"tasks": tasks, "split": "validation"})
     assert tasks_of(Store(), parse_config({"evaluation": {"split": "none"}})) == ()
-
-
-def test_labels_that_no_held_out_record_has_are_no_labels():
-    store = Store()
-    store.labels["shape"][store.split("test")] = -1
-    assert tasks_of(store, parse_config({"model": {"kind": "image-text"}})) == ("retrieval",)
-
-
-def test_leaves_the_model_in_its_mode_and_its_features_usable():
-    model = Model().train()
-    run(Store(), model)
-    assert model.training

@@ -32,12 +32,6 @@ def test_a_class_is_the_mean_of_its_normalised_prompts():
     np.testing.assert_allclose(found.numpy(), np.array(expected), rtol=1e-5)
 
 
-def test_all_prompts_are_embedded_in_one_call():
-    calls = []
-    class_embeddings(["a", "b"], ["x {}", "y {}"], lambda texts: calls.append(texts) or embed(texts))
-    assert sorted(*calls) == ["x a", "x b", "y a", "y b"]
-
-
 @pytest.mark.parametrize("template", ["a photo", "", "{ }", "{name}"])
 def test_a_template_without_a_place_for_the_class_is_refused(template):
     with pytest.raises(UserError, match="no place for the class"):
@@ -68,21 +62,8 @@ def test_equals_the_definition(classes, tied):
     assert 0.1 < found["zero_shot_accuracy"] < 1
 
 
-def test_the_scale_of_an_embedding_does_not_matter():
-    class_z = torch.eye(4)
-    image_z = torch.eye(4) * torch.tensor([1e-9, 1e-3, 1.0, 1e9])
-    assert zero_shot_metrics(image_z, class_z, torch.arange(4)) == {"zero_shot_accuracy": 1.0}
-
-
 @pytest.mark.parametrize("z", [torch.ones(20, 3), torch.full((20, 3), torch.nan)])
 def test_an_embedding_that_says_nothing_is_never_right(z):
     class_z = torch.nn.functional.normalize(torch.ones(12, 3), dim=1)
     metrics = zero_shot_metrics(z, class_z, torch.arange(20) % 12)
     assert metrics == {"zero_shot_accuracy": 0.0, "zero_shot_top5_accuracy": 0.0}
-
-
-def test_refuses_wrong_shapes_and_labels():
-    z = torch.eye(3)
-    for images, labels in ((z[:0], []), (z, [0, 1]), (z[:, :2], [0, 1, 2]), (z, [0, 1, 3]), (z, [0, -1, 2])):
-        with pytest.raises(ValueError, match="zero-shot needs|labels must be"):
-            zero_shot_metrics(images, z, torch.tensor(labels).long())

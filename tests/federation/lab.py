@@ -13,7 +13,7 @@ from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.coordinator.rounds import Federation
 from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.packets import Packet
+from dpfed.federation.protocol.messages import Packet
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.worker import SiteWorker
 from dpfed.models.parameters import TrainableVector

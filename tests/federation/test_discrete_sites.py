@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from dpfed.config import parse_config
+from dpfed.federation.protocol.fixed_point import grid_of
 from dpfed.federation.protocol.messages import sign
-from dpfed.federation.protocol.vectors import grid_of
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.simulation import simulate
 from dpfed.privacy.discrete_gaussian import Coins, discrete_gaussian
@@ -37,13 +37,13 @@ def test_a_federation_adds_it_once_for_whoever_is_to_add_it(discrete, tmp_path, 
     variance = (noisy.double() - clean.double()).square().mean().item() / lab.plan.noise_std**2
     assert variance == pytest.approx(1 if trust == "central" else SITES, rel=6 * (2 / clean.numel()) ** 0.5)
     if trust == "central":
-        expected = KeyedNoise(lab.plan.noise, Randomness.from_seed(9), "noise", lab.plan.fingerprint).add_(clean.clone(), 0)
-        assert torch.equal(noisy, expected)
+        noise = KeyedNoise(lab.plan.noise_of(), Randomness.from_seed(9), "noise", lab.plan.fingerprint)
+        assert torch.equal(noisy, noise.add_(clean.clone(), 0))
 
 
 def exact_sum(lab: Lab, step: int, arrived=range(SITES), moved=0):
     """The oracle: whole numbers, the sampler, and nothing of the protocol. The total, and what each site sends."""
-    noise, grid = DiscreteGaussianNoise(lab.plan.sensitivity, lab.plan.noise_multiplier, lab.terms.trust_model.honest), lab.grid
+    noise, grid = DiscreteGaussianNoise(lab.plan.sensitivity, lab.plan.noise.multiplier, lab.terms.trust_model.honest), lab.grid
     per, sent = round(grid.spacing * noise.scale), []
     for number in arrived:
         clean = lab.clean(step, [number])
@@ -115,7 +115,7 @@ def test_the_integers_of_neighbours_at_one_site_are_as_close_as_the_plan_says(di
         found.append(math.sqrt(sum(int(step) ** 2 for step in integers(-1) - integers(index))))
     together = 2**31 * lab.terms.trust_model.honest**0.5  # the honest sites' parameter, in the same steps
     assert 0 < max(found) <= noise.scale * lab.plan.sensitivity + 2**16
-    assert together >= lab.plan.noise_multiplier * (noise.scale * lab.plan.sensitivity + 2**16)
+    assert together >= lab.plan.noise.multiplier * (noise.scale * lab.plan.sensitivity + 2**16)
 
 
 @pytest.mark.parametrize("trust", sparing(["central", "distributed", "secure", "local"], "secure"))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dpfed.federation.coordinator import members
+from dpfed.federation.protocol.fixed_point import decoded
 from dpfed.federation.protocol.trust import Trust
-from dpfed.federation.protocol.vectors import decoded
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from tests.federation.lab import SITES, Lab
@@ -52,7 +52,7 @@ def test_all_that_leaves_a_site_or_the_server_follows_from_noisy_sums(trust, tin
     assert not torch.equal(*sums)
     # The noise: every party's, in every step, on every number, of the planned deviation to the last digit.
     plan, kind = lab.plan, Trust(trust, SITES, **MODES[trust])
-    std = 1.3 * 2 * plan.clip_norm
+    std = 1.3 * 2 * plan.bounding.clip_norm
     expected = {
         "central": [("noise", step, 0, std) for step in range(STEPS)],
         "local": [("share", step, site, std) for step in range(STEPS) for site in range(SITES)],

@@ -87,19 +87,6 @@ def test_a_site_that_is_served_again_reserves_nothing_more_and_a_copy_of_it_is_r
         load_site(copy, print)
 
 
-def test_another_name_of_a_site_s_folder_is_no_copy(store, join, tmp_path):
-    set_budget(store, 10, 1e-5)
-    site = join(1)
-    (tmp_path / "other-name").symlink_to(site.path)
-    load_site(SiteFolder.open(tmp_path / "other-name"), print)
-    assert len(book_of(store).entries) == 2
-
-
-def test_words_about_records_of_the_sites_are_refused(join):
-    with pytest.raises(UserError, match="privacy.not_covered is for one's own records"):
-        join(1, not_covered="because")
-
-
 def test_a_site_that_joined_before_the_budget_was_set_is_counted_when_it_is_served(store, join):
     site = join(1)
     Ledger.open(site.ledger).charge(Release(0, "digest"))

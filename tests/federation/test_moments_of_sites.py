@@ -8,7 +8,7 @@ import torch
 
 from dpfed.errors import UserError
 from dpfed.federation.site.folder import SiteSettings
-from dpfed.federation.site.own_config import require_copies
+from dpfed.federation.site.serving import require_copies
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import noise_std_of
@@ -56,6 +56,22 @@ def test_two_rounds_release_the_sites_moments_with_the_noise_of_the_terms(agreed
     assert lab.ledger(2).charged == missing_from
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_round_that_too_few_sites_live_through_releases_nothing_and_is_charged(agreed, tmp_path, lost):
+    lab = Lab(agreed, tmp_path, trust="secure", **MODES["secure"])
+    coordinator, layout = lab.parts.coordinator(Randomness.from_seed(7), lab.server._paid), lab.parts.model.moments.layout
+    for step in range(2):
+        killed = ("node0", "node1") if step == lost else ()
+        lab.wire.tampers = dict.fromkeys(killed, lambda question, reply: None)
+        train(lab.server, coordinator, [step])
+    released = lab.parts.model.moments.released
+    assert [bool(released[layout.place(step)].any()) for step in range(2)] == [lost == 1, lost == 0]
+    assert lab.ledger(2).charged == 2 and lab.server._paid.charged == 2
+    assert any("1 of 3 sites came, 2 are needed" in note for note in lab.notes)
+    heads = [lab.parts.model.moments.head(side).matrix for side in ("image", "text")]
+    assert all(torch.allclose(head, torch.eye(len(head)), atol=1e-5) for head in heads) == (lost == 1)  # the public model
+
+
 def test_sites_that_share_the_noise_send_no_clean_number(agreed, tmp_path):
     lab = Lab(agreed, tmp_path, trust="distributed")
     released(lab)
@@ -69,12 +85,12 @@ def test_sites_that_share_the_noise_send_no_clean_number(agreed, tmp_path):
 
 def test_a_site_needs_its_own_copy_of_the_towers(agreed, aligned_start, tmp_path):
     terms = Lab(agreed, tmp_path).terms
-    with pytest.raises(UserError, match="starting weights .* do not travel: get a copy"):
+    with pytest.raises(UserError, match="starting weights .* are not sent to sites: get a copy"):
         require_copies(terms, SiteSettings(name="north", store="x"))
     assert "model.start" in require_copies(terms, SiteSettings(name="north", store="x", start=str(aligned_start)))
 
 
 def test_the_terms_count_each_record_once(agreed, tmp_path):
     lab = Lab(agreed, tmp_path)
-    assert lab.plan.batch == lab.plan.records == lab.plan.divisor == 600
+    assert lab.plan.sampling.batch == lab.plan.sampling.records == lab.plan.divisor == 600
     assert sum(site.groups for site in lab.terms.sites) == lab.plan.groups == 600

@@ -3,13 +3,9 @@
 import pytest
 import torch
 
-from dpfed.artifacts.view import RunView
-from dpfed.config import parse_config
 from dpfed.federation.protocol.answers import Reason
+from dpfed.federation.protocol.fixed_point import encoded
 from dpfed.federation.protocol.messages import alleged, sign
-from dpfed.federation.protocol.vectors import encoded
-from dpfed.federation.simulated import Simulation
-from dpfed.federation.simulation import simulate
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
@@ -58,7 +54,7 @@ def test_a_site_may_send_as_long_a_sum_as_its_groups_can_have_with_their_figures
 
     def at_the_corner(question, reply):
         values = torch.zeros(TrainableVector(lab.parts.model).numel + lab.plan.statistics_count)
-        values[0] = groups * lab.plan.clip_norm
+        values[0] = groups * lab.plan.bounding.clip_norm
         values[-lab.plan.statistics_count :] = groups * statistics.unit / 2
         fields = {name: value for name, value in alleged(reply).items() if name in ("step", "site", "release")}
         vector = encoded(values * (1.01 if longer else 1.0))
@@ -79,10 +75,3 @@ def test_a_site_answers_no_question_without_a_threshold(progress, tmp_path, thre
     lab.server._threshold = {} if threshold is None else {"threshold": threshold}
     assert lab.server.collect(0) is None
     assert Reason.MALFORMED in str(lab.events()[-1]["missing"]) and lab.ledger(0).charged == 0
-
-
-def test_a_simulated_federation_has_a_curve(progress, tmp_path):
-    progress["privacy"]["steps"] = 4
-    run = simulate(parse_config(progress), tmp_path / "run", Simulation(sites=2, trust="secure", colluders=0))
-    phases = RunView.read(run.path).phases
-    assert [phase.last for phase in phases] == [2, 4] and phases[0].norm < phases[1].norm

@@ -4,10 +4,10 @@ import pytest
 
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError
+from dpfed.federation.protocol.fixed_point import grid_of
 from dpfed.federation.protocol.statement import statement
-from dpfed.federation.protocol.vectors import grid_of
 from dpfed.federation.site.folder import SiteSettings
-from dpfed.federation.site.own_config import site_config
+from dpfed.federation.site.serving import site_config
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.resolution import resolve
 from tests.federation.lab import Lab
@@ -35,7 +35,7 @@ def test_terms_without_the_fingerprint_of_the_public_records_are_refused(tiny_pu
 
 
 def test_the_grid_of_secure_sums_has_room_for_more_groups_than_expected(lab):
-    longest = (2 * lab.plan.batch + 100) * lab.plan.clip_norm
+    longest = (2 * lab.plan.sampling.batch + 100) * lab.plan.bounding.clip_norm
     assert lab.plan.longest_sum == longest and grid_of(lab.terms).spacing * 2**31 > longest
 
 

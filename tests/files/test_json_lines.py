@@ -1,7 +1,6 @@
 """A crash can cut the last line short; every other damage is said."""
 
 import json
-import os
 
 import pytest
 
@@ -73,16 +72,6 @@ def test_of_a_line_that_does_not_fit_on_the_disk_nothing_stays(file, monkeypatch
     assert file.read_bytes() == whole
     append_line(file, {"step": 3})
     assert read_lines(file).entries == [*ENTRIES, {"step": 3}]
-
-
-def test_a_line_is_torn_where_not_even_that_can_be_mended(file, monkeypatch):
-    def fail(*_):
-        raise OSError(5, "Input/output error")
-
-    with full_disk(monkeypatch, 4), pytest.raises(OSError, match="No space left"):
-        monkeypatch.setattr(os, "ftruncate", fail)
-        append_line(file, {"step": 3})
-    assert read_lines(file).entries == ENTRIES and read_lines(file).torn
 
 
 def test_a_torn_line_is_cut_off_by_who_knows_how_long_the_file_is(file):

@@ -56,25 +56,6 @@ def test_a_killed_process_holds_nothing_even_if_its_children_live_on(tmp_path, h
         pass
 
 
-def test_it_is_flock_so_that_other_versions_are_kept_out_and_keep_out(tmp_path):
-    path = tmp_path / ".lock"
-    with file_lock(path, "taken"), open(path, "a") as other, pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with open(path, "a") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="taken"), file_lock(path, "taken"):
-            pass
-
-
-def test_the_file_stays_and_what_is_in_it(tmp_path):
-    path = tmp_path / ".lock"
-    path.write_text("identity")
-    before = path.stat()
-    with file_lock(path, "taken"):
-        assert path.read_text() == "identity"
-    assert path.read_text() == "identity" and os.path.samestat(before, path.stat())
-
-
 @pytest.mark.parametrize("wait", [10.0, math.inf])
 def test_whoever_waits_gets_it_when_it_is_let_go(tmp_path, wait):
     path, got = tmp_path / ".lock", []
@@ -91,13 +72,6 @@ def test_whoever_waits_gets_it_when_it_is_let_go(tmp_path, wait):
         let_go = time.monotonic()
     second.join(5)
     assert got[0] >= let_go
-
-
-def test_it_is_free_again_after_an_error_inside(tmp_path):
-    with pytest.raises(ZeroDivisionError), file_lock(tmp_path / ".lock", "taken"):
-        raise ZeroDivisionError
-    with file_lock(tmp_path / ".lock", "taken"):
-        pass
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])

@@ -19,9 +19,9 @@ from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import _authority
 from dpfed.federation.site.folder import SiteFolder
-from dpfed.models.adapter_file import apply_adapters
 from dpfed.models.blueprints import blueprint
 from dpfed.models.folder import ADAPTERS, DESCRIPTION, describe
+from dpfed.models.lora import apply_adapters
 from dpfed.models.weight_files import reading_weights
 from dpfed.privacy.ledger import Ledger
 from dpfed.report.gallery import INDEX, Gallery, _tile

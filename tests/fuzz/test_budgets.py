@@ -20,7 +20,7 @@ from tests.fuzz.damage import REPLACEMENTS, damaged, replace
 from tests.fuzz.hostile import NUMBERS, TEXTS, spelt
 from tests.fuzz.profiles import answer, efforts
 
-_PLAN = PrivacyPlan(64, 16, 4, 1.0, steps=4, noise_multiplier=4.0, delta=1e-3, accountant="rdp")
+_PLAN = PrivacyPlan.of(64, 16, 4, 1.0, steps=4, noise_multiplier=4.0, delta=1e-3, accountant="rdp")
 
 
 @pytest.fixture

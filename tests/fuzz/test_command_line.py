@@ -172,15 +172,20 @@ COMMANDS = st.one_of(
     _command(
         "data", "import", PLACES, PLACES, _option("--size", _WHOLE), _option("--validation", _WHOLE), _option("--format", TEXTS)
     ),
-    _command("data", "shard", PLACES, PLACES, "--shards", _WHOLE),
-    _command("data", "divide", PLACES, PLACES, _option("--sites", _WHOLE), _option("--skew", _WHOLE), _option("--by", TEXTS)),
     _command("data", "inspect", PLACES, _option("--context", _WHOLE), _option("--config", PLACES)),
     _command("audit", "membership", PLACES, _option("--non-members", PLACES), "--records", _WHOLE),
     _command(
-        "site", "create", PLACES, "--name", TEXTS, "--store", PLACES, _option("--budget", _WHOLE), _option("--declared", _WHOLE)
+        "site",
+        "setup",
+        PLACES,
+        "--coordinator",
+        TEXTS,
+        "--store",
+        PLACES,
+        _option("--budget", _WHOLE),
+        _option("--declared", _WHOLE),
     ),
     _command("site", st.sampled_from(["join", "status"]), PLACES, _option("--x", TEXTS)),
-    _command("federation", "create", PLACES, PLACES, PLACES, _option("--deadline", _WHOLE), _option("--drops", _WHOLE)),
     _command("federation", "show", PLACES),
     _command("budget", "set", st.sampled_from(["done", "new", "", "tiny.toml"]), "--epsilon", _WHOLE, "--delta", _WHOLE),
     _command("budget", st.sampled_from(["show", "history", "settle"]), PLACES, _JSON),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 import tomllib
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dpfed.config import Config, load_config, parse_config
-from dpfed.config.dotted_keys import put
+from dpfed.config.toml_file import put
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
@@ -97,11 +96,6 @@ def _damaged(content: bytes, dice: random.Random, what: str) -> bytes:
     }[what]()
 
 
-@functools.cache
-def _taken(base: str) -> Config:
-    return parse_config_of(base)
-
-
 @efforts
 def test_any_plan_keeps_its_promise_or_is_refused(effort) -> None:
     numbers = st.one_of(
@@ -130,7 +124,7 @@ def test_any_plan_keeps_its_promise_or_is_refused(effort) -> None:
             assert epsilon <= target
         if accountant == "pld" and math.isfinite(epsilon) and steps <= 10_000:
             # More steps, or less noise, never cost less (within what rounding to a grid moves).
-            fewer = answer(lambda: accounting.epsilon(plan.mechanism, max(1, steps // 2), plan.delta))
+            fewer = answer(lambda: accounting.epsilon(plan.mechanism, max(1, steps // 2), plan.promise.delta))
             assert isinstance(fewer, UserError) or fewer <= epsilon * (1 + 1e-6) + 1e-9
 
     effort.tries(

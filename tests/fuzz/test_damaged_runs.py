@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import dpfed
 import dpfed.runs.pretraining
-import dpfed.runs.resuming
 import dpfed.runs.running
 from dpfed.artifacts.export import export_model
 from dpfed.artifacts.view import RunView
@@ -69,7 +68,7 @@ ACCIDENTS = [
     "a line",
 ]
 ASKED = {
-    "resume": lambda run: dpfed.runs.resuming.resume(run),
+    "resume": lambda run: dpfed.runs.pretraining.resume(run),
     "evaluate": lambda run: evaluate_run(run),
     "report": lambda run: write_report(run / "again.html", [RunView.read(run)]),
     "load": lambda run: dpfed.load(run),

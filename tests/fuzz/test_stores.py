@@ -15,15 +15,13 @@ from PIL import Image
 from dpfed.data.store.division import divide_store
 from dpfed.data.store.record import SPLITS, RecordInput
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.remote import fetch_store
-from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from tests.data.views.files_of_all_modes import colours, encoded
 from tests.fuzz.damage import REPLACEMENTS, damaged, replace
 from tests.fuzz.profiles import Effort, answer, efforts
 
-KINDS = ("raw", "files", "sharded")
+KINDS = ("raw", "files")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +37,6 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 content = image.convert("RGB") if row % 2 else encoded(image.convert("L"), "JPEG")
                 split = SPLITS[max(0, row - 9)]
                 writer.add(RecordInput(str(row), content, (f"text {row}",), {"label": row % 2}, split, f"p{row // 3}"))
-    shard_store(folder / "files", folder / "sharded", 2)
     return folder
 
 
@@ -52,8 +49,7 @@ def use(path: Path, dest: Path) -> None:
     for call in (
         lambda: store.images(rows, 4),
         lambda: (store.ids(rows), store.captions(rows), store.fingerprint, repr(store)),
-        lambda: (store.training_records, store.training_units, store.shard_numbers, store.encoded(rows)),
-        lambda: shard_store(path, dest / "shards", 2),
+        lambda: (store.training_records, store.training_units, store.encoded(rows)),
         lambda: divide_store(path, dest / "sites", 2, 0.5),
     ):
         answer(call)
@@ -132,7 +128,7 @@ def test_a_store_with_something_else_in_a_files_place(stores: Path, tmp_path: Pa
         shutil.copytree(stores / kind, case / kind)
         replace(case / file.relative_to(stores), how, tmp_path / "secret")
         Effort(1).tries(1, lambda _, case=case: use(case / kind, case / "new"), st.none())
-        found = answer(lambda case=case: RecordStore.open(fetch_store((case / kind).as_uri(), tmp_path / "copies")))
+        found = answer(lambda case=case: RecordStore.open(case / kind))
         assert isinstance(found, UserError) or how == "link outside"  # a person may keep the file on another disk
 
 

@@ -54,7 +54,7 @@ def served(make, tmp_path, shapes):
     )
     from dpfed.live.app import application  # needs what may not be installed
 
-    app = application(Gathering(tmp_path / "runs"), Access("127.0.0.1", 0, "t" * 24), Retrieval())
+    app = application(Gathering(tmp_path / "runs"), Access(0, "t" * 24), Retrieval())
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dpfed.federation.coordinator.arrivals import Arrivals
-from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.coordinator.journal import Arrivals, Journal
 from dpfed.live.figures import figures
 from dpfed.live.gathering import Gathering
 from tests.live.conftest import finish
@@ -28,7 +27,7 @@ def monitor(make, tmp_path):
     arrivals = Arrivals(run.arrivals, iter([0.0, 0.0, 0.0, 2.5, 2.5, 2.5]).__next__)
     arrivals.ask(2, SITES)
     arrivals.came(2, "north")
-    app = application(Gathering(tmp_path / "runs"), Access("127.0.0.1", 0, TOKEN), Retrieval())
+    app = application(Gathering(tmp_path / "runs"), Access(0, TOKEN), Retrieval())
     return testclient.TestClient(app, base_url="http://127.0.0.1", headers={"Authorization": f"Bearer {TOKEN}"})
 
 

@@ -1,87 +1,14 @@
 """Who may see the page, and what is refused before a port opens."""
 
-import datetime
-import socket
-
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from dpfed.errors import UserError
-from dpfed.live.access import Access, is_loopback
-from dpfed.live.gathering import Gathering
-from dpfed.live.serving import listen
+from dpfed.live.access import Access
 
 
 def access(**given):
-    defaults = {"host": "127.0.0.1", "port": 0, "token_file": None, "certificate": None, "key": None, "insecure": False}
+    defaults = {"port": 0, "token_file": None}
     return Access.of(**(defaults | given))
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])  # noqa: S104
-def test_no_port_beyond_this_machine_without_tls_unless_the_word_was_typed(host):
-    with pytest.raises(UserError, match="--insecure"):
-        access(host=host)
-    assert access(host=host, insecure=True).token
-
-
-def test_the_word_is_refused_where_it_changes_nothing():
-    with pytest.raises(UserError, match="changes nothing"):
-        access(insecure=True)
-
-
-@pytest.mark.parametrize("given", [{"port": -1}, {"port": 65536}])
-def test_impossible_ports(given):
-    with pytest.raises(UserError, match="--port"):
-        access(**given)
-
-
-def test_half_a_certificate(tmp_path):
-    (tmp_path / "a.pem").write_text("x")
-    with pytest.raises(UserError, match="both"):
-        access(certificate=tmp_path / "a.pem")
-    with pytest.raises(UserError, match="no file"):
-        access(certificate=tmp_path / "a.pem", key=tmp_path / "b.pem")
-
-
-def test_a_certificate_that_is_none_is_a_sentence(tmp_path, make):
-    for name in ("a.pem", "b.pem"):
-        (tmp_path / name).write_text("x")
-    (tmp_path / "b.pem").chmod(0o600)
-    wrong = access(certificate=tmp_path / "a.pem", key=tmp_path / "b.pem")
-    with pytest.raises(UserError, match="no certificate"):
-        listen(Gathering(make().path), wrong, None, lambda address: None)
-
-
-@pytest.mark.parametrize(("days", "said"), [((-9, -1), "has expired"), ((5, 9), "in the future")])
-def test_a_certificate_out_of_its_time_is_a_sentence(tmp_path, make, days, said):
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "x")])
-    first, last = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=day) for day in days)
-    made = x509.CertificateBuilder(name, name, key.public_key(), 1, first, last).sign(key, hashes.SHA256())
-    (tmp_path / "a.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    form, bare = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    (tmp_path / "b.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, bare))
-    (tmp_path / "b.pem").chmod(0o600)
-    given = access(certificate=tmp_path / "a.pem", key=tmp_path / "b.pem")
-    with pytest.raises(UserError, match=said):
-        listen(Gathering(make().path), given, None, lambda address: pytest.fail("a port was opened"))
-
-
-def test_a_key_that_everybody_reads_is_refused(tmp_path):
-    for name in ("a.pem", "b.pem"):
-        (tmp_path / name).write_text("x")
-    (tmp_path / "b.pem").chmod(0o644)
-    with pytest.raises(UserError, match="chmod o="):
-        access(certificate=tmp_path / "a.pem", key=tmp_path / "b.pem")
-
-
-def test_a_port_that_is_taken_is_a_sentence(make):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(UserError, match="another program has it"):
-            listen(Gathering(make().path), access(port=taken.getsockname()[1]), None, lambda address: None)
 
 
 def test_tokens_are_new_each_time_or_of_a_file_that_nobody_else_reads(tmp_path):
@@ -119,8 +46,3 @@ def test_a_request_brings_the_token_or_nothing_is_shown():
 )
 def test_a_page_of_another_name_is_not_ours(host, known):
     assert access().knows(host) is known
-
-
-def test_loopback():
-    assert all(map(is_loopback, ["localhost", "127.0.0.1", "127.9.9.9", "::1"]))
-    assert not any(map(is_loopback, ["0.0.0.0", "localhost.evil.org", "10.0.0.1", ""]))  # noqa: S104

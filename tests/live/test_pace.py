@@ -27,13 +27,6 @@ def test_waits_and_steps_that_are_taken_again_do_not_count():
     assert pace.left(10) == 10
 
 
-def test_old_steps_are_forgotten():
-    pace = Pace()
-    for step in range(100):
-        pace.see(step, step * (100.0 if step < 70 else 1.0) + (0 if step < 70 else 7000.0))
-    assert pace.seconds == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize("later", [(2, 120.0), (6, 90.0)])
 def test_a_run_that_was_set_back_begins_anew(later):
     pace = Pace()

@@ -1,17 +1,12 @@
 """What is seen of a run is what its files say, and of its files only those that may be seen."""
 
-import json
-import os
-import shutil
 import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from dpfed.errors import UserError
-from dpfed.federation.coordinator.arrivals import Arrivals
-from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.coordinator.journal import Arrivals, Journal
 from dpfed.files.locking import is_held
 from dpfed.live.figures import figures
 from dpfed.live.gathering import _READ, Gathering
@@ -110,34 +105,6 @@ def test_nothing_but_the_files_that_may_be_seen_is_opened(make, tmp_path):
     assert inside and inside <= set(_READ)
 
 
-def test_pace_of_a_run_that_goes_on(make):
-    run = make(done=2)
-    ledger = Ledger.open(run.ledger)
-    gathering = Gathering(run.path)
-    with run.locked():
-        os.utime(run.ledger, (1000, 1000))
-        assert gathering.one("one").seconds is None
-        advance(run, ledger, 2)
-        os.utime(run.ledger, (1030, 1030))
-        seen = gathering.one("one")
-        assert seen.last == 1030
-    assert (seen.state, seen.seconds, seen.left) == ("running", 30.0, 90.0)
-
-
-def test_the_newest_checkpoint_is_a_first_point_unless_the_run_was_interrupted_since(make):
-    run = make(done=4)
-    checkpoint = run.checkpoints / "step-00000002.safetensors"
-    run.checkpoints.mkdir()
-    checkpoint.write_bytes(b"")
-    os.utime(checkpoint, (980, 980))
-    os.utime(run.ledger, (1000, 1000))
-    with run.locked():
-        assert look(run).seconds == 10.0
-        Ledger.open(run.ledger).note_resumed(2)
-        Ledger.open(run.ledger)._append({"resumed": 2})
-        assert look(run).seconds is None
-
-
 def test_states(make):
     run = make(done=6)
     later = time.time() + 3600
@@ -180,16 +147,6 @@ def test_a_damaged_file_is_named_and_the_others_are_seen(make, tmp_path, name, t
     assert bad.state == "damaged" and name in bad.trouble and good.state == "running"
 
 
-ENDLESS = '{"1": {"asked": [], "seconds": {"north": Infinity}}}'
-
-
-def test_arrivals_that_cannot_be_read_are_none(make):
-    run = make(sites=SITES)
-    for text in ("", "[]", '{"1": 3}', '{"1": {"asked": [], "seconds": {"north": "<b>"}}}', ENDLESS):
-        run.arrivals.write_text(text)
-        assert look(run).snapshot.arrivals == {}
-
-
 def test_runs_are_found_below_a_folder_but_nothing_hidden_or_linked(make, tmp_path):
     make("sweep/a")
     make("b")
@@ -197,13 +154,6 @@ def test_runs_are_found_below_a_folder_but_nothing_hidden_or_linked(make, tmp_pa
     (tmp_path / "runs" / "linked").symlink_to(tmp_path / "runs" / "b")
     (tmp_path / "runs" / "empty").mkdir()
     assert list(Gathering(tmp_path / "runs").folders()) == ["b", "sweep/a"]
-
-
-def test_however_many_runs_there_are_all_are_seen(make, tmp_path):
-    run = make("0")
-    for number in range(1, 600):
-        shutil.copytree(run.path, tmp_path / "runs" / str(number))
-    assert len(Gathering(tmp_path / "runs").all()) == 600 and Gathering(tmp_path / "runs").one("99") is not None
 
 
 def test_the_curve_of_a_site_follows_what_its_ledger_says(tmp_path, plan):
@@ -218,19 +168,3 @@ def test_the_curve_of_a_site_follows_what_its_ledger_says(tmp_path, plan):
     paid = {0: 0, 1: 1, 2: 1, 3: 2, 4: 2, 5: 3}
     assert seen.spent == [(step, plan.epsilon(paid[step]) if step else 0.0) for step, _ in seen.spent]
     assert len(seen.spent) > 3 and seen.spent[-1] == (5, plan.epsilon(3))
-
-
-def test_a_site_is_seen_without_its_keys(tmp_path, plan):
-    folder = tmp_path / "north"
-    folder.mkdir()
-    (folder / "site.toml").write_text('name = "north"\nstore = "SENTINEL"\nbudget = 8.0\n')
-    (folder / "terms.json").write_text(json.dumps({"trust": "secure", "sites": [{"name": "north"}, {"name": "south"}]}))
-    Ledger.create(folder / "ledger.jsonl", plan)
-    seen = Gathering(folder).one("north")
-    assert seen.snapshot.budget == 8.0 and seen.snapshot.kind == "a site among 2, trust secure"
-    assert not any("SENTINEL" in figure.shown for figure in figures(seen))
-
-
-def test_no_folder():
-    with pytest.raises(UserError, match="there is no folder"):
-        Gathering("/nowhere")

@@ -47,18 +47,6 @@ def test_the_description_says_what_a_reader_needs(saved):
     assert sorted(path.name for path in folder.iterdir()) == ["model.json", "model.safetensors"]
 
 
-def test_saving_again_replaces(saved):
-    folder, _ = saved
-    config = settle(Config(model=ModelConfig(width=4)))
-    save_encoder(folder, build_model(config.model, config.objective), config)
-    assert load_encoder(folder).encoder.features_dim == 16
-
-
-def test_missing_folder(tmp_path):
-    with pytest.raises(UserError, match="cannot read"):
-        load_encoder(tmp_path / "nowhere")
-
-
 @pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
 def test_missing_file(saved, name):
     (saved[0] / name).unlink()
@@ -77,12 +65,6 @@ def test_damaged_description(saved, text):
 def test_unknown_model(saved, model):
     _edit(saved[0], model=model)
     with pytest.raises(UserError, match="can build"):
-        load_encoder(saved[0])
-
-
-def test_other_format(saved):
-    _edit(saved[0], format=99)
-    with pytest.raises(UserError, match="format 99"):
         load_encoder(saved[0])
 
 
@@ -113,13 +95,6 @@ def test_tensors_that_do_not_fit_are_named(saved, change):
     save_file(tensors, path)
     _match_digest(saved[0])
     with pytest.raises(UserError, match=f"{change}.*" if change == "expected" else f"{change}.*{name}"):
-        load_encoder(saved[0])
-
-
-def test_weights_that_are_not_safetensors(saved):
-    (saved[0] / "model.safetensors").write_bytes(b"not tensors at all")
-    _match_digest(saved[0])
-    with pytest.raises(UserError, match="not a safetensors file"):
         load_encoder(saved[0])
 
 

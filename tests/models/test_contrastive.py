@@ -42,31 +42,6 @@ def test_embeddings_have_the_contracts_shape_and_unit_length(config):
         assert torch.allclose(embedding.norm(dim=2), torch.ones(3, 2), atol=1e-5)
 
 
-def test_the_towers_give_what_forward_gives():
-    model, views = built(PAIRS), some_views(PAIRS, 3)
-    embeddings = model(views)
-    assert torch.allclose(model.embed_images(views["image"][:, 1]), embeddings["image"][:, 1], atol=1e-5)
-    assert torch.allclose(model.embed_text(views["text"][:, 1]), embeddings["text"][:, 1], atol=1e-5)
-
-
-def test_features_are_the_backbones():
-    images = torch.randn(2, 3, 16, 16)
-    for config in (CNN, PAIRS):
-        assert built(config).features(images).shape == (2, 4 * config.width)
-
-
-def test_building_is_deterministic():
-    first, second = built(PAIRS).state_dict(), built(PAIRS).state_dict()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_fixed_temperature_is_no_parameter():
-    model = built(CNN, temperature=0.2)
-    assert model.temperature.item() == pytest.approx(0.2)
-    assert not model.temperature.requires_grad
-    assert "fixed_temperature" in dict(model.named_buffers())
-
-
 def test_learnt_temperature_starts_right_and_stops_at_a_hundredth():
     model = built(CNN, temperature=0.2, learn_temperature=True)
     assert model.temperature.item() == pytest.approx(0.2)
@@ -76,11 +51,6 @@ def test_learnt_temperature_starts_right_and_stops_at_a_hundredth():
     assert model.temperature.item() == pytest.approx(0.01)
     with pytest.raises(UserError, match="0.001"):
         built(CNN, temperature=0.001, learn_temperature=True)
-
-
-def test_heads_that_do_not_divide_the_width_are_the_users_mistake():
-    with pytest.raises(UserError, match="text_heads"):
-        built(ModelConfig(kind="image-text", text_width=16, text_heads=3))
 
 
 @pytest.mark.parametrize("config", [CNN, RESNET, PAIRS])

@@ -10,7 +10,7 @@ from torch import nn
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
-from dpfed.models.fixed_batch_norm import FixedBatchNorm, fix_batch_norm
+from dpfed.models.norm import FixedBatchNorm, fix_batch_norm
 from dpfed.models.validation import check_independence, random_group, validate
 from tests.frozen_towers import image_weights
 
@@ -78,6 +78,6 @@ def test_without_statistics_it_is_refused():
     with pytest.raises(UserError, match="no running statistics"):
         fix_batch_norm(nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)))
     with pytest.raises(UserError, match="adaptation.image = 'last': .* has no block"):
-        from dpfed.models.partial import train_part
+        from dpfed.models.parameters import train_part
 
         train_part(nn.Linear(2, 2), "last", "the image tower")

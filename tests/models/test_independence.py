@@ -216,6 +216,11 @@ def test_our_own_models_pass_in_a_large_group(kind, normalisation):
     check_independence(model, random_group(16, (1024, 24) if kind == "image-text" else None), largest=24)
 
 
+def random_group_of_its_own():
+    with torch.random.fork_rng():
+        return random_group(SIZE)
+
+
 def test_nothing_of_the_model_and_of_the_process_is_changed():
     model = Own(image=nn.Sequential(nn.Dropout(0.5), learnt_gate(0.1)))
     model.image[0].eval()
@@ -234,15 +239,3 @@ def test_nothing_of_the_model_and_of_the_process_is_changed():
         assert modes == [module.training for module in made.modules()]
         assert all(parameter.requires_grad for parameter in made.parameters())
     assert bool((model.pixels.weight.grad == 1).all()) and model.words.weight.grad is None
-
-
-def random_group_of_its_own():
-    with torch.random.fork_rng():
-        return random_group(SIZE)
-
-
-def test_a_model_that_cannot_be_copied_is_refused_in_a_sentence():
-    model = Own()
-    model.last = model.pixels(torch.zeros(1, 3 * SIZE * SIZE))
-    with pytest.raises(UserError, match="Own cannot be copied .*keep nothing of a forward pass"):
-        check_independence(model, random_group(SIZE))

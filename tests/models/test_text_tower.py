@@ -14,7 +14,6 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.folder import save_encoder
 from dpfed.models.starting import find_start
-from dpfed.models.text_blueprints import text_blueprint
 from dpfed.models.validation import check_independence, random_group
 from dpfed.runs.resolution import settle
 from tests.frozen_towers import frozen, text_folder
@@ -106,15 +105,3 @@ def test_a_folder_that_is_none(name, content, said, tmp_path):
     with pytest.raises(UserError, match=said) as caught:
         model_of(str(folder))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 450
-
-
-def test_a_place_where_nothing_is(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="there is no folder .*nowhere; expected 'transformer'"):
-        text_blueprint(str(tmp_path / "nowhere"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="'sentence-transformers/x' cannot be had .*; give a local folder"):
-        text_blueprint("sentence-transformers/x")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs the package transformers: install dpfed\[text\]"):
-        text_blueprint(str(tmp_path))

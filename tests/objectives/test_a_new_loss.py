@@ -11,7 +11,6 @@ import pytest
 import tomli_w
 
 import dpfed
-from dpfed.errors import UserError
 
 SPECTRAL = '''
 """Spectral contrast inside one group (HaoChen et al. 2021, "Provable Guarantees for Self-Supervised Deep Learning")."""
@@ -94,10 +93,3 @@ def test_a_loss_of_ones_own_is_one_file(tiny, package):
     assert "'objective.push': expected at most 50.0; got 50.5." in said["range"]
     assert said["9.0"][:2] == [True, 9.0] and said[""][:2] == [True, 1.0]
     assert said["9.0"][2] != said[""][2], "the option reaches the loss"
-
-
-def test_it_is_unknown_without_the_file():
-    from dpfed.config import parse_config
-
-    with pytest.raises(UserError, match="'objective.name': expected .*; got 'spectral'"):
-        parse_config({"objective": {"name": "spectral"}})

@@ -41,19 +41,8 @@ def test_the_browser_is_there_before_the_tests_begin(ci):
     assert any(call.startswith("apt-get") and call.endswith("install -y --no-install-recommends chromium") for call in calls)
 
 
-def test_without_a_browser_the_tests_run_all_the_same_and_it_is_said(ci):
-    done, calls = ci(**{"apt-get": "echo no network >&2; exit 100"})
-    assert done.returncode == 0 and calls[-2:] == ["make test", "make test-ray"]
-    assert done.stdout == "chromium could not be installed: the tests that need a browser are skipped\n" and not done.stderr
-
-
 @pytest.mark.parametrize("machine", [{"id": "echo 1000"}, {"apt-get": None}, {"chromium": ""}])
 def test_nothing_is_installed_where_it_may_not_or_need_not_be(ci, machine):
     done, calls = ci(**machine)
     assert done.returncode == 0 and not any(call.startswith("apt-get") for call in calls)
     assert calls[-2:] == ["make test", "make test-ray"]
-
-
-def test_what_fails_fails(ci):
-    assert ci(make='test "$1" != docs')[0].returncode != 0
-    assert ci(make='test "$1" != test')[0].returncode != 0

@@ -1,13 +1,12 @@
 """What a forecast says follows from the plan and the measured gradient; its quick accounting agrees with the slow one."""
 
-import dataclasses
 import math
 
 import pytest
 
 from dpfed.config import parse_config
 from dpfed.planning import forecast as forecasting
-from dpfed.planning.forecast import ENOUGH, _records_needed, forecast
+from dpfed.planning.forecast import forecast
 from dpfed.planning.gradient_signal import Signal
 from dpfed.planning.plan_grid import Row, same_promise
 from dpfed.planning.proxy import Proxy, declared_plan
@@ -23,7 +22,7 @@ def quickly(monkeypatch):
 
 
 def plan_of(records=20_000, batch=2_000, steps=100, sigma=1.0, size=4):
-    return PrivacyPlan(records, batch, size, clip_norm=1.0, steps=steps, noise_multiplier=sigma, delta=1e-6)
+    return PrivacyPlan.of(records, batch, size, clip_norm=1.0, steps=steps, noise_multiplier=sigma, delta=1e-6)
 
 
 def test_a_row_says_what_its_definition_says():
@@ -34,25 +33,6 @@ def test_a_row_says_what_its_definition_says():
     assert row.seconds == pytest.approx(1e-3 * 2_000 * 100)
 
 
-def test_less_noise_reaches_further_and_never_further_than_its_steps():
-    reaches = [Row.of("", plan_of(sigma=sigma), SIGNAL).reach for sigma in (100.0, 10.0, 1.0, 0.1)]
-    assert reaches == sorted(reaches) and reaches[-1] <= 100 and reaches[-1] == pytest.approx(100, rel=1e-2)
-
-
-def test_without_a_signal_nothing_is_reached():
-    row = Row.of("", plan_of(), dataclasses.replace(SIGNAL, length=0.0, response=0.0))
-    assert row.reach == 0 and row.facts()["noise_over_gradient"] is None and _records_needed(row) is None
-
-
-def test_as_many_records_as_are_needed_are_enough():
-    row = Row.of("", plan_of(sigma=20.0), SIGNAL)
-    assert row.reach < ENOUGH
-    needed = _records_needed(row)
-    there = Row.of("", plan_of(records=needed, batch=round(needed / 10), sigma=20.0), SIGNAL)
-    assert there.reach == pytest.approx(ENOUGH, rel=0.02)
-    assert _records_needed(Row.of("", plan_of(steps=5), SIGNAL)) is None  # no number of records makes 5 steps longer
-
-
 @pytest.mark.parametrize(
     ("batch", "steps", "factor"), [(1_024, 100, 1.0), (20_000, 100, 1.0), (512, 400, 1.0), (512, 100, 0.5)]
 )
@@ -60,8 +40,8 @@ def test_the_quick_sigma_is_about_that_of_the_accountant(batch, steps, factor):
     plan = PrivacyPlan.calibrate(20_000, 512, 100, 8.0, group_size=4, clip_norm=1.0, accountant="rdp")
     quick = same_promise(plan, batch, steps, factor)
     slow = PrivacyPlan.calibrate(20_000, batch, steps, 8.0 * factor, group_size=4, clip_norm=1.0, accountant="rdp")
-    assert quick.noise_multiplier == pytest.approx(slow.noise_multiplier, rel=0.02)
-    assert quick.target_epsilon == 8.0 * factor and (quick.batch, quick.steps) == (batch, steps)
+    assert quick.noise.multiplier == pytest.approx(slow.noise.multiplier, rel=0.02)
+    assert quick.promise.target_epsilon == 8.0 * factor and (quick.sampling.batch, quick.steps) == (batch, steps)
 
 
 def test_a_forecast_has_the_plan_its_neighbours_and_the_best_that_takes_no_more_than_twice_the_time(tiny_config, shapes):

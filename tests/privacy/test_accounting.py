@@ -82,39 +82,7 @@ def test_calibrated_noise_keeps_the_promise_and_a_little_less_breaks_it(accounta
     assert accounting.epsilon(gaussian(sigma * 0.98, 0.05), 200, 1e-6, accountant) > target
 
 
-def test_epsilon_grows_with_steps_and_rate_and_falls_with_noise():
-    base = accounting.epsilon(gaussian(1.0, 0.02), 100, 1e-6)
-    assert accounting.epsilon(gaussian(1.0, 0.02), 101, 1e-6) > base
-    assert accounting.epsilon(gaussian(1.0, 0.021), 100, 1e-6) > base
-    assert accounting.epsilon(gaussian(1.01, 0.02), 100, 1e-6) < base
-    assert accounting.epsilon(gaussian(1.0, 0.02), 0, 1e-6) == 0
-
-
 GOOD = {"records": 1000, "batch": 100, "steps": 10, "group_size": 4, "clip_norm": 1.0}
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"epsilon": 0.0},
-        {"epsilon": -1.0},
-        {"epsilon": float("nan")},
-        {"batch": 1001},
-        {"batch": 0},
-        {"group_size": 101},
-        {"group_size": 0},
-        {"clip_norm": 0.0},
-        {"clip_norm": -1.0},
-        {"steps": 0},
-        {"delta": 0.0},
-        {"delta": 1.0},
-        {"records": 1},
-        {"max_group_size": 1},
-    ],
-)
-def test_impossible_plans_are_refused(wrong):
-    with pytest.raises(UserError, match="impossible plan"):
-        PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, **wrong})
 
 
 @pytest.mark.parametrize("delta", [1.01 / 1000, 0.5, 0.999])
@@ -126,30 +94,20 @@ def test_a_delta_above_one_in_n_is_no_promise(delta, spent):
     with pytest.raises(UserError, match="more than 1/N"):
         PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, "delta": delta})
     with pytest.raises(UserError, match="more than 1/N"):  # what `dpfed privacy` asks
-        PrivacyPlan.of_numbers(1000, 100, 10, **spent, delta=delta)
+        PrivacyPlan.calibrate(**GOOD, **spent, delta=delta)
     PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, "delta": 1 / 1000})
-
-
-def test_the_default_delta_is_never_above_one_in_n():
-    assert all(accounting.default_delta(records) <= 1 / records for records in range(2, 100))
-
-
-@pytest.mark.parametrize("sigma", [0.0, -1.0, 0.01, float("inf"), float("nan")])
-def test_noise_that_leaves_no_promise_is_refused(sigma):
-    with pytest.raises(UserError, match="noise_multiplier"):
-        PrivacyPlan(noise_multiplier=sigma, delta=1e-5, **GOOD)
 
 
 @pytest.mark.parametrize("owners", [1, 2, 3, 7, 40])
 def test_groups_of_all_owners_add_up_to_k(owners):
-    plan = PrivacyPlan(noise_multiplier=1.0, delta=1e-5, **GOOD)
+    plan = PrivacyPlan.of(noise_multiplier=1.0, delta=1e-5, **GOOD)
     shares = [plan.groups_of(owner, owners) for owner in range(owners)]
     assert sum(shares) == plan.groups == 25 and max(shares) - min(shares) <= 1
 
 
 @pytest.mark.parametrize("records", [[1], [500, 500], [1, 1, 998], [10, 20, 970], [100, 333, 567], [40] * 25])
 def test_groups_follow_the_records(records):
-    plan = PrivacyPlan(noise_multiplier=1.0, delta=1e-5, **GOOD)
+    plan = PrivacyPlan.of(noise_multiplier=1.0, delta=1e-5, **GOOD)
     groups = plan.apportioned(records)
     assert sum(groups) == plan.groups
     assert min(groups) >= 1
@@ -160,22 +118,20 @@ def test_groups_follow_the_records(records):
 @pytest.mark.parametrize("records", [[40] * 26, [0, 1000]])
 def test_owners_without_a_group_or_a_record_are_refused(records):
     with pytest.raises(UserError, match="impossible plan"):
-        PrivacyPlan(noise_multiplier=1.0, delta=1e-5, **GOOD).apportioned(records)
+        PrivacyPlan.of(noise_multiplier=1.0, delta=1e-5, **GOOD).apportioned(records)
 
 
 def test_the_fingerprint_covers_every_field():
-    plan = PrivacyPlan(noise_multiplier=1.0, delta=1e-5, **GOOD)
-    import dataclasses
-
+    plan = PrivacyPlan.of(noise_multiplier=1.0, delta=1e-5, **GOOD)
     changes = {"records": 1001, "batch": 99, "group_size": 5, "clip_norm": 1.5, "steps": 11, "noise_multiplier": 1.1}
     changes |= {"delta": 2e-5, "accountant": "rdp", "max_group_size": 8, "target_epsilon": 3.0}
     changes |= {"unit": "user", "per_unit": 2, "method_name": "none", "max_batch": 300, "options": {"share": 0.5}}
     changes |= {"noise_kind": "discrete", "clipping": "automatic", "stability": 0.1}
     changes |= {"progress": {"share": 0.01, "quantile": 0.5, "loss_range": 4.0, "phase": 2}}
-    assert set(changes) == {field.name for field in dataclasses.fields(plan)}
+    assert changes.keys() == plan.as_dict().keys()
     needs = {"clipping": {"stability": 0.2}, "stability": {"clipping": "automatic"}}
     needs |= {"per_unit": {"unit": "user"}, "method_name": {"noise_multiplier": 0.0}, "max_batch": {"method_name": "sample"}}
-    prints = {dataclasses.replace(plan, **{name: value}, **needs.get(name, {})).fingerprint for name, value in changes.items()}
+    prints = {plan.replace(**{name: value}, **needs.get(name, {})).fingerprint for name, value in changes.items()}
     assert len(prints | {plan.fingerprint}) == len(changes) + 1
 
 
@@ -195,7 +151,7 @@ def test_the_fingerprint_covers_every_field():
     ],
 )
 def test_a_plan_comes_back_from_a_file_with_every_field_to_the_last_digit(fields):
-    plan = PrivacyPlan(**{**GOOD, "noise_multiplier": 1.0 / 3, "delta": 1e-5, **fields})
+    plan = PrivacyPlan.of(**{**GOOD, "noise_multiplier": 1.0 / 3, "delta": 1e-5, **fields})
     again = PrivacyPlan.from_dict(json.loads(json.dumps(plan.as_dict())))
     assert again == plan and again.fingerprint == plan.fingerprint
 
@@ -209,7 +165,7 @@ def spent_by(accountant, steps, sigma=1.1, rate=0.1, delta=1e-4):
 
 @pytest.mark.parametrize(("accountant", "steps"), [("pld", 2), ("rdp", 1), ("rdp", 2), ("rdp", 6)])
 def test_a_plan_accounts_for_each_of_its_steps_at_its_own_rate_and_delta(accountant, steps):
-    plan = PrivacyPlan(1000, 100, 4, 1.0, steps, 1.1, 1e-4, accountant)
+    plan = PrivacyPlan.of(1000, 100, 4, 1.0, steps, 1.1, 1e-4, accountant)
     found = [plan.epsilon(), plan.epsilon(steps), accounting.epsilon(gaussian(1.1, 0.1), steps, 1e-4, accountant)]
     assert found == pytest.approx([spent_by(accountant, steps)] * 3, rel=2e-3)
     # What half the rate, ten times the delta, or a step more or less would give is further away than that.
@@ -221,16 +177,16 @@ def test_a_plan_accounts_for_each_of_its_steps_at_its_own_rate_and_delta(account
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_noise_is_calibrated_for_all_steps_and_no_more(accountant):
     plan = PrivacyPlan.calibrate(1000, 100, 3, 2.0, 1e-4, accountant=accountant, group_size=4, clip_norm=1.0)
-    sigma = plan.noise_multiplier
+    sigma = plan.noise.multiplier
     assert spent_by(accountant, 3, sigma) <= 2.0 * (1 + 1e-6) < spent_by(accountant, 3, sigma * 0.995)
     assert spent_by(accountant, 3, 0.999 * sigma) > spent_by(accountant, 2, 0.999 * sigma) * 1.02
-    assert PrivacyPlan.calibrate(1000, 100, 3, 2.0, accountant="rdp", group_size=4, clip_norm=1.0).delta == pytest.approx(
-        1 / (1000 * math.log(1000))
-    )
+    assert PrivacyPlan.calibrate(
+        1000, 100, 3, 2.0, accountant="rdp", group_size=4, clip_norm=1.0
+    ).promise.delta == pytest.approx(1 / (1000 * math.log(1000)))
 
 
 def test_a_samples_of_fixed_size_are_accounted_for_in_every_release():
-    plan = PrivacyPlan(1000, 100, 4, 1.0, 3, 1.1, 1e-4, "rdp", method_name="dpcl", options={"releases": 2})
+    plan = PrivacyPlan.of(1000, 100, 4, 1.0, 3, 1.1, 1e-4, "rdp", method_name="dpcl", options={"releases": 2})
     step = dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, dp_accounting.GaussianDpEvent(1.1))
     one = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     assert plan.epsilon() == pytest.approx(one.compose(dp_accounting.SelfComposedDpEvent(step, 6)).get_epsilon(1e-4), rel=1e-9)
@@ -243,13 +199,13 @@ def test_a_samples_of_fixed_size_are_accounted_for_in_every_release():
 def test_the_noise_on_a_sum_is_sigma_times_the_sensitivity_to_the_last_digit(method, sensitivity, share):
     options = {"released": {"release_share": 0.2, "slots": 8}, "dpcl": {"releases": 2}}.get(method, {})
     cap = 130 if method in ("batch", "sample") else None
-    plan = PrivacyPlan(1000, 100, 4, 0.37, 3, 1.1, 1e-4, "rdp", method_name=method, max_batch=cap, options=options)
+    plan = PrivacyPlan.of(1000, 100, 4, 0.37, 3, 1.1, 1e-4, "rdp", method_name=method, max_batch=cap, options=options)
     assert plan.sensitivity == pytest.approx(sensitivity * 0.37, rel=1e-14)
     assert plan.noise_std == pytest.approx(1.1 * sensitivity * 0.37 / math.sqrt(share), rel=1e-14)
 
 
 def test_a_ledger_counts_discarded_steps_and_all_releases_when_it_is_opened_again(tmp_path):
-    plan = PrivacyPlan(1000, 100, 4, 1.0, 3, 1.1, 1e-4, "rdp", target_epsilon=spent_by("rdp", 3) * (1 + 1e-9))
+    plan = PrivacyPlan.of(1000, 100, 4, 1.0, 3, 1.1, 1e-4, "rdp", target_epsilon=spent_by("rdp", 3) * (1 + 1e-9))
     ledger = Ledger.create(tmp_path / "ledger.jsonl", plan)
     assert ledger.epsilon == 0
     for step in range(3):
@@ -260,34 +216,13 @@ def test_a_ledger_counts_discarded_steps_and_all_releases_when_it_is_opened_agai
         Ledger.open(ledger.path).charge(Release(3, "x"))
 
 
-def test_blocks_of_any_length_cost_the_same_and_are_calibrated_once(monkeypatch):
-    one, many = (Mechanism(PoissonSampler(0.0371, block), 1.0) for block in (5, 7))
-    found = accounting.calibrate(3.0, one, 11, 1e-5)
-    monkeypatch.setattr(accounting, "_spent", None)
-    assert accounting.calibrate(3.0, many, 11, 1e-5) == Mechanism(many.sampler, found.noise_multiplier)
-    assert accounting.epsilon(accounting.calibrate(3.0, many, 11, 1e-5), 11, 1e-5) <= 3.0
-
-
 def test_a_new_plan_has_bounds_that_somebody_means_and_one_of_a_file_is_taken_as_it_is():
-    old = PrivacyPlan(noise_multiplier=1.0, delta=1e-5, **GOOD | {"clip_norm": 1e-8})
+    old = PrivacyPlan.of(noise_multiplier=1.0, delta=1e-5, **GOOD | {"clip_norm": 1e-8})
     assert PrivacyPlan.from_dict(old.as_dict()) == old
     with pytest.raises(UserError, match=r"clip_norm: expected 1e-05 to 1e\+09 \(begin with 1.*got 1e-08"):
         PrivacyPlan.calibrate(1000, 100, 3, 2.0, group_size=4, clip_norm=1e-8)
     with pytest.raises(UserError, match=r"stability: expected 0.0001 to 1e\+09 \(begin with the default, 0.01\); got 1e-09"):
         PrivacyPlan.calibrate(1000, 100, 3, 2.0, group_size=4, clip_norm=1.0, clipping="automatic", stability=1e-9)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -3.0])
-def test_a_target_that_nothing_exceeds_is_refused(value):
-    """With NaN as the target of a file, no release would ever exceed it."""
-    with pytest.raises(UserError, match="target_epsilon must be positive and finite"):
-        PrivacyPlan(noise_multiplier=1.0, delta=1e-5, target_epsilon=value, **GOOD)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_of_a_method_are_finite(value):
-    with pytest.raises(UserError, match="options.release_share must be finite"):
-        PrivacyPlan(noise_multiplier=1.0, delta=1e-5, options={"release_share": value}, **GOOD)
 
 
 @pytest.mark.parametrize("std", [float("nan"), float("inf"), -1.0])

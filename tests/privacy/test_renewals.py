@@ -1,6 +1,5 @@
 """Draws by gaps are the same process as a coin for every record and step, and each record's are a function of its own key."""
 
-import dataclasses
 from fractions import Fraction
 
 import numpy as np
@@ -88,10 +87,10 @@ def test_the_thresholds_are_right_to_the_last_of_64_bits(rate, length):
 
 
 def test_a_plan_draws_in_blocks_of_about_one_draw_a_record_and_every_record_where_q_is_one():
-    plan = PrivacyPlan(1000, 100, 4, 1.0, 50, 1.0, 1e-5)
-    assert plan.sampler == PoissonSampler(0.1, 10)
+    plan = PrivacyPlan.of(1000, 100, 4, 1.0, 50, 1.0, 1e-5)
+    assert plan.mechanism.sampler == PoissonSampler(0.1, 10)
     assert [block_length(*case) for case in [(0.1, 50), (0.1, 3), (1, 9), (1e-9, 10**9)]] == [10, 3, 1, 1 << 16]
-    every = dataclasses.replace(plan, records=100).sampler
+    every = plan.replace(records=100).mechanism.sampler
     for step in (0, 7):
         np.testing.assert_array_equal(every.participants(RANDOMNESS, keys(100))(step), np.arange(100))
         own = every.participants(RANDOMNESS, keys(100), lambda first, end: np.arange(first, end) % 3 == 0)

@@ -19,8 +19,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.privacy.relation import ADD_OR_REMOVE
-from dpfed.privacy.samplers import FixedSizeSampler, PoissonSampler, Sampler
+from dpfed.privacy.samplers import ADD_OR_REMOVE, FixedSizeSampler, PoissonSampler, Sampler
 from dpfed.runs.pretraining import pretrain
 
 
@@ -55,13 +54,17 @@ class CyclicPoissonSampler(Sampler):
 
 PARTS = 3
 KEYS = np.random.default_rng(0).integers(0, 2**63, 900, dtype=np.uint64)
-PLAN = PrivacyPlan(900, 90, 9, 1.0, 7, 1.1, 1e-5, "rdp")
+PLAN = PrivacyPlan.of(900, 90, 9, 1.0, 7, 1.1, 1e-5, "rdp")
 
 
 @pytest.fixture
 def cyclic(monkeypatch):
     """Group clipping with the sampler above."""
-    method = dataclasses.replace(group.METHOD, sampler=lambda plan: CyclicPoissonSampler(plan.sampling_rate, PARTS))
+
+    def cyclic(plan):
+        return Mechanism(CyclicPoissonSampler(plan.sampling.rate, PARTS), plan.noise.multiplier)
+
+    method = dataclasses.replace(group.METHOD, mechanism=cyclic)
     monkeypatch.setattr(group, "METHOD", method)
     methods.method_named.cache_clear()
     yield
@@ -80,11 +83,11 @@ def spent(steps, rate):
 
 
 def test_plan_and_accounting_follow_from_the_sampler(cyclic):
-    assert PLAN.sampler == CyclicPoissonSampler(0.1, PARTS)
+    assert PLAN.mechanism.sampler == CyclicPoissonSampler(0.1, PARTS)
     assert [PLAN.epsilon(steps) for steps in (1, 3, 4, 7)] == pytest.approx([spent(count, 0.3) for count in (1, 1, 2, 3)])
     assert PLAN.epsilon(accountant="pld") < PLAN.epsilon() * 1.001
     calibrated = PrivacyPlan.calibrate(900, 90, 7, 2.0, 1e-5, group_size=9, clip_norm=1.0)
-    less = dataclasses.replace(calibrated, noise_multiplier=calibrated.noise_multiplier * 0.99)
+    less = calibrated.replace(noise_multiplier=calibrated.noise.multiplier * 0.99)
     assert calibrated.epsilon() <= 2.0 < less.epsilon()
 
 
@@ -155,4 +158,4 @@ def test_an_event_is_what_the_sampler_costs():
     assert fixed.relation.of_accountants is dp_accounting.NeighboringRelation.REPLACE_ONE
     assert PoissonSampler(0.1).relation.of_accountants is dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     with pytest.raises(UserError, match="accounted for by RDP"):
-        PrivacyPlan(900, 90, 9, 1.0, 7, 1.1, 1e-5, "pld", method_name="dpcl", options={"releases": 2}).epsilon()
+        PrivacyPlan.of(900, 90, 9, 1.0, 7, 1.1, 1e-5, "pld", method_name="dpcl", options={"releases": 2}).epsilon()

@@ -1,7 +1,5 @@
 """Units: all records of a person come and go together, join one group, and count once."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import scipy.stats
@@ -26,7 +24,7 @@ UNIT = np.array([record_key(f"person {k}") for k in np.repeat(np.arange(UNITS), 
 
 
 def plan(per_unit=1, cap=None, batch=90):
-    return PrivacyPlan(UNITS, batch, 6, 1.0, 10, 1.0, 1e-5, max_group_size=cap, unit="user", per_unit=per_unit)
+    return PrivacyPlan.of(UNITS, batch, 6, 1.0, 10, 1.0, 1e-5, max_group_size=cap, unit="user", per_unit=per_unit)
 
 
 def draw(p, seed, step, indices=None):
@@ -76,7 +74,7 @@ def test_every_unit_is_drawn_with_probability_q_however_many_records_it_has():
     drawn = np.zeros((steps, UNITS), dtype=bool)
     for step in range(steps):
         drawn[step] = np.isin(units, UNIT[draw(p, 2, step).indices])
-    counts, expected = drawn.sum(0), scipy.stats.binom(steps, p.sampling_rate)
+    counts, expected = drawn.sum(0), scipy.stats.binom(steps, p.sampling.rate)
     assert scipy.stats.kstest(expected.cdf(counts) - expected.pmf(counts) * RNG.random(UNITS), "uniform").pvalue > 1e-4
     largest = units[np.argmax([(UNIT == unit).sum() for unit in units])]
     assert 1e-4 < expected.cdf(drawn[:, units == largest].sum()) < 1 - 1e-4
@@ -92,7 +90,7 @@ def test_every_record_of_a_unit_gets_its_turn():
 
 
 def test_units_of_one_record_each_are_records():
-    p = dataclasses.replace(plan(), records=RECORDS)
+    p = plan().replace(records=RECORDS)
     indices, randomness = np.arange(RECORDS), Randomness.from_seed(4)
     alone = draw_step(p, randomness, 7, indices, KEYS, p.groups)
     assert groups_of(alone) == groups_of(draw_step(p, randomness, 7, indices, KEYS, p.groups, units=KEYS))
@@ -113,8 +111,8 @@ def test_the_plan_counts_units(tmp_path):
     made = PrivacyPlan.from_config(
         protected_count(store, privacy), Config(privacy=privacy, bounding=BoundingConfig(group_size=1))
     )
-    assert (made.records, made.unit, made.per_unit, made.sampling_rate) == (6, "user", 2, 2 / 6)
-    assert (made.protected, protected_by("user"), protected_by("record")) == ("unit", "unit", "record")
+    assert (made.sampling.records, made.promise.unit, made.sampling.per_unit, made.sampling.rate) == (6, "user", 2, 2 / 6)
+    assert (made.promise.protected, protected_by("user"), protected_by("record")) == ("unit", "unit", "record")
     assert np.array_equal(unit_keys(store, privacy), store.units) and unit_keys(store, PrivacyConfig()) is None
 
 
@@ -127,14 +125,6 @@ def test_units_that_nobody_named_cannot_be_protected(tmp_path):
     store = people(tmp_path / "people", [None, None], unit_name=None)
     with pytest.raises(UserError, match="name no units"):
         unit_keys(store, PrivacyConfig(unit="user"))
-
-
-def test_per_unit_without_units_is_a_mistake():
-    with pytest.raises(UserError, match="per_unit = 3 is for privacy.unit = 'user'"):
-        PrivacyPlan.from_config(
-            100,
-            Config(privacy=PrivacyConfig(per_unit=3, noise_multiplier=1.0, batch=20), bounding=BoundingConfig(group_size=4)),
-        )
 
 
 def people(path, units, splits=None, unit_name="person") -> RecordStore:

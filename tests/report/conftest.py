@@ -20,6 +20,11 @@ CONFIG = parse_config(TREE)
 PLAN = PrivacyPlan.from_config(60_000, parse_config({**TREE, "privacy": {"epsilon": 8.0, "accountant": "rdp"}}))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def charts(drawn):
+    """Here they are what is tested."""
+
+
 class Store(Splits):
     kind, name, public = "image-text", "memory", True
 
@@ -77,8 +82,7 @@ def facts():
     text, number = "as in the plan", 1.0
     needed = [field for field in dataclasses.fields(CardFacts) if field.default is dataclasses.MISSING]
     values = {field.name: text if field.type == "str" else number for field in needed}
-    whole = {name: 10 for name in ("steps_charged", "steps_planned", "records", "expected_batch", "groups")}
-    values |= whole | {"name": "shapes", "group_size": 4, "max_group_size": None, "delta": 1e-5, "outputs": ("the model",)}
+    values |= {"name": "shapes", "plan": PLAN, "steps_charged": PLAN.steps, "outputs": ("the model",)}
     return CardFacts(**values)
 
 

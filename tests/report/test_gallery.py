@@ -1,8 +1,6 @@
 """Pictures: of public records only, found again on disk as they were, and the right ones."""
 
 import io
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ import torch
 from PIL import Image
 
 from dpfed.errors import UserError
-from dpfed.report.embedding_map import maps, principal_plane
 from dpfed.report.gallery import Gallery, build_gallery
 
 
@@ -41,11 +38,6 @@ def test_no_more_records_are_read_than_are_evaluated(model, make_store, config):
     assert max(read) == 7
 
 
-def test_comes_back_from_disk(gallery, tmp_path):
-    gallery.write(tmp_path / "gallery")
-    assert Gallery.read(tmp_path / "gallery") == gallery
-
-
 def test_neighbours_are_the_nearest_by_cosine(gallery, make_store):
     strips = next(part for part in gallery.sections if part.title == "Nearest neighbours").strips
     pictures = make_store().images(np.arange(10, 30), 8)
@@ -66,16 +58,6 @@ def test_damage_is_the_users_to_mend(gallery, tmp_path, damage):
         Gallery.read(tmp_path)
 
 
-@pytest.mark.parametrize("place", [11, 14, 40, -20])
-def test_a_damaged_picture_is_the_users_to_mend(gallery, tmp_path, place):
-    gallery.write(tmp_path)
-    png = bytearray((tmp_path / "000.png").read_bytes())
-    png[place] ^= 1
-    (tmp_path / "000.png").write_bytes(png)
-    with pytest.raises(UserError, match=r"damaged \(000.png"):
-        Gallery.read(tmp_path)
-
-
 def test_an_index_cannot_lead_out_of_its_folder(gallery, tmp_path):
     (tmp_path / "secret.png").write_bytes(b"secret")
     gallery.write(tmp_path / "gallery")
@@ -83,31 +65,3 @@ def test_an_index_cannot_lead_out_of_its_folder(gallery, tmp_path):
     index.write_text(index.read_text().replace("000.png", "../secret.png"))
     with pytest.raises(UserError, match="damaged"):
         Gallery.read(tmp_path / "gallery")
-
-
-def test_umap_stands_beside_the_principal_components_where_it_is_installed(monkeypatch):
-    """A stand-in: all that the map needs of umap-learn."""
-
-    class Umap:
-        def __init__(self, **options):
-            assert options["random_state"] == 0  # a report made again is the same
-
-        def fit_transform(self, features):
-            return features[:, :2]
-
-    features, labels = torch.rand(20, 5), {"shape": (np.arange(20) % 2, ["circle", "square"])}
-    monkeypatch.setitem(sys.modules, "umap", None)
-    assert [panel.title for panel in maps(features, labels)] == ["principal components, by shape"]
-    monkeypatch.setitem(sys.modules, "umap", types.SimpleNamespace(UMAP=Umap))
-    assert [panel.title for panel in maps(features, labels)] == ["principal components, by shape", "UMAP, by shape"]
-    assert [panel.title for panel in maps(features[:10], {})] == ["principal components"]  # too few for neighbours
-
-
-def test_principal_plane_keeps_the_distances_of_a_plane():
-    g = torch.Generator().manual_seed(0)
-    flat = torch.randn(50, 2, generator=g) * torch.tensor([3.0, 1.0])
-    features = torch.cat([flat, torch.zeros(50, 4)], dim=1) @ torch.linalg.qr(torch.randn(6, 6, generator=g))[0] + 5
-    plane = torch.from_numpy(principal_plane(features))
-    torch.testing.assert_close(torch.cdist(plane, plane), torch.cdist(flat.double(), flat.double()), atol=1e-4, rtol=0)
-    assert plane[:, 0].var() > plane[:, 1].var()
-    assert principal_plane(features[:, :1]).shape == (50, 2)

@@ -1,17 +1,22 @@
 """A report is one file that loads nothing, shows only what it may, and escapes what it is given."""
 
+import dataclasses
 import json
 import re
 
 import pytest
 import torch
+from matplotlib.colors import to_hex
 
 from dpfed.artifacts.view import RunView
 from dpfed.errors import UserError
+from dpfed.report.facts import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS
 from dpfed.report.gallery import build_gallery
 from dpfed.report.html import _marks, write_report
-from dpfed.report.marks import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS
-from dpfed.report.results import Result, label, results_of, shown
+from dpfed.report.ladder import ladder
+from dpfed.report.results import Result
+from dpfed.report.style import TARGET, TRAINED, UNTRAINED
+from dpfed.report.timeline import timeline_plot
 from tests.written_run import CLIPPED, MADE
 
 WITHOUT_ERROR = {"name": "a", "value": 1, "model": "trained", "split": "test", "protocol": "", "step": 1}
@@ -100,15 +105,6 @@ def test_a_voided_run_gets_no_epsilon_to_open_with(run_folder, tmp_path):
     assert not re.search(r"Epsilon spent</span>", html)
 
 
-def test_comparison_lists_every_run(run_folder, tmp_path):
-    names = ["small-groups", "large-groups", "fixed-seed"]
-    marks = [(), (), (FIXED_SEED,)]
-    html = render(tmp_path, *(run_folder(n, v, m) for n, v, m in zip(names, (0.6, 0.5, 0.9), marks, strict=True)))
-    for text in (*names, "60.0 %", "50.0 %", "90.0 %", "1.00e-5", "no guarantee", "No privacy guarantee holds"):
-        assert text in html
-    assert re.findall(r'class="n best">([^<]+)<', html) == ["60.0 %"]
-
-
 @pytest.mark.parametrize(
     ("values", "marks"),
     [
@@ -121,19 +117,6 @@ def test_comparison_lists_every_run(run_folder, tmp_path):
 def test_the_best_of_a_comparison_and_what_may_be_as_good_are_marked_apart(values, marks):
     row = [one and Result("knn", None, one[0], "", "test", trained_interval=one[1]) for one in values]
     assert _marks(row) == marks
-
-
-def test_the_same_run_gives_the_same_file(run_folder, tmp_path):
-    folder = run_folder()
-    assert render(tmp_path, folder) == render(tmp_path, folder)
-
-
-def test_a_run_without_evaluations_still_has_a_report(run_folder, tmp_path):
-    folder = run_folder()
-    (folder / "results.json").write_text(results(evaluations=[]))
-    (folder / "metrics.jsonl").write_text("")
-    assert "Nothing was evaluated" in render(tmp_path, folder)
-    render(tmp_path, folder, run_folder(name="other"))
 
 
 @pytest.mark.parametrize(
@@ -169,68 +152,12 @@ def test_damaged_files_are_named(run_folder, file, content, message):
     assert file in str(caught.value)
 
 
-def test_refuses_no_runs_no_folder_and_no_place_to_write(run_folder, tmp_path):
-    with pytest.raises(UserError, match="at least one run"):
-        write_report(tmp_path / "report.html", [])
-    with pytest.raises(UserError, match="no run at"):
-        RunView.read(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="cannot write"):
-        write_report(tmp_path / "no" / "report.html", [RunView.read(run_folder())])
-
-
-def test_words():
-    assert label("knn200_accuracy[shape]") == "200-NN accuracy (shape)"
-    assert label("image_to_text_median_rank") == "Image to text median rank"
-    assert label("text_to_image_R@5") == "Text to image R@5"
-    assert label("unknown_metric") == "unknown_metric"
-    assert (shown(0.7031, "x_R@1"), shown(1234.5, "x_mean_rank"), shown(None, "x")) == ("70.3 %", "1,234.5", "–")
-
-
-def test_less_is_better_for_ranks():
-    rows = [
-        {"name": "a_mean_rank", "value": v, "model": m, "split": "test", "protocol": "", "step": s}
-        for v, m, s in ((500.0, "untrained", 0), (90.0, "trained", 5), (40.0, "trained", 10))
-    ]
-    (result,) = results_of(rows)
-    assert (result.trained, result.improved, result.difference) == (40.0, None, "−460.0")  # how sure that is, nobody knows
-    rows[-1] |= {"interval": [30.0, 55.0], "change": [-480.0, -430.0]}
-    (result,) = results_of(rows)
-    assert (result.improved, result.difference) == (True, "−460.0 ± 30.0")
-    assert shown(result.trained, result.name, result.trained_interval) == "40.0 ± 15.0"
-
-
-def with_intervals(folder, change, trained=0.7, width=0.02):
-    """Gives the last figure of a run error bars."""
-    results = json.loads((folder / "results.json").read_text())
-    results["evaluations"][-1] |= {"value": trained, "interval": [trained - width, trained + width], "change": change}
-    (folder / "results.json").write_text(json.dumps(results))
-    return folder
-
-
-def test_a_change_that_may_be_chance_does_not_look_like_a_result(run_folder, tmp_path):
-    html = render(tmp_path, with_intervals(run_folder(), [-0.017, 0.035], trained=0.019))
-    assert "+0.9 ± 2.6 pts, within error" in html and 'class="n unsure"' in html and 'class="n up"' not in html
-    html = render(tmp_path, with_intervals(run_folder("sure"), [0.64, 0.72]))
-    assert "70.0 % ± 2.0" in html and 'class="n up">+69.0 ± 5.0 pts<' in html
-
-
-def test_the_best_of_a_comparison_is_all_that_may_be_the_best(run_folder, tmp_path):
-    values = {"a": 0.70, "b": 0.69, "c": 0.60}
-    folders = [with_intervals(run_folder(name), [0.5, 0.8], trained=value) for name, value in values.items()]
-    marked = re.findall(r'class="n (best|near)">([^<]+)<', render(tmp_path, *folders))
-    assert marked == [("best", "70.0 % ± 2.0"), ("near", "69.0 % ± 2.0")]
-
-
 def test_a_comparison_shows_every_mark(run_folder, tmp_path):
     html = render(tmp_path, run_folder("a", marks=(RAW_DIAGNOSTICS,)), run_folder("b"))
     assert html.count("Raw diagnostics were written") == 1
     several = run_folder("c", marks=(RAW_DIAGNOSTICS, LABELLED_BANK))
     opening = render(tmp_path, several).partition('<div class="tiles">')[0]
     assert "Raw diagnostics were written" in opening and "labelled training records" in opening
-
-
-def test_the_report_says_why_there_is_no_loss_curve(run_folder, tmp_path):
-    assert "There is no loss curve" in render(tmp_path, run_folder())
 
 
 def test_every_colour_of_a_chart_has_a_dark_form(run_folder, tmp_path):
@@ -240,3 +167,79 @@ def test_every_colour_of_a_chart_has_a_dark_form(run_folder, tmp_path):
     used = set(re.findall(r"var\((--c[0-9a-f]{6}),", html))
     light, _, night = html.partition("</style>")[0].partition("prefers-color-scheme: dark")
     assert used and all(f"{name}: " in light and f"{name}: " in night for name in used)
+
+
+STEPS = [
+    {"event": "collected", "step": 0, "arrived": ["north", "south"], "missing": {}},
+    {"event": "collected", "step": 1, "arrived": ["north"], "missing": {"south": "it did not answer"}},
+    {"event": "discarded", "step": 2, "arrived": ["north"], "missing": {"south": "it did not answer"}},
+]
+
+
+def test_a_federation_has_a_timeline_of_its_sites(run_folder, tmp_path):
+    folder = run_folder()
+    assert "Sites over steps" not in render(tmp_path, folder)
+    lines = [{"event": "opened", "step": 0}, *STEPS]
+    (folder / "federation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "Sites over steps" in render(tmp_path, folder)
+    bars = timeline_plot(STEPS).axes[0].patches
+    north, south = [(TRAINED, 2), (UNTRAINED, 1)], [(TRAINED, 1), (TARGET, 2)]
+    assert [(to_hex(bar.get_facecolor()), bar.get_width()) for bar in bars] == north + south
+
+
+@pytest.mark.parametrize(
+    ("said", "rows"),
+    [
+        (
+            {"records": 60_000, "epsilon": 8.0, "configured": {"noise_over_gradient": 3.25, "reach": 12.34, "steps": 100}},
+            ["3.2 times", "100 noisy steps are worth 12 without noise"],
+        ),
+        ({"rows": [{"records": 60_000, "epsilon": 8.0, "kept": 0.61}]}, ["about 61% of what the same heads reach"]),
+        (
+            {"best": "S = 4", "tried": [{"name": "S = 4", "evaluations": [
+                {"name": "text_to_image_R@10", "value": value, "model": model, "split": "test", "protocol": "", "step": 0}
+                for model, value in (("untrained", 0.02), ("trained", 0.31))]}]},
+            ["rehearsed on public records", "2.0 % → 31.0 %"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_forecast_stands_beside_the_outcome(run_folder, tmp_path, said, rows):
+    folder, file = run_folder(), tmp_path / "forecast.json"
+    facts = json.loads((folder / "results.json").read_text())
+    facts["privacy"]["records"] = 60_000
+    (folder / "results.json").write_text(json.dumps(facts))
+    file.write_text(json.dumps({"verdict": "can <work>", **said}))
+    write_report(tmp_path / "report.html", [RunView.read(folder)], forecast=file)
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert all(row in html for row in ["can &lt;work&gt;", "1.0 % → 70.0 %", *rows])
+    if "tried" not in said:
+        (said.get("rows") or [said])[0]["records"] = 600
+        file.write_text(json.dumps({"verdict": "can work", **said}))
+        with pytest.raises(UserError, match="forecasts 600 records at epsilon 8.00, and this run has 60,000"):
+            write_report(tmp_path / "report.html", [RunView.read(folder)], forecast=file)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no", '{"verdict": "v", "rows": []}', '{"verdict": "v", "tried": [], "best": 1}'])
+def test_what_is_no_forecast_is_refused(run_folder, tmp_path, text):
+    file, view = tmp_path / "forecast.json", RunView.read(run_folder())
+    for content in (text, None):
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(UserError, match="forecast"):
+            write_report(tmp_path / "report.html", [view], forecast=file)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_comparison_says_what_each_run_changed_and_what_that_brought(run_folder):
+    first, second = RunView.read(run_folder("first")), RunView.read(run_folder("second"))
+    second = dataclasses.replace(second, config_toml=first.config_toml.replace("epsilon = 8.0", "epsilon = 3.0"))
+    low, high = (
+        Result("knn3_accuracy", 0.1, value, "", "test", trained_interval=(value - 0.01, value + 0.01)) for value in (0.5, 0.6)
+    )
+    rungs = ladder([first, second, second], [low, high, None])
+    assert [rung[0] for rung in rungs] == ["before training", first.name, second.name, second.name]
+    assert [rung[1] for rung in rungs] == ["", "", "privacy.epsilon = 3.0", "nothing but the noise"]
+    assert rungs[2][3] == "+10.0 ± 1.5 pts" and rungs[3][2:] == ("not measured", "–")
+    chance = dataclasses.replace(high, trained=0.505, trained_interval=(0.49, 0.52))
+    assert "within error" in ladder([first, second], [low, chance])[2][3]

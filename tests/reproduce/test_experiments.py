@@ -4,12 +4,10 @@ import math
 
 import pytest
 
-from dpfed.config import load_config
-from dpfed.config.effects import without_effect
 from dpfed.errors import UserError
-from dpfed.reproduce.datasets import DATA_SETS
+from dpfed.reproduce.comparison import DATA_SETS
 from dpfed.reproduce.experiments import EXPERIMENTS, experiment
-from dpfed.reproduce.runs import Request, differences, plan_runs
+from dpfed.reproduce.runs import Request, plan_runs
 
 
 @pytest.mark.parametrize("scale", ["cpu", "gpu"])
@@ -75,28 +73,3 @@ def test_without_privacy_the_small_scale_takes_its_own_rate(shapes, tmp_path):
     small, whole = rates("table13", "cpu"), rates("table13", "gpu")
     assert small["none"] < small["group"]
     assert whole["none"] == whole["group"]
-
-
-def test_methods_are_compared_at_the_quickstart_s_batch_and_steps(shapes, tmp_path):
-    chosen, quickstart = experiment("methods"), load_config("quickstart")
-    for scale in ("cpu", "gpu"):
-        for item in plan_runs(Request(chosen, DATA_SETS["shapes"], scale, (8.0,), None, shapes.path, False, tmp_path)):
-            ours = item.config
-            passes = 1 + ours.public.records if ours.bounding.method == "public" else 1
-            assert (ours.privacy.batch * passes, ours.privacy.steps) == (quickstart.privacy.batch, quickstart.privacy.steps)
-            assert (ours.data.source, ours.data.records) == (quickstart.data.source, quickstart.data.records)
-            assert ours.bounding.clip_norm == 1.0
-            assert ours.bounding.group_size == 4 or "bounding.group_size" in without_effect(ours)
-
-
-def test_the_recipe_makes_the_same_promise_on_the_same_records_and_is_measured_alike(shapes, tmp_path):
-    chosen = experiment("recipe")
-    request = Request(chosen, DATA_SETS["cifar10"], "cpu", chosen.epsilons, None, shapes.path, False, tmp_path)
-    planned = plan_runs(request)
-    assert len({item.config.evaluation.model_dump_json() for item in planned}) == 1
-    assert len({item.config.data.model_dump_json() for item in planned}) == 1
-    for label in ("DP-GCL", "recipe"):
-        spent = [item.config.privacy for item in planned if item.variant.label == label and not item.variant.untrained]
-        assert sorted(privacy.epsilon for privacy in spent) == [1.0, 10.0]
-        assert {(privacy.delta, privacy.unit) for privacy in spent} == {(None, "record")}
-    assert "B = 2,048" in differences(request, planned), "what the recipe's batch is goes unsaid"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,7 @@ from dpfed.data.importers.source import Importer
 from dpfed.data.store.record import record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.reproduce.importers.captioned_people import CuhkPedesImporter, RstpReidImporter
-from dpfed.reproduce.importers.deepfashion import DeepFashionImporter
+from dpfed.reproduce.importers.captioned_people import CuhkPedesImporter, DeepFashionImporter, RstpReidImporter
 from dpfed.reproduce.importers.roco import RocoImporter
 
 IMPORTERS = [CuhkPedesImporter(), RstpReidImporter(), DeepFashionImporter(), RocoImporter()]
@@ -152,21 +150,6 @@ def test_deepfashion_multimodal_as_published(tmp_path: Path, pictures, place: st
     assert units(store) == {name: record_key(item) for name, item in zip(FASHION, items, strict=True)}
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        ('{"WOMEN-Tees-id_00000001-01_1_front.jpg": "x", "front.jpg": "y"}', "entry 2 .*front.jpg"),
-        ('{"WOMEN-Tees-id_00000001-01_1_front.jpg": ["x"]}', "entry 1 "),
-        ('["WOMEN-Tees-id_00000001-01_1_front.jpg"]', "no object"),
-    ],
-)
-def test_other_captions_than_deepfashions_are_refused(tmp_path: Path, pictures, content: str, named: str) -> None:
-    root = write_fashion(tmp_path / "in", pictures)
-    (root / "captions.json").write_text(content)
-    with pytest.raises(UserError, match=named):
-        DeepFashionImporter().open(root)
-
-
 ROCO = {
     "train/radiology": "ROCO_00002\t Axial MRI: a 3\u2028mm lesion.\nROCO_00003\t  X-ray\twith a tab\n",
     "validation/radiology": "ROCO_00010\t Échographie, “arrow”.\n",
@@ -195,68 +178,6 @@ def test_roco_version_1_as_fetched(tmp_path: Path, pictures, given: str) -> None
         "test/radiology/images/ROCO_00001.jpg": (["Coronal view."], "test"),
     }
     assert store.units is None
-
-
-def test_roco_images_without_radiology_are_read_when_their_folder_is_given(tmp_path: Path, pictures) -> None:
-    root = write_roco(tmp_path / "in", pictures) / "train" / "non-radiology"
-    store = stored(RocoImporter(), root, tmp_path / "s")
-    assert described(store) == {"train/non-radiology/images/ROCO_00004.jpg": (["A flow chart."], "train")}
-
-
-def test_roco_version_1_images_that_were_withdrawn_are_named(tmp_path: Path, pictures) -> None:
-    root = write_roco(tmp_path / "in", pictures)
-    (root / "train/radiology/images/ROCO_00003.jpg").unlink()
-    with (root / "train/radiology/captions.txt").open("a") as file:
-        file.write("ROCO_00005\nROCO_00006\t\n")
-    pictures.file(root / "train/radiology/images/ROCO_00006.jpg")
-    with pytest.raises(UserError) as caught:
-        stored(RocoImporter(), root, tmp_path / "s")
-    for fault in (r"file missing \(1\): \S+ROCO_00003", r"no tab [^;]*captions.txt:3", r"no caption \(1\): \S+ROCO_00006"):
-        assert re.search(fault, str(caught.value))
-    assert len(stored(RocoImporter(), root, tmp_path / "s", skip_broken=True)) == 3
-
-
-@pytest.mark.parametrize("place", ["{}", "{}_images", "{}_images/{}"])
-def test_roco_version_2_as_unpacked(tmp_path: Path, pictures, place: str) -> None:
-    root, expected = tmp_path / "in", {}
-    for split, name in (("train", "train"), ("valid", "validation"), ("test", "test")):
-        id, folder = f"ROCOv2_2023_{split}_000001", place.format(split, split)
-        pictures.file(root / folder / f"{id}.jpg")
-        (root / f"{split}_captions.csv").write_text(f'ID,Caption\n{id},"CT, axial:\na ""mass"" of {split}."\n')
-        (root / f"{split}_concepts.csv").write_text(f"ID,CUIs\n{id},C0040405\n")
-        expected[f"{folder}/{id}.jpg"] = ([f'CT, axial:\na "mass" of {split}.'], name)
-    assert described(stored(RocoImporter(), root, tmp_path / "s")) == expected
-
-
-@pytest.mark.parametrize(
-    ("table", "images", "named"),
-    [
-        ("id,caption\nx,y\n", "train", "ID and Caption"),
-        ("", "train", "ID and Caption"),
-        ("ID,Caption\n,y\n", "train", "train_captions.csv:2 has no ID"),
-        ("ID,Caption\nx,y\n", "pictures", "train_images"),
-        ("ID,Caption\nx,ä\n", "train", "train_captions.csv is not UTF-8"),
-    ],
-)
-def test_another_table_than_rocos_is_refused(tmp_path: Path, table: str, images: str, named: str) -> None:
-    (tmp_path / images).mkdir()
-    (tmp_path / "train_captions.csv").write_text(table, encoding="latin-1")
-    with pytest.raises(UserError, match=named):
-        RocoImporter().open(tmp_path)
-
-
-@pytest.mark.parametrize("importer", IMPORTERS, ids=lambda importer: importer.name)
-def test_files_in_another_encoding_or_without_json_are_refused_in_one_sentence(tmp_path: Path, importer: Importer) -> None:
-    for content in (b"{", "ROCO_1\tç".encode("latin-1")):
-        (tmp_path / "images").mkdir(exist_ok=True)
-        for name in ("reid_raw.json", "data_captions.json", "captions.json", "captions.txt"):
-            (tmp_path / name).write_bytes(content)
-        if importer.name == "roco" and content == b"{":
-            continue  # a line of text like any other
-        with pytest.raises(UserError) as caught:
-            importer.open(tmp_path)
-        assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
-        assert ("is not UTF-8" in str(caught.value)) == (content != b"{") and "codec" not in str(caught.value)
 
 
 @pytest.mark.parametrize("importer", IMPORTERS, ids=lambda importer: importer.name)

@@ -13,15 +13,12 @@ import tomli_w
 import typer
 from typer.testing import CliRunner
 
-from dpfed.artifacts.directory import RunDirectory
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.reproduce import command
-from dpfed.reproduce.comparison import Experiment, Variant
-from dpfed.reproduce.datasets import DATA_SETS, RETRIEVAL, DataSet
+from dpfed.reproduce.comparison import RETRIEVAL, DataSet, Experiment, Variant
 from dpfed.reproduce.experiments import EXPERIMENTS, experiment
-from dpfed.reproduce.held_out import relative_losses
 from dpfed.reproduce.outcome import reproduce
 from dpfed.reproduce.page import write
 from dpfed.reproduce.runs import Request, plan_runs
@@ -88,42 +85,6 @@ def test_each_configuration_is_trained_once_and_kept(request_for, steps, kept):
     assert len(steps) == 12, "a run that another experiment has made was made again"
 
 
-def test_curves_at_several_promises_are_told_apart(request_for):
-    outcome = reproduce(request_for())
-    assert sorted(outcome.labels.values()) == ["DP-GCL, epsilon 10.00", "DP-GCL, epsilon 4.00", "Non-Private"]
-    names = [(row.label, row.epsilon) for row in outcome.rows if row.metric == RETRIEVAL[0]]
-    assert len(names) == len(set(names)) == 2 * 2 + 1
-
-
-def test_every_promise_has_its_own_noise(request_for):
-    strict, lax, none = reproduce(request_for()).mechanisms
-    assert strict.method == lax.method == "group"
-    assert strict.epsilon <= 4.0 < lax.epsilon <= 10.0
-    assert strict.noise > lax.noise > 0
-    assert none.noise is None
-
-
-def test_results_of_some_promises_do_not_replace_those_of_all(request_for):
-    names = [request_for(epsilons=epsilons).name for epsilons in (SMALL.epsilons, (4.0,), (10.0,), (10.0, 4.0))]
-    assert len(set(names)) == 4
-    files = write(reproduce(request_for(epsilons=(10.0,))))
-    assert all(file.parent.name == names[2] for file in files.values())
-
-
-def test_methods_are_compared_at_one_promise(request_for):
-    with pytest.raises(UserError, match="one --epsilon, got 2"):
-        plan_runs(request_for(dataclasses.replace(SMALL, timed=True, charts=("mechanism",))))
-
-
-def test_base_is_the_untrained_model_of_the_run(request_for):
-    outcome = reproduce(request_for(epsilons=(10.0,), methods=("group",)))
-    base, trained = (next(row for row in outcome.rows if row.label == name) for name in ("Base", "DP-GCL"))
-    assert base.run == trained.run
-    evaluations = outcome.runs[base.run].evaluations
-    for row, model in ((base, "untrained"), (trained, "trained")):
-        assert row.ours == 100 * next(e["value"] for e in evaluations if (e["name"], e["model"]) == (row.metric, model))
-
-
 def test_an_interrupted_experiment_goes_on(request_for, monkeypatch, tmp_path):
     real, calls = Coordinator.apply, itertools.count(1)
 
@@ -158,11 +119,6 @@ def test_raw_figures_are_for_public_records_only(request_for, shapes, kept, tmp_
     assert not list(kept.rglob("diagnostics.jsonl"))
 
 
-def test_records_must_be_there(request_for):
-    with pytest.raises(UserError, match="--path"):
-        plan_runs(request_for(experiment("table1"), data=DATA_SETS["cifar10"], path=Path("/nowhere")))
-
-
 def test_published_figures_stand_beside_ours(request_for, shapes):
     beside_ours = dataclasses.replace(SMALL, table="1", epsilons=(10.0,))
     measured = dataclasses.replace(request_for().data, metrics=("linear_probe_accuracy", "knn3_accuracy"))
@@ -189,56 +145,6 @@ def test_every_output_says_what_it_is(request_for):
     assert sum(name.startswith("chart") for name in files) == 2
 
 
-def test_a_mechanism_is_that_of_the_run_s_plan(request_for):
-    timed = dataclasses.replace(SMALL, epsilons=(10.0,), timed=True)
-    group, none = reproduce(request_for(timed)).mechanisms
-    sigma = (
-        reproduce(request_for(epsilons=(10.0,), methods=("group",))).runs.popitem()[1].results["privacy"]["noise_multiplier"]
-    )
-    assert group.sensitivity == 2.0  # C = 1
-    assert group.noise == pytest.approx(2 * sigma / 15)  # K = 60 / 4
-    assert group.sound
-    assert 9.0 < group.epsilon <= 10.0
-    assert group.cost == 1.0
-    assert (none.sound, none.sensitivity, none.noise, none.epsilon) == (False, None, None, None)
-    assert none.seconds > 0
-
-
-def test_the_held_out_loss_starts_at_one_and_falls_without_noise(request_for):
-    curves = dataclasses.replace(SMALL, charts=("loss",), on_the_way=2, epsilons=(10.0,))
-    outcome = reproduce(request_for(curves, methods=("none",)))
-    ((name, curve),) = outcome.losses.items()
-    assert [step for step, _ in curve] == [0, 2, 4]
-    assert curve[0][1] == 1.0
-    assert curve[-1][1] < 1.0
-    assert relative_losses(RunDirectory.open(request_for().out / "runs" / name)) == curve
-
-
-def test_the_best_run_of_a_method_is_that_with_the_best_average(request_for):
-    outcome = reproduce(request_for(methods=("group",)))
-    own = [row for row in outcome.rows if row.label == "DP-GCL"]
-    first, second = dict.fromkeys(row.run for row in own)
-    assert first != second
-
-    def valued(values):
-        rows = [dataclasses.replace(row, ours=values[row.run, row.metric]) for row in own]
-        return dataclasses.replace(outcome, rows=rows).best("group")
-
-    one, other = RETRIEVAL
-    best = valued({(first, one): 9.0, (first, other): 1.0, (second, one): 6.0, (second, other): 5.0})
-    assert [(row.run, row.metric) for row in best] == [(second, one), (second, other)]
-
-
-def test_the_first_signal_to_noise_ratio_is_read(request_for):
-    sizes = tuple(Variant("DP-GCL", {"bounding.group_size": size}, x=float(size)) for size in (4, 10))
-    raw = dataclasses.replace(SMALL, variants=sizes, charts=("line", "snr"), raw=True, epsilons=(10.0,), axis="S")
-    outcome = reproduce(request_for(raw))
-    files = write(outcome)
-    assert len(outcome.ratios) == 2
-    assert all(ratio > 0 for ratio in outcome.ratios.values())
-    assert {"chart 1", "chart 2"} <= files.keys()
-
-
 def test_the_list_names_every_experiment():
     app = typer.Typer()
     command.register(app)
@@ -261,26 +167,3 @@ def test_the_list_names_every_experiment():
 def test_unknown_names_are_refused(name, methods, message, request_for):
     with pytest.raises(UserError, match=message):
         plan_runs(request_for(experiment(name), methods=methods))
-
-
-def test_another_data_set_s_labels_are_refused(request_for, shapes, tmp_path):
-    store = tmp_path / "colours"
-    with StoreWriter(
-        store, name="colours", kind="image-text", size=16, label_names={"colour": ["red", "green", "blue"]}
-    ) as writer:
-        for number in range(100):
-            image = np.full((16, 16, 3), number, dtype=np.uint8)
-            labels = {"colour": number % 3}
-            writer.add(
-                RecordInput(str(number), image, captions=("a colour",), labels=labels, split="test" if number < 20 else "train")
-            )
-    mine = dataclasses.replace(request_for().data, generated=False, classes=10)
-    with pytest.raises(UserError, match="3 classes of 'colour'"):
-        reproduce(request_for(data=mine, path=store))
-    assert reproduce(request_for(data=dataclasses.replace(mine, classes=3), path=store, methods=("none",), out=tmp_path)).rows
-
-
-def test_results_do_not_go_into_a_file(request_for, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="another --out"):
-        plan_runs(request_for(out=tmp_path / "file"))

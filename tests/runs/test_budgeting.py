@@ -1,6 +1,5 @@
 """Runs, sweeps, audits and simulated federations under a lifetime budget of their records."""
 
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -8,14 +7,11 @@ import shutil
 import signal
 
 import pytest
-import tomli_w
-from typer.testing import CliRunner
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.budgets.copies import read
 from dpfed.budgets.shelf import BOOK, budgets_of, shelf
 from dpfed.budgets.spending import set_budget
-from dpfed.cli import app
 from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -24,9 +20,8 @@ from dpfed.live.gathering import Gathering
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs import running
 from dpfed.runs.budgeting import settle_run
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
-from dpfed.runs.resuming import resume
 from dpfed.runs.sweep import sweep
 
 
@@ -80,11 +75,6 @@ def test_a_run_reserves_its_plan_before_the_first_step_and_settles_it(config, st
     assert "(6.0, 1.00e-5) for each record, over all runs" in run.card.read_text()
 
 
-def test_the_card_of_a_run_without_a_budget_says_that_there_is_none(config, tmp_path):
-    run = pretrain(parse_config(config), tmp_path / "run")
-    assert "| Lifetime budget of the records | none was set" in run.card.read_text() and not run.budget.exists()
-
-
 def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(config, store, tmp_path):
     budget = set_budget(store, 4, 1e-5)
     for number in range(5):
@@ -99,17 +89,6 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(config, s
     config["privacy"]["epsilon"] = fitting
     pretrain(parse_config(config), tmp_path / "fitting")
     assert budget.filter.admits(book_of(store).spent)
-
-
-def test_a_run_that_goes_on_reserves_nothing_more(config, store, budget, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stopped_after(patch, 3)
-        with pytest.raises(Stopped):
-            pretrain(parse_config(config), tmp_path / "run")
-    before = book_of(store)
-    assert [account.settled for account in before.accounts.values()] == [False]
-    resume(tmp_path / "run")
-    assert book_of(store).spent == before.spent and len(book_of(store).entries) == len(before.entries) + 1
 
 
 def _killed(config, folder, after):
@@ -178,7 +157,7 @@ def test_a_book_that_lost_a_run_s_reservation_is_noticed(config, store, budget, 
             pretrain(parse_config(config), tmp_path / "run")
     for path in (store.path / BOOK, own_shelf / f"{budget.head.id}.jsonl"):
         path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    with pytest.raises(UserError, match="the book has lost lines"):
+    with pytest.raises(UserError, match="it has lost lines"):
         resume(tmp_path / "run")
     for path in (store.path / BOOK, own_shelf / f"{budget.head.id}.jsonl"):
         path.unlink()
@@ -251,12 +230,6 @@ def test_what_no_epsilon_covers_is_refused_unless_said_in_words(config, store, b
     config["privacy"]["not_covered"] = "a test of ours"
     pretrain(parse_config(config), tmp_path / "run")
     assert [entry.why.endswith("a test of ours") for entry in book_of(store).uncovered] == [True]
-
-
-def test_words_that_nobody_asked_for_are_refused(config, tmp_path):
-    config["privacy"]["not_covered"] = "because"
-    with pytest.raises(UserError, match="privacy.not_covered says why"):
-        pretrain(parse_config(config), tmp_path / "run")
 
 
 def test_figures_of_training_labels_want_words(config, store, tmp_path, monkeypatch):
@@ -357,22 +330,5 @@ def test_a_run_elsewhere_on_the_same_records_is_settled_into_a_budget(config, st
     settle_run(run.path)
     plan = Ledger.open(run.ledger).plan
     assert book_of(store).spent == budget.filter.curve(plan.mechanism, 6) == read(store.path / BOOK).spent
-    assert dataclasses.replace(plan) == next(iter(book_of(store).accounts.values())).plan
+    assert plan.replace() == next(iter(book_of(store).accounts.values())).plan
     assert RunDirectory(run.path).finished
-
-
-def test_a_large_budget_admits_a_small_run_on_the_command_line(config, store, tmp_path):
-    """Its orders are all near 1, and there the accountant knew nothing: it was refused although nothing was spent."""
-    config["privacy"] |= {"epsilon": 4.15}
-    (tmp_path / "config.toml").write_text(tomli_w.dumps(config))
-
-    def dpfed(*arguments):
-        done = CliRunner().invoke(app, [*map(str, arguments)], standalone_mode=False)
-        assert done.exception is None, done.exception
-        return done.stdout
-
-    dpfed("budget", "set", store.path, "--epsilon", 1000, "--delta", 1e-5)
-    dpfed("pretrain", tmp_path / "config.toml", "--run", tmp_path / "run")
-    facts = json.loads(dpfed("budget", "show", store.path, "--json"))[0]
-    assert 0 < facts["spent"] < 0.01 and facts["reserved"] == 0 and None not in facts["cost"]
-    assert json.loads((tmp_path / "run" / "results.json").read_text())["privacy"]["epsilon"] == pytest.approx(4.15, rel=0.01)

@@ -16,9 +16,8 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import table_rows
 from dpfed.runs.assembly import assemble
 from dpfed.runs.preflight import known_plan
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.resolution import resolve
-from dpfed.runs.resuming import resume
 from dpfed.training.coordinator import Coordinator
 from tests.training.records_of_worker import keep_only
 
@@ -49,14 +48,14 @@ def test_the_integers_of_neighbours_are_as_close_as_the_plan_says(discrete, owne
 
     def integers(gone: int = -1) -> np.ndarray:
         first, *others = (worker.bounded_sum(0) for worker in workers(gone))
-        return whole.plan.noise.rounded(sum(others, first).values.numpy())
+        return whole.plan.noise_of().rounded(sum(others, first).values.numpy())
 
     everybody = integers()
     drawn = np.concatenate([worker._drawn(0).indices for worker in workers(-1)])
     moved = [math.sqrt(sum(int(step) ** 2 for step in everybody - integers(gone))) for gone in drawn[::15]]
-    assert 0 < max(moved) <= whole.plan.rounded_sensitivity * whole.plan.noise.scale
+    assert 0 < max(moved) <= whole.plan.rounded_sensitivity * whole.plan.noise_of().scale
     if "clip_norm" in changes:
-        assert max(moved) > 0.3 * whole.plan.sensitivity * whole.plan.noise.scale
+        assert max(moved) > 0.3 * whole.plan.sensitivity * whole.plan.noise_of().scale
 
 
 def test_a_resumed_run_comes_to_the_same_bits(discrete, tmp_path, monkeypatch):

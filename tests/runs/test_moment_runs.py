@@ -17,10 +17,9 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.resolution import resolve
-from dpfed.runs.resuming import resume
 from dpfed.training.coordinator import Coordinator
 from tests.training.test_everything_that_leaves import names, without
 from tests.training.twins import Noise, files, stores

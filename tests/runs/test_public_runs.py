@@ -10,8 +10,7 @@ from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.simulation import simulate
-from dpfed.runs.pretraining import pretrain
-from dpfed.runs.resuming import resume
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.training.coordinator import Coordinator
 
 

@@ -9,8 +9,7 @@ from dpfed.config.shipped import config_names
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.simulation import simulate
 from dpfed.runs import starts
-from dpfed.runs.making import make_start
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import make_start, pretrain
 from tests.conftest import TINY
 
 START = """name = "start"

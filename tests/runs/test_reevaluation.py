@@ -1,23 +1,20 @@
 """Whatever is made of a run's private records after training is on its card before anybody sees it."""
 
 import json
-import re
 import shutil
 
 import pytest
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.audit.membership import audit_membership
 from dpfed.config import parse_config
 from dpfed.data.store.layout import HEADER
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
-from dpfed.report.marks import LABELLED_BANK
+from dpfed.report.facts import LABELLED_BANK
 from dpfed.runs import reevaluation
 from dpfed.runs.assembly import Components
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
-from dpfed.runs.resuming import resume
 from dpfed.training.coordinator import Coordinator
 from tests.sparing import sparing
 
@@ -138,36 +135,11 @@ def test_results_and_card_are_written_by_one_process_at_a_time(tiny_config, tmp_
     assert [run.results.read_bytes(), run.card.read_bytes()] == before
 
 
-@pytest.mark.slow
-def test_an_audit_stays_on_the_card_that_a_later_evaluation_writes(private, tmp_path, monkeypatch):
-    monkeypatch.setattr("dpfed.audit.sides._LEAST", 50)
-    run = pretrain(parse_config(private), tmp_path / "run")
-    audit_membership(run.path, records=60)
-    assert all(text.count("dpfed audit") == 1 and "do not publish it with the run" in text for text in papers(run))
-    shutil.rmtree(run.audits)  # who has seen it has seen it
-    evaluate_run(run.path, tasks=["knn"])
-    assert all(text.count("dpfed audit") == 1 for text in papers(run))
-    assert [marked(text) for text in papers(run)] == [1, 2]
-
-
 def test_public_records_need_no_mark(tiny, tmp_path):
     tiny["privacy"]["steps"], tiny["evaluation"]["every"] = 2, 0
     run = pretrain(parse_config(tiny), tmp_path / "run")
     evaluate_run(run.path, tasks=["knn"])
     assert [marked(text) for text in papers(run)] == [0, 0] and not run.disclosures
-
-
-def test_the_run_says_which_it_is_and_not_how_long_it_took(private, tmp_path):
-    first, second = (pretrain(parse_config(private), tmp_path / name) for name in ("a", "b"))
-    made = [json.loads(run.results.read_text())["run"] for run in (first, second)]
-    assert made[0]["id"] != made[1]["id"] and re.fullmatch("[0-9a-f]{16}", made[0]["id"])
-    card = first.card.read_text()
-    for text in (made[0]["id"], made[0]["began"], made[0]["environments"][0]["hardware"], "torch 2"):
-        assert text in card and text in first.report.read_text()
-    assert "| Duration | not written: " in card
-    for file in first.path.rglob("*"):
-        if file.suffix in (".json", ".jsonl", ".md", ".toml"):
-            assert not re.search(r"\d{1,2}:\d{2}:\d{2}|seconds|minutes", file.read_text()), file
 
 
 @pytest.mark.parametrize("key", [None, "ab" * 32])

@@ -1,14 +1,12 @@
 """What a user is told before the first step: what images lose on their way, and what a loss has too little of."""
 
-import numpy as np
 import pytest
 
 from dpfed.config import parse_config
-from dpfed.data.importers import import_records
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs.assembly import assemble
-from dpfed.runs.remarks import say_what_is_trained
+from dpfed.runs.job import say_what_is_trained
 from dpfed.runs.resolution import resolve
 
 
@@ -32,22 +30,6 @@ def test_squares_of_another_size_are_named(tiny, tiny_public):
     assert [line for line in told(tiny_public) if "scaled" in line] == [f"images {said}", f"public images {said}"]
     tiny["data"]["size"] = 32
     assert not [line for line in told(tiny) if "pixels" in line]
-
-
-def test_original_files_become_squares_and_it_is_said_of_how_many_pixels(tiny, tmp_path):
-    from PIL import Image
-
-    for number in range(80):
-        (tmp_path / "images" / "x").mkdir(parents=True, exist_ok=True)
-        pixels = np.full((70, 90, 3), number, np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "images" / "x" / f"{number}.png")
-    import_records(tmp_path / "images", tmp_path / "store", validation=16)
-    given = {"source": "folder", "path": str(tmp_path / "images"), "validation": 16, "stores": str(tmp_path / "stores")}
-    tree = {**tiny, "data": {"source": "store", "path": str(tmp_path / "store")}, "model": {"kind": "image", "width": 8}}
-    tree |= {"evaluation": {"split": "validation"}}
-    assert "images become squares of 32 pixels (data.size) when they are read" in told(tree)
-    said = "images became squares of 32 pixels (data.size) when they were imported"
-    assert said in told({**tree, "data": given}) and said not in told(tree)
 
 
 @pytest.mark.parametrize(

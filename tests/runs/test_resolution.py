@@ -96,18 +96,3 @@ def test_a_device_that_was_chosen_is_kept(asked, there, found, monkeypatch):
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     bounding = {**OPEN["bounding"], "engine": "loop"}
     assert resolve(parse_config({**OPEN, "bounding": bounding, "training": {"device": asked}})).training.device == found
-
-
-def test_a_device_that_is_gone_is_refused_and_never_another(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(UserError, match="'cuda', but this machine has only"):
-        resolve(parse_config({**OPEN, "training": {"device": "cuda"}}))
-
-
-@pytest.mark.parametrize("name", ["data.size", "data.resize", "training.device", "bounding.engine", "objective.bias"])
-def test_one_choice_that_is_left_is_named(name):
-    tree, open_ = resolve(parse_config(OPEN)).model_dump(mode="json"), Config().model_dump(mode="json")
-    section, key = name.split(".")
-    tree[section][key] = open_[section][key]
-    with pytest.raises(UserError, match=rf"{name} left to choose"):
-        ResolvedConfig(**tree)

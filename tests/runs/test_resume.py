@@ -22,10 +22,9 @@ from dpfed.federation.simulation import simulate
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
-from dpfed.runs import pretraining, resuming
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs import pretraining
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.resolution import settle
-from dpfed.runs.resuming import resume
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases
@@ -163,16 +162,6 @@ def test_marks_cannot_be_taken_off_a_run_on_the_way(tiny, tmp_path, monkeypatch,
         resume(folder)
 
 
-def test_a_key_that_a_crash_left_behind_is_forgotten(tiny_config, tmp_path, monkeypatch):
-    restore = interrupt(monkeypatch, RunDirectory, "forget_key", 1, before=True)
-    with pytest.raises(Killed):
-        pretrain(tiny_config, tmp_path / "run")
-    restore()
-    assert (tmp_path / "run" / "secret.key").exists()
-    resume(tmp_path / "run")
-    assert not (tmp_path / "run" / "secret.key").exists()
-
-
 @pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_bits(seeded, tmp_path, undisturbed):
     weights, _ = undisturbed(seeded)
@@ -262,7 +251,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(seeded, tmp_path
     assert computed == list(range(at, 6))
     ledger = Ledger.open(run.ledger)
     assert ledger.charged == 6 and ledger.resumed == [first] and ledger.replays == at - first
-    named = [text for text in said if f"{newest.name} is damaged: going on behind step {first};" in text]
+    named = [text for text in said if f"{newest.name} is damaged: resuming after step {first};" in text]
     assert len(named) == (harm != "gone")
 
 
@@ -278,13 +267,6 @@ def test_with_all_checkpoints_damaged_nothing_goes_on_and_all_are_named(tiny_con
     assert all(path.name in str(caught.value) for path in kept) and (folder / "ledger.jsonl").read_bytes() == ledger
 
 
-def test_a_damaged_first_checkpoint_costs_no_more_than_the_figures_before_training(tiny_config, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    interrupted(tiny_config, folder, monkeypatch)
-    damage(folder / "checkpoints" / "step-00000000.safetensors")
-    assert resume(folder).finished and Ledger.open(folder / "ledger.jsonl").charged == 6
-
-
 def test_a_ledger_knows_when_its_run_was_interrupted(tiny_config, tmp_path, monkeypatch, dpfed):
     folder = tmp_path / "run"
     interrupted(tiny_config, folder, monkeypatch, at=3)
@@ -295,7 +277,7 @@ def test_a_ledger_knows_when_its_run_was_interrupted(tiny_config, tmp_path, monk
     resume(folder)
     assert Ledger.open(folder / "ledger.jsonl").resumed == [2, 4]
     code, out, _ = dpfed("privacy", "ledger", folder)
-    assert code == 0 and "interrupted: 2; went on behind step 2, 4" in out
+    assert code == 0 and "interrupted: 2; resumed after step 2, 4" in out
     assert dpfed("privacy", "verify", folder / "privacy_card.md", folder)[0] == 0
 
 
@@ -362,7 +344,7 @@ def test_who_trains_a_run_holds_it_to_the_end(tiny_config, tmp_path, monkeypatch
         held.append(job)
         raise Killed
 
-    for room in (pretraining, resuming, simulation):
+    for room in (pretraining, simulation):
         monkeypatch.setattr(room, "run_job", run_job)
     with pytest.raises(Killed):
         simulate(tiny_config, folder, Simulation(sites=sites)) if sites else pretrain(tiny_config, folder)
@@ -371,13 +353,6 @@ def test_who_trains_a_run_holds_it_to_the_end(tiny_config, tmp_path, monkeypatch
     assert len(held) == 2
     with RunDirectory.open(folder).locked():  # who ended holds nothing
         pass
-
-
-def test_a_run_directory_in_use_is_refused_and_untouched(tiny_config, tmp_path):
-    (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(UserError, match="in use"):
-        pretrain(tiny_config, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_checkpoints_keep_the_untrained_model_and_the_last_n(tiny_config, tmp_path):

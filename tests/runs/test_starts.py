@@ -10,18 +10,15 @@ from safetensors.torch import load_file, save_file
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.config.shipped import shipped_file
-from dpfed.encoder import load
 from dpfed.errors import UserError
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.simulation import simulate
 from dpfed.models.starting import MissingStart
 from dpfed.progress import Silent
 from dpfed.runs import starts
-from dpfed.runs.making import make_start
-from dpfed.runs.paths import with_absolute_paths
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import make_start, pretrain, resume
+from dpfed.runs.records import with_absolute_paths
 from dpfed.runs.resolution import settle, settle_model
-from dpfed.runs.resuming import resume
 from dpfed.runs.starts import procedural_place, recipe_for, refuse_start, starting_weights
 from dpfed.training.coordinator import Coordinator
 from tests.sparing import sparing
@@ -170,7 +167,7 @@ def test_making_a_start_goes_on_after_an_interruption_with_the_same_bits(tree, t
     with pytest.raises(MissingStart, match="is unfinished: `dpfed start` finishes it"):
         starting_weights(settle(elsewhere))
     cut, was_there_then = make_start(elsewhere, notes := Notes())
-    assert not was_there and not was_there_then and any("going on" in line for line in notes.said)
+    assert not was_there and not was_there_then and any("resuming" in line for line in notes.said)
     assert (whole / "model" / "model.safetensors").read_bytes() == (cut / "model" / "model.safetensors").read_bytes()
 
 
@@ -220,15 +217,6 @@ def test_a_run_whose_start_was_deleted_goes_on_by_its_command_when_it_is_made_ag
     assert pretrain(config, tmp_path / "run", resume=True).finished
 
 
-def test_another_process_that_makes_the_start_is_waited_for_by_nobody(tree):
-    config = parse_config(tree)
-    place, _ = make_start(config)
-    (place / "results.json").unlink()
-    (place / "secret.key").write_bytes(bytes(32))  # as while it is made
-    with RunDirectory.open(place).locked(), pytest.raises(UserError, match="another process"):
-        make_start(config)
-
-
 def test_resume_refuses_other_weights_and_a_finished_run_does_without_them(tree, tmp_path, monkeypatch):
     place, _ = make_start(parse_config(tree))
     (place / "model").rename(tmp_path / "start")
@@ -266,17 +254,6 @@ def test_resume_refuses_other_weights_and_a_finished_run_does_without_them(tree,
         pretrain(parse_config(tree), tmp_path / "new")
 
 
-def test_the_card_of_a_procedural_start_says_so_and_warns_of_no_data(tree, tmp_path):
-    tree["privacy"] = PRIVATE
-    make_start(parse_config(tree))
-    run = pretrain(parse_config(tree), tmp_path / "run")
-    card, results = run.card.read_text(), json.loads(run.results.read_text())
-    assert "starting weights: procedural images" in card and "no record was read" in card
-    assert run.config().model.start_digest in card and "The starting weights: the guarantee does not cover" not in card
-    assert results["run"]["start"]["trained"][0]["generated"] and results["privacy"]["guarantee"]
-    assert run.config().model.start_digest in run.report.read_text()
-
-
 def test_a_private_start_is_named_on_the_card_and_its_budget_adds_up(tree, private_store, tmp_path):
     tree = random_start(tree) | {"privacy": PRIVATE}
     tree["data"] = {**tree["data"], "path": str(private_store)}
@@ -307,12 +284,6 @@ def test_a_start_that_would_give_private_records_away_is_refused(tree, private_s
     assert not (tmp_path / "run").exists()
 
 
-def test_an_architecture_with_weights_of_its_own_has_no_procedural_start(tree):
-    tree["model"] = {"kind": "open_clip", "architecture": "local-dir:/models/x", "start": "procedural"}
-    with pytest.raises(UserError, match="brings its own weights"):
-        recipe_for(parse_config(tree))
-
-
 @pytest.mark.parametrize("trust", sparing(["central", "secure"], "secure"))
 def test_a_simulated_federation_starts_there_too(tree, tmp_path, trust):
     place, _ = make_start(parse_config(tree))
@@ -321,19 +292,3 @@ def test_a_simulated_federation_starts_there_too(tree, tmp_path, trust):
     assert all(torch.equal(first[f"model/{name}"], value) for name, value in start.items())
     agreed = json.loads(run.terms.read_text())["config"]["model"]
     assert (agreed["start"], agreed["start_digest"]) == ("procedural", run.config().model.start_digest)
-
-
-def test_features_of_the_start_are_those_before_training(tree, tmp_path, shapes):
-    place, _ = make_start(parse_config(tree))
-    from dpfed.privacy.randomness import Randomness
-    from dpfed.runs.assembly import assemble
-    from dpfed.runs.resolution import resolve
-
-    images = shapes.images(shapes.split("test")[:8], 16)
-    config = resolve(parse_config(tree))
-    with torch.inference_mode():
-        begun = assemble(config, Randomness.fresh())
-        seen = begun.model.eval().features(begun.views.plain(images))
-        assert torch.allclose(seen, load(place).features(images), atol=1e-6)
-        other = assemble(resolve(parse_config(random_start(tree))), Randomness.fresh()).model.eval()
-        assert not torch.allclose(seen, other.features(begun.views.plain(images)), atol=1e-2)

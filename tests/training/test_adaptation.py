@@ -1,6 +1,7 @@
 """A whole run that adapts open_clip towers: what is trained, kept, sent and given back."""
 
 import json
+import shutil
 
 import open_clip
 import pytest
@@ -9,15 +10,16 @@ from PIL import Image
 from safetensors import safe_open
 
 import dpfed
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.export import export_model
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.runs.assembly import assemble
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.resolution import resolve
-from dpfed.runs.resuming import resume
 from dpfed.training.coordinator import Coordinator
+from tests.conftest import tiny_tree
 from tests.data.views.files_of_all_modes import colours, encoded
 from tests.models.conftest import SMALL
 from tests.sparing import sparing
@@ -26,8 +28,12 @@ from tests.sparing import sparing
 @pytest.fixture
 def adapting(tiny, tmp_path):
     """The tiny run with small open_clip towers and adapters."""
-    (tmp_path / "small.json").write_text(json.dumps(SMALL))
-    tiny["model"] = {"kind": "open_clip", "architecture": str(tmp_path / "small.json")}
+    return with_adapters(tiny, tmp_path)
+
+
+def with_adapters(tiny, folder):
+    (folder / "small.json").write_text(json.dumps(SMALL))
+    tiny["model"] = {"kind": "open_clip", "architecture": str(folder / "small.json")}
     tiny["data"].pop("size")
     tiny["adaptation"] = {"rank": 4}
     tiny["text_views"] = {"word_swap": 0.3}
@@ -35,13 +41,27 @@ def adapting(tiny, tmp_path):
     return tiny
 
 
+@pytest.fixture(scope="module")
+def shared(shapes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapted")
+    return pretrain(parse_config(with_adapters(tiny_tree(shapes), folder)), folder / "run")
+
+
+@pytest.fixture
+def adapted(shared):
+    """A finished adaptation; tests change nothing there."""
+    before = {path: path.stat().st_mtime_ns for path in shared.path.rglob("*") if path.name != ".lock"}
+    yield shared
+    assert before.items() <= {path: path.stat().st_mtime_ns for path in shared.path.rglob("*")}.items()
+
+
 def tensors_of(path):
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
-def test_only_what_is_trained_is_kept_and_only_it_moves(adapting, tmp_path):
-    run = pretrain(parse_config(adapting), tmp_path / "run")
+def test_only_what_is_trained_is_kept_and_only_it_moves(adapted):
+    run = adapted
     first, *_, last = (tensors_of(path) for path in sorted(run.checkpoints.iterdir()))
     weights = {name for name in last if name.startswith("model/")}
     assert weights and all("parametrizations" in name and name.endswith((".up", ".down")) for name in weights)
@@ -55,8 +75,8 @@ def test_only_what_is_trained_is_kept_and_only_it_moves(adapting, tmp_path):
     assert frozen and all(torch.equal(before[name], after[f"model/clip.{name}"]) for name in frozen)
 
 
-def test_the_model_of_a_run_is_stock_open_clip(adapting, tmp_path):
-    run = pretrain(parse_config(adapting), tmp_path / "run")
+def test_the_model_of_a_run_is_stock_open_clip(adapted):
+    run = adapted
     stock = open_clip.create_model(f"local-dir:{run.model}").eval()
     tokenize = open_clip.get_tokenizer(f"local-dir:{run.model}")
     encoder = dpfed.load(run.path)
@@ -69,8 +89,8 @@ def test_the_model_of_a_run_is_stock_open_clip(adapting, tmp_path):
     assert torch.allclose(z, encoder.embed_images(images), atol=1e-5)
 
 
-def test_the_exported_adapters_are_all_that_the_run_learnt(adapting, tmp_path):
-    run = pretrain(parse_config(adapting), tmp_path / "run")
+def test_the_exported_adapters_are_all_that_the_run_learnt(adapted, tmp_path):
+    run = adapted
     [file] = export_model(run.path, tmp_path / "adapters.safetensors", adapters=True)
     start = tensors_of(min(run.checkpoints.iterdir()))
     stock = open_clip.create_model(f"local-dir:{run.model}", load_weights=False)
@@ -108,71 +128,23 @@ def test_an_interrupted_adaptation_resumes_to_the_same_bits(adapting, tmp_path, 
     assert all(torch.equal(expected[name], value) for name, value in found.items())
 
 
-def test_a_finished_adaptation_is_measured_again_with_the_same_figures(adapting, tmp_path):
-    run = pretrain(parse_config(adapting), tmp_path / "run")
+def test_a_finished_adaptation_is_measured_again_with_the_same_figures(shared, tmp_path):
+    run = RunDirectory.open(shutil.copytree(shared.path, tmp_path / "run"))
     before = {(e["name"], e["model"], e["step"]): e["value"] for e in json.loads(run.results.read_text())["evaluations"]}
     for figure in evaluate_run(run.path):
         assert figure.value == before[(figure.name, figure.model, figure.step)]
 
 
-def test_the_card_says_what_was_trained_and_where_it_started(adapting, tmp_path):
-    first = pretrain(parse_config(adapting), tmp_path / "first")
-    assert "LoRA of rank 4 on q, v" in first.card.read_text() and "starting weights: random" in first.card.read_text()
-    adapting["model"] = {"kind": "open_clip", "architecture": f"local-dir:{first.model}"}
+def test_the_card_says_what_was_trained_and_where_it_started(adapting, adapted, tmp_path):
+    card = adapted.card.read_text()
+    assert "LoRA of rank 4 on q, v" in card and "starting weights: random" in card
+    adapting["model"] = {"kind": "open_clip", "architecture": f"local-dir:{adapted.model}"}
+    adapting["privacy"]["steps"] = 1
     adapting["adaptation"] = {"image": "frozen", "text": "full"}
     second = pretrain(parse_config(adapting), tmp_path / "second").card.read_text()
     assert "image tower: frozen" in second and "text tower: in full" in second
     assert "The starting weights: the guarantee does not cover" in second
     assert str(tmp_path) not in second
-
-
-def test_nothing_to_train_is_refused(adapting, tmp_path):
-    adapting["adaptation"] = {"image": "frozen", "text": "frozen"}
-    with pytest.raises(UserError, match="no trainable parameter"):
-        pretrain(parse_config(adapting), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("loss", [pytest.param("infonce", marks=pytest.mark.slow), "siglip"])
-def test_temperature_and_bias_learn_with_the_adapters(adapting, tmp_path, loss):
-    adapting["objective"] |= {"name": loss, "learn_temperature": True}
-    run = pretrain(parse_config(adapting), tmp_path / "run")
-    stock = open_clip.create_model(f"local-dir:{run.model}")
-    assert stock.logit_scale.item() != pytest.approx(torch.log(torch.tensor(10.0)).item(), abs=1e-6)
-    if loss == "siglip":
-        assert stock.logit_bias.item() != pytest.approx(-torch.log(torch.tensor(3.0)).item(), abs=1e-6)
-
-
-def test_a_run_does_not_go_on_with_another_architecture_of_the_same_name(adapting, tmp_path):
-    run = pretrain(parse_config(adapting), tmp_path / "run")
-    before = run.results.read_text()
-    (tmp_path / "small.json").write_text(json.dumps({**SMALL, "quick_gelu": True}))
-    with pytest.raises(UserError, match="no longer the one that the run was started with"):
-        evaluate_run(run.path)
-    assert run.results.read_text() == before
-
-
-@pytest.mark.slow
-def test_a_random_local_dir_is_called_random(adapting, tmp_path):
-    folder = tmp_path / "bare"
-    folder.mkdir()
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": SMALL}))
-    adapting["model"]["architecture"] = f"local-dir:{folder}"
-    card = pretrain(parse_config(adapting), tmp_path / "run").card.read_text()
-    assert "starting weights: random" in card and "The starting weights: the guarantee" not in card
-
-
-def test_bf16_on_a_cpu_finds_an_engine_that_can(adapting, tmp_path):
-    adapting["training"]["precision"] = "bf16"
-    adapting["bounding"]["engine"] = "auto"
-    assert pretrain(parse_config(adapting), tmp_path / "run").finished
-
-
-def test_a_lost_first_checkpoint_is_named(adapting, tmp_path):
-    run = pretrain(parse_config(adapting), tmp_path / "run")
-    min(run.checkpoints.iterdir()).unlink()
-    with pytest.raises(UserError, match="first checkpoint, with the rest, is gone: restore it"):
-        evaluate_run(run.path)
 
 
 @pytest.mark.parametrize(("resize", "interpolation"), [("shortest", "bicubic"), ("longest", "bilinear")])

@@ -18,7 +18,7 @@ from dpfed.training.coordinator import DISCARDED, Coordinator
 from dpfed.training.post_processing import states_of
 from dpfed.training.releases import Releases
 
-PLAN = PrivacyPlan(1000, 64, 4, 0.5, 20, 1.3, 1e-5)  # 16 groups, sensitivity 1, noise 1.3
+PLAN = PrivacyPlan.of(1000, 64, 4, 0.5, 20, 1.3, 1e-5)  # 16 groups, sensitivity 1, noise 1.3
 SIZE = 200_000
 # plain gradient descent with rate 1: the update is minus the noisy gradient
 PLAIN = OptimizerConfig(name="sgd", learning_rate=1.0, momentum=0.0)
@@ -45,7 +45,7 @@ def test_the_noise_on_an_empty_step_is_the_plans_neither_more_nor_less(make):
     coordinator.apply(0, zeros())
     update = model.weight.detach()[0] * PLAN.groups
     # 200,000 draws put the sample deviation within 1%: half, double, sqrt(2) (noise twice) or C for 2C are far outside
-    assert update.std().item() == pytest.approx(PLAN.noise_multiplier * 2 * PLAN.clip_norm, rel=0.01)
+    assert update.std().item() == pytest.approx(PLAN.noise.multiplier * 2 * PLAN.bounding.clip_norm, rel=0.01)
     assert abs(update.mean().item()) < 5 * PLAN.noise_std / SIZE**0.5
 
 
@@ -181,7 +181,7 @@ def test_a_release_that_a_crash_left_unpaid_is_paid_and_used_whatever_the_sum_wo
 
 
 def test_a_release_beyond_the_budget_is_never_kept(make, tmp_path):
-    plan = dataclasses.replace(PLAN, steps=1, target_epsilon=PLAN.epsilon(1))
+    plan = PLAN.replace(steps=1, target_epsilon=PLAN.epsilon(1))
     releases = Releases(tmp_path / "releases")
     _, coordinator, ledger = make(plan, releases=releases)
     coordinator.apply(0, zeros())
@@ -192,7 +192,7 @@ def test_a_release_beyond_the_budget_is_never_kept(make, tmp_path):
 
 def test_noise_and_accounting_must_follow_from_one_plan(make, tmp_path):
     model, _, _ = make()
-    other = Ledger.create(tmp_path / "other.jsonl", PrivacyPlan(1000, 64, 4, 0.5, 20, 1.4, 1e-5))
+    other = Ledger.create(tmp_path / "other.jsonl", PrivacyPlan.of(1000, 64, 4, 0.5, 20, 1.4, 1e-5))
     with pytest.raises(UserError, match="another plan"):
         Coordinator(PLAN, model, PLAIN, Randomness.from_seed(0), other)
 
@@ -212,8 +212,8 @@ def test_copies_of_a_run_that_part_ways_never_share_noise(make):
 def test_a_copy_with_another_plan_has_noise_of_its_own(make):
     """The same sum under two noise multipliers: with the same noise, two equations would give the sum."""
     updates = []
-    for sigma in (PLAN.noise_multiplier, 2 * PLAN.noise_multiplier):
-        model, coordinator, _ = make(dataclasses.replace(PLAN, noise_multiplier=sigma), name=f"{sigma}.jsonl")
+    for sigma in (PLAN.noise.multiplier, 2 * PLAN.noise.multiplier):
+        model, coordinator, _ = make(PLAN.replace(noise_multiplier=sigma), name=f"{sigma}.jsonl")
         coordinator.apply(3, zeros())
         updates.append(model.weight.detach()[0])
     assert abs(torch.corrcoef(torch.stack(updates))[0, 1]) < 0.01
@@ -238,7 +238,7 @@ def test_a_sum_that_the_plan_does_not_describe_is_refused_and_not_paid(make, wro
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars"])
 def test_every_optimizer_follows_the_gradient(make, name):
-    plan = PrivacyPlan(1000, 64, 4, 1e-4, 20, 0.1, 1e-5)
+    plan = PrivacyPlan.of(1000, 64, 4, 1e-4, 20, 0.1, 1e-5)
     model, coordinator, _ = make(plan, OptimizerConfig(name=name, learning_rate=0.1, warmup=2, schedule="cosine"), size=10)
     nn.init.ones_(model.weight)
     for step in range(4):

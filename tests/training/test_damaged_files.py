@@ -13,8 +13,8 @@ from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.journal import Journal
-from dpfed.models.adapter_file import adapter_bytes, apply_adapters
 from dpfed.models.folder import describe
+from dpfed.models.lora import adapter_bytes, apply_adapters
 from dpfed.privacy.blocks import Blocks
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import digest_of
@@ -27,7 +27,7 @@ from dpfed.training.post_processing import states_of
 from dpfed.training.releases import Releases
 
 AVERAGE = "post/moving_average/weights"
-PLAN = PrivacyPlan(1000, 64, 4, 0.5, 20, 1.3, 1e-5)
+PLAN = PrivacyPlan.of(1000, 64, 4, 0.5, 20, 1.3, 1e-5)
 
 
 @pytest.fixture

@@ -34,13 +34,8 @@ def tower(tmp_path):
 
 @pytest.mark.parametrize("width", [32_768, 1_048_576])
 def test_an_open_clip_model_that_cannot_fit_is_refused_without_memory_for_it(tower, width):
-    with pytest.raises(UserError, match=r"a model with [\d,]+ parameters takes at least .* choose a smaller model"):
+    with pytest.raises(UserError, match=r"takes at least .* a model with [\d,]+ parameters .* Choose a smaller model"):
         require_memory(config_of(tower(width=width)), CPU)
-
-
-def test_a_model_of_ours_that_cannot_fit_is_refused():
-    with pytest.raises(UserError, match="choose a smaller model"):
-        require_memory(config_of({"kind": "image-text", "text_width": 8_192, "text_layers": 64}), CPU)
 
 
 @pytest.mark.parametrize("adaptation", [{}, {"image": "lora", "text": "lora"}])
@@ -50,7 +45,7 @@ def test_frozen_weights_are_held_once_and_trained_ones_four_times(tower, adaptat
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     least = 4 * sum(count * (4 if trained else 1) for count, trained in sizes)
     monkeypatch.setattr(memory, "memory_of", lambda _: least - 1)
-    with pytest.raises(UserError, match="choose a smaller model"):
+    with pytest.raises(UserError, match="Choose a smaller model"):
         require_memory(config, CPU)
     monkeypatch.setattr(memory, "memory_of", lambda _: 8 * least)
     require_memory(config, CPU)

@@ -22,7 +22,7 @@ from dpfed.training.trainer import Observer, train
 from tests.files.disk import recorded
 from tests.training.test_coordinator import zeros
 
-PLAN = PrivacyPlan(1000, 64, 4, 0.5, 20, 1.3, 1e-5)
+PLAN = PrivacyPlan.of(1000, 64, 4, 0.5, 20, 1.3, 1e-5)
 SIZE = 5
 
 

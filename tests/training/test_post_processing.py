@@ -9,9 +9,8 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.runs import assembly as session
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
-from dpfed.runs.resuming import resume
 from dpfed.training import coordinator as coordinators
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.post_processing import MovingAverage, PostProcessor, load_states, serving, states_of

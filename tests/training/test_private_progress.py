@@ -21,14 +21,13 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import table_rows
 from dpfed.runs.assembly import assemble
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.resolution import resolve
-from dpfed.runs.resuming import resume
 from dpfed.training import worker as worker_room
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.curve import Curve
 from tests.sparing import sparing
-from tests.training.test_sensitivity import pictures, sums
+from tests.training.test_sensitivity import pictures, sum_of, sums
 
 SHARE = 0.3
 
@@ -70,14 +69,14 @@ def test_an_adversarial_neighbour_moves_gradient_and_figures_together_within_the
     moved, plan = moved_by_the_adversary(tiny)
     assert moved <= plan.sensitivity
     # More than the gradient alone can: noise for 2C, without the figures' share, would be too little.
-    assert moved > 1.05 * 2 * plan.clip_norm
+    assert moved > 1.05 * 2 * plan.bounding.clip_norm
 
 
 def test_a_share_that_is_not_accounted_for_is_found_out(tiny, monkeypatch):
     """The mechanism broken on purpose: noise as if the gradients were released alone."""
     monkeypatch.setattr(PrivacyPlan, "_gradient_part", 1.0)
     moved, plan = moved_by_the_adversary(tiny)
-    assert plan.noise_std == plan.noise_multiplier * 2 * plan.clip_norm and moved > 1.05 * plan.sensitivity
+    assert plan.noise_std == plan.noise.multiplier * 2 * plan.bounding.clip_norm and moved > 1.05 * plan.sensitivity
 
 
 @pytest.mark.parametrize("engine", ["loop", "layerwise"])
@@ -87,10 +86,10 @@ def test_random_neighbours_stay_within_the_sensitivity(tiny, clipping, engine):
     parts = parts_of(tiny)
     indices, keys = parts.store.split("train"), parts.store.keys
     drawn = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, indices, keys[indices], parts.plan.groups).indices
+    whole = sum_of(parts, indices)
+    assert len(whole) == TrainableVector(parts.model).numel + parts.plan.statistics_count
     for gone in drawn[:3]:
-        one, other = sums(parts, int(np.flatnonzero(indices == gone)[0]), 0)
-        assert 0 < (one - other).norm() <= parts.plan.sensitivity
-        assert len(one) == TrainableVector(parts.model).numel + parts.plan.statistics_count
+        assert 0 < (whole - sum_of(parts, indices[indices != gone])).norm() <= parts.plan.sensitivity
 
 
 def test_a_record_with_public_ones_adds_one_part_and_the_bound_is_tight(tiny_public):
@@ -106,7 +105,7 @@ def test_a_record_with_public_ones_adds_one_part_and_the_bound_is_tight(tiny_pub
 
 
 SIZE, STEPS = 8, 400
-PLAN = PrivacyPlan(
+PLAN = PrivacyPlan.of(
     1000, 4, 4, 0.5, STEPS, 1.3, 1e-5, progress={"share": SHARE, "quantile": 0.5, "loss_range": 4.0, "phase": 20}
 )
 
@@ -210,7 +209,7 @@ def test_the_threshold_follows_the_quantile_and_adaptive_clipping_follows_it(tin
 
 def test_what_was_clipped_to_the_threshold_is_used_in_its_length(tmp_path):
     """A sum of groups that all have the threshold's length makes a gradient of that length, apart from noise."""
-    plan = dataclasses.replace(PLAN, clipping="adaptive", noise_multiplier=0.1)
+    plan = PLAN.replace(clipping="adaptive", noise_multiplier=0.1)
     model = torch.nn.Linear(2000, 1, bias=False)
     coordinator = Coordinator(
         plan,
@@ -224,15 +223,16 @@ def test_what_was_clipped_to_the_threshold_is_used_in_its_length(tmp_path):
     clean[:2000] = 1000.0
     before = model.weight.detach().clone()
     coordinator.apply(0, BoundedSum(clean, plan.sensitivity, plan.groups))
-    assert (before - model.weight).mean().item() == pytest.approx(1000.0 * 50.0 / plan.clip_norm / plan.divisor, rel=1e-3)
+    expected = 1000.0 * 50.0 / plan.bounding.clip_norm / plan.divisor
+    assert (before - model.weight).mean().item() == pytest.approx(expected, rel=1e-3)
 
 
 def test_an_adaptive_threshold_goes_no_lower_than_a_clip_norm_may_be():
     """Where every gradient is shorter, step after step. A threshold that is only asked about may follow them down."""
     lowest = {}
     for clipping in ("adaptive", "fixed"):
-        curve = Curve(dataclasses.replace(PLAN, clip_norm=1e-4, clipping=clipping))
-        statistics = curve._plan.statistics
+        curve = Curve(PLAN.replace(clip_norm=1e-4, clipping=clipping))
+        statistics = curve._statistics
         for step in range(60):
             curve.take(step, torch.full((len(statistics.names),), 10 * statistics.unit * statistics.groups))
         lowest[clipping] = curve.threshold
@@ -280,7 +280,7 @@ def test_a_resumed_run_has_the_same_weights_and_the_same_curve(tiny, tmp_path, m
 
 
 def test_a_discarded_step_tells_nothing_and_ends_its_phase(tmp_path):
-    plan = dataclasses.replace(PLAN, steps=40)
+    plan = PLAN.replace(steps=40)
     coordinator = Coordinator(
         plan,
         torch.nn.Linear(SIZE, 1, bias=False),

@@ -8,7 +8,7 @@ import torch
 
 from dpfed.config import parse_config
 from dpfed.data.generated.shapes import write_shapes
-from dpfed.data.public_records import Companions
+from dpfed.data.public_store import Companions
 from dpfed.data.sampling import StepDraw
 from dpfed.data.store.record import record_key
 from dpfed.models.parameters import TrainableVector
@@ -69,9 +69,9 @@ def moved(parts, count: int = 8) -> list[float]:
 def test_every_adversarial_record_reaches_c_and_no_more(parts, microbatch):
     bounding = parts.config.bounding.model_copy(update={"microbatch": microbatch})
     found = moved(dataclasses.replace(parts, config=parts.config.model_copy(update={"bounding": bounding})))
-    assert parts.plan.sensitivity == parts.plan.clip_norm
+    assert parts.plan.sensitivity == parts.plan.bounding.clip_norm
     assert max(found) <= parts.plan.sensitivity * (1 + 1e-6)
-    assert min(found) == pytest.approx(parts.plan.clip_norm, rel=1e-3)  # so noise for less than C is too little
+    assert min(found) == pytest.approx(parts.plan.bounding.clip_norm, rel=1e-3)  # so noise for less than C is too little
 
 
 @pytest.mark.parametrize("engine", ["loop", "layerwise"])
@@ -150,7 +150,7 @@ def test_an_empty_step_gives_zeros(parts):
     one = parts.worker(RANDOMNESS)
     keep_only(one, np.zeros(0, int), parts.store.keys)
     result = one.bounded_sum(0)
-    assert not result.values.any() and result.groups == parts.plan.batch
+    assert not result.values.any() and result.groups == parts.plan.sampling.batch
 
 
 def test_companions_that_depend_on_other_records_break_the_bound(parts, monkeypatch):
@@ -181,7 +181,7 @@ def test_two_private_records_in_a_group_break_the_bound(parts, monkeypatch):
 def test_a_divisor_that_counts_what_was_drawn_breaks_the_bound(parts):
     """What is released is the sum over B. Over the number of groups instead, one record moves every other one's part."""
     indices, drawn = parts.store.split("train"), draw_of(parts).indices
-    assert parts.plan.divisor == parts.plan.batch == parts.worker(RANDOMNESS).bounded_sum(0).groups != len(drawn)
+    assert parts.plan.divisor == parts.plan.sampling.batch == parts.worker(RANDOMNESS).bounded_sum(0).groups != len(drawn)
 
     class Turned(Adversary):
         def forward(self, views):
@@ -195,7 +195,7 @@ def test_a_divisor_that_counts_what_was_drawn_breaks_the_bound(parts):
 
     model = Turned()
     model.mark = parts.views.plain(parts.read(drawn[:1])).sum()
-    hostile, batch = dataclasses.replace(parts, model=model), parts.plan.batch
+    hostile, batch = dataclasses.replace(parts, model=model), parts.plan.sampling.batch
     whole, without = sum_of(hostile, indices), sum_of(hostile, indices[indices != drawn[0]])
     bound = parts.plan.sensitivity / parts.plan.divisor
     assert (whole / batch - without / batch).norm() <= bound * (1 + 1e-6)
@@ -216,7 +216,7 @@ def unit_sums(parts, per_unit: int):
     """How far one unit of five records moves the sum."""
     indices = parts.store.split("train")
     units = np.array([record_key(f"person {row % 120}") for row in range(len(parts.store))], np.uint64)
-    plan = dataclasses.replace(parts.plan, records=120, batch=40, unit="user", per_unit=per_unit)
+    plan = parts.plan.replace(records=120, batch=40, unit="user", per_unit=per_unit)
     draw = worker_room.draw_step(plan, RANDOMNESS, 0, indices, parts.store.keys[indices], plan.groups, units[indices])
     template, results = parts.worker(RANDOMNESS), []
     gone = units == draw.keys[3]
@@ -240,7 +240,7 @@ def unit_sums(parts, per_unit: int):
 @pytest.mark.parametrize("per_unit", [1, 3, 5])
 def test_an_adversarial_unit_with_many_records_reaches_c_and_no_more(parts, per_unit):
     found, plan = unit_sums(parts, per_unit)
-    assert found <= plan.sensitivity * (1 + 1e-6) and found == pytest.approx(plan.clip_norm, rel=1e-3)
+    assert found <= plan.sensitivity * (1 + 1e-6) and found == pytest.approx(plan.bounding.clip_norm, rel=1e-3)
 
 
 def test_a_group_for_every_record_of_a_unit_breaks_the_bound(parts, monkeypatch):

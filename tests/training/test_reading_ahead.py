@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import threading
 import time
@@ -42,10 +41,6 @@ def parts(tiny: dict, files: Path) -> Components:
     return assemble(resolve(parse_config(tiny)), Randomness.from_seed(1))
 
 
-def reader_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
-
-
 def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
     while not condition() and time.monotonic() < deadline:
@@ -72,12 +67,6 @@ def test_only_the_next_step_and_no_step_after_the_last_is_begun(parts: Component
     assert not reading._begun and not reading._later
 
 
-def test_raw_images_on_a_cpu_are_not_read_ahead(tiny: dict) -> None:
-    worker = assemble(resolve(parse_config(tiny)), Randomness.from_seed(1)).worker(Randomness.from_seed(2))
-    worker.bounded_sum(0)
-    assert not worker._views._read._begun and not reader_threads()
-
-
 def test_what_was_expected_is_read_two_ahead_and_once() -> None:
     asked: list[int] = []
     allowed = threading.Semaphore(0)
@@ -102,16 +91,6 @@ def test_what_was_expected_is_read_two_ahead_and_once() -> None:
     assert asked.count(7) == 1
 
 
-def test_rows_that_are_alike_are_not_taken_for_each_other() -> None:
-    """Neither their number, nor the first of them, nor their order may stand for all."""
-    for begun, asked in (([1, 2, 3], [1, 2, 4]), ([1, 2, 3], [1, 2]), ([1, 2, 3], [3, 2, 1]), ([1, 2], [1, 2, 3])):
-        reading = ReadAhead(torch.from_numpy)
-        reading.prefetch([np.array(begun), np.array(asked)])
-        assert reading(np.array(asked)).tolist() == asked
-        reading.prefetch([np.array(asked)])  # what was begun for others is not kept for these
-        assert reading(np.array(asked)).tolist() == asked
-
-
 def test_an_error_in_the_thread_surfaces_in_the_step_and_the_next_step_can_go_on(parts: Components) -> None:
     worker, plain = (parts.worker(Randomness.from_seed(2)) for _ in range(2))
     reading, failing = worker._views._read, [True]
@@ -127,14 +106,3 @@ def test_an_error_in_the_thread_surfaces_in_the_step_and_the_next_step_can_go_on
         worker.bounded_sum(0)
     failing[0] = False
     assert torch.equal(worker.bounded_sum(0).values, plain.bounded_sum(0).values)
-
-
-def test_no_thread_outlives_the_worker(parts: Components) -> None:
-    gc.collect()
-    worker = parts.worker(Randomness.from_seed(2))
-    worker.bounded_sum(0)
-    [thread] = reader_threads()
-    del worker
-    gc.collect()
-    thread.join(timeout=5)
-    assert not thread.is_alive()

@@ -20,15 +20,17 @@ from dpfed.training.worker import Worker, indices_of_owner
 from tests.training.records_of_worker import keep_only
 
 
+def sum_of(parts, kept, step: int = 0) -> torch.Tensor:
+    """The sum of some training records."""
+    one = parts.worker(Randomness.from_seed(5))
+    keep_only(one, kept, parts.store.keys)
+    return one.bounded_sum(step).values.double()
+
+
 def sums(parts, gone: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Sums with all records and without one."""
     indices = parts.store.split("train")
-    results = []
-    for kept in (indices, np.delete(indices, gone)):
-        one = parts.worker(Randomness.from_seed(5))
-        keep_only(one, kept, parts.store.keys)
-        results.append(one.bounded_sum(step).values.double())
-    return results[0], results[1]
+    return sum_of(parts, indices, step), sum_of(parts, np.delete(indices, gone), step)
 
 
 def stored(shapes, indices, path):
@@ -70,10 +72,8 @@ def test_random_neighbours_stay_within_2c(tiny, engine, bounding):
     parts = parts_with(tiny, engine=engine, **bounding)
     indices, keys = parts.store.split("train"), parts.store.keys
     drawn = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, indices, keys[indices], parts.plan.groups).indices
-    moved = []
-    for gone in drawn[:6]:
-        with_all, without = sums(parts, int(np.flatnonzero(indices == gone)[0]), 0)
-        moved.append((with_all - without).norm().item())
+    whole = sum_of(parts, indices)
+    moved = [(whole - sum_of(parts, indices[indices != gone])).norm().item() for gone in drawn[:4]]
     assert max(moved) <= parts.plan.sensitivity * (1 + 1e-6)
     assert max(moved) > 0
 
@@ -122,7 +122,8 @@ def test_an_adversarial_neighbour_reaches_2c_and_no_more(tiny):
     with_all, without = sums(hostile, int(np.flatnonzero(indices == target)[0]), 0)
     moved = (with_all - without).norm().item()
     assert moved <= parts.plan.sensitivity * (1 + 1e-6)
-    assert moved == pytest.approx(2 * parts.plan.clip_norm, rel=1e-3)  # the bound is tight: noise for C alone is too little
+    bound = 2 * parts.plan.bounding.clip_norm  # it is tight: noise for C alone is too little
+    assert moved == pytest.approx(bound, rel=1e-3)
 
 
 def test_views_and_captions_of_the_others_stay_as_they_are(tiny):
@@ -172,7 +173,7 @@ def test_shuffled_chunks_move_the_real_sum_beyond_2c(tiny, monkeypatch):
     def chunked(plan, randomness, step, indices, keys, groups, *_):
         draw = worker_room_draw(plan, randomness, step, indices, keys, groups)
         drawn = np.sort(draw.indices)
-        starts = np.arange(0, len(drawn) + plan.group_size, plan.group_size)
+        starts = np.arange(0, len(drawn) + plan.bounding.group_size, plan.bounding.group_size)
         return StepDraw(drawn, np.minimum(starts, len(drawn)))
 
     worker_room_draw = worker_room.draw_step
@@ -191,7 +192,7 @@ def test_shuffled_chunks_move_the_real_sum_beyond_2c(tiny, monkeypatch):
 def sums_of_units(parts, per_unit: int) -> tuple[torch.Tensor, torch.Tensor, PrivacyPlan]:
     """Sums of an adversarial model with all of 120 units of five records each, and without one unit that was drawn."""
     indices, units = parts.store.split("train"), record_units(parts)
-    plan = dataclasses.replace(parts.plan, records=120, unit="user", per_unit=per_unit)
+    plan = parts.plan.replace(records=120, unit="user", per_unit=per_unit)
     draw = worker_room.draw_step(
         plan, Randomness.from_seed(5), 0, indices, parts.store.keys[indices], plan.groups, units=units[indices]
     )
@@ -227,7 +228,7 @@ def test_an_adversarial_unit_with_many_records_reaches_2c_and_no_more(tiny, per_
     with_all, without, plan = sums_of_units(parts_with(tiny, clip_norm=1.0), per_unit)
     moved = (with_all - without).norm().item()
     assert moved <= plan.sensitivity * (1 + 1e-6)
-    assert moved == pytest.approx(2 * plan.clip_norm, rel=1e-3)
+    assert moved == pytest.approx(2 * plan.bounding.clip_norm, rel=1e-3)
 
 
 def test_units_drawn_by_their_records_keys_move_the_sum_beyond_2c(tiny, monkeypatch):
@@ -248,7 +249,7 @@ def test_a_worker_needs_units_exactly_where_the_plan_protects_them(tiny):
     one = parts.worker(Randomness.from_seed(0))
     rest = dict(model=parts.model, engine=one._engine, views=one._views, indices=np.arange(2), keys=one._keys[:2], microbatch=8)
     with pytest.raises(ValueError, match="not given"):
-        Worker(dataclasses.replace(parts.plan, unit="user"), randomness=Randomness.from_seed(0), **rest)
+        Worker(parts.plan.replace(unit="user"), randomness=Randomness.from_seed(0), **rest)
     with pytest.raises(ValueError, match="were given"):
         Worker(parts.plan, randomness=Randomness.from_seed(0), units=one._keys, **rest)
 

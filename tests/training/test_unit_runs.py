@@ -61,7 +61,7 @@ class Noting:
 def test_persons_are_counted_and_protected(protecting, tmp_path):
     run = pretrain(parse_config(protecting), tmp_path / "run")
     plan = Ledger.open(run.ledger).plan
-    assert (plan.records, plan.unit, plan.per_unit) == (120, "user", 1)
+    assert (plan.sampling.records, plan.promise.unit, plan.sampling.per_unit) == (120, "user", 1)
     results = json.loads(run.results.read_text())
     assert results["privacy"]["records"] == 120 and results["privacy"]["unit"] == "user"
     card = run.card.read_text()
@@ -83,7 +83,7 @@ def test_a_step_of_a_run_draws_at_most_one_record_of_a_person(protecting):
 def test_records_are_protected_unless_the_user_asks_and_the_card_calls_the_persons_out(protecting, tmp_path):
     del protecting["privacy"]["unit"]
     run = pretrain(parse_config(protecting), tmp_path / "run")
-    assert Ledger.open(run.ledger).plan.records == len(RecordStore.open(protecting["data"]["path"]).split("train"))
+    assert Ledger.open(run.ledger).plan.sampling.records == len(RecordStore.open(protecting["data"]["path"]).split("train"))
     assert "a person with m records has m times that epsilon" in run.card.read_text()
 
 

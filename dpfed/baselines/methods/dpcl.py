@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dpfed.baselines.methods.released import refuse_augmentations
+from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.method import Build, Method
 from dpfed.privacy.samplers import FixedSizeSampler
 from dpfed.schema.section import NoOptions
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine
     from dpfed.config import Config
     from dpfed.privacy.noise import KeyedNoise
+    from dpfed.privacy.plan import PrivacyPlan
 
 # Noisy releases in a step, the gradient's among them: the similarities; or the mean and the variance of either view.
 _RELEASES = {"infonce": 2, "barlow_twins": 5}
@@ -37,17 +39,17 @@ def _statistics(build: Build) -> Statistics:
     from dpfed.baselines.noisy_statistics.published_dpcl import PublishedMoments, PublishedSimilarity
     from dpfed.baselines.noisy_statistics.released_embeddings import release_noise
 
-    plan, config = build.plan, build.config
+    plan, config, batch = build.plan, build.config, build.plan.sampling.batch
 
     def noise(sensitivity: float, context: str) -> KeyedNoise:
-        std = plan.noise_multiplier * sensitivity
+        std = plan.noise.multiplier * sensitivity
         return release_noise(build.randomness, std, build.owner, f"{plan.fingerprint}/{context}")
 
     if config.objective.name == "infonce":
         two_towers = config.model.reads_text
-        return PublishedSimilarity(two_towers, noise(PublishedSimilarity.sensitivity(plan.batch, two_towers), "similarity"))
+        return PublishedSimilarity(two_towers, noise(PublishedSimilarity.sensitivity(batch, two_towers), "similarity"))
     return PublishedMoments(
-        noise(PublishedMoments.mean_sensitivity(plan.batch), "mean"),
+        noise(PublishedMoments.mean_sensitivity(batch), "mean"),
         noise(PublishedMoments.SCATTER_SENSITIVITY, "scatter"),
         config.objective.redundancy,
     )
@@ -60,20 +62,24 @@ def _engine(build: Build) -> Engine:
     return StatisticsEngine(build.model, config.training.precision, _statistics(build), by_view=True)
 
 
+def _fixed_size(plan: PrivacyPlan) -> Mechanism:
+    sampler = FixedSizeSampler(plan.sampling.records, plan.sampling.batch)
+    return Mechanism(sampler, plan.noise.multiplier, plan.bounding.options["releases"])
+
+
 METHOD = Method(
     name="dpcl",
     title="DPCL as published (unsound)",
-    claim="Similarities, or means and variances, get noise; each view's gradient is clipped. The sum is said to move by 4C "
-    "when one record is replaced; in fact every view's gradient may change.",
-    sensitivity=lambda plan: 4 * plan.clip_norm,
-    spread=lambda plan: plan.batch / 2,
+    claim="Similarities, or means and variances, get noise; each view's gradient is clipped. The published claim is that the "
+    "sum moves by 4C when one record is replaced; in fact every view's gradient may change.",
+    sensitivity=lambda plan: 4 * plan.bounding.clip_norm,
+    spread=lambda plan: plan.sampling.batch / 2,
     engine=_engine,
     sound=False,
     whole_batch=True,
-    divisor=lambda plan: plan.batch,
-    releases=lambda plan: plan.options["releases"],
+    divisor=lambda plan: plan.sampling.batch,
     options=dict.fromkeys(_RELEASES, NoOptions),
     numbers=_numbers,
     accountants=("rdp",),
-    sampler=lambda plan: FixedSizeSampler(plan.records, plan.batch),
+    mechanism=_fixed_size,
 )

@@ -2,7 +2,7 @@
 
 The gradient of a loss of similarities is ``sum over pairs of (dl/ds) grad s``. Clipping every ``grad s`` to C leaves the
 weights ``dl/ds``, and a record changes few of them by much. **Sensitivity G C**, with G the largest change of the weights,
-summed over all pairs in absolute value; `dpfed.baselines.whole_batch.logit_sensitivity` has the proof:
+summed over all pairs in absolute value; `dpfed.baselines.whole_batch.pair_options` has the proof:
 
 - contrastive loss at temperature tau, m candidates per record, at most b records, ``E = exp(2 / tau)``:
   ``(4 x + 2 (b - 1) r) / tau`` for each direction, where ``x = (b-1) m E / ((b-1) m E + 1)`` bounds what all candidates of
@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpfed.baselines.whole_batch.logit_sensitivity import contrastive_change, spread_out_change
-from dpfed.baselines.whole_batch.pair_options import LogitOptions, refuse_unbounded
+from dpfed.baselines.whole_batch.pair_options import LogitOptions, contrastive_change, refuse_unbounded, spread_out_change
 from dpfed.privacy.method import Build, Method, options_of
 
 if TYPE_CHECKING:
@@ -39,16 +38,17 @@ def _numbers(config: Config, options: LogitOptions) -> dict[str, Any]:
 
 
 def _sensitivity(plan: PrivacyPlan) -> float:
-    given = plan.options
-    change = contrastive_change(plan.whole_batch_cap, given["temperature"], given["candidates"])
+    given = plan.bounding.options
+    change = contrastive_change(plan.bounding.whole_batch_cap, given["temperature"], given["candidates"])
     change += given["spread_out"] * spread_out_change()
-    return given["directions"] * change * plan.clip_norm
+    return given["directions"] * change * plan.bounding.clip_norm
 
 
 def _spread(plan: PrivacyPlan) -> float:
     """An anchor's weights are 2 / tau at most, added up in absolute value, and those of its regulariser 2."""
-    given = plan.options
-    longest = plan.whole_batch_cap * given["directions"] * (2 / given["temperature"] + 2 * given["spread_out"]) * plan.clip_norm
+    bounds, given = plan.bounding, plan.bounding.options
+    weights = 2 / given["temperature"] + 2 * given["spread_out"]
+    longest = bounds.whole_batch_cap * given["directions"] * weights * bounds.clip_norm
     return longest / _sensitivity(plan)
 
 
@@ -56,7 +56,7 @@ def _engine(build: Build) -> Engine:
     from dpfed.baselines.whole_batch.pair_engines import LogitEngine
 
     options = options_of(build.config).model_dump()
-    return LogitEngine(build.model, build.plan.whole_batch_cap, **options)
+    return LogitEngine(build.model, build.plan.bounding.whole_batch_cap, **options)
 
 
 METHOD = Method(
@@ -69,7 +69,7 @@ METHOD = Method(
     engine=_engine,
     whole_batch=True,
     capped=True,
-    divisor=lambda plan: plan.batch,
+    divisor=lambda plan: plan.sampling.batch,
     options={"infonce": LogitOptions},
     numbers=_numbers,
 )

@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 
 class _Moments(Section):
-    release_share: float = Field(0.5, gt=0, lt=1, description="of a step's 1 / sigma^2, what the release gets")
+    release_share: float = Field(0.5, gt=0, lt=1, description="fraction of a step's 1 / sigma^2 spent on the release")
 
 
 class _Slots(_Moments):
-    release_share: float = Field(0.2, gt=0, lt=1, description="of a step's 1 / sigma^2, what the release gets")
-    slots: int = Field(64, ge=2, description="M, in which the embeddings of a batch are released")
+    release_share: float = Field(0.2, gt=0, lt=1, description="fraction of a step's 1 / sigma^2 spent on the release")
+    slots: int = Field(64, ge=2, description="M: slots in which the embeddings of a batch are released")
 
 
 def _numbers(config: Config, options: _Moments) -> dict[str, Any]:
@@ -71,13 +71,12 @@ def refuse_augmentations(config: Config) -> None:
 
 def release_multiplier(plan: PrivacyPlan) -> float:
     """Noise of the release over its sensitivity."""
-    return plan.noise_multiplier / math.sqrt(plan.options["release_share"])
+    return plan.noise.multiplier / math.sqrt(plan.bounding.options["release_share"])
 
 
 def _engine(build: Build) -> Engine:
     from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
-    from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, release_noise
-    from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
+    from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, ReleasedMoments, release_noise
 
     plan, config = build.plan, build.config
 
@@ -87,9 +86,9 @@ def _engine(build: Build) -> Engine:
     statistics: ReleasedEmbeddings | ReleasedMoments
     if config.objective.name == "infonce":
         of_embeddings = noise(ReleasedEmbeddings.SENSITIVITY)
-        statistics = ReleasedEmbeddings(plan.options["slots"], plan.batch, of_embeddings, build.randomness)
+        statistics = ReleasedEmbeddings(plan.bounding.options["slots"], plan.sampling.batch, of_embeddings, build.randomness)
     else:
-        statistics = ReleasedMoments(plan.batch, noise(ReleasedMoments.SENSITIVITY), config.objective.redundancy)
+        statistics = ReleasedMoments(plan.sampling.batch, noise(ReleasedMoments.SENSITIVITY), config.objective.redundancy)
     return StatisticsEngine(build.model, config.training.precision, statistics)
 
 
@@ -98,12 +97,12 @@ METHOD = Method(
     title="released statistics (DPCL, made sound)",
     claim="Noisy statistics of the batch are released first; given them, each record's gradient is its own and is clipped: one "
     "record moves the sum by C. Release and sum are accounted for together.",
-    sensitivity=lambda plan: plan.clip_norm,
-    spread=lambda plan: 2 * plan.batch + 100,  # records: a Poisson batch is larger once in 10^60
+    sensitivity=lambda plan: plan.bounding.clip_norm,
+    spread=lambda plan: 2 * plan.sampling.batch + 100,  # records: a Poisson batch is larger once in 10^60
     engine=_engine,
     whole_batch=True,
-    divisor=lambda plan: plan.batch,
-    gradient_share=lambda plan: 1 - plan.options["release_share"],
+    divisor=lambda plan: plan.sampling.batch,
+    gradient_share=lambda plan: 1 - plan.bounding.options["release_share"],
     options={"infonce": _Slots, "barlow_twins": _Moments},  # slots stay noisy at any share, so the gradient gets more
     numbers=_numbers,
 )

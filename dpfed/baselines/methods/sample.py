@@ -36,7 +36,7 @@ def _engine(build: Build) -> Engine:
     from dpfed.baselines.whole_batch.pair_engines import SampleEngine
 
     norms = options_of(build.config).norms
-    return SampleEngine(build.model, build.plan.whole_batch_cap, norms)
+    return SampleEngine(build.model, build.plan.bounding.whole_batch_cap, norms)
 
 
 METHOD = Method(
@@ -44,12 +44,12 @@ METHOD = Method(
     title="per-record clipping (DP-SGD)",
     claim="All drawn records, at most b, are contrasted, and the gradient of each one's loss is clipped: a record changes all "
     "of these gradients, and moves their sum by 2bC.",
-    sensitivity=lambda plan: 2 * plan.whole_batch_cap * plan.clip_norm,
+    sensitivity=lambda plan: 2 * plan.bounding.whole_batch_cap * plan.bounding.clip_norm,
     spread=lambda plan: 1 / 2,
     engine=_engine,
     whole_batch=True,
     capped=True,
-    divisor=lambda plan: plan.batch,
+    divisor=lambda plan: plan.sampling.batch,
     options={"infonce": PairOptions},
     numbers=_numbers,
 )

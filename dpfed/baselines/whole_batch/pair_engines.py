@@ -16,8 +16,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dpfed.baselines.whole_batch.contrasts import Contrast, contrastive_derivatives, contrasts, spread_out_derivatives
-from dpfed.baselines.whole_batch.jacobian_norms import ExactNorms, NormBounds, Norms
+from dpfed.baselines.whole_batch.jacobian_norms import (
+    Contrast,
+    ExactNorms,
+    NormBounds,
+    Norms,
+    contrastive_derivatives,
+    contrasts,
+    spread_out_derivatives,
+)
 from dpfed.baselines.whole_batch.jacobians import Jacobians
 from dpfed.bounding.bounded_sum import Clip, clip_factors
 from dpfed.bounding.engines import Engine, GroupBatch, Views
@@ -120,7 +127,7 @@ class _PairEngine(Engine):
 
 
 def _parts(views: Views, towers: dict[str, Jacobians]) -> dict[str, slice]:
-    """Which embedding rows belong to which tower, see `dpfed.baselines.whole_batch.contrasts`."""
+    """Which embedding rows belong to which tower, see `dpfed.baselines.whole_batch.jacobian_norms`."""
     parts, start = {}, 0
     for name in towers:
         count = math.prod(views[name].shape[:2])

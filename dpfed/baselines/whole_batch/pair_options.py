@@ -1,7 +1,40 @@
-"""What the methods that reweight similarities, `sample` and `logit`, ask of a configuration, and their options."""
+"""What the methods that reweight similarities, `sample` and `logit`, ask of a configuration, and their options.
+
+How much one record can change the weights of the similarities: the constants of Logit-DP, with their proof.
+
+A batch has n <= b records. Each has an anchor and m candidates, all unit vectors; ``s_ijv`` is the cosine of anchor i and
+candidate v of record j, and candidate 0 of record i is the positive of anchor i. The weights w are the loss's derivatives
+with respect to the cosines. Every constant bounds the sum of their absolute changes, for one direction of the contrast, over
+all batches that differ as those of neighbours do. The gradients that they multiply depend on two records alone and have norm
+C at most, so the sum of clipped gradients moves by at most C times the constant; a pair that is in one of the batches alone
+changes by its whole weight.
+
+**Batches of neighbours**, for fixed draws of all other records: the same; one record more, n - 1 becoming n <= b; or the new
+record x in the place of another one, y, both of size b.
+
+**Contrastive loss.** With ``p_ijv`` the softmax of ``s_ijv / tau`` over the positive of anchor i and all candidates of
+others, ``w_ijv = (p_ijv - [own positive]) / tau``. Cosines lie in [-1, 1], so no two terms of a softmax differ by more than
+the factor ``E = exp(2 / tau)``. All candidates of others weigh at most ``x = (b-1) m E / ((b-1) m E + 1)`` for an anchor,
+those of one other record at most ``r = m E / (m E + (b-2) m + 1)``. x and (b-1) r grow with b, so bounds at b cover smaller
+batches.
+
+- *One record more.* The new anchor: ``2 (1 - p_nn0) / tau <= 2 x / tau``. Each other anchor, for which the new candidates
+  weigh r_i: older weights shrink by ``r_i / tau`` together, the new ones are ``r_i / tau``. In all at most ``(2 x + 2 (n-1)
+  r) / tau``.
+- *One in another's place.* The anchors of x and y: ``2 x / tau`` each. Each other anchor, for which y's candidates weigh r_i
+  in one batch and x's r_i' in the other: without either, the older ones weigh q_ijv, which add up to 1; with them ``q_ijv (1
+  - r_i)`` and ``q_ijv (1 - r_i')``. They change by ``|r_i - r_i'| / tau`` together, the new ones add ``(r_i + r_i') / tau``:
+  together ``2 max(r_i, r_i') / tau <= 2 r / tau``. In all ``G = (4 x + 2 (b-1) r) / tau``. The triangle inequality would give
+  more.
+
+**Spread-out regulariser**: the mean squared cosine with others' candidates, of derivatives ``2 s_ijv / ((n-1) m)``. One
+record more: 2 for the new anchor, 2 for the new candidates, and older ones change by ``2 / ((n-2)(n-1) m)`` each, 2 together:
+6. One in another's place: 2 for each of two anchors, 2 for each of two records' candidates, nothing for the rest: 8.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -38,7 +71,7 @@ def refuse_unbounded(config: Config) -> None:
     method = config.bounding.method
     if config.objective.learn_temperature:
         raise UserError(
-            f"bounding.method = '{method}' bounds gradients of cosines, which a learnt temperature is not part of: set "
+            f"bounding.method = '{method}' bounds gradients of cosines, but not that of a learnt temperature: set "
             "objective.learn_temperature = false."
         )
     if config.training.precision != "fp32":
@@ -46,3 +79,44 @@ def refuse_unbounded(config: Config) -> None:
             f"bounding.method = '{method}' computes norms apart from gradients, and in {config.training.precision} the two "
             "differ too much: set training.precision = 'fp32'."
         )
+
+
+def contrastive_change(batch: int, temperature: float, candidates: int = 1) -> float:
+    """Of the InfoNCE loss with temperature, one direction, at the cap.
+
+    Args:
+        batch: b, most records in a batch, at least 2.
+        temperature: tau; the logits lie in [-1/tau, 1/tau].
+        candidates: m, candidates of each record; of its own, only the first is contrasted with an anchor.
+
+    Example:
+        >>> round(contrastive_change(1_000, temperature=1.0), 2)
+        18.67
+    """
+    others, one = _others_share(batch, temperature, candidates), _one_share(batch, temperature, candidates)
+    return (4 * others + 2 * (batch - 1) * one) / temperature
+
+
+def contrastive_change_below_cap(batch: int, temperature: float, candidates: int = 1) -> float:
+    """Likewise where a batch of b - 1 records becomes one of b: what the Logit-DP paper's lemma 4.5 is about.
+
+    The lemma's constant for one candidate at temperature 1, ``2 (1 + (b-2) e^2 / (e^2 + b-1))``, is smaller, and does not hold:
+    its proof takes the new record's own positive to weigh as much as that record weighs for others.
+    """
+    others, one = _others_share(batch, temperature, candidates), _one_share(batch, temperature, candidates)
+    return (2 * others + 2 * (batch - 1) * one) / temperature
+
+
+def spread_out_change() -> float:
+    """Of the spread-out regulariser, one direction, at the cap; the same for any batch and any number of candidates."""
+    return 8.0
+
+
+def _others_share(batch: int, temperature: float, candidates: int) -> float:
+    """Largest softmax weight of all candidates of other records together: x."""
+    return 1 / (1 + math.exp(-2 / temperature) / ((batch - 1) * candidates))
+
+
+def _one_share(batch: int, temperature: float, candidates: int) -> float:
+    """Largest softmax weight of the candidates of one other record together: r."""
+    return 1 / (1 + math.exp(-2 / temperature) * ((batch - 2) * candidates + 1) / candidates)

@@ -120,8 +120,8 @@ def require_fitting(
     """
     if name not in fitting_engines(model, batch.first(_FEW), precision, loss, (name,)):
         raise UserError(
-            f"bounding.engine = '{name}' does not come to this model's clipped gradients, by comparison on noise: set it to "
-            "'auto' or 'loop'."
+            f"bounding.engine = '{name}' gives other clipped gradients than 'loop' for this model (compared on noise): set it "
+            "to 'auto' or 'loop'."
         )
 
 
@@ -218,7 +218,7 @@ def _trials(
             found[name] = f"stopped after {allowed:.2g} s"
             continue
         except DependsOnOthers:
-            found[name] = "computes groups by who shares their pass"
+            found[name] = "groups change beside others"
             continue
         except (RuntimeError, UserError):  # an operation without a rule, too little memory of the GPU
             found[name] = "does not fit"

@@ -122,7 +122,7 @@ def require_same_bits(passed: Passed, views: Views, shape: PassShape, model: nn.
             if not all(same(one, other) for one, other in zip(parts, expected, strict=True)):
                 what = _first_difference(passed, (before, first_place), (trial, place))
                 raise DependsOnOthers(
-                    f"this device ({parts[0].device.type}) computes a group's gradient by who shares its pass ({what}), so the "
+                    f"this device ({parts[0].device.type}) gives a group another gradient beside other groups ({what}), so the "
                     "engine takes one group at a time, as bounding.engine = 'loop' does."
                 )
 

@@ -11,9 +11,8 @@ from torch.func import vmap
 
 from dpfed.bounding.bounded_sum import Clip, clip_factors
 from dpfed.bounding.engines.engine import LossOfViews, Views
-from dpfed.bounding.layer_rules.grouping import Grouping
+from dpfed.bounding.layer_rules.grouping import Grouping, Unsupported
 from dpfed.bounding.layer_rules.recorder import Recorder, Source
-from dpfed.bounding.layer_rules.refusal import Unsupported
 from dpfed.bounding.layer_rules.row_sums import side_by_side
 from dpfed.bounding.layer_rules.term import Materialised, Target, Term
 from dpfed.models.parameters import TrainableVector, exact_type

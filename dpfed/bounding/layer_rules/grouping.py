@@ -3,6 +3,8 @@
 Shapes: n records, k rows of a layer's leading dimension for each record (its views, or their tokens). The groups stand one
 after the other; records behind the last group are fillers and belong to none. Every figure of a group is computed from the
 group's own rows, in a shape that only the group's own size decides.
+
+What a model is told that the rules do not cover.
 """
 
 from __future__ import annotations
@@ -15,8 +17,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dpfed.bounding.layer_rules.refusal import Unsupported
-from dpfed.errors import Notice
+from dpfed.errors import Notice, UserError
+
+
+class Unsupported(UserError):
+    """A trainable parameter is used in a way that no rule covers. Says nothing about the records.
+
+    Args:
+        what: the use.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"bounding.engine = 'layerwise' does not fit this model ({what}): choose 'loop' or 'auto'.")
+
 
 # One for each group; or those of all places together, ``(places, ...)``.
 Gradients = list[Tensor] | Tensor

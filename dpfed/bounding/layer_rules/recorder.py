@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from dpfed.bounding.layer_rules.grouping import Grouping, precise
-from dpfed.bounding.layer_rules.lora import AdaptedWeight
-from dpfed.bounding.layer_rules.refusal import Unsupported
+from dpfed.bounding.layer_rules.grouping import Grouping, Unsupported, precise
+from dpfed.bounding.layer_rules.linear import AdaptedWeight
 from dpfed.bounding.layer_rules.rules import RULES
 from dpfed.bounding.layer_rules.standardised import StandardisedWeight
 from dpfed.bounding.layer_rules.term import Target, Term

@@ -19,7 +19,7 @@ def group_engine(build: Build) -> Engine:
     """The configured engine for gradients of groups."""
     from dpfed.bounding.engines import build_engine
 
-    config, method = build.config, build.plan.method
+    config, method = build.config, build.plan.bounding.method
     engine, precision = config.bounding.engine, config.training.precision
     size, records = method.contrasted(config), config.bounding.pass_records
     return build_engine(engine, build.model, precision, method.loss(config), size, records=records)
@@ -29,7 +29,7 @@ METHOD = Method(
     name="group",
     title="group clipping (DP-GCL)",
     claim="Records are contrasted inside small groups, and each group's gradient is clipped: a record moves one group, by 2C.",
-    sensitivity=lambda plan: 2 * plan.clip_norm,
+    sensitivity=lambda plan: 2 * plan.bounding.clip_norm,
     engine=group_engine,
     picks_engine=True,
     units=True,

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from dpfed.errors import UserError
-from dpfed.privacy.method import Build, Method
+from dpfed.privacy.method import Build, Method, poisson
 from dpfed.schema.section import Section
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ _VIEWS = 8  # of images alone
 
 
 class _Options(Section):
-    dimensions: int = Field(0, ge=0, le=4096, description="k, to which features are projected; 0: by N and sigma")
+    dimensions: int = Field(
+        0, ge=0, le=4096, description="k: dimensions after the projection of the features; 0: chosen from N and sigma"
+    )
     views: int | None = Field(
         None, ge=0, le=64, description="random views of an image; 0: the image as it is (default with captions); else 8"
     )
@@ -78,12 +80,12 @@ def _refuse_without_weights(config: Config) -> None:
     own = (model.architecture or "").startswith("local-dir:")
     if model.start is None and model.weights is None and not own:
         raise UserError(
-            "bounding.method = 'moments' aligns towers that have learnt to see before, and these have no weights: set "
+            "bounding.method = 'moments' needs a pretrained image tower, and this one has random weights: set "
             "model.weights (open_clip, timm) or model.start."
         )
     if model.kind == "image-text" and model.start is None and model.pretrained_text is None:
         raise UserError(
-            "bounding.method = 'moments' aligns towers that have learnt to read before: set model.text = "
+            "bounding.method = 'moments' needs a pretrained text tower: set model.text = "
             "'sentence-transformers/NAME' or a folder, or model.start."
         )
 
@@ -100,10 +102,10 @@ METHOD = Method(
     claim="Towers are frozen. The means of their features are released with noise, then the moments of image and text, from "
     "which heads follow in closed form. A record adds one vector to each sum: at most sqrt(0.05) long, then sqrt(0.95). The "
     "root of the sum of their squares is the sensitivity, 1.",
-    sensitivity=lambda plan: plan.clip_norm,
-    spread=lambda plan: plan.records,
-    divisor=lambda plan: plan.records,
-    shares=lambda plan: (plan.options["mean_share"], 1 - plan.options["mean_share"]),
+    sensitivity=lambda plan: plan.bounding.clip_norm,
+    spread=lambda plan: plan.sampling.records,
+    divisor=lambda plan: plan.sampling.records,
+    mechanism=lambda plan: poisson(plan, (plan.bounding.options["mean_share"], 1 - plan.bounding.options["mean_share"])),
     closed_form=True,
     alone=True,
     units=True,

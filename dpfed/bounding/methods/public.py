@@ -33,12 +33,6 @@ if TYPE_CHECKING:
 
 
 def _numbers(config: Config, options: NoOptions) -> dict[str, Any]:
-    if config.objective.loss.target_network:
-        raise UserError(
-            "bounding.method = 'public' holds every record against public ones, and objective.name = "
-            f"'{config.objective.name}' holds a record against nothing but itself: set bounding.method = 'group', or another "
-            "loss."
-        )
     if config.public.source == "store" and config.public.path is None:
         raise UserError(
             "bounding.method = 'public' contrasts every record with public ones: give public.path, a record store that was "
@@ -50,11 +44,11 @@ def _numbers(config: Config, options: NoOptions) -> dict[str, Any]:
 METHOD = Method(
     name="public",
     title="public contrast",
-    claim="Every drawn record makes a group of its own, which public records join, and the gradient of what it adds to the "
+    claim="Every drawn record forms its own group together with public records, and the gradient of what it adds to the "
     "loss is clipped. No other private record has a part in it: a record adds one such gradient, and moves the sum by C.",
-    sensitivity=lambda plan: plan.clip_norm,
-    spread=lambda plan: 2 * plan.batch + 100,  # groups: a Poisson batch is larger once in 10^60
-    divisor=lambda plan: plan.batch,
+    sensitivity=lambda plan: plan.bounding.clip_norm,
+    spread=lambda plan: 2 * plan.sampling.batch + 100,  # groups: a Poisson batch is larger once in 10^60
+    divisor=lambda plan: plan.sampling.batch,
     engine=group_engine,
     alone=True,
     public_records=True,

@@ -90,12 +90,6 @@ class _Content(io.RawIOBase):
         return self._at
 
 
-def is_compressed(file: Path) -> bool:
-    """Whether the content of an archive is not as it stands in its file."""
-    with file.open("rb") as content:
-        return _unpacker(content) is not None
-
-
 def _unpacker(file: IO[bytes]) -> Callable[..., Any] | None:
     """What unpacks a file, by what it begins with: a download's name may be wrong."""
     first = file.read(max(map(len, _UNPACKED)))

@@ -21,7 +21,6 @@ from dpfed.data.importers.torchvision_sets import (
     EuroSatImporter,
     FashionMnistImporter,
     ImageNetImporter,
-    PcamImporter,
 )
 from dpfed.data.importers.webdataset import WebDatasetImporter
 from dpfed.errors import UserError
@@ -33,7 +32,6 @@ _IMPORTERS: tuple[type[Importer], ...] = (
     Cifar10Importer,
     FashionMnistImporter,
     EuroSatImporter,
-    PcamImporter,
     ImageNetImporter,
     ParquetImporter,
     TableImporter,

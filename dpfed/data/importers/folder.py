@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dpfed.data.importers.access import Access
-from dpfed.data.importers.folder_splits import class_numbers, place
+from dpfed.data.importers.folder_splits import class_numbers, place, refuse_masks
 from dpfed.data.importers.listing import Listing, list_files, suffix
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source
 from dpfed.data.importers.splits import holds, refuse_outside, split_of
-from dpfed.data.importers.table_finding import is_text_table
-from dpfed.data.importers.table_rows import TABLES
+from dpfed.data.importers.table_rows import TABLES, is_text_table
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
@@ -54,6 +53,8 @@ class FolderImporter(Importer):
             raise UserError(f"there are no images in {path}; the 'folder' importer expects {self.layout}.")
         placed = place(path, images, listing.files, level)
         names, labels = class_numbers(placed)
+        if level is None:
+            refuse_masks(path, placed)
 
         def records() -> Iterator[Item]:
             for one in placed:

@@ -13,6 +13,9 @@ from dpfed.data.importers.splits import is_part, split_of, words_of
 from dpfed.errors import UserError
 
 _SAYS_NOTHING = frozenset({"image", "images", "img", "imgs", "jpegimages", "photos", "pictures", "data", "dataset", "files"})
+_MASKS = frozenset(
+    {"mask", "masks", "label", "labels", "annotations", "segmentation", "segmentations", "gt", "groundtruth", "ground_truth"}
+)
 _PART = "part"
 
 
@@ -102,6 +105,24 @@ def class_numbers(placed: Sequence[Placed]) -> tuple[dict[str, list[str]], Calla
         return {} if one.label is None else {"label": numbers[classes[one.label]]}
 
     return {"label": names} if names else {}, labels
+
+
+def refuse_masks(root: Path, placed: Sequence[Placed]) -> None:
+    """Refuses class folders that are images and their masks: half of the records would be no photographs.
+
+    Raises:
+        UserError: with what to do, and the command for classes that have such names.
+    """
+    classes = {one.label for one in placed if one.label is not None}
+    masks = [name for name in classes if name.lower() in _MASKS]
+    images = [name for name in classes if name.lower() in _SAYS_NOTHING]
+    if masks and images and len(masks) + len(images) == len(classes):
+        parts = placed[0].file.relative_to(root).parts[:-1]
+        split = next((level for level, part in enumerate(parts, start=1) if _spoken(part)), 0)
+        raise UserError(
+            f"{root}: the folders {', '.join(sorted(classes))} look like images and their masks, not like classes. Take "
+            f"{', '.join(masks)} away to import the images alone. If they are classes: {_commands(root, split)}"
+        )
 
 
 def _at_level(root: Path, files: Sequence[Path], folders: Sequence[tuple[str, ...]], level: int) -> list[Placed]:

@@ -16,25 +16,24 @@ from dpfed.data.importers.detection import detect, existing, importers
 from dpfed.data.importers.dicom import DicomImporter
 from dpfed.data.importers.folder import FolderImporter
 from dpfed.data.importers.listing import suffix
-from dpfed.data.importers.naming import CONTENT
 from dpfed.data.importers.parquet import ParquetImporter
 from dpfed.data.importers.pieces import Progress, VolumesPlan, store_records
-from dpfed.data.importers.source import Source
+from dpfed.data.importers.source import CONTENT, Source
 from dpfed.data.importers.table import TableImporter, common_folder
 from dpfed.data.importers.table_rows import TABLES
 from dpfed.data.importers.webdataset import WebDatasetImporter
-from dpfed.data.importers.workplace import workplace
+from dpfed.data.importers.workplace import Workplace, workplace
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.processes import MOST_WORKERS, Tell
 from dpfed.data.reasons import by_reason, mending
-from dpfed.data.store.columns import blocks
-from dpfed.data.store.new_directory import check_destination
+from dpfed.data.store.index import blocks
 from dpfed.data.store.record import SPLITS
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.volume import Form
 from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
+from dpfed.files.atomic import check_destination
 from dpfed.places import local_path
 
 _DEEPEST = 32  # folders below a source
@@ -92,7 +91,6 @@ def import_records(
     allow_outside: bool = False,
     watch: Callable[[int], None] | None = None,
     workers: int = 1,
-    decode: bool = True,
     wait: bool = False,
     say: Callable[[str], None] | None = None,
     surveyed: Progress | None = None,
@@ -120,8 +118,6 @@ def import_records(
         allow_outside: also read files outside of the source's folder, which tables or links name.
         watch: called now and then, with how many files were found, while the source is looked through.
         workers: processes that read archives and Parquet files at a time.
-        decode: decode every image of an archive or a Parquet file once. Otherwise one that cannot be read ends the run that
-            draws it.
         wait: wait for another import to the same place, instead of refusing.
         say: told what the user should know.
         surveyed: called now and then with how many archives were looked through, and of how many, before records are stored.
@@ -140,39 +136,123 @@ def import_records(
     sources: list[Any] = list(source) if isinstance(source, list | tuple) else [source]
     paths = [existing(one) for one in sources]
     asked = {"validation": validation, "test": test}
-    held_out = [(whole_number(count, f"the number of {split} records"), split) for split, count in asked.items()]
-    held_out = [(count, split) for count, split in held_out if count]
+    counts = {split: whole_number(n, f"the number of {split} records") for split, n in asked.items()}
+    held_out = [(count, split) for split, count in counts.items() if count]
+    wanted = _Asked(paths, dest, format, size, held_out, skip_broken, public, id, allow_outside, window, splits)
     try:
         with workplace(dest, workers, wait, say, surveyed) as place:
-            path = paths[0] if len(paths) == 1 else common_folder(paths)
-            chosen, opened = _open(paths, format, id, window, splits, Access.to(path, allow_outside, watch, place))
-            if opened.notice and say is not None:
-                say(opened.notice)
-            _refuse_unread(opened, path, chosen, skip_broken, format is not None)
-            _refuse_splits(opened, path, held_out)
-            if not decode:
-                _refuse_undecoded(opened, chosen, size)
-            name = path.stem if path.is_file() else path.name
-            of_import = tuple(split for _, split in held_out)
-            form = Form(name, opened.kind, size, public, opened.label_names, opened.unit_name, of_import, decode)
-            access, by_content = Access.to(path, allow_outside), id == CONTENT or not opened.named
-            if opened.pieces:
-                plan = VolumesPlan(place, opened, form, access, by_content)
-                plan.carry_out(progress)
-                plan.finish(dest, held_out, skip_broken)
-            else:
-                _write(opened, dest, form, access, by_content, held_out, skip_broken, progress)
+            chosen, opened = wanted.carry_out(place, progress, watch, say)
     except OSError as error:
         where = error.filename or paths[0]
         raise UserError(f"the import stopped at {where}: {error.strerror or error}; nothing was written.") from error
-    store = RecordStore.open(dest)
+    return _report(RecordStore.open(dest), chosen, opened, time.monotonic() - started)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `import_records` is asked for, checked."""
+
+    paths: list[Path]
+    dest: Path
+    format: str | None
+    size: int | None
+    held_out: list[tuple[int, str]]
+    skip_broken: bool
+    public: bool
+    id: str | None
+    allow_outside: bool
+    window: tuple[float, float] | None
+    level: int | None
+
+    def carry_out(
+        self,
+        place: Workplace,
+        progress: Progress | None,
+        watch: Callable[[int], None] | None,
+        say: Callable[[str], None] | None,
+    ) -> tuple[str, Source]:
+        """Writes the store; gives the name of the importer, and the opened source."""
+        path = self.paths[0] if len(self.paths) == 1 else common_folder(self.paths)
+        chosen, opened = self._open(Access.to(path, self.allow_outside, watch, place))
+        if opened.notice and say is not None:
+            say(opened.notice)
+        _refuse_unread(opened, path, chosen, self.skip_broken, self.format is not None)
+        _refuse_splits(opened, path, self.held_out)
+        of_import = tuple(split for _, split in self.held_out)
+        name = path.stem if path.is_file() else path.name
+        form = Form(name, opened.kind, self.size, self.public, opened.label_names, opened.unit_name, of_import)
+        access, by_content = Access.to(path, self.allow_outside), self.id == CONTENT or not opened.named
+        if opened.pieces:
+            plan = VolumesPlan(place, opened, form, access, by_content)
+            plan.carry_out(progress)
+            plan.finish(self.dest, self.held_out, self.skip_broken)
+        else:
+            self._write(opened, form, access, by_content, progress)
+        return chosen, opened
+
+    def _open(self, access: Access) -> tuple[str, Source]:
+        """The name of the importer, and the opened source."""
+        known, format, paths, level = importers(), self.format, self.paths, self.level
+        if format is not None and format not in known:
+            raise UserError(f"unknown format {format!r}; {nearest(format, known)}")
+        if len(paths) > 1 and (
+            format not in (None, TableImporter.name) or not all(path.is_file() and suffix(path) in TABLES for path in paths)
+        ):
+            raise UserError(
+                f"several sources must be .csv, .tsv or .jsonl tables of one data set; {', '.join(map(str, paths))} were "
+                "given; import others one by one, or give the folder that holds them."
+            )
+        format = TableImporter.name if len(paths) > 1 else format or detect(paths[0], access)
+        if self.id not in (None, CONTENT) and format != ParquetImporter.name:
+            raise UserError(
+                f"--id names a column of Parquet, and the format is {format!r}; leave it out, or set it to {CONTENT!r}."
+            )
+        if self.window is not None and format != DicomImporter.name:
+            raise UserError(f"--window is for DICOM files, and the format is {format!r}: leave it out.")
+        if level is not None:
+            _refuse_level(level, format)
+        if format == DicomImporter.name:
+            return format, DicomImporter().open(paths[0], access, self.window, level)
+        if format == FolderImporter.name:
+            return format, FolderImporter().open(paths[0], access, level)
+        if format == ParquetImporter.name:
+            return format, ParquetImporter().open(paths[0], access, self.id)
+        if format == WebDatasetImporter.name:
+            return format, WebDatasetImporter().open(paths[0], access, level)
+        if len(paths) > 1:
+            return format, TableImporter().open_tables(paths, access)
+        return format, known[format].open(paths[0], access)
+
+    def _write(self, opened: Source, form: Form, access: Access, by_content: bool, progress: Progress | None) -> None:
+        """Writes the records of a source that is read from beginning to end."""
+        with StoreWriter(
+            self.dest,
+            name=form.name,
+            kind=form.kind,
+            size=form.size,
+            public=form.public,
+            label_names=form.label_names,
+            skip_broken=self.skip_broken,
+            unit_name=form.unit_name,
+        ) as writer:
+            for entry in opened.unread:
+                writer.reject(entry.id, entry.reason)
+            tell: Tell = (lambda done: None) if progress is None else lambda done: progress(done, opened.total)
+            done = store_records(opened.records, writer, access, by_content, opened.named, form, tell)
+            if progress is not None:
+                progress(done, done)
+            for count, split in self.held_out:
+                writer.hold_out(count, split)
+
+
+def _report(store: RecordStore, format: str, opened: Source, seconds: float) -> ImportReport:
     return ImportReport(
         path=store.path,
-        format=chosen,
+        format=format,
         kind=store.kind,
         counts={split: store.count(split) for split in SPLITS},
         skipped=store.skipped,
-        seconds=time.monotonic() - started,
+        seconds=seconds,
         unit_name=store.unit_name,
         unused=opened.unused,
         passed_over=dict(opened.passed_over),
@@ -180,47 +260,6 @@ def import_records(
         converted=store.converted,
         bytes_read=sum(piece.size for piece in opened.pieces),
     )
-
-
-def _open(
-    paths: list[Path],
-    format: str | None,
-    id: str | None,
-    window: tuple[float, float] | None,
-    level: int | None,
-    access: Access,
-) -> tuple[str, Source]:
-    """The name of the importer, and the opened source."""
-    known = importers()
-    if format is not None and format not in known:
-        raise UserError(f"unknown format {format!r}; {nearest(format, known)}")
-    if len(paths) > 1 and (
-        format not in (None, TableImporter.name) or not all(path.is_file() and suffix(path) in TABLES for path in paths)
-    ):
-        raise UserError(
-            f"several sources must be .csv, .tsv or .jsonl tables of one data set; {', '.join(map(str, paths))} were given; "
-            "import others one by one, or give the folder that holds them."
-        )
-    format = TableImporter.name if len(paths) > 1 else format or detect(paths[0], access)
-    if id not in (None, CONTENT) and format != ParquetImporter.name:
-        raise UserError(
-            f"--id names a column of Parquet, and the format is {format!r}; leave it out, or set it to {CONTENT!r}."
-        )
-    if window is not None and format != DicomImporter.name:
-        raise UserError(f"--window is for DICOM files, and the format is {format!r}: leave it out.")
-    if level is not None:
-        _refuse_level(level, format)
-    if format == DicomImporter.name:
-        return format, DicomImporter().open(paths[0], access, window, level)
-    if format == FolderImporter.name:
-        return format, FolderImporter().open(paths[0], access, level)
-    if format == ParquetImporter.name:
-        return format, ParquetImporter().open(paths[0], access, id)
-    if format == WebDatasetImporter.name:
-        return format, WebDatasetImporter().open(paths[0], access, level)
-    if len(paths) > 1:
-        return format, TableImporter().open_tables(paths, access)
-    return format, known[format].open(paths[0], access)
 
 
 def _refuse_level(level: int, format: str) -> None:
@@ -255,44 +294,6 @@ def _refuse_splits(opened: Source, path: Path, held_out: list[tuple[int, str]]) 
             f"{path} has {opened.total:,} records, so {most:,} of them cannot be held out: some must be left for training; ask "
             "for fewer."
         )
-
-
-def _refuse_undecoded(opened: Source, format: str, size: int | None) -> None:
-    if not opened.pieces:
-        raise UserError(f"--no-decode is for archives and Parquet files, and the format is {format!r}: leave it out.")
-    if size is not None:
-        raise UserError("--size makes squares of images, and they have to be decoded for that: leave it or --no-decode out.")
-
-
-def _write(
-    opened: Source,
-    dest: Path,
-    form: Form,
-    access: Access,
-    by_content: bool,
-    held_out: list[tuple[int, str]],
-    skip_broken: bool,
-    progress: Progress | None,
-) -> None:
-    """Writes the records of a source that is read from beginning to end."""
-    with StoreWriter(
-        dest,
-        name=form.name,
-        kind=form.kind,
-        size=form.size,
-        public=form.public,
-        label_names=form.label_names,
-        skip_broken=skip_broken,
-        unit_name=form.unit_name,
-    ) as writer:
-        for entry in opened.unread:
-            writer.reject(entry.id, entry.reason)
-        tell: Tell = (lambda done: None) if progress is None else lambda done: progress(done, opened.total)
-        done = store_records(opened.records, writer, access, by_content, opened.named, form, tell)
-        if progress is not None:
-            progress(done, done)
-        for count, split in held_out:
-            writer.hold_out(count, split)
 
 
 def _empty_classes(store: RecordStore) -> dict[str, list[str]]:

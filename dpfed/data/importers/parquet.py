@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import suffix
-from dpfed.data.importers.naming import CONTENT
 from dpfed.data.importers.parquet_columns import TEXT_FIELDS, Columns, settle
 from dpfed.data.importers.source import (
+    CONTENT,
     SPLIT_NAMES,
     FileRecord,
     Importer,

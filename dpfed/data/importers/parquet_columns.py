@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dpfed.data.importers.classes import class_of, number_classes, without_class
-from dpfed.data.importers.naming import CONTENT
-from dpfed.data.importers.source import Unreadable, known_columns, plain, unit_column
+from dpfed.data.importers.source import CONTENT, Unreadable, known_columns, plain, unit_column
 from dpfed.errors import UserError
 
 TEXT_FIELDS = ("raw", "text", "caption")  # of a struct, the first that holds something

@@ -17,16 +17,15 @@ from pathlib import Path
 import numpy as np
 
 from dpfed.data.importers.access import Access
-from dpfed.data.importers.naming import content_hash
-from dpfed.data.importers.source import FileRecord, Item, Piece, Source, Unreadable
+from dpfed.data.importers.source import FileRecord, Item, Piece, Source, Unreadable, content_hash
 from dpfed.data.importers.workplace import DRAFT, Workplace, stamp_of
 from dpfed.data.processes import Tell
 from dpfed.data.store.fingerprint import new_key
 from dpfed.data.store.layout import volume_files
-from dpfed.data.store.new_directory import name_directory
 from dpfed.data.store.record import record_key
 from dpfed.data.store.volume import Form, Volume, VolumeWriter
 from dpfed.data.store.writing import StoreWriter, ids_at, repeats, write_around
+from dpfed.files.atomic import name_directory
 
 Progress = Callable[[int, int | None], None]  # (records so far, of how many)
 
@@ -196,7 +195,7 @@ class VolumesPlan:
         left = [number for number in range(len(self._volumes)) if self._loaded(number) is None]
         if len(left) < len(self._volumes):
             done = f"{len(self._volumes) - len(left):,} of {len(self._volumes):,} parts"
-            self._place.say(f"going on with an import that was interrupted: {done} were complete")
+            self._place.say(f"resuming an interrupted import: {done} were complete")
         self._write(left, {}, progress)
         while self._by_content and len(self._volumes) > 1:
             volumes = self._complete()

@@ -26,8 +26,17 @@ from dpfed.data.importers.source import (
     unit_of,
 )
 from dpfed.data.importers.splits import split_of
-from dpfed.data.importers.table_finding import FILES, OTHER_FILES, is_captions, is_text_table, names_files, tables_of
-from dpfed.data.importers.table_rows import TABLES, Cells, read_table
+from dpfed.data.importers.table_rows import (
+    FILES,
+    OTHER_FILES,
+    TABLES,
+    Cells,
+    is_captions,
+    is_text_table,
+    names_files,
+    read_table,
+    tables_of,
+)
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError, nearest
 

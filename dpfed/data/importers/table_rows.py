@@ -1,4 +1,7 @@
-"""Rows of tables, in the forms in which data sets describe images: CSV and its kin, JSON lines, captions of COCO and Flickr."""
+"""Rows of tables, in the forms in which data sets describe images: CSV and its kin, JSON lines, captions of COCO and Flickr.
+
+Tables among other files: by their names, and by what they begin with.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.data.importers.access import Access
-from dpfed.data.importers.listing import suffix
+from dpfed.data.importers.listing import list_files, suffix
 from dpfed.data.importers.parquet_columns import TEXT_FIELDS
-from dpfed.data.importers.source import not_utf8
+from dpfed.data.importers.source import known_columns, not_utf8, plain
+from dpfed.data.importers.splits import split_of
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
@@ -202,3 +206,43 @@ def _object(text: str, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{where} holds {type(value).__name__}, and not a JSON object; correct it.")
     return value
+
+
+# Names of a column of image files; those of the second kind count where there is none of the first.
+FILES = ("filepath", "image", "image_path", "file", "path", "img", "filename")
+OTHER_FILES = ("image_name", "image_file", "img_path", "img_name")
+_COCO = re.compile(r"(captions|dataset)_\w+\.json")  # of COCO itself, and Karpathy's
+
+
+def tables_of(folder: Path, access: Access) -> tuple[list[Path], bool]:
+    """The tables that say what the images in a folder show, and whether their names say that they do.
+
+    These are ``metadata.csv`` and ``metadata.jsonl`` in it or below it, as Hugging Face's image folders have them, or COCO's or
+    Flickr's captions; otherwise all tables that lie in the folder itself.
+    """
+    direct = sorted(file for file in folder.iterdir() if suffix(file) in TABLES and not file.name.startswith("."))
+    if direct and all(split_of(Path(table.name)) for table in direct):
+        return direct, False
+    files = list_files(folder, access).files
+    metadata = [file for file in files if file.stem.lower() == "metadata" and suffix(file) in TABLES]
+    if metadata and all("filename" in map(plain, header_of(file, access)) for file in metadata):
+        return metadata, True
+    captions = [file for file in files if is_captions(file)]
+    return (captions, True) if captions and not direct else (direct, False)
+
+
+def is_captions(file: Path) -> bool:
+    """Whether a file has the name, and the beginning, of COCO's or Flickr's captions."""
+    if suffix(file) == ".json":
+        return _COCO.fullmatch(file.name) is not None
+    return ".token" in file.name and "lemma" not in file.name and is_flickrs(file)
+
+
+def is_text_table(path: Path, access: Access) -> bool:
+    """Whether a ``.txt`` file is a table, as Flickr's captions are in some copies."""
+    return suffix(path) == ".txt" and len(header_of(path, access)) > 1 and names_files(path, access)
+
+
+def names_files(table: Path, access: Access) -> bool:
+    """Whether a table has a column of image files."""
+    return bool(known_columns(header_of(table, access), FILES + OTHER_FILES))

@@ -13,8 +13,6 @@ from dpfed.data.importers.source import FileRecord, Importer, Item, Source
 from dpfed.data.store.record import RecordInput
 from dpfed.errors import UserError
 
-_READ_AT_ONCE = 256  # patches of PCam
-
 
 class Cifar10Importer(Importer):
     """CIFAR-10 in its Python pickles."""
@@ -98,70 +96,6 @@ class ImageNetImporter(Importer):
         return _from_folders(
             self, path, folders, access, {wnid: ", ".join(map(str, names)) for wnid, names in synonyms.items()}
         )
-
-
-class PcamImporter(Importer):
-    """PatchCamelyon in its HDF5 files, read a few hundred patches at a time."""
-
-    name = "pcam"
-    layout = "pcam/ with camelyonpatch_level_2_split_{train,valid,test}_{x,y}.h5 (unpacked)"
-
-    def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether the training patches are there."""
-        return _pcam_file(path, "train", "x").is_file()
-
-    def open(self, path: Path, access: Access | None = None) -> Source:
-        """Opens the files and streams the patches."""
-        try:
-            import h5py
-        except ImportError as error:
-            raise UserError("reading PCam needs the package h5py; install it with `pip install dpfed[pcam]`.") from error
-        splits = {"train": "train", "validation": "valid", "test": "test"}
-        for file in (_pcam_file(path, part, axis) for part in splits.values() for axis in "xy"):
-            if not file.is_file():
-                raise _missing(self, path, f"{file.name} is missing")
-        _require_inside(path / "pcam", access or Access.to(path))
-        try:
-            counts = {split: _pcam_count(h5py, path, part) for split, part in splits.items()}
-        except Exception as error:  # HDF5 raises almost anything on damaged files
-            raise _missing(self, path, f"the files cannot be read ({error})") from error
-
-        def records() -> Iterator[Item]:
-            for split, part in splits.items():
-                with h5py.File(_pcam_file(path, part, "x")) as images, h5py.File(_pcam_file(path, part, "y")) as targets:
-                    for start in range(0, counts[split], _READ_AT_ONCE):
-                        labels = targets["y"][start : start + _READ_AT_ONCE].reshape(-1)
-                        for row, image in enumerate(images["x"][start : start + _READ_AT_ONCE]):
-                            yield RecordInput(
-                                f"{split}/", image, (), {"tumor": int(labels[row])}, split, place=f"{split}/{start + row}"
-                            )
-
-        names = {"tumor": ["normal", "tumor"]}
-        return Source("image", records(), names, frozenset(splits), sum(counts.values()), named=False)
-
-
-def _pcam_file(path: Path, part: str, axis: str) -> Path:
-    return path / "pcam" / f"camelyonpatch_level_2_split_{part}_{axis}.h5"
-
-
-def _pcam_count(h5py: Any, path: Path, part: str) -> int:
-    """The patches of a split.
-
-    Raises:
-        ValueError: when the two files do not belong together, or fetch their content from other files.
-    """
-    counts = set()
-    for axis, kinds in (("x", "u"), ("y", "ui")):
-        with h5py.File(_pcam_file(path, part, axis)) as file:
-            data = file[axis]
-            if not isinstance(file.get(axis, getlink=True), h5py.HardLink) or data.is_virtual or data.external:
-                raise ValueError(f"{axis} lies in another file")
-            if data.dtype.kind not in kinds or data.ndim < 1:
-                raise ValueError(f"{axis} holds {data.dtype}{data.shape}")
-            counts.add(data.size if axis == "y" else len(data))
-    if len(counts) != 1:
-        raise ValueError(f"{part}: {' and '.join(map(str, sorted(counts)))} patches and labels")
-    return counts.pop()
 
 
 def _load(importer: Importer, load: Any, path: Path, **options: Any) -> Any:

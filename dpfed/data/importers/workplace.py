@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.data.processes import Processes, Tell
-from dpfed.data.store.new_directory import cannot_write, refuse_existing
 from dpfed.errors import UserError
-from dpfed.files.atomic import write_atomically
+from dpfed.files.atomic import cannot_write, refuse_existing, write_atomically
 from dpfed.files.locking import file_lock
 
 DRAFT = ".draft"  # of a file of records that is not complete
@@ -114,8 +113,8 @@ class Workplace:
             old = None
         if old is None or _identity(old) != _identity(new):
             raise UserError(
-                f"{self.folder} holds an interrupted import of other files, or with other options: start that one again to go "
-                "on with it, or remove the folder to begin anew."
+                f"{self.folder} holds an interrupted import of other files, or with other options: repeat that import to "
+                "resume it, or remove the folder to begin anew."
             )
         changed = {piece[0]: piece for volume in new["volumes"] for piece in volume}
         for number, volume in enumerate(old["volumes"]):
@@ -179,7 +178,7 @@ def workplace(
             yield place
         except UserError as error:
             if place.worth_keeping and not dest.exists():
-                kept = f"{str(error).rstrip()} What is complete is kept in {folder}: the same import goes on there."
+                kept = f"{str(error).rstrip()} Completed parts are kept in {folder}: the same import resumes there."
                 raise UserError(kept, error.public, error.command) from error
             raise
         finally:

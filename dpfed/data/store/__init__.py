@@ -1,1 +1,1 @@
-"""Record stores: layout, reading, writing, sharding, and what can be damaged."""
+"""Record stores: layout, reading, writing, and what can be damaged."""

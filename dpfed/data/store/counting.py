@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from dpfed.config import DataConfig, PrivacyConfig
-from dpfed.data.store.layout import Layout, read_layout
+from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError
-from dpfed.places import is_store, is_url, local_path
+from dpfed.places import is_store, local_path
 
 
 def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
@@ -35,18 +35,19 @@ def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
     layout = read_layout(path)
     if privacy.unit == "user" and layout.header["unit_name"] is None:
         raise no_units(layout.header["name"])
-    return _sharded(layout, privacy) if layout.shards else _whole(path, layout, privacy)
+    layout.check_sizes(path)
+    return layout.training_units if privacy.unit == "user" else layout.splits["train"]
 
 
 def store_at_hand(data: DataConfig) -> Path | None:
-    """The store on this machine that records are read from as they are; ``None``: they are yet to be made, imported or copied.
+    """The store on this machine that records are read from as they are; ``None``: they are yet to be made or imported.
 
     Raises:
         UserError: where there is nothing.
     """
-    if data.source in ("shapes", "procedural") or is_url(given := given_path(data)):
+    if data.source in ("shapes", "procedural"):
         return None
-    path = local_path(os.path.expanduser(given), "data.path")
+    path = local_path(os.path.expanduser(given_path(data)), "data.path")
     if data.source == "store":
         return path
     require_something_at(path)
@@ -80,14 +81,3 @@ def no_units(name: str) -> UserError:
         f"privacy.unit = 'user' protects all records that share a unit, and the records of {name} name no units: set "
         "it to 'record', or import a source that names them (a column 'person_id', 'patient_id' or 'unit')."
     )
-
-
-def _sharded(layout: Layout, privacy: PrivacyConfig) -> int | None:
-    if privacy.unit == "record":
-        return sum(part.records for part in layout.shards)
-    return sum(part.units or 0 for part in layout.shards) if layout.sharded_by == "unit" else None
-
-
-def _whole(path: Path, layout: Layout, privacy: PrivacyConfig) -> int | None:
-    layout.check_sizes(path, [layout.common])
-    return layout.training_units if privacy.unit == "user" else layout.splits["train"]

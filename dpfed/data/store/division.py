@@ -8,25 +8,30 @@ that of the unit, so that a unit stays together.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
-from dpfed.data.limits import MOST_SHARDS, whole_number
+from dpfed.data.limits import MOST_SITES, whole_number
 from dpfed.data.store.fingerprint import contents_of, splits_of
-from dpfed.data.store.layout import HEADER, Part, read_layout
-from dpfed.data.store.new_directory import refuse_existing
+from dpfed.data.store.layout import HEADER, INDEX, RECORDS, read_layout
+from dpfed.data.store.mapped import with_starts
 from dpfed.data.store.record import SPLITS, record_key
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.sharding import all_or_nothing, write_parts
 from dpfed.errors import UserError, nearest
+from dpfed.files.atomic import cannot_write, name_directory, refuse_existing, start_directory
 from dpfed.places import local_path
 from dpfed.privacy.randomness import Randomness
 
 CAPTION = "caption"  # what to divide by, beside the names of the labels
 EVALUATION = "evaluation"  # the folder of the held-out records
+_BUFFER_BYTES = 256 << 20  # records in memory before each part gets its share of them
+_OPEN_AT_ONCE = 256  # files that are written in one pass: a process may often have no more than 1,024 open
 _OPENING_WORDS = 3  # enough to tell "a large red ..." from "a small blue ...", few enough for many records to share them
 _PUBLIC = Randomness.from_seed(0)  # nothing about a division is secret
 
@@ -104,7 +109,7 @@ def divide_store(
             `dest` exists or cannot be written.
     """
     sites, path = (
-        whole_number(sites, "the number of sites", most=MOST_SHARDS),
+        whole_number(sites, "the number of sites", most=MOST_SITES),
         local_path(dest, "the place of the sites' stores"),
     )
     refuse_existing(path)
@@ -114,8 +119,8 @@ def divide_store(
         part_of_record[store.split(split)] = sites  # the last part
     _refuse_empty(store, np.bincount(part_of_record, minlength=sites + 1))
     names = [*map(site_folder, range(sites)), EVALUATION]
-    with all_or_nothing(path) as partial:
-        write_parts(store, [partial / name for name in names], part_of_record, progress)
+    with _all_or_nothing(path) as partial:
+        _write_parts(store, [partial / name for name in names], part_of_record, progress)
         for part, name in enumerate(names):
             _write_header(store, np.flatnonzero(part_of_record == part), partial / name)
             _add_contents(partial / name)
@@ -142,18 +147,6 @@ def divided_by(store: RecordStore, by: str | None = None) -> str | None:
         has = nearest(by, possible) if possible else "they have neither labels nor captions."
         raise UserError(f"the records of {store.name} cannot be divided by {by!r}; {has}")
     return by
-
-
-def largest_share(store: RecordStore, by: str) -> float:
-    """How much of a site is alike: the share of its training records that have the most frequent label or opening words.
-
-    Args:
-        store: with training records.
-        by: the name of a label or ``"caption"``.
-    """
-    traits = _traits(store, by)[store.split("train")]
-    _, counts = np.unique(traits[traits >= 0], return_counts=True)
-    return counts.max(initial=0) / len(traits)
 
 
 def _traits(store: RecordStore, by: str) -> np.ndarray:
@@ -199,9 +192,9 @@ def _write_header(store: RecordStore, indices: np.ndarray, folder: Path) -> None
         **({} if store.units is None else {"training_units": len(np.unique(store.units[splits["train"]]))}),
         "skipped": [],  # what was left out when the source was written has no site
         "contents": {"fingerprint": ""},  # the whole store's is not a part's: `_add_contents` reads the part for its own
-        "files": {name: (folder / name).stat().st_size for name in Part("", len(indices)).files},
+        "files": {name: (folder / name).stat().st_size for name in (INDEX, RECORDS)},
     }
-    for inherited in ("sharding", "volumes", "left_out"):
+    for inherited in ("volumes", "left_out"):
         header.pop(inherited, None)
     (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
@@ -211,3 +204,90 @@ def _add_contents(folder: Path) -> None:
     store, header = RecordStore.open(folder), read_layout(folder).header
     header["contents"] = contents_of(store, None).header(splits_of(store))
     (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _all_or_nothing(path: Path) -> Iterator[Path]:
+    """A hidden directory that becomes `path` at the end of the ``with`` block, and is removed when the block fails.
+
+    Raises:
+        UserError: when `path` exists or cannot be written.
+    """
+    partial = start_directory(path)
+    try:
+        yield partial
+        name_directory(partial, path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_parts(
+    store: RecordStore,
+    folders: Sequence[Path],
+    part_of_record: np.ndarray,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> None:
+    """Shares the records of a store out to folders, with an index and a file of records in each.
+
+    Images, captions and ids are copied as they are stored, and records keep their order.
+
+    Args:
+        store: what is copied, in one pass, or in several where there are hundreds of folders.
+        folders: made here, one for each part.
+        part_of_record: ``(N,)`` integers, the part that each record goes to.
+        progress: called with (records so far, all records).
+    """
+    for folder in folders:
+        folder.mkdir()
+    files, batches = [folder / RECORDS for folder in folders], []
+    for first in range(0, len(files), _OPEN_AT_ONCE):
+        batches += _write_records(store, files[first : first + _OPEN_AT_ONCE], part_of_record - first, progress)
+    order = np.argsort(part_of_record.astype(np.uint16), kind="stable")  # 16 bits are sorted by counting
+    ends = np.cumsum(np.bincount(part_of_record, minlength=len(folders)))
+    for folder, rows, own in zip(folders, np.split(order, ends[:-1]), batches, strict=True):
+        table = store.index.table.take(pa.array(rows))
+        schema = with_starts(table.schema, {RECORDS: own})
+        with pa.ipc.new_file(str(folder / INDEX), schema) as writer:
+            writer.write_table(table.cast(schema))
+
+
+def _write_records(
+    store: RecordStore, files: list[Path], part_of_record: np.ndarray, progress: Callable[[int, int | None], None] | None
+) -> list[list[int]]:
+    """Writes the records of the parts 0, 1, ..., a file each, in one pass; each file is written some megabytes at a time.
+
+    Returns:
+        For each part, the lengths of its batches.
+    """
+    schema = next(store.stored())[1].schema
+    with contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(pa.ipc.new_file(str(file), schema)) for file in files]
+        waiting: list[list[pa.RecordBatch]] = [[] for _ in files]
+        written: list[list[int]] = [[] for _ in files]
+
+        def write_waiting() -> None:
+            for writer, batches, lengths in zip(writers, waiting, written, strict=True):
+                if batches:
+                    for batch in pa.Table.from_batches(batches).combine_chunks().to_batches():
+                        writer.write_batch(batch)
+                        lengths.append(len(batch))
+                    batches.clear()
+
+        held = 0
+        for indices, batch in store.stored():
+            order = np.argsort(part_of_record[indices], kind="stable")
+            sorted_parts = part_of_record[indices][order]
+            for places in np.split(order, np.flatnonzero(np.diff(sorted_parts)) + 1):
+                part = part_of_record[indices][places[0]]
+                if 0 <= part < len(files):
+                    waiting[part].append(batch.take(pa.array(places)))
+            held += batch.nbytes
+            if held >= _BUFFER_BYTES:
+                write_waiting()
+                held = 0
+            if progress is not None:
+                progress(indices.stop, len(store))
+        write_waiting()
+    return written

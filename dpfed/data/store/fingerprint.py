@@ -5,7 +5,7 @@ the last until the hash fits. So the hash of private records is keyed with a sec
 stays in it. Only who has the store can compute the fingerprint; to all others it is a random number. Public records need no
 key, so that two people can see that they have the same ones.
 
-The order of the records does not matter, and neither does how a store is laid out: a sharded copy has the same fingerprint.
+The order of the records does not matter, and neither does how a store is laid out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfed.data.store.columns import blocks
+from dpfed.data.store.index import blocks
 
 if TYPE_CHECKING:
     from dpfed.data.store.records import RecordStore

@@ -1,66 +1,109 @@
-"""What a record store's directory holds, and which of it one of several data owners opens.
+"""What a record store's directory holds.
 
     store.json                 format version, name, kind, counts, label names, and the sizes of the other files
     index.arrow                key, split, labels and unit (if any) of every record
     records.arrow              id, image and captions; of a large import, records-00000.arrow, records-00001.arrow, ...
 
-A sharded store has the two Arrow files in each of several folders instead: ``shard-00000``, ``shard-00001``, ... hold the
-training records, ``held-out`` holds the rest. A training record is in the shard ``key % shards``, with the key of its unit
-where the store names units. Shard s belongs to owner ``s % owners``, so a record's owner is a function of its own key alone.
+What ``store.json`` says, checked: a store may have been damaged, or made by somebody else.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from dpfed.data.store.header import fault_of
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dpfed.data.limits import LARGEST_SIDE, MOST_VOLUMES, SMALLEST_SIDE
+from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError
 from dpfed.files.reading import read_bytes
 from dpfed.places import STORE_HEADER, is_store
 
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _Strict(BaseModel):
+    """No guesses: ``"no"`` is not false, and ``1.0`` is not 1."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Images(_Strict):
+    encoding: Literal["raw", "encoded"]
+    size: Annotated[int, Field(ge=SMALLEST_SIDE, le=LARGEST_SIDE)] | None = None
+    resized: bool = False
+
+    @model_validator(mode="after")
+    def _raw_has_a_size(self) -> _Images:
+        if (self.encoding == "raw") != (self.size is not None):
+            raise ValueError("raw images have a size, and no others")
+        return self
+
+
+class _Skipped(_Strict):
+    id: str
+    reason: str
+
+
+class _Contents(_Strict):
+    fingerprint: str
+    key: str | None = None
+
+
+class _Header(_Strict):
+    dpfed_store: int
+    name: str
+    kind: Literal["image", "image-text"]
+    public: bool
+    records: Annotated[int, Field(ge=1, lt=2**63)]
+    splits: dict[str, Count]
+    images: _Images
+    label_names: dict[str, list[str]]
+    unit_name: str | None
+    training_units: Count | None = None
+    skipped: list[_Skipped]
+    left_out: Count = 0
+    files: dict[str, Count]
+    converted: dict[str, Count] = {}
+    volumes: Annotated[int, Field(ge=1, le=MOST_VOLUMES)] = 1
+    contents: _Contents
+
+    @model_validator(mode="after")
+    def _counts_fit(self) -> _Header:
+        if set(self.splits) != set(SPLITS) or sum(self.splits.values()) != self.records:
+            raise ValueError("other records in the splits than in the store")
+        if (self.training_units is None) != (self.unit_name is None) or (self.training_units or 0) > self.records:
+            raise ValueError("units of the training records that cannot be")
+        return self
+
+
+def fault_of(header: object) -> str | None:
+    """What is wrong with a header, in a few words; ``None``: nothing.
+
+    Args:
+        header: what ``store.json`` holds, parsed.
+    """
+    try:
+        _Header.model_validate(header)
+    except ValidationError as error:
+        first: Any = error.errors()[0]
+        return ".".join(map(str, first["loc"])) or first["msg"]
+    return None
+
+
 FORMAT_VERSION = 4
 HEADER, INDEX, RECORDS = STORE_HEADER, "index.arrow", "records.arrow"
-HELD_OUT = "held-out"
 SKIPPED = "skipped.jsonl"  # all records that were left out, where they are too many for the header
 MOST_SKIPPED = 10_000
 _SHOWN = 80  # characters of what is wrong with a header
 
 
-@dataclass(frozen=True)
-class Part:
-    """An index and its records.
-
-    Attributes:
-        folder: below the store's directory; empty when it is the directory itself.
-        records: how many records it holds.
-        shard: the number of the shard; ``None`` for held-out records and for a store that is not sharded.
-        units: how many units a shard of units holds, otherwise ``None``.
-        volumes: in how many files the records are.
-    """
-
-    folder: str
-    records: int
-    shard: int | None = None
-    units: int | None = None
-    volumes: int = 1
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Index and records, below the store's directory."""
-        return tuple(str(PurePosixPath(self.folder, name)) for name in (INDEX, *volume_files(self.volumes)))
-
-
 def volume_files(volumes: int) -> list[str]:
     """The names of the files of records."""
     return [RECORDS] if volumes == 1 else [f"records-{number:05}.arrow" for number in range(volumes)]
-
-
-def shard_folder(number: int) -> str:
-    """The folder of a shard."""
-    return f"shard-{number:05}"
 
 
 @dataclass(frozen=True)
@@ -70,14 +113,10 @@ class Layout:
     Attributes:
         place: where the store is, for messages.
         header: what ``store.json`` says.
-        shards: the parts that are shared out among owners; none when the store is not sharded.
-        common: the part that every owner opens: the held-out records, or all of a store that is not sharded.
     """
 
     place: str
     header: dict[str, Any]
-    shards: tuple[Part, ...]
-    common: Part
 
     @classmethod
     def parse(cls, text: str | bytes, place: str) -> Layout:
@@ -103,15 +142,15 @@ class Layout:
         fault = fault_of(header)
         if fault is not None:
             raise damaged(place, f"{HEADER} is incomplete or wrong ({fault[:_SHOWN]})")
-        shards, common = _parts(header)
-        if not all(name in header["files"] for part in (*shards, common) for name in part.files):
+        layout = cls(place, header)
+        if not all(name in header["files"] for name in layout.files):
             raise damaged(place, f"{HEADER} is incomplete (files)")
-        return cls(place, header, shards, common)
+        return layout
 
     @property
-    def sharded_by(self) -> str | None:
-        """``"record"`` or ``"unit"``: whose key decides the shard; ``None`` when the store is not sharded."""
-        return self.header["sharding"]["by"] if self.shards else None
+    def files(self) -> list[str]:
+        """The index, then the files of records."""
+        return [INDEX, *volume_files(self.header.get("volumes", 1))]
 
     @property
     def splits(self) -> dict[str, int]:
@@ -123,34 +162,14 @@ class Layout:
         """Units of the training records; ``None``: the store names no units."""
         return self.header.get("training_units")
 
-    def parts(self, owner: int, owners: int) -> list[Part]:
-        """What one of several owners opens: its shards in order, then the part that all open.
-
-        Args:
-            owner: 0 .. owners - 1.
-            owners: how many there are.
-
-        Raises:
-            UserError: when there are more owners than shards.
-            ValueError: when there is no such owner.
-        """
-        if not 0 <= owner < owners:
-            raise ValueError(f"owner {owner} of {owners}")
-        if self.shards and owners > len(self.shards):
-            raise UserError(
-                f"the store {self.place} has {len(self.shards)} shards, and {owners} workers each need one of their own: use "
-                f"at most {len(self.shards)} workers, or make more shards with `dpfed data shard --shards`."
-            )
-        return [*self.shards[owner::owners], self.common]
-
-    def check_sizes(self, path: Path, parts: list[Part]) -> None:
-        """Checks that the files of some parts are there and whole.
+    def check_sizes(self, path: Path) -> None:
+        """Checks that all files are there and whole.
 
         Raises:
             UserError: when one is missing, or longer or shorter than it was written.
         """
-        for name, expected in ((name, self.header["files"][name]) for part in parts for name in part.files):
-            file = path / name
+        for name in self.files:
+            file, expected = path / name, self.header["files"][name]
             if not file.is_file():  # nothing else is opened: a pipe would wait for ever
                 raise damaged(path, f"{name} is missing or no file")
             actual = file.stat().st_size
@@ -178,15 +197,3 @@ def read_layout(path: Path) -> Layout:
 def damaged(place: str | Path, what: str) -> UserError:
     """The error of a store that cannot be read as it was written."""
     return UserError(f"the record store {place} is damaged: {what}; delete it and import the data again.")
-
-
-def _parts(header: dict[str, Any]) -> tuple[tuple[Part, ...], Part]:
-    sharding = header.get("sharding")
-    if sharding is None:
-        return (), Part("", header["records"], volumes=header.get("volumes", 1))
-    units = sharding["units"] if sharding["by"] == "unit" else [None] * len(sharding["records"])
-    shards = tuple(
-        Part(shard_folder(number), records, number, of_units)
-        for number, (records, of_units) in enumerate(zip(sharding["records"], units, strict=True))
-    )
-    return shards, Part(HELD_OUT, header["records"] - sum(sharding["records"]))

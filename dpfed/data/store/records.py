@@ -2,8 +2,7 @@
 
 The index (key, split, labels and unit of every record) and the records themselves (id, image and captions, in batches of about
 a thousand) are mapped, and read at access. `dpfed.data.store.layout` says which files there are.
-A store is made by `dpfed.data.store.writing.StoreWriter` or `dpfed.data.store.sharding.shard_store`, and never changed
-afterwards.
+A store is made by `dpfed.data.store.writing.StoreWriter`, and never changed afterwards.
 """
 
 from __future__ import annotations
@@ -13,16 +12,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from dpfed.data.store.columns import Column, blocks
-from dpfed.data.store.index import Index
-from dpfed.data.store.integrity import Damage, check_index, check_schema
-from dpfed.data.store.layout import SKIPPED, Layout, Part, damaged, read_layout
-from dpfed.data.store.mapped import MappedBatches, RecordsFile, starts_of
+from dpfed.data.store.index import Index, blocks
+from dpfed.data.store.layout import INDEX, SKIPPED, Layout, damaged, read_layout
+from dpfed.data.store.mapped import Damage, MappedBatches, RecordsFile, check_index, check_schema, starts_of
 from dpfed.data.store.pictures import Pictures
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError, nearest
@@ -36,8 +33,6 @@ if TYPE_CHECKING:  # torch takes seconds and half a gigabyte, and whoever import
 class RecordStore:
     """Records on disk, by index. Open one with `RecordStore.open`.
 
-    Rows count the records that are open: all of them, or one owner's share of a sharded store.
-
     Attributes:
         path: the store's directory.
         name: what the data set is called.
@@ -48,7 +43,7 @@ class RecordStore:
         converted: what was done to images that stock open_clip would destroy -> to how many (`dpfed.data.views.modes`), as the
             import counted them.
         pictures: the images, batch by batch (`dpfed.data.store.pictures`).
-        index: key, split, unit (if any) and labels of every open record (`dpfed.data.store.index`).
+        index: key, split, unit (if any) and labels of every record (`dpfed.data.store.index`).
         keys: ``(N,)`` uint64, a stable hash of each record's id; unique. As units and labels, it is mapped; of a store of many
             millions it is a `Column`, which answers to what an array does.
         units: ``(N,)`` uint64, the same for records that share a unit; ``None`` when the source names no units.
@@ -76,34 +71,29 @@ class RecordStore:
         self.index, self._batches = index, batches
         self.pictures = Pictures(path, self.size, batches)
         self.keys, self.units, self.labels = index.keys, index.units, index.labels
-        self._opened = (path, 0, 1)
 
     @classmethod
-    def open(cls, path: str | Path, owner: int = 0, owners: int = 1) -> RecordStore:
-        """Opens a store, or what one of several data owners holds of a sharded one.
+    def open(cls, path: str | Path) -> RecordStore:
+        """Opens a store.
 
         Args:
             path: the store's directory.
-            owner: whose shards are opened, 0 .. owners - 1. Held-out records and stores without shards are opened whole.
-            owners: how many owners share the store.
 
         Raises:
-            UserError: when there is no store, it is damaged or of another format, or it has fewer shards than there are
-                owners.
+            UserError: when there is no store, or it is damaged or of another format.
         """
         path = local_path(path, "the place of the store")
         layout = read_layout(path)
-        parts = layout.parts(owner, owners)
         try:
-            layout.check_sizes(path, parts)
-            tables, files = zip(*(_read(path, part, layout.header) for part in parts), strict=True)
-            batches = MappedBatches(path, layout.header["kind"], [file for own in files for file in own])
-            store = cls(path, layout, Index(layout, parts, tables), batches)
+            layout.check_sizes(path)
+            with pa.memory_map(str(path / INDEX)) as source:
+                table = pa.ipc.open_file(source).read_all()
+            batches = MappedBatches(path, layout.header["kind"], _mapped(path, layout, table))
+            store = cls(path, layout, Index(layout, table), batches)
         except Damage as error:
             raise damaged(path, str(error)) from error
         except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise damaged(path, f"its files cannot be read ({type(error).__name__})") from error
-        store._opened = (path, owner, owners)
         store.pictures.opened = store.__reduce__()
         return store
 
@@ -124,44 +114,18 @@ class RecordStore:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of what the store's header says, which is the same for every owner."""
+        """Hash of what the store's header says."""
         return hashlib.blake2b(json.dumps(self._layout.header, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     @property
-    def shards(self) -> int | None:
-        """Into how many shards the training records are divided; ``None`` when they are not."""
-        return len(self._layout.shards) or None
-
-    @property
     def training_records(self) -> int:
-        """How many training records the whole store holds, open or not."""
-        return sum(part.records for part in self._layout.shards) if self.shards else self.count("train")
+        """How many training records the store holds."""
+        return self.count("train")
 
-    @functools.cached_property
+    @property
     def training_units(self) -> int | None:
-        """How many units the training records of the whole store have, open or not; ``None`` when it names no units."""
-        if self.units is None:
-            return None
-        if self.shards:
-            return sum(part.units or 0 for part in self._layout.shards)
-        return self._layout.training_units
-
-    @property
-    def shard_numbers(self) -> np.ndarray | None:
-        """``(N,)`` uint64, the shard of every open training record, by its own key or its unit's; ``None``: not sharded.
-
-        It is computed where it is read.
-        """
-        keys = self.units if self._layout.sharded_by == "unit" else self.keys
-        if not self.shards or keys is None:
-            return None
-        shards = np.uint64(self.shards)
-        return Column([keys], lambda own: own % shards)  # type: ignore[return-value]
-
-    @property
-    def opened_by(self) -> tuple[int, int]:
-        """The owner whose shards are open, and how many owners there are."""
-        return self._opened[1:]
+        """How many units the training records have; ``None`` when the store names no units."""
+        return None if self.units is None else self._layout.training_units
 
     def __len__(self) -> int:
         return len(self.index)
@@ -169,8 +133,8 @@ class RecordStore:
     def __repr__(self) -> str:
         return f"RecordStore({str(self.path)!r}, {self.name!r}, {self.kind}, {len(self):,} records)"
 
-    def __reduce__(self) -> tuple[Callable[..., RecordStore], tuple[Path, int, int]]:
-        return RecordStore.open, self._opened  # another process maps the files itself
+    def __reduce__(self) -> tuple[Callable[..., RecordStore], tuple[Path]]:
+        return RecordStore.open, (self.path,)  # another process maps the files itself
 
     def split(self, name: str) -> np.ndarray:
         """Rows of a split.
@@ -187,8 +151,9 @@ class RecordStore:
         return self.index.rows(_number(name))
 
     def count(self, name: str) -> int:
-        """How many open records a split has, without looking at them; see `split`."""
-        return self.index.count(_number(name))
+        """How many records a split has, by the header, which `Index.training` checks; see `split`."""
+        _number(name)
+        return self._layout.splits[name]
 
     def smallest(self, rows: Callable[[int, int], np.ndarray], count: int) -> np.ndarray:
         """Of some rows, those with the smallest keys: always the same records, whatever their order in the store.
@@ -254,7 +219,7 @@ class RecordStore:
         return self.pictures.encoded(indices)
 
     def stored(self) -> Iterator[tuple[slice, pa.RecordBatch]]:
-        """The open records as they are stored (id, image or its place, captions), batch by batch, with their indices."""
+        """The records as they are stored (id, image or its place, captions), batch by batch, with their indices."""
         yield from self._batches
 
 
@@ -283,16 +248,14 @@ def _number(split: str) -> int:
     return SPLITS.index(split)
 
 
-def _read(path: Path, part: Part, header: dict[str, Any]) -> tuple[pa.Table, list[RecordsFile]]:
-    """A part's index, and its records, mapped."""
-    index, *records = part.files
-    with pa.memory_map(str(path / index)) as source:
-        table = pa.ipc.open_file(source).read_all()
-    check_index(table, header)
-    files = [RecordsFile(path / name, starts_of(table.schema, Path(name).name)) for name in records]
+def _mapped(path: Path, layout: Layout, table: pa.Table) -> list[RecordsFile]:
+    """The files of records, mapped, if they and the index hold what the header says."""
+    check_index(table, layout.header)
+    names = layout.files[1:]
+    files = [RecordsFile(path / name, starts_of(table.schema, name)) for name in names]
     for file in files:
-        check_schema(file.schema, header)
-    held = sum(int(file.starts[-1]) for file in files)
-    if not len(table) == held == part.records:
-        raise damaged(path, f"{records[0]} should hold {part.records} records and holds {held}")
-    return table, files
+        check_schema(file.schema, layout.header)
+    held, wanted = sum(int(file.starts[-1]) for file in files), layout.header["records"]
+    if not len(table) == held == wanted:
+        raise damaged(path, f"{names[0]} should hold {wanted} records and holds {held}")
+    return files

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from dpfed.data.store.fingerprint import RECORD_BYTES, record_digest
-from dpfed.data.store.integrity import records_schema
+from dpfed.data.store.mapped import records_schema
 from dpfed.data.store.record import SPLITS, RecordInput, check_types, hold_out_hash, is_text, record_key
-from dpfed.data.views.pixels import BrokenImage, check_header, decoded, decoders, encode, memory, square
+from dpfed.data.views.pixels import BrokenImage, decoded, decoders, encode, memory, square
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
 
@@ -41,7 +41,6 @@ class Form:
         label_names: what the class numbers of each label mean; every label that is used must be here.
         unit_name: what a unit is called, such as ``"person"``; ``None``: no record names one.
         hold_out: splits to which training records may be moved at the end.
-        decoded: every image is decoded once, so that none that cannot be read gets in; otherwise only its header is read.
     """
 
     name: str
@@ -51,7 +50,6 @@ class Form:
     label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unit_name: str | None = None
     hold_out: tuple[str, ...] = SPLITS[1:]
-    decoded: bool = True
 
     @property
     def schema(self) -> pa.Schema:
@@ -243,9 +241,7 @@ class VolumeWriter:
         def encode_all(part: list[RecordInput]) -> list[_Stored | BrokenImage]:
             return list(map(self._encode, part))
 
-        # Looking at a header takes less time than handing it to a thread.
-        each = decoders().map(encode_all, parts) if self._form.decoded else map(encode_all, parts)
-        encoded = (stored for part in each for stored in part)
+        encoded = (stored for part in decoders().map(encode_all, parts) for stored in part)
         for record, stored in zip(pending, encoded, strict=True):
             if isinstance(stored, BrokenImage):
                 self.broken.append((record.called, str(stored)))
@@ -278,9 +274,6 @@ class VolumeWriter:
         """What to store, or what is wrong with the image."""
         size = self._form.size
         try:
-            if not self._form.decoded and isinstance(record.image, bytes):
-                check_header(record.image)
-                return _Stored(record.image, None)
             with decoded(record.image) as (image, converted):
                 if size is not None:
                     return _Stored(square(image, size).tobytes(), converted, image.size != (size, size))

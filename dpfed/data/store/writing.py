@@ -17,10 +17,10 @@ from dpfed.data.reasons import by_reason, mending
 from dpfed.data.store.fingerprint import RECORD_BYTES, fingerprint_of, new_key
 from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, MOST_SKIPPED, RECORDS, SKIPPED, volume_files
 from dpfed.data.store.mapped import RecordsFile, with_starts
-from dpfed.data.store.new_directory import cannot_write, name_directory, start_directory
 from dpfed.data.store.record import KINDS, SPLITS, RecordInput, selected
 from dpfed.data.store.volume import Form, Volume, VolumeWriter, repeated
 from dpfed.errors import UserError
+from dpfed.files.atomic import cannot_write, name_directory, start_directory
 from dpfed.places import local_path
 
 
@@ -213,7 +213,7 @@ def write_around(
 def _images(form: Form, resized: bool) -> dict[str, object]:
     """How images are stored, as the header says it."""
     stored: dict[str, object] = {"encoding": "encoded"} if form.size is None else {"encoding": "raw", "size": form.size}
-    return stored | ({"resized": True} if resized else {}) | ({} if form.decoded else {"undecoded": True})
+    return stored | ({"resized": True} if resized else {})
 
 
 def _write_index(file: Path, numbers: pa.Table, splits: np.ndarray, form: Form, batches: Mapping[str, Sequence[int]]) -> None:

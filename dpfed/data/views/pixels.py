@@ -63,15 +63,6 @@ def decode_and_tell(image: ImageInput) -> tuple[Image.Image, str | None]:
     return _loaded(_opened(image))
 
 
-def check_header(image: bytes) -> None:
-    """Looks at the beginning of an image file; what follows is not decoded.
-
-    Raises:
-        BrokenImage: when that is no image, or one that is too large.
-    """
-    _opened(image)
-
-
 @contextlib.contextmanager
 def decoded(image: ImageInput) -> Iterator[tuple[Image.Image, str | None]]:
     """As `decode_and_tell`, for the time of a block: of large images one at a time, however many threads there are."""
@@ -189,7 +180,7 @@ def memory(image: ImageInput) -> int:
 
 
 def decoders() -> ThreadPoolExecutor:
-    """The threads that decode images where processes do not (`dpfed.data.store.decoding`)."""
+    """The threads that decode images where processes do not (`dpfed.data.store.pictures`)."""
     return _pool(os.getpid())
 
 

@@ -98,7 +98,7 @@ class CoordinatorFolder:
         """
         folder = cls(Path(path))
         if not folder.terms.is_file():
-            raise UserError(f"{path} is no federation: `dpfed federation create {path} CONFIG CARDS` makes one.")
+            raise UserError(f"{path} is no federation: `dpfed federation provision` makes one.")
         return folder
 
     def identity(self) -> Identity:
@@ -122,7 +122,7 @@ def refuse_proposal(config: Config, sites: int) -> None:
             cannot be measured as asked, an unfit public store, or a plan that cannot be for any number of records.
     """
     if config.privacy.not_covered is not None:
-        raise UserError("privacy.not_covered is for one's own records, and those of a federation are the sites': leave it out.")
+        raise UserError("privacy.not_covered is for own records, and a federation trains on the sites' records: leave it out.")
     if config.privacy.seed is not None:
         raise UserError("privacy.seed gives the noise away to anyone, and no site joins such terms: leave it out.")
     refuse_start(config)

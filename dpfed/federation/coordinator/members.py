@@ -1,18 +1,50 @@
-"""Which sites are there, where, and what they have offered for the step to come."""
+"""Which sites are there, where, and what they have offered for the step to come.
+
+Which sites are left alone for a while, because they let a step wait for nothing.
+"""
 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Protocol
 
 from dpfed import __version__
-from dpfed.federation.coordinator.patience import Patience
 from dpfed.federation.protocol.answers import Hello, Offer, Rejected, read
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import alleged, sign
-from dpfed.federation.protocol.packets import Packet
+from dpfed.federation.protocol.messages import Packet, alleged, sign
 from dpfed.federation.protocol.terms import Terms
+
+_LONGEST = 600.0  # seconds
+
+
+class Patience:
+    """Sites that hang. Each time in a row one is left alone twice as long, up to ten minutes.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._strikes: dict[int, int] = {}
+        self._until: dict[int, float] = {}
+
+    def hung(self, number: int, seconds: float) -> None:
+        """A site let everybody wait so long."""
+        self._strikes[number] = self._strikes.get(number, 0) + 1
+        self._until[number] = self._clock() + min(seconds * 2.0 ** min(self._strikes[number] - 1, 32), _LONGEST)
+
+    def answered(self, number: int) -> None:
+        """A site answered a step, or was started again."""
+        self._strikes.pop(number, None)
+        self._until.pop(number, None)
+
+    def left(self, number: int) -> float:
+        """Seconds until a site may be asked again; 0: now."""
+        return max(0.0, self._until.get(number, 0.0) - self._clock()) if number in self._until else 0.0
+
 
 _LEFT = "it has left the federation"
 
@@ -143,7 +175,7 @@ class Members:
                 raise Rejected("its weights that are not trained differ from the coordinator's")
         except Rejected as rejected:
             if number not in self._addresses:
-                self._say(number, str(rejected), f"{site.name} is not taken in: {rejected}")
+                self._say(number, str(rejected), f"{site.name} is rejected: {rejected}")
             return
         self._heard(number, hello.release)
         if self._sessions.get(number) != hello.session:
@@ -168,7 +200,7 @@ class Members:
     def _why_absent(self, number: int) -> str:
         if self._name(number) in self._left():
             return _LEFT
-        return "it has made no masks yet" if number in self._addresses else self._why.get(number, "it never came")
+        return "it has not made its masks yet" if number in self._addresses else self._why.get(number, "it never came")
 
     def _reason(self, number: int) -> str:
         why, left = self._why_absent(number), self._patience.left(number)
@@ -180,7 +212,7 @@ class Members:
         if release != before:
             self._note(
                 f"{self._name(number)} runs dpfed {release} now, and before {before}; this coordinator runs {__version__}. "
-                "They speak the same protocol, so the run goes on"
+                "They speak the same protocol, so the run continues"
             )
 
     def _say(self, number: int, why: str, text: str) -> None:

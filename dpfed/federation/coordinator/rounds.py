@@ -17,18 +17,15 @@ from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.errors import UserError
-from dpfed.federation.coordinator.arrivals import Arrivals
-from dpfed.federation.coordinator.journal import Journal
-from dpfed.federation.coordinator.members import Channel, Members
-from dpfed.federation.coordinator.patience import Patience
+from dpfed.federation.coordinator.journal import Arrivals, Journal
+from dpfed.federation.coordinator.members import Channel, Members, Patience
 from dpfed.federation.protocol.answers import Answer, Rejected, Sum, read
+from dpfed.federation.protocol.fixed_point import encoded, grid_of, sum_of
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import LONGEST_HEADER, digest_of, sign
-from dpfed.federation.protocol.packets import Content, Packet
+from dpfed.federation.protocol.messages import LONGEST_HEADER, Content, Packet, digest_of, sign
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.protocol.vectors import encoded, grid_of, sum_of
 from dpfed.federation.site.worker import frozen_digest
-from dpfed.models.parameters import BroadcastVector, TrainableVector
+from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -75,7 +72,7 @@ class Federation:
         self._terms, self._identity, self._channel = terms, identity, channel
         self._journal, self._paid, self._note = journal, paid, note
         self._plan, self._trust = terms.privacy_plan, terms.trust_model
-        self._vector, self._sent = TrainableVector(model), BroadcastVector(model)
+        self._vector = TrainableVector(model)
         self._members = Members(terms, identity, frozen_digest(model), note, patience, left)
         self._secure, self._grid = terms.trust == "secure", grid_of(terms)
         self._numbers = self._vector.numel + self._plan.statistics_count  # of a sum
@@ -100,7 +97,7 @@ class Federation:
         if self._journal.opened(step):  # by a server that did not live to see its end
             reason = "the server stopped in the middle of it"
             self._journal.write("discarded", step, reason=reason)
-            self._note(f"step {step} is discarded and paid for: {reason}")
+            self._note(f"step {step} is discarded and charged: {reason}")
             return None
         self._wait_for_sites(step)
         self._journal.write("opened", step)
@@ -112,7 +109,7 @@ class Federation:
         others = {"releases": self._members.releases} if self._members.releases else {}
         if total is None:
             self._journal.write("discarded", step, reason=reason, arrived=names, missing=missing, **others)
-            self._note(f"step {step} is discarded and paid for: {reason}")
+            self._note(f"step {step} is discarded and charged: {reason}")
             return None
         std = self._trust.carried_std(self._plan, len(arrived))
         self._journal.write("collected", step, arrived=names, missing=missing, noise_of_sites=std, **others)
@@ -146,8 +143,8 @@ class Federation:
                 return
             if self._trust.sites - len(ahead) < self._trust.least:
                 raise UserError(
-                    f"the sites took part in steps up to {max(ahead.values())}, and this run is at step {step}: it is not the "
-                    "run that they know. Go on with that one, or make new terms."
+                    f"the sites took part in steps up to {max(ahead.values())}, and this run is at step {step}: it is not "
+                    "their run. Resume their run, or make new terms."
                 )
             if absent != (absent := list(self._members.absent(step).values())):
                 self._arrivals.ask(step, absent, left or None)
@@ -167,7 +164,7 @@ class Federation:
         if came := [name for name in self._without if name not in without]:
             self._note(f"{', '.join(came)} {'takes' if len(came) == 1 else 'take'} part from step {step} on")
         if without and without != self._without:
-            self._note(f"step {step} goes on without {len(without)} of {len(names)} sites. {self._members.absence(step)}")
+            self._note(f"step {step} continues without {len(without)} of {len(names)} sites. {self._members.absence(step)}")
         self._without = without
 
     def _ask(self, step: int) -> tuple[dict[int, Content], dict[str, str]]:
@@ -176,7 +173,7 @@ class Federation:
         Returns:
             The answers of the sites that came, by number, and for the others why they do not count.
         """
-        content = encoded(self._sent.gather(), self._terms.broadcast)
+        content = encoded(self._vector.gather(), self._terms.broadcast)
         digest = digest_of(content)  # once, for all sites
         roster = self._addresses = self._members.present(step)
         self._masked = self._masked_sum(step)

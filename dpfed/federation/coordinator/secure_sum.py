@@ -10,7 +10,7 @@ import numpy as np
 
 from dpfed.errors import UserError
 from dpfed.federation.protocol.answers import Answer, Offer, Rejected, Shares, Sum, Vote
-from dpfed.federation.protocol.packets import Content
+from dpfed.federation.protocol.messages import Content
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.secure.envelopes import offer_lengths
 from dpfed.federation.secure.unmasking import TRIES, Unmasking

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,12 @@ class Loopback:
         self._connections: dict[str, dict[str, str]] = {}
         self.connect(CONNECTION, self.port)
 
-    def start(self) -> None:
-        """Starts the SuperLink, registers the SuperNodes' keys with it, and starts the SuperNodes."""
+    def start(self, meanwhile: Callable[[Loopback], None] | None = None) -> None:
+        """Starts the SuperLink, registers the SuperNodes' keys with it, and starts the SuperNodes.
+
+        Args:
+            meanwhile: is called while the SuperNodes load, which takes seconds.
+        """
         keys = self.certificates
         command = ["flower-superlink", "--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
         command += ["--ssl-keyfile", keys / "server.key", "--enable-supernode-auth", "--host", _HOST, "--port", self.port]
@@ -81,13 +86,18 @@ class Loopback:
         self.members.start(SUPERLINK, command, self._environment(SUPERLINK))
         self.members.wait_for(SUPERLINK, "Uvicorn running", _START)
         self._told(f"starting Flower's SuperNodes of {', '.join(self._sockets)}, over TLS")
-        for name in self._sockets:
-            self.flwr("supernode", "register", keys / f"{name}.pub", CONNECTION, "--name", name)
+        with ThreadPoolExecutor(len(self._sockets)) as pool:  # each is a process that takes seconds to load
+            list(pool.map(self._register, self._sockets))
         for name in self._sockets:
             self.start_node(name)
+        if meanwhile is not None:
+            meanwhile(self)
         for name in self._sockets:
             self.wait_for_node(name)
             self._told(f"{name} is connected")
+
+    def _register(self, name: str) -> None:
+        self.flwr("supernode", "register", self.certificates / f"{name}.pub", CONNECTION, "--name", name)
 
     def start_node(self, name: str, port: int | None = None) -> None:
         """Starts a SuperNode and, in a process that stays, its app. After a kill, follow it by `wait_for_node`.
@@ -201,17 +211,23 @@ class Loopback:
 
 
 @contextlib.contextmanager
-def loopback(folder: Path, sockets: Mapping[str, Path], told: Callable[[str], None] = lambda text: None) -> Iterator[Loopback]:
+def loopback(
+    folder: Path,
+    sockets: Mapping[str, Path],
+    told: Callable[[str], None] = lambda text: None,
+    meanwhile: Callable[[Loopback], None] | None = None,
+) -> Iterator[Loopback]:
     """A federation that runs; it ends with the block, also by Ctrl-C or SIGTERM.
 
     Args:
         folder: a new one, for keys, Flower's own files, and logs (``logs/NAME.log``).
         sockets: where each site's worker answers, by the site's name. The workers may come later, and go.
         told: hears what is started.
+        meanwhile: see `Loopback.start`.
     """
     with processes(folder / "logs") as members:
         federation = Loopback(folder, sockets, members, told)
-        federation.start()
+        federation.start(meanwhile)
         yield federation
 
 

@@ -26,8 +26,7 @@ from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.progress import import_progress, signs_of_life
-from dpfed.runs.paths import with_absolute_paths
-from dpfed.runs.records import records_of
+from dpfed.runs.records import records_of, with_absolute_paths
 from dpfed.runs.resolution import settle
 
 _READY = "ready"  # a file that says that all parties have signed up
@@ -65,17 +64,23 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
         doors = {site_folder(number): Path(folder) / site_folder(number) / "door" for number in range(sites)}
         starting = contextlib.ExitStack()  # until the coordinator says its first line
         starting.enter_context(signs_of_life(say, "starting the federation"))
-        with starting, _refusing(), loopback(Path(folder) / "loopback", doors, say) as federation:
-            _serve(federation, parties, doors)
+
+        def meanwhile(federation: Loopback) -> None:
             app_folder = make_app_folder(Path(folder) / "app")
-            say(f"the coordinator {'goes on with' if goes_on else 'begins'} the run; it loads PyTorch and the held-out records")
+            say(f"the coordinator {'resumes' if goes_on else 'begins'} the run; it loads PyTorch and the held-out records")
             federation.submit(app_folder, {"federation": str(parties / "coordinator"), "run": str(place)})
+            _serve(federation, parties, doors)
+
+        with starting, _refusing(), loopback(Path(folder) / "loopback", doors, say, meanwhile) as federation:
+            for name in doors:
+                federation.members.wait_for(f"{name}-worker", "ready", _START)
+                say(f"{name} is ready: its records and the model are loaded")
             for line in federation.members.follow(RUN):
                 if not line.startswith(_FLOWERS):
                     starting.close()
                     console.print(line, end="", markup=False, highlight=False, soft_wrap=True)
     if RunDirectory.unused(place) or not RunDirectory.open(place).finished:
-        raise UserError(f"the run did not finish; the same command goes on with it. {parties} has what the parties keep.")
+        raise UserError(f"the run did not finish; the same command resumes it. The parties' folders are in {parties}.")
     return RunDirectory(place)
 
 
@@ -115,9 +120,6 @@ def _serve(federation: Loopback, parties: Path, doors: dict[str, Path]) -> None:
     for name, door in doors.items():
         command = ["dpfed", "site", "serve", parties / name, "--socket", door]
         federation.members.start(f"{name}-worker", command, {"OMP_NUM_THREADS": "1"})
-    for name in doors:
-        federation.members.wait_for(f"{name}-worker", "ready", _START)
-        say(f"{name} is ready: its records and the model are loaded")
 
 
 @contextlib.contextmanager
@@ -127,6 +129,6 @@ def _refusing() -> Iterator[None]:
         yield
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         raise UserError(
-            f"a party of the federation did not come up: {error}\nThis machine may be busy; the same command tries again, and "
-            "goes on with a run that has begun."
+            f"a party of the federation did not start: {error}\nThis machine may be busy; the same command tries again, and "
+            "resumes a run that has begun."
         ) from error

@@ -1,9 +1,6 @@
 """The folder that `flwr run` takes: both thin apps and what Flower wants to know of them, wherever dpfed is installed.
 
-    dpfed federation app app
-    flwr run app federation --stream --run-config ...
-
-In a checkout, `flwr run .` does the same.
+The Flower that dpfed is written for; this file imports nothing of it.
 """
 
 from __future__ import annotations
@@ -45,3 +42,6 @@ def make_app_folder(folder: Path) -> Path:
         reason = "it exists" if isinstance(error, FileExistsError) else error.strerror
         raise UserError(f"cannot make {folder}: {reason}; choose another folder.") from error
     return folder
+
+
+FLOWER_VERSION = "1.41"

@@ -1,4 +1,7 @@
-"""Flower as the carrier of packets, on the coordinator's side."""
+"""Flower as the carrier of packets, on the coordinator's side.
+
+A packet as the content of a Flower message: bytes in records, nothing that needs a deserialiser.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,51 @@ import threading
 import time
 from collections.abc import Iterator
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from dpfed.federation.flower.content import MESSAGE_TYPE, content_of, packet_in, vector_record
 from dpfed.federation.flower.internals import RunNotRunningException, limit_replies, replies_of_at_most, shorten_fetching
-from dpfed.federation.protocol.packets import MOST_VECTOR, Packet, failure_of
+from dpfed.federation.protocol.messages import MOST_VECTOR, Packet, PacketError, failure_of
+
+MESSAGE_TYPE = "query.packet"
+
+_RECORD, _VECTOR, _RAW = "packet", "vector", "dpfed.raw"
+
+
+def vector_record(vector: bytes | bytearray | memoryview) -> ArrayRecord:
+    """A vector as Flower sends it: in chunks, each of which is stored once however many messages carry it."""
+    data = bytes(vector)
+    return ArrayRecord({_VECTOR: Array("uint8", (len(data),), _RAW, data)})
+
+
+def content_of(packet: Packet, vector: ArrayRecord | None = None) -> RecordDict:
+    """A packet as the content of a message.
+
+    Args:
+        packet: what to send.
+        vector: the record of its vector if there is one already; messages that share it hash it once.
+    """
+    content = RecordDict({_RECORD: ConfigRecord({"header": packet.header, "signature": packet.signature})})
+    if len(packet.vector):
+        content[_VECTOR] = vector or vector_record(packet.vector)
+    return content
+
+
+def packet_in(content: RecordDict) -> Packet:
+    """The packet in the content of a message.
+
+    Raises:
+        PacketError: if it holds none.
+    """
+    try:
+        header, signature = content.config_records[_RECORD]["header"], content.config_records[_RECORD]["signature"]
+        vector = content.array_records[_VECTOR][_VECTOR].data if _VECTOR in content else b""
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PacketError("the message holds no packet") from error
+    if not (isinstance(header, bytes) and isinstance(signature, bytes) and isinstance(vector, bytes)):
+        raise PacketError("the message holds no packet")
+    return Packet(header, signature, vector)
+
 
 _AROUND = 1 << 16, 1 << 7  # bytes that Flower puts around a packet; and one for each so many of the packet
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # seconds between looks for a reply; Flower's own loop takes 3

@@ -11,9 +11,8 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from dpfed.federation.flower.content import content_of, packet_in
-from dpfed.federation.protocol.messages import alleged
-from dpfed.federation.protocol.packets import Failure, Packet, PacketError, failed
+from dpfed.federation.flower.channel import content_of, packet_in
+from dpfed.federation.protocol.messages import Failure, Packet, PacketError, alleged, failed
 from dpfed.federation.site.local_socket import ask
 
 _RESTART, _PAUSE = 60.0, 0.2  # seconds that a worker may take to be restarted; between looks for it
@@ -25,19 +24,6 @@ app = ClientApp()
 def forward(message: Message, context: Context) -> Message:
     """Answers a message with what the site worker says, or with one word about why it says nothing."""
     return Message(content_of(_reply(message, context)), reply_to=message)
-
-
-def is_greeting(message: Message) -> bool:
-    """Whether the coordinator only asks who is here. A step would cost the site's budget, a greeting costs nothing."""
-    try:
-        return alleged(packet_in(message.content)).get("kind") == "hello"
-    except PacketError:
-        return False
-
-
-def unreachable(message: Message) -> Message:
-    """The answer that there is no site behind this SuperNode."""
-    return Message(content_of(failed(Failure.UNREACHABLE)), reply_to=message)
 
 
 def _reply(message: Message, context: Context) -> Packet:

@@ -14,8 +14,8 @@ Documented are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and Flower's comm
   number and size.
 - `RunNotRunningException`, with which ``Grid`` says that the operator stopped the run.
 
-On an upgrade: change ``FLOWER_VERSION`` in ``version.py`` and the range of ``flwr`` in ``pyproject.toml``, and run the tests of
-this room. They say what no longer fits. Then read the files above: what they do may have changed, too.
+On an upgrade: change ``FLOWER_VERSION`` in ``app_folder.py`` and the range of ``flwr`` in ``pyproject.toml``, and run the tests
+of this room. They say what no longer fits. Then read the files above: what they do may have changed, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import httpx
 from flwr.app import Context, Message
 
 from dpfed.errors import UserError
-from dpfed.federation.flower.version import FLOWER_VERSION
+from dpfed.federation.flower.app_folder import FLOWER_VERSION
 
 VERSION = FLOWER_VERSION
 

@@ -3,8 +3,8 @@
     dpfed federation run FOLDER
 
 FOLDER is what `dpfed federation provision` made. The SuperLink may come later, and is on this machine, on loopback. While the
-run goes on, keys that come into FOLDER/nodes are registered, and the SuperNodes of those that go are unregistered: so keys are
-rotated, and sites leave, in mid-run. The same command after a crash goes on with the run.
+run goes on, keys that come into FOLDER/nodes are registered, and the SuperNodes of those that go are unregistered: so keys
+change, and sites leave, in mid-run. The same command after a crash goes on with the run.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Operator:
                     return
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"no SuperLink listens on {_HOST}:{self._port}: start dpfed-superlink, and give this command again."
+                    f"no SuperLink listens on {_HOST}:{self._port}: start dpfed-superlink, then run this command again."
                 )
             time.sleep(0.5)
 
@@ -184,17 +184,16 @@ def _told(status: str) -> int:
     """The exit code for a run's last status; what is not the end of it, is said."""
     if status == "finished:completed":
         return 0
-    print(f"the run stopped before its end ({status or 'no run'}): this command, given again, goes on with it", flush=True)
+    print(f"the run stopped before its end ({status or 'no run'}): the same command resumes it", flush=True)
     return 1
 
 
-def operate(folder: Path, port: int = LINK_PORT, register_only: bool = False) -> int:
+def operate(folder: Path, port: int = LINK_PORT) -> int:
     """Registers the SuperNodes' keys, then starts the run or goes on with it, and follows it.
 
     Args:
         folder: what `dpfed federation provision` made.
         port: of the SuperLink, on loopback.
-        register_only: end when the keys are registered.
 
     Returns:
         The exit code of the command.
@@ -207,7 +206,5 @@ def operate(folder: Path, port: int = LINK_PORT, register_only: bool = False) ->
     operator = Operator(folder, port)
     operator.wait_for_link()
     operator.register()
-    if register_only:
-        return 0
     threading.Thread(target=operator.watch, args=(threading.Event(),), daemon=True).start()
     return operator.run()

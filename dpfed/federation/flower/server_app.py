@@ -1,4 +1,7 @@
-"""The Flower ServerApp: the coordinator of a federation. It carries out a run like any other, with another transport."""
+"""The Flower ServerApp: the coordinator of a federation. It carries out a run like any other, with another transport.
+
+What the coordinator of a federation does, whatever carries its messages.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,61 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.console import logs
 from dpfed.console.terminal import console, show_run, watching
 from dpfed.errors import UserError
-from dpfed.federation.coordinator.coordination import coordinate
+from dpfed.federation.coordinator.folder import CoordinatorFolder
+from dpfed.federation.coordinator.journal import Arrivals, Journal
+from dpfed.federation.coordinator.members import Channel
+from dpfed.federation.coordinator.rounds import Federation
 from dpfed.federation.flower.channel import FlowerChannel
+from dpfed.federation.protocol.terms import Terms
+from dpfed.privacy.ledger import Ledger
+from dpfed.progress import Watcher
+from dpfed.runs.job import Job, begin, take_up
+from dpfed.runs.preflight import Preflight
+from dpfed.runs.running import run_job
+
+_ENDING = 10.0  # seconds that a server of before may still hold the run
+
+
+def coordinate(folder: Path, place: Path, channel: Channel, watcher: Watcher) -> RunDirectory:
+    """Begins a federation's run, or goes on with it.
+
+    Args:
+        folder: of the coordinator.
+        place: the run's directory.
+        channel: reaches the sites.
+        watcher: sees the stages.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: for what the operator can mend.
+    """
+    party = CoordinatorFolder.open(folder)
+    terms, identity = Terms.load(party.terms), party.identity()
+
+    def connect(job: Job) -> Federation:
+        journal, paid, arrivals = Journal(job.run.journal), Ledger.open(job.run.ledger), Arrivals(job.run.arrivals)
+        model, note = job.parts.model, watcher.note
+        return Federation(terms, identity, channel, model, journal, paid, note, arrivals=arrivals, left=party.left)
+
+    if RunDirectory.unused(place):
+        RunDirectory.refuse_unusable(place)
+        job = begin(Preflight(party.config(), place), watcher, terms=terms)  # the terms hold the plan
+    else:
+        run = RunDirectory.open(place)
+        run.refuse_other_terms(terms.text)
+        if run.finished:
+            run.forget_key()
+            return run
+        job = take_up(run, watcher, terms=terms)
+    with job.run.locked(_ENDING):
+        return run_job(job, watcher, connect)
+
 
 app = ServerApp()
 
@@ -20,7 +73,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Trains with the sites of a federation; `run` goes on where it was if it is there.
 
-    Run-config keys: ``federation``, the coordinator's folder (`dpfed federation create`), and ``run``, the run's directory;
+    Run-config keys: ``federation``, the coordinator's folder (`dpfed federation provision`), and ``run``, the run's directory;
     both absolute, on the machine of the SuperLink.
     """
     try:
@@ -28,7 +81,7 @@ def main(grid: Grid, context: Context) -> None:
         for name, value in given.items():
             if not Path(value).is_absolute():
                 raise UserError(f"run-config {name} = {value!r}: expected an absolute path on the SuperLink's machine.")
-        logs.set_up()  # as DPFED_LOG_FORMAT and DPFED_LOG_FILE say
+        logs.set_up()  # as DPFED_LOG_FORMAT says
         with watching() as watcher:
             run = coordinate(Path(given["federation"]), Path(given["run"]), FlowerChannel(grid), watcher)
         show_run(run)

@@ -10,8 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StrictInt, ValidationError
 
 from dpfed import __version__
-from dpfed.federation.protocol.messages import PROTOCOL, OtherVersion, Untrusted, verify
-from dpfed.federation.protocol.packets import Packet
+from dpfed.federation.protocol.messages import PROTOCOL, OtherVersion, Packet, Untrusted, verify
 
 _SIGNATURE_BYTES = 64
 
@@ -27,9 +26,9 @@ class Reason(StrEnum):
     SHAPE = "parameters of another shape, or not finite"
     OFFER = "another site's offer cannot be opened"
     NO_OFFER = "the site holds no offer of its own for this step: it was started again"
-    VIEW = "what the sites were told about this step does not agree"
+    VIEW = "the sites received different messages about this step"
     VERSION = "the site's dpfed speaks another version of the protocol"
-    FAILED = "the site cannot go on; its operator knows more"
+    FAILED = "the site cannot continue; its operator's log says why"
 
 
 class Rejected(Exception):

@@ -52,7 +52,7 @@ class SiteCard(Section):
         except OSError as error:
             raise UserError(f"cannot read the card {path}: {error.strerror or error}.") from error
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} is no site's card: `dpfed site create` writes card.json.") from error
+            raise UserError(f"{path} is no site's card: `dpfed site setup` writes card.json.") from error
 
 
 def hidden_text(tree: Any) -> str:

@@ -1,18 +1,25 @@
-"""What the terms of a federation mean, in words: for the operators before they join, and for the privacy card."""
+"""What the terms of a federation mean, in words: for the operators before they join, and for the privacy card.
+
+What a federation adds to the papers of its run: the one thing that runs ask of this room.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.trust import Mode
 from dpfed.privacy.accounting import epsilon
 from dpfed.privacy.promise import large_delta, meaning, round_up
-from dpfed.report.facts import CardFacts
-from dpfed.report.marks import Mark
+from dpfed.report.facts import CardFacts, Mark
+
+if TYPE_CHECKING:
+    from dpfed.artifacts.directory import RunDirectory
+    from dpfed.report.facts import CardFacts
 
 _SIMULATED = Mark(
     "The institutions were simulated: one process held all records and all keys. Epsilon holds for the model. What this card "
@@ -35,22 +42,23 @@ def statement(terms: Terms, own: int | None = None, confirmed: Collection[str] =
         confirmed: fingerprints of the cards that this site has confirmed.
     """
     plan = terms.privacy_plan
+    delta, protected, sampling = plan.promise.delta, plan.promise.protected, plan.sampling
     yield "terms", terms.fingerprint
     if plan.promises:
-        if warning := large_delta(plan.delta, plan.records, plan.protected):
+        if warning := large_delta(delta, sampling.records, protected):
             yield "warning", warning
-        yield "promise", f"({round_up(plan.epsilon())}, {round_up(plan.delta)})-differential privacy for each {plan.protected}"
-        yield "which means", meaning(plan.epsilon(), plan.delta, plan.protected, "what the federation releases")
+        yield "promise", f"({round_up(plan.epsilon())}, {round_up(delta)})-differential privacy for each {protected}"
+        yield "which means", meaning(plan.epsilon(), delta, protected, "what the federation releases")
     else:
         yield "promise", "none: nothing is clipped, no noise is added"
     yield (
         "plan",
         (
-            f"N = {plan.records:,}, q = {plan.sampling_rate:.6g}, K = {plan.groups}, S = {plan.group_size}, T = {plan.steps}, "
-            f"C = {plan.bound:g}, sigma = {plan.noise_multiplier:.6g}"
+            f"N = {sampling.records:,}, q = {sampling.rate:.6g}, K = {plan.groups}, S = {plan.bounding.group_size}, "
+            f"T = {plan.steps}, C = {plan.bounding.bound:g}, sigma = {plan.noise.multiplier:.6g}"
         ),
     )
-    if plan.method.public_records:
+    if plan.bounding.method.public_records:
         public = terms.run_config().public
         kind = "procedural images" if public.source == "procedural" else public.source
         made = f"fingerprint {public.digest}" if public.digest else f"{public.generated:,} generated {kind}"
@@ -87,12 +95,12 @@ def confirmation(terms: Terms, own: int, confirmed: Collection[str]) -> str:
     if part >= 1:
         return f"{said}. The promise holds if these are honest" + (", whoever the others are" * (len(known) + 1 < trust.sites))
     multiplier = plan.noise_std * math.sqrt(part) / plan.rounded_sensitivity
-    left = epsilon(dataclasses.replace(plan.mechanism, noise_multiplier=multiplier), plan.steps, plan.delta, plan.accountant)
+    delta, message = plan.promise.delta, dataclasses.replace(plan.mechanism, noise_multiplier=multiplier)
+    left = epsilon(message, plan.steps, delta, plan.promise.accountant)
     if not math.isfinite(left):
         return f"{said}. If only these are honest, no finite epsilon holds: confirm the others' cards (`dpfed site confirm`)"
-    words = (
-        meaning(left, plan.delta, f"{plan.protected} of this site", "what the federation releases").split(". ")[0].rstrip(".")
-    )
+    words = meaning(left, delta, f"{plan.promise.protected} of this site", "what the federation releases")
+    words = words.split(". ")[0].rstrip(".")
     return (
         f"{said}. If only these are honest, and the coordinator lies together with the others, then not epsilon "
         f"{round_up(plan.epsilon())} holds but {round_up(left)}, at the same delta: {words[0].lower()}{words[1:]}. Confirm the "
@@ -106,11 +114,11 @@ def message_epsilon(terms: Terms) -> str:
     if not plan.private or terms.trust not in ("distributed", "local"):
         return ""
     message = dataclasses.replace(plan.mechanism, noise_multiplier=trust.message_multiplier(plan))
-    seen = epsilon(message, plan.steps, plan.delta, plan.accountant)
+    seen = epsilon(message, plan.steps, plan.promise.delta, plan.promise.accountant)
     who = "whoever sees the messages of one site, as the server does"
     if not math.isfinite(seen):
-        return f"{who}: no finite epsilon holds, so nothing limits what these messages tell about a {plan.protected}"
-    words = meaning(seen, plan.delta, f"{plan.protected} of that site", "what that site sends")
+        return f"{who}: no finite epsilon holds, so nothing limits what these messages tell about a {plan.promise.protected}"
+    words = meaning(seen, plan.promise.delta, f"{plan.promise.protected} of that site", "what that site sends")
     return f"{who}: epsilon {round_up(seen)} at the same delta. {words}"
 
 
@@ -143,5 +151,22 @@ def of_federation(facts: CardFacts, terms: Terms, journal: Journal, simulated: b
 def _site(terms: Terms, number: int, journal: Journal) -> str:
     member, plan = terms.sites[number], terms.privacy_plan
     counted = journal.rounds_of(member.name)
-    text = f"{member.name}: {member.records:,} records, {member.groups} of the K groups; its sums are in {counted} steps"
+    groups = "" if plan.bounding.method.alone else f", {member.groups} of the K groups"
+    text = f"{member.name}: {member.records:,} records{groups}; its sums are in {counted} steps"
     return text + (f", which cost its records epsilon {round_up(plan.epsilon(counted))}" if plan.private else "")
+
+
+def terms_of(run: RunDirectory) -> Terms | None:
+    """The terms of the federation that a run is for, if it is for one."""
+    return Terms.load(run.terms) if run.terms.is_file() else None
+
+
+def facts_of_federation(facts: CardFacts, run: RunDirectory, terms: Terms) -> CardFacts:
+    """The facts of a run's card, with what its federation adds to them.
+
+    Args:
+        facts: of the run.
+        run: its directory, with the federation's journal.
+        terms: of the federation.
+    """
+    return of_federation(facts, terms, Journal(run.journal), run.simulation.is_file())

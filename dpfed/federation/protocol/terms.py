@@ -45,7 +45,7 @@ class Terms(Section):
     plan: dict[str, Any]
     trust: Mode = "central"
     drops: int = Field(0, ge=0, description="d: sites that may drop out of a step (distributed and secure)")
-    colluders: int = Field(1, ge=0, description="c: sites that may tell others what they know (distributed and secure)")
+    colluders: int = Field(1, ge=0, description="c: sites that may pool what they know (distributed and secure)")
     deadline: float = Field(120.0, ge=0.1, le=86_400, description="seconds that a step waits for the slowest site")
     broadcast: Literal["fp32", "bf16"] = Field("fp32", description="how parameters travel to the sites; sums are always fp32")
     coordinator: str = KEY
@@ -98,7 +98,9 @@ class Terms(Section):
         except OSError as error:
             raise UserError(f"cannot read the terms {path}: {error.strerror or error}.") from error
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} holds no terms of a federation: `dpfed federation create` writes terms.json.") from error
+            raise UserError(
+                f"{path} holds no terms of a federation: `dpfed federation provision` writes terms.json."
+            ) from error
 
     def save(self, path: Path) -> None:
         """Writes the terms to a file that must not exist."""
@@ -120,13 +122,13 @@ class Terms(Section):
             raise UserError(f"these are no terms of a federation: {_first(error)}.") from error
         terms.trust_model  # noqa: B018 refuses numbers that cannot be
         config, sites = terms.run_config(), terms.sites
-        counts = [(site.units or 0) if plan.unit == "user" else site.records for site in sites]
+        counts = [(site.units or 0) if plan.promise.unit == "user" else site.records for site in sites]
         _check(plan.is_of(config), "the plan is not the configuration's")
-        unnamed = plan.method.public_records and config.public.source == "store" and config.public.digest is None
+        unnamed = plan.bounding.method.public_records and config.public.source == "store" and config.public.digest is None
         _check(not unnamed, "the public records have no fingerprint")
         unhashed = config.model.start is not None and config.model.start_digest is None
         _check(not unhashed, "the starting weights have no digest")
-        _check(all(counts) and sum(counts) == plan.records, "the sites' records do not add up to the plan's")
+        _check(all(counts) and sum(counts) == plan.sampling.records, "the sites' records do not add up to the plan's")
         _check([site.groups for site in sites] == plan.apportioned(counts), "the groups are not shared out by records")
         _check(plan.private or terms.trust == "central", "without privacy there is no noise to share out")
         _check(all(map(is_exchange_key, (site.exchange_key for site in sites))), "an exchange key agrees on no secret")

@@ -100,7 +100,7 @@ class Trust:
         """What each site adds to its own sum; ``None``: nothing."""
         if self.mode == "central" or not plan.private:
             return None
-        return plan.noise_of(self.honest) if self.shared else plan.noise
+        return plan.noise_of(self.honest) if self.shared else plan.noise_of()
 
     def share_std(self, plan: PrivacyPlan) -> float:
         """Standard deviation of the noise that each site adds to each coordinate of its own sum."""

@@ -1,8 +1,7 @@
 """Certificates for a SuperLink, and keys for SuperNodes.
 
 An authority (``ca.crt``, which every site gets, and ``ca.key``, which should lie on no machine that is online) signs the
-server's certificate (``server.pem``, ``server.key``). ``ca.crt`` may hold several authorities, the newest first: sites then
-trust the old and the new one while the server changes from one to the other.
+server's certificate (``server.pem``, ``server.key``).
 """
 
 from __future__ import annotations
@@ -10,21 +9,23 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
-import re
+import secrets
 import shutil
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dpfed.errors import UserError
-from dpfed.federation.provisioning.hosts import is_host
-from dpfed.files.atomic import create_file, new_folder, write_atomically
+from dpfed.federation.provisioning.project import is_host
+from dpfed.files.atomic import create_file, make_folder, new_folder, sync_folder, write_atomically
 from dpfed.files.reading import read_bytes
 
 AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
+NODE, NODE_PUBLIC, RUNTIME = "node", "node.pub", "runtime.secret"  # of a site: what its SuperNode has
 
 _CURVE = ec.SECP384R1()
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 365
@@ -68,10 +69,8 @@ def make_node_key(folder: Path, name: str) -> None:
         name: of the private key's file; the public one's ends in ``.pub``.
 
     Raises:
-        UserError: if a file of that name is there, or it is no name.
+        UserError: if a file of that name is there.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise UserError(f"--node {name!r} is no name for a file: use letters, digits, - and _.")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     private, public = folder / name, folder / f"{name}.pub"
     _refuse_existing(private, public)
@@ -81,42 +80,36 @@ def make_node_key(folder: Path, name: str) -> None:
     create_file(public, line + f" {name}\n".encode(), 0o644)
 
 
-def renew_server(folder: Path, hosts: list[str], days: int = _SERVER_DAYS) -> None:
-    """Makes a new certificate and key for the server; the old ones stay beside them, as ``.old``.
+def make_site_keys(folder: Path) -> None:
+    """Makes what is not there yet of the key of a site's SuperNode and the secret that SuperNode and app share.
 
     Args:
-        folder: with all four files.
-        hosts: see `make_certificates`.
-        days: see `make_certificates`.
-
-    Raises:
-        UserError: if the authority's key is not there: it may lie offline.
+        folder: gets ``node``, ``node.pub`` and ``runtime.secret``.
     """
-    _require_key(folder)
-    with new_folder(folder / "new", 0o700) as draft:
-        for name in (AUTHORITY, AUTHORITY_KEY):
-            create_file(draft / name, read_bytes(folder / name), 0o600)
-        make_certificates(draft, hosts, days)
-    _replace(folder, SERVER_KEY, SERVER)
+    make_folder(folder, 0o700)
+    if not (folder / NODE_PUBLIC).is_file():
+        draft, owner = folder / ".new", folder.stat()
+        shutil.rmtree(draft, ignore_errors=True)  # of an attempt that was killed
+        with new_folder(draft, 0o700) as new:
+            make_node_key(new, NODE)
+        for name in (NODE, NODE_PUBLIC):  # the public half last: without it there is no key
+            if os.geteuid() == 0:  # the folder may be that of the SuperNode's user
+                os.chown(draft / name, owner.st_uid, owner.st_gid)
+            os.replace(draft / name, folder / name)
+        draft.rmdir()
+        sync_folder(folder)
+    if not (folder / RUNTIME).exists():
+        write_atomically(folder / RUNTIME, secrets.token_bytes(32), 0o600)
 
 
-def renew_authority(folder: Path) -> None:
-    """Makes a new authority. ``ca.crt`` then holds it and the one before it; the server's certificate stays as it is.
-
-    Give ``ca.crt`` to all sites before `renew_server` signs with the new one.
-
-    Args:
-        folder: with all four files; the old key stays as ``ca.key.old``.
-
-    Raises:
-        UserError: see `renew_server`.
-    """
-    _require_key(folder)
-    with new_folder(folder / "new", 0o700) as draft:
-        _authority(draft)
-        newest = certificates_in(folder / AUTHORITY)[0].public_bytes(_PEM)
-        write_atomically(draft / AUTHORITY, read_bytes(draft / AUTHORITY) + newest, 0o644)
-    _replace(folder, AUTHORITY_KEY, AUTHORITY)
+def is_whole(folder: Path) -> bool:
+    """Whether the private key of a site's SuperNode is that of its public half."""
+    try:
+        key = serialization.load_ssh_private_key(read_bytes(folder / NODE), password=None)
+    except (ValueError, UnsupportedAlgorithm):
+        return False
+    line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return line.split() == read_bytes(folder / NODE_PUBLIC).split()[:2]
 
 
 def is_for(path: Path, host: str) -> bool:
@@ -150,22 +143,6 @@ def certificates_in(path: Path) -> list[x509.Certificate]:
         raise UserError(f"{path} holds no certificate in PEM: restore the one that was made.") from error
 
 
-def _require_key(folder: Path) -> None:
-    shutil.rmtree(folder / "new", ignore_errors=True)  # of an attempt that was killed
-    if not (folder / AUTHORITY_KEY).is_file():
-        raise UserError(
-            f"{folder / AUTHORITY_KEY} is not there, and it signs: bring it from where it is kept, and take it away again."
-        )
-
-
-def _replace(folder: Path, *names: str) -> None:
-    """Puts new files in the place of old ones, which stay as ``.old``."""
-    for name in names:
-        os.replace(folder / name, folder / f"{name}.old")
-        os.replace(folder / "new" / name, folder / name)
-    shutil.rmtree(folder / "new")
-
-
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     certificate_file, key_file = folder / AUTHORITY, folder / AUTHORITY_KEY
     if certificate_file.exists() and key_file.exists():
@@ -174,9 +151,7 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
             raise UserError(f"{key_file} holds another kind of key than this program makes: restore the one that it wrote.")
         return x509.load_pem_x509_certificate(read_bytes(certificate_file)), key
     if certificate_file.exists():
-        raise UserError(
-            f"{certificate_file} is there, but not {key_file}, which signs in its name: bring both, or use a new folder."
-        )
+        raise UserError(f"{certificate_file} is here, but its key {key_file} is missing: restore both, or use a new folder.")
     _refuse_existing(key_file)
     key = ec.generate_private_key(_CURVE)
     name = _named("dpfed federation authority")
@@ -211,7 +186,7 @@ def _named(name: str) -> x509.Name:
 
 def _general_name(host: str) -> x509.GeneralName:
     if not is_host(host):
-        raise UserError(f"--host {host!r} is neither a host's name nor an IP address: leave out scheme and port.")
+        raise UserError(f"{host!r} is neither a host's name nor an IP address: leave out scheme and port.")
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

@@ -18,13 +18,18 @@ from dpfed.federation.leaving import has_left
 from dpfed.federation.protocol.messages import PROTOCOL
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import AUTHORITY, SERVER
-from dpfed.federation.provisioning.coordinators_files import of_party, of_server
-from dpfed.federation.provisioning.findings import Finding, State
-from dpfed.federation.provisioning.kits import TERMS, altered
-from dpfed.federation.provisioning.network import of_certificate, of_connection, of_port
-from dpfed.federation.provisioning.own_files import of_door, of_keys, of_ledger, of_permissions, of_programs
-from dpfed.federation.provisioning.replies import Reply
-from dpfed.federation.provisioning.services import LINK_PORT, NODE_PORTS
+from dpfed.federation.provisioning.kits import TERMS, Reply, altered
+from dpfed.federation.provisioning.network import Finding, State, of_certificate, of_connection, of_port
+from dpfed.federation.provisioning.own_files import (
+    of_door,
+    of_keys,
+    of_ledger,
+    of_party,
+    of_permissions,
+    of_programs,
+    of_server,
+)
+from dpfed.federation.provisioning.services import LINK_PORT, NODE_PORT
 from dpfed.federation.provisioning.site_place import SitePlace
 from dpfed.federation.site.folder import SiteFolder, refuse_too_few
 from dpfed.privacy.ledger import Ledger
@@ -49,7 +54,10 @@ def examine_site(folder: Path) -> list[Finding]:
         ("versions", lambda: _versions(manifest.release, manifest.protocol)),
         ("versions", lambda: of_programs(place)),
         ("keys", lambda: of_keys(place)),
-        ("certificate", lambda: of_certificate(place.path / AUTHORITY, "ask the coordinator for a kit with a new authority")),
+        (
+            "certificate",
+            lambda: of_certificate(place.path / AUTHORITY, "the federation ends with its authority: call the coordinator"),
+        ),
         ("coordinator", lambda: of_connection(manifest.superlink, place.path / AUTHORITY, place.env())),
         ("ports", lambda: _node_ports(place)),
         ("door", lambda: of_door(place)),
@@ -78,17 +86,20 @@ def examine_coordinator(folder: Path) -> list[Finding]:
         )
     folder = folder.absolute()
     certificates = folder / "certificates"
-    renew = "dpfed federation provision PROJECT --renew"
+    renew = "move server.pem and server.key away, `dpfed federation provision PROJECT`, then `nginx -s reload`"
     inner = f"move {certificates / 'inner'} away, `dpfed federation provision PROJECT`, and start the SuperLink again"
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("versions", lambda: _versions(__version__, PROTOCOL)),
         ("keys", lambda: of_permissions("keys", *_secret_of_coordinator(folder))),
         ("keys", lambda: of_party(folder)),
-        ("certificate", lambda: of_server(certificates, f"`{renew} certificate`, then `nginx -s reload`")),
+        ("certificate", lambda: of_server(certificates, renew)),
         ("certificate", lambda: of_server(certificates / "inner", inner)),
         ("certificate", lambda: _unless_good(of_certificate(certificates / "inner" / SERVER, inner))),
-        ("certificate", lambda: of_certificate(certificates / SERVER, f"`{renew} certificate`, then `nginx -s reload`")),
-        ("authority", lambda: of_certificate(certificates / AUTHORITY, f"`{renew} authority`, then give all sites their kits")),
+        ("certificate", lambda: of_certificate(certificates / SERVER, renew)),
+        (
+            "authority",
+            lambda: of_certificate(certificates / AUTHORITY, "provision another federation: terms and kits are of this one"),
+        ),
         ("authority", lambda: _offline(certificates / "ca.key")),
         ("ports", lambda: of_port(LINK_PORT, "the SuperLink", "start dpfed-superlink")),
         ("disk", lambda: _disk(folder)),
@@ -102,11 +113,9 @@ def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]
     try:
         return list(check())
     except UserError as error:
-        return [Finding(name, State.BAD, str(error), "see the sentence before")]
+        return [Finding(name, State.BAD, str(error), "see the message above")]
     except PermissionError as error:
-        return [
-            Finding(name, State.UNKNOWN, f"{error.filename} may not be read by this user", "give this command as its owner")
-        ]
+        return [Finding(name, State.UNKNOWN, f"{error.filename} may not be read by this user", "run this command as its owner")]
     except OSError as error:
         return [
             Finding(
@@ -140,7 +149,7 @@ def _versions(release: str, protocol: int) -> Iterator[Finding]:
         )
     else:
         yield Finding("versions", State.GOOD, here)
-    from dpfed.federation.flower.version import FLOWER_VERSION
+    from dpfed.federation.flower.app_folder import FLOWER_VERSION
 
     try:
         flower = version("flwr")
@@ -165,20 +174,18 @@ def _disk(folder: Path) -> Iterator[Finding]:
 
 
 def _node_ports(place: SitePlace) -> Iterator[Finding]:
-    settings, used = place.env(), [] if has_left(place.site.path) else place.keys.slots()
-    for slot in used:
-        port = settings.get(f"DPFED_PORT_{slot.upper()}", str(NODE_PORTS[slot]))
-        if not port.isdecimal() or not 0 < int(port) < 65536:
-            yield Finding(
-                "ports", State.BAD, f"DPFED_PORT_{slot.upper()} in .env is {port!r}", "write a number from 1 to 65535"
-            )
-            continue
-        yield from of_port(
-            int(port),
-            f"SuperNode {slot}",
-            f"start node-{slot} and app-{slot}; the SuperNode ends, and is started again, until the coordinator has registered "
-            "its key. In containers it is not seen from here",
-        )
+    port = place.env().get("DPFED_PORT", str(NODE_PORT))
+    if has_left(place.site.path):
+        return
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        yield Finding("ports", State.BAD, f"DPFED_PORT in .env is {port!r}", "write a number from 1 to 65535")
+        return
+    yield from of_port(
+        int(port),
+        "the SuperNode",
+        "start node and app; the SuperNode ends, and is started again, until the coordinator has registered its key. In "
+        "containers it is not seen from here",
+    )
 
 
 def _store(site: SiteFolder) -> Iterator[Finding]:
@@ -191,7 +198,7 @@ def _store(site: SiteFolder) -> Iterator[Finding]:
 def _terms(place: SitePlace) -> Iterator[Finding]:
     site = place.site
     if has_left(site.path):
-        yield Finding("terms", State.CARE, "this site has left its federation, for good", "stop SuperNode and worker")
+        yield Finding("terms", State.CARE, "this site has left its federation permanently", "stop SuperNode and worker")
         return
     if not site.joined:
         if (place.path / TERMS).is_file():
@@ -217,7 +224,7 @@ def _terms(place: SitePlace) -> Iterator[Finding]:
 def _copies(site: SiteFolder) -> Iterator[Finding]:
     """What was agreed on and does not travel, such as public records."""
     if site.joined and not has_left(site.path):
-        from dpfed.federation.site.own_config import require_copies  # with torch, which takes seconds
+        from dpfed.federation.site.serving import require_copies  # with torch, which takes seconds
 
         if found := require_copies(site.terms(), site.settings()):
             yield Finding("copies", State.GOOD, f"as agreed on: {', '.join(found)}")
@@ -256,7 +263,10 @@ def _secret_of_coordinator(folder: Path) -> list[Path]:
 def _offline(key: Path) -> Iterator[Finding]:
     if key.exists():
         yield Finding(
-            "authority", State.CARE, f"{key} is on this machine", "move it to one that is offline; --renew needs it back"
+            "authority",
+            State.CARE,
+            f"{key} is on this machine",
+            "move it to one that is offline; a new server's certificate needs it back",
         )
 
 

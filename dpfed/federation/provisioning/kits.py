@@ -6,6 +6,8 @@ later one holds the terms, too, and all that the first one held, so the newest k
 
 Nothing that a site makes for itself has a name that a kit uses (`OWN`). So a kit that is unpacked over a site, even by hand,
 cannot touch its keys, its settings and its ledger.
+
+What a site answers to its kit: its card, the public key of its SuperNode, and whether it has left; signed by the site.
 """
 
 from __future__ import annotations
@@ -22,14 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from pydantic import Field, ValidationError
 
+from dpfed import __version__
 from dpfed.config import Section
 from dpfed.errors import UserError
-from dpfed.federation.protocol.cards import KEY, hidden_text
+from dpfed.federation.protocol.cards import KEY, SiteCard, hidden_text
 from dpfed.federation.protocol.identity import Identity, is_signed
+from dpfed.federation.protocol.messages import PROTOCOL
 from dpfed.federation.provisioning.project import Name
-from dpfed.files.reading import open_regular, read_bytes
+from dpfed.files.reading import open_regular, read_bytes, read_text
 
 MANIFEST, TERMS = "kit.json", "terms.json"
 OWN = (".env", ".lock", "site", "keys", "budgets", "door", "flower", "reply.json", "venv")  # made at the site, never in a kit
@@ -198,3 +204,83 @@ def _in_archive(path: Path) -> dict[str, bytes]:
     except (EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(f"{path} is no starter kit, or only a part of one: expected a whole .tar.gz.") from error
     return files
+
+
+_REPLY_DOMAIN = b"dpfed reply 1\0"
+
+
+class Reply(Section):
+    """A site's answer to its kit."""
+
+    format: Literal[1] = 1
+    federation: Name
+    invitation: str
+    card: SiteCard
+    node_key: str = Field(description="the public key of its SuperNode, as OpenSSH writes it")
+    left: bool = False
+    written: int = Field(
+        ge=0, description="seconds since 1970; the newest reply of a site counts, and a later one has a larger"
+    )
+    protocol: int = PROTOCOL
+    release: str = __version__
+
+    def signed(self, identity: Identity) -> str:
+        """The content of a reply's file."""
+        text = self.model_dump_json(indent=1, exclude_none=True)
+        return json.dumps({"signature": identity.sign(_REPLY_DOMAIN + text.encode()).hex(), "reply": text}, indent=1) + "\n"
+
+    @classmethod
+    def load(cls, path: Path) -> Reply:
+        """Reads a reply that a site sent.
+
+        Raises:
+            UserError: if it is none, or its site did not sign it.
+        """
+        try:
+            outer = json.loads(read_text(path))
+            text, signature = outer["reply"], bytes.fromhex(outer["signature"])
+            if hidden_text(json.loads(text)):
+                raise ValueError
+            reply = cls.model_validate_json(text)
+        except OSError as error:
+            raise UserError(f"cannot read the reply {path}: {error.strerror or error}.") from error
+        except (ValidationError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise UserError(f"{path} is no site's reply: `dpfed site setup` writes reply.json.") from error
+        if not is_signed(_REPLY_DOMAIN + text.encode(), signature, reply.card.signing_key):
+            raise UserError(f"{path} is not as its site signed it: ask the site to send reply.json again.")
+        return reply
+
+    def refuse(self, path: Path, kit: Manifest | None) -> None:
+        """Refuses a reply that does not answer a kit.
+
+        Args:
+            path: of the reply, for messages.
+            kit: of the site that it names; ``None``: there is no such site.
+
+        Raises:
+            UserError: saying why.
+        """
+        name = self.card.name
+        if kit is None:
+            raise UserError(f"{path} is the reply of {name!r}, which is no site of this project: remove it, or add the site.")
+        if self.federation != kit.federation or self.invitation != kit.invitation:
+            raise UserError(
+                f"{path} says that it is of {name}, and answers another kit than the one that was made for {name}: send "
+                "the kit again, and have the site reply to that."
+            )
+        if self.protocol != PROTOCOL:
+            raise UserError(
+                f"{name} runs dpfed {self.release}, which speaks protocol {self.protocol}, and this is dpfed {__version__} "
+                f"with protocol {PROTOCOL}: install the same release on both sides."
+            )
+        if not is_node_key(self.node_key):
+            raise UserError(f"{path} holds a SuperNode's key that is none: `dpfed site setup` makes it.")
+
+
+def is_node_key(line: str) -> bool:
+    """Whether a text is the public key of a SuperNode."""
+    try:
+        key = load_ssh_public_key(line.encode())
+    except ValueError:
+        return False
+    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)

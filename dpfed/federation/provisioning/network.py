@@ -1,4 +1,7 @@
-"""Checks of certificates, clock, ports, and the way to the coordinator."""
+"""Checks of certificates, clock, ports, and the way to the coordinator.
+
+What a check found.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,51 @@ import datetime
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from enum import StrEnum
 from pathlib import Path
 
 from cryptography import x509
 
 from dpfed.federation.provisioning.certificates import certificates_in
-from dpfed.federation.provisioning.findings import Finding, State
 from dpfed.files.reading import read_text
+
+
+class State(StrEnum):
+    """How it stands."""
+
+    GOOD = "good"
+    CARE = "care"  # it works, and wants attention
+    UNKNOWN = "unknown"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        about: what.
+        state: how it stands.
+        said: what was found.
+        advice: what to do; empty where nothing is to be done.
+    """
+
+    about: str
+    state: State
+    said: str
+    advice: str = ""
+
 
 _SOON = datetime.timedelta(days=60)
 # Flower refuses a SuperNode whose clock is 5 s ahead of the SuperLink's, or 305 s behind it. HTTP tells whole seconds.
 _AHEAD, _BEHIND = 4.0, 60.0  # seconds by which a clock may differ
 _WAIT = 10.0  # seconds for the coordinator's answer
-_STRANGE = "the certificate is of another authority than ca.crt", "unpack the newest kit; if it stays, somebody stands between"
+_STRANGE = (
+    "the certificate is of another authority than ca.crt",
+    "unpack the newest kit; if that does not help, somebody intercepts TLS",
+)
 _WRONG = {  # what OpenSSL says of a certificate: what that means, and what to do
     "expired": ("its certificate has expired", "call the coordinator, who renews it; look at this machine's date, too"),
     "not yet valid": ("its certificate is not valid yet", "set this machine's clock: it is behind"),

@@ -1,4 +1,7 @@
-"""Checks of what a site made for itself: its keys, its ledger, its locks, the door, and where its units find their programs."""
+"""Checks of what a site made for itself: its keys, its ledger, its locks, the door, and where its units find their programs.
+
+Checks of what a coordinator keeps: its own key, the run's configuration, and the keys of its certificates.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,13 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.leaving import has_left
-from dpfed.federation.provisioning.findings import Finding, State
+from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.provisioning.certificates import NODE, NODE_PUBLIC, RUNTIME, SERVER, SERVER_KEY, certificates_in, is_whole
+from dpfed.federation.provisioning.network import Finding, State
 from dpfed.federation.provisioning.site_place import SitePlace
 from dpfed.files.reading import read_bytes
 from dpfed.privacy.ledger import Ledger
@@ -37,18 +45,15 @@ def of_keys(place: SitePlace) -> Iterator[Finding]:
     Raises:
         UserError, OSError: for a key that is missing or damaged.
     """
-    site, keys = place.site, place.path / "keys"
+    site, keys = place.site, place.keys
     secret = [path for path in sorted(keys.iterdir()) if path.suffix != ".pub"]
     yield from of_permissions("keys", site.path, keys, site.path / "identity.key", site.path / "secret.key", *secret)
-    used = place.keys.slots()
-    missing = [keys / slot for slot in used if not (keys / slot).is_file()]
-    missing += [] if (keys / "runtime.secret").is_file() else [keys / "runtime.secret"]
-    advice = f"restore it, or make a new one: dpfed site rotate {place.path}"
-    if not used or missing:
-        said = ", ".join(map(str, missing)) or f"a SuperNode's key in {keys}"
-        yield Finding("keys", State.BAD, f"{said} is missing", advice)
-    for path in place.keys.damaged():
-        yield Finding("keys", State.BAD, f"{path} is damaged, or not the key of {path.name}.pub", advice)
+    missing = [keys / name for name in (NODE, NODE_PUBLIC, RUNTIME) if not (keys / name).is_file()]
+    advice = f"restore it, or remove {place.reply} and the SuperNode's keys, and run `dpfed site setup` again"
+    if missing:
+        yield Finding("keys", State.BAD, f"{', '.join(map(str, missing))} is missing", advice)
+    elif not is_whole(keys):
+        yield Finding("keys", State.BAD, f"{keys / NODE} is damaged, or not the key of {NODE_PUBLIC}", advice)
     yield from _whole_keys(place)
 
 
@@ -75,11 +80,11 @@ def of_ledger(place: SitePlace) -> Iterator[Finding]:
     if site.joined and not os.path.lexists(site.ledger):
         yield Finding("budget", State.BAD, f"{site.ledger} is missing: what the site has spent is not known", _RESTORE)
     elif not site.joined and site.ledger.is_file() and Ledger.open(site.ledger).charged:
-        said = f"{site.ledger} has paid for steps of a federation whose terms are gone"
+        said = f"{site.ledger} was charged steps of a federation whose terms are gone"
         yield Finding("terms", State.BAD, said, f"restore {site.path / 'terms.json'}, or copy it from the kit that was joined")
     closed = [path for path in (site.path, site.ledger) if path.exists() and not path.stat().st_mode & stat.S_IWUSR]
     if closed:
-        said = f"{', '.join(map(str, closed))} cannot be written, so no step can be paid for"
+        said = f"{', '.join(map(str, closed))} cannot be written, so no step can be charged"
         yield Finding("budget", State.BAD, said, f"chmod u+w {' '.join(map(str, closed))}")
     if site.joined:
         site.refuse_cost(site.terms().privacy_plan)
@@ -115,3 +120,43 @@ def of_programs(place: SitePlace) -> Iterator[Finding]:
     if not (place.path / "venv" / "bin" / "python").exists():
         said = f"{place.path / 'venv'} leads to no Python environment, and systemd's units start their programs from there"
         yield Finding("versions", State.CARE, said, f"dpfed site link {place.path}; containers do not need it")
+
+
+def of_party(folder: Path) -> Iterator[Finding]:
+    """Whether the coordinator's key is the one that the terms name, and the run's configuration can be read.
+
+    Args:
+        folder: of the coordinator, as it was provisioned.
+
+    Raises:
+        UserError: if one of them is missing or damaged.
+    """
+    party = CoordinatorFolder(folder / "federation")
+    if not party.path.exists():  # there are no terms yet
+        return
+    if party.identity().signing_key != Terms.load(party.terms).coordinator:
+        said = f"{party.path / 'identity.key'} is not the key that the terms name, so no site will answer"
+        yield Finding("keys", State.BAD, said, "restore the one that was there when the terms were made")
+    party.config()
+    if not (folder / "nodes").is_dir():
+        said = f"{folder / 'nodes'} is missing, which holds the SuperNodes' public keys"
+        yield Finding("keys", State.BAD, said, "dpfed federation provision PROJECT makes it from the replies")
+
+
+def of_server(folder: Path, advice: str) -> Iterator[Finding]:
+    """Whether a server's key is there, and is that of its certificate.
+
+    Args:
+        folder: of both.
+        advice: how new ones are made.
+
+    Raises:
+        UserError, OSError: if one of them cannot be read.
+    """
+    try:
+        key = load_pem_private_key(read_bytes(folder / SERVER_KEY), None)
+        fits = key.public_key() == certificates_in(folder / SERVER)[0].public_key()
+    except (ValueError, TypeError):
+        fits = False
+    if not fits:
+        yield Finding("certificate", State.BAD, f"{folder / SERVER_KEY} is not the key of {folder / SERVER}", advice)

@@ -1,7 +1,11 @@
-"""`project.toml`: what the coordinator's operator decides before there is a site."""
+"""`project.toml`: what the coordinator's operator decides before there is a site.
+
+What the network takes for a host: a DNS name (RFC 1123) or an IP address.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,9 +17,25 @@ from dpfed.config import Config, Section, first_problem, load_config
 from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError
 from dpfed.federation.protocol.trust import Mode, Trust
-from dpfed.federation.provisioning.hosts import is_host
 from dpfed.federation.provisioning.services import LINK_PORT
 from dpfed.schema.section import Items
+
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_LONGEST = 253  # characters of a name
+
+
+def is_host(text: str) -> bool:
+    """Whether others can reach a machine under this: not where it ends in a number, which is an address gone wrong.
+
+    Args:
+        text: without scheme and port.
+    """
+    try:
+        return not ipaddress.ip_address(text).is_unspecified and "%" not in text
+    except ValueError:
+        named = re.fullmatch(rf"({_LABEL}\.)*{_LABEL}", text)
+        return bool(named) and len(text) <= _LONGEST and not text.rpartition(".")[2].isdigit()
+
 
 _NAME = "^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
@@ -75,7 +95,7 @@ class Project(Section):
         seen: dict[str, str] = {}
         for site in self.sites:
             if (other := seen.setdefault(site.casefold(), site)) is not site:
-                raise ValueError(f"sites: {other!r} and {site!r} cannot be told apart; every site needs a name of its own")
+                raise ValueError(f"sites: {other!r} and {site!r} are too similar; every site needs a distinct name")
         try:
             Trust(self.trust, len(self.sites), self.drops, self.colluders)
         except UserError as error:  # now, and not when all sites have replied

@@ -27,22 +27,18 @@ from dpfed.federation.provisioning.certificates import (
     SERVER_KEY,
     is_for,
     make_certificates,
-    renew_authority,
-    renew_server,
 )
-from dpfed.federation.provisioning.kits import TERMS, Kit, Manifest, read_kit, spoken
+from dpfed.federation.provisioning.kits import TERMS, Kit, Manifest, Reply, read_kit, spoken
 from dpfed.federation.provisioning.project import Project
-from dpfed.federation.provisioning.replies import Reply
 from dpfed.federation.provisioning.services import container_user, coordinator_files, require_plain, site_files
 from dpfed.files.atomic import create_file, make_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes
 from dpfed.progress import Watcher
-from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.records import with_absolute_paths
 
 INNER_DAYS = 3650  # the SuperLink's own certificate never leaves its machine
 _LOCK = ".lock"
-_RENEWALS = ("certificate", "authority")
 
 
 @dataclass
@@ -70,33 +66,24 @@ class Provisioned:
     terms: Terms | None = None
 
 
-def provision(
-    project: Project, beside: Path, folder: Path | None = None, renew: str | None = None, watcher: Watcher | None = None
-) -> Provisioned:
+def provision(project: Project, beside: Path, folder: Path | None = None, watcher: Watcher | None = None) -> Provisioned:
     """Makes or updates a coordinator's folder and the kits of its sites; again with nothing new, it changes nothing.
 
     Args:
         project: what was decided.
         beside: the project's file.
         folder: where everything goes; default: beside the project, with its name.
-        renew: ``certificate`` or ``authority``, to make a new one.
         watcher: see `CoordinatorFolder.create`.
 
     Raises:
         UserError: for a folder of something else, a reply that does not fit, or terms that cannot be.
     """
     place = require_plain((folder or beside.parent / project.name).absolute())
-    if renew not in (None, *_RENEWALS):
-        raise UserError(f"--renew {renew!r} is unknown: expected one of {', '.join(_RENEWALS)}.")
     office = _Office(place, project)
     if not office.agreed.path.exists():
         refuse_proposal(project.run_config(beside), len(project.sites))  # before anything is made, and any site is asked
     with office.held():
         office.refuse_other()
-        if renew == "authority":
-            renew_authority(office.certificates)
-        elif renew == "certificate":
-            renew_server(office.certificates, office.hosts)
         office.found(beside)
         replies = office.replies()
         done = Provisioned(place, spoken(office.identity().signing_key), news=office.news)
@@ -122,7 +109,6 @@ class _Office:
         self.certificates, self._kits, self._replies = path / "certificates", path / "kits", path / "replies"
         self._nodes, self._key, self._state = path / "nodes", path / "identity.key", path / "provision.json"
         self.agreed = CoordinatorFolder(path / "federation")
-        self.hosts = [project.host]
         self.news: list[str] = []
 
     def held(self) -> contextlib.AbstractContextManager[None]:
@@ -168,9 +154,12 @@ class _Office:
         if self._key.exists() and self.agreed.path.exists():
             self._key.unlink()  # the federation's folder has it
         if not (self.certificates / SERVER).exists():
-            make_certificates(self.certificates, self.hosts)
+            make_certificates(self.certificates, [self._project.host])
         elif not is_for(self.certificates / SERVER, self._project.host):
-            self._renew_for_host()
+            raise UserError(
+                f"{self.certificates / SERVER} is not for the host {self._project.host!r}, so the sites would refuse it: "
+                f"restore the project's host, or move {SERVER} and {SERVER_KEY} away and bring {AUTHORITY_KEY}."
+            )
         if not (self.certificates / "inner" / SERVER).exists():
             make_certificates(self.certificates / "inner", ["localhost", "127.0.0.1"], INNER_DAYS)
         self._equip_proxy()
@@ -185,15 +174,6 @@ class _Office:
         if not (self.path / ".env").exists():
             settings = {"DPFED_FOLDER": self.path, "DPFED_USER": container_user(), "DPFED_RECORDS": self._records(beside)}
             create_file(self.path / ".env", "".join(f"{name}={value}\n" for name, value in settings.items()))
-
-    def _renew_for_host(self) -> None:
-        """The project names another host than before: sites would refuse the old certificate there."""
-        if not (self.certificates / AUTHORITY_KEY).is_file():
-            raise UserError(
-                f"{self.certificates / SERVER} is not for the host {self._project.host!r}, so the sites would refuse it: "
-                f"restore the project's host, or bring {self.certificates / AUTHORITY_KEY}, which signs a new one."
-            )
-        renew_server(self.certificates, self.hosts)
 
     def _equip_proxy(self) -> None:
         """A folder with what the proxy reads, and no more: a container sees files that are replaced only in a folder."""
@@ -241,12 +221,7 @@ class _Office:
 
     def keep_node_keys(self, replies: dict[str, Reply]) -> None:
         """Writes the SuperNodes' public keys to where `dpfed federation run` looks for them; those of who left go."""
-        wanted = {
-            f"{site}-{slot}.pub": line.strip().encode() + b"\n"
-            for site, reply in replies.items()
-            for slot, line in reply.node_keys.items()
-            if not reply.left
-        }
+        wanted = {f"{site}.pub": reply.node_key.strip().encode() + b"\n" for site, reply in replies.items() if not reply.left}
         for name, content in wanted.items():
             new = not (self._nodes / name).exists()
             if _write_if_other(self._nodes / name, content) or new:
@@ -290,11 +265,7 @@ class _Office:
     def _refuse_same_keys(self, found: dict[str, tuple[Path, Reply]]) -> None:
         owners: dict[str, str] = {}
         for name, (path, reply) in found.items():
-            for key in (
-                reply.card.signing_key,
-                reply.card.exchange_key,
-                *(" ".join(k.split()[:2]) for k in reply.node_keys.values()),
-            ):
+            for key in (reply.card.signing_key, reply.card.exchange_key, " ".join(reply.node_key.split()[:2])):
                 if owners.setdefault(key, name) != name:
                     raise UserError(
                         f"{path}: {name} and {owners[key]} have the same key: each site makes its own with `dpfed site setup`."

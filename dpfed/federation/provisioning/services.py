@@ -11,15 +11,13 @@ import os
 import re
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
 from dpfed.errors import UserError
 
-Slot = Literal["a", "b"]
-SLOTS: tuple[Slot, Slot] = ("a", "b")  # a SuperNode's key is replaced by starting a second SuperNode beside it
-NODE_PORTS = {"a": 9200, "b": 9201}
+NODE_PORT = 9200  # of the SuperNode, on loopback
 LINK_PORT = 8100  # of the SuperLink, on loopback
 GROUP = "dpfed-node"  # of the user that runs SuperNode and app; the worker's user is another
 FLOWER = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -39,11 +37,11 @@ def worker_command(folder: str, group: str | None = None) -> list[str]:
     return [*words, "--group", group] if group else words
 
 
-def node_command(folder: str, slot: str, superlink: str, port: str) -> list[str]:
+def node_command(folder: str, superlink: str, port: str) -> list[str]:
     """A SuperNode: talks to the coordinator, reaches no record."""
     return [
         *("dpfed", "site", "supernode", "--root-certificates", f"{folder}/ca.crt", "--superlink", superlink),
-        *("--auth-supernode-private-key", f"{folder}/keys/{slot}", "--host", _HERE, "--port", port),
+        *("--auth-supernode-private-key", f"{folder}/keys/node", "--host", _HERE, "--port", port),
         *("--node-config", f'socket="{folder}/door/socket"', "--isolation", "process"),
         *("--superexec-auth-secret-file", f"{folder}/keys/runtime.secret"),
     ]
@@ -84,19 +82,24 @@ def site_files(federation: str, site: str, superlink: str, image: str, coordinat
     known = {"federation": federation, "site": site, "superlink": superlink, "image": image, "coordinator": coordinator}
     known |= {"host": host, "port": port, "folder": f"{federation}-{site}"}
     compose, unit = "${DPFED_FOLDER}", "%f"
-    commands = {"worker": worker_command(compose)}
-    files = {"systemd/dpfed-worker@.service": _shown("worker.service", command=_exec(worker_command(unit, GROUP)))}
-    for slot in SLOTS:
-        port, named = str(NODE_PORTS[slot]), f"${{DPFED_PORT_{slot.upper()}}}"
-        commands[f"node-{slot}"] = node_command(compose, slot, superlink, port)
-        commands[f"app-{slot}"] = app_command(compose, port)
-        here: dict[str, Any] = {"slot": slot, "user": GROUP, "port": port}
-        node, app = node_command(unit, slot, superlink, named), app_command(unit, named)
-        files[f"systemd/dpfed-node-{slot}@.service"] = _shown("node.service", command=_exec(node), **here)
-        files[f"systemd/dpfed-app-{slot}@.service"] = _shown("app.service", command=_exec(app), **here)
-    files["compose.yaml"] = _shown("site.compose.yaml", commands=_listed(commands), slots=SLOTS, **known)
+    here: dict[str, Any] = {"user": GROUP, "node_port": str(NODE_PORT)}
+    commands = {
+        "worker": worker_command(compose),
+        "node": node_command(compose, superlink, here["node_port"]),
+        "app": app_command(compose, here["node_port"]),
+    }
+    units = {
+        "worker": worker_command(unit, GROUP),
+        "node": node_command(unit, superlink, "${DPFED_PORT}"),
+        "app": app_command(unit, "${DPFED_PORT}"),
+    }
+    files = {
+        f"systemd/dpfed-{name}@.service": _shown(f"{name}.service", command=_exec(words), **here)
+        for name, words in units.items()
+    }
+    files["compose.yaml"] = _shown("site.compose.yaml", commands=_listed(commands), **known)
     for page in ("README.md", "NETWORK.md"):
-        files[page] = _shown(f"site.{page}", ports=NODE_PORTS, **known)
+        files[page] = _shown(f"site.{page}", **here, **known)
     return files
 
 

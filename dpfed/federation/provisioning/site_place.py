@@ -12,12 +12,21 @@ from typing import Any
 
 from dpfed.budgets.shelf import possible
 from dpfed.errors import UserError
-from dpfed.federation.leaving import has_left, refuse_if_left
+from dpfed.federation.leaving import has_left
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, Manifest, altered, is_spoken, read_kit, read_manifest
-from dpfed.federation.provisioning.node_keys import NodeKeys
-from dpfed.federation.provisioning.replies import Reply
-from dpfed.federation.provisioning.services import NODE_PORTS, Slot, container_user, require_plain
+from dpfed.federation.provisioning.certificates import NODE_PUBLIC, make_site_keys
+from dpfed.federation.provisioning.kits import (
+    MANIFEST,
+    TERMS,
+    Kit,
+    Manifest,
+    Reply,
+    altered,
+    is_spoken,
+    read_kit,
+    read_manifest,
+)
+from dpfed.federation.provisioning.services import NODE_PORT, container_user, require_plain
 from dpfed.federation.site.folder import SiteFolder, records_of_site
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.locking import file_lock
@@ -33,14 +42,14 @@ class SitePlace:
         reply: the file for the coordinator.
         terms: where a kit with terms puts them.
         settings: the file of the site's settings for compose and systemd.
-        keys: of its SuperNodes.
+        keys: the folder of its SuperNode's key.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.site = SiteFolder(self.path / "site")
         self.reply, self.terms, self.settings = self.path / "reply.json", self.path / TERMS, self.path / ".env"
-        self.keys, self._pin = NodeKeys(self.path / "keys"), self.path / "keys" / "coordinator.json"
+        self.keys, self._pin = self.path / "keys", self.path / "keys" / "coordinator.json"
 
     @classmethod
     def set_up(cls, kit: Path, into: Path | None, coordinator: str, store: Path, **settings: Any) -> SitePlace:
@@ -51,7 +60,7 @@ class SitePlace:
             into: where the folder of the kit goes; default: the current folder, or where it is already.
             coordinator: fingerprint of the coordinator's key, as its operator read it out.
             store: the site's records.
-            settings: see `SiteFolder.create`; ``port``: the first of two for SuperNodes, on loopback; ``proxy``: of the site's
+            settings: see `SiteFolder.create`; ``port``: of the SuperNode, on loopback; ``proxy``: of the site's
                 network, such as ``http://proxy:3128``.
 
         Raises:
@@ -64,14 +73,15 @@ class SitePlace:
                 "them read it out. If it is right, the kit comes from somebody else."
             )
         records_of_site(store, settings.get("declared"), settings)  # before anything is unpacked
-        port, proxy = settings.pop("port", None) or NODE_PORTS["a"], settings.pop("proxy", None)
-        if not 1 <= port < 65535:
-            raise UserError(f"--port {port} is none: expected 1 to 65534; the next one is used, too.")
+        port, proxy = settings.pop("port", None) or NODE_PORT, settings.pop("proxy", None)
+        if not 1 <= port <= 65535:
+            raise UserError(f"--port {port} is none: expected 1 to 65535.")
         _refuse_proxy(proxy)
         path = kit if kit.is_dir() else (into or Path()) / read.manifest.folder
         place = cls(require_plain(path.resolve()))
         cut_short = (place.path / MANIFEST).is_file() and read_manifest(place.path) == read.manifest
         if cut_short and place.site.path.exists() and not place.reply.exists():
+            make_site_keys(place.keys)  # if the old ones were taken away
             place.write_reply()
             return place
         if place.site.path.exists():
@@ -86,7 +96,7 @@ class SitePlace:
             place._write(read)
         for folder in ("budgets", "door", "flower"):
             make_folder(place.path / folder, 0o700)
-        place.keys.make_first()
+        make_site_keys(place.keys)
         write_atomically(place._pin, json.dumps(_pin_of(read.manifest)), 0o600)
         place._write_settings(Path(store).absolute(), port, proxy)
         place.link_programs()
@@ -120,7 +130,7 @@ class SitePlace:
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(
                 f"{self._pin} is missing or damaged: it says which coordinator's fingerprint was compared. Restore it: a kit "
-                "of somebody else could not be told from the coordinator's."
+                "of somebody else could not be distinguished from the coordinator's."
             ) from error
         if _pin_of(manifest) != pin:
             raise UserError(
@@ -190,23 +200,6 @@ class SitePlace:
             raise UserError(f"{self.terms} names another coordinator than the one that made this kit: do not join it.")
         return terms if self.site.join(terms, agreed) else None
 
-    def rotate(self) -> Slot:
-        """Makes the next key for a SuperNode and a reply with it, see `NodeKeys.make_next`.
-
-        Raises:
-            UserError: if the site has left.
-        """
-        refuse_if_left(self.site.path)
-        slot = self.keys.make_next()
-        self.write_reply()
-        return slot
-
-    def forget_old_key(self) -> Slot:
-        """Removes the replaced key, and writes a reply without it, see `NodeKeys.forget_old`."""
-        slot = self.keys.forget_old()
-        self.write_reply()
-        return slot
-
     def leave(self) -> None:
         """Leaves the federation for good. What was spent stays spent, and what was reserved stays reserved.
 
@@ -223,7 +216,7 @@ class SitePlace:
             federation=manifest.federation,
             invitation=manifest.invitation,
             card=self.site.own_card(),
-            node_keys=self.keys.public(),
+            node_key=read_text(self.keys / NODE_PUBLIC).strip(),
             left=has_left(self.site.path),
             written=max(int(time.time()), self._last_reply() + 1),
         )
@@ -277,8 +270,7 @@ class SitePlace:
             "DPFED_STORE": str(store),
             "DPFED_STORE_MODE": "rw" if possible(store) else "ro",  # a lifetime budget is written into the store
             "DPFED_BUDGETS": str(self.path / "budgets"),
-            "DPFED_PORT_A": str(port),
-            "DPFED_PORT_B": str(port + 1),
+            "DPFED_PORT": str(port),
             "NO_PROXY": "127.0.0.1,localhost",
         }
         if proxy:
@@ -289,7 +281,7 @@ class SitePlace:
 
 def _refuse_proxy(proxy: str | None) -> None:
     if proxy is not None and not (proxy.startswith(("http://", "https://")) and proxy.isprintable() and " " not in proxy):
-        raise UserError(f"--proxy {json.dumps(proxy)} is none: expected http://HOST:PORT.")
+        raise UserError(f"--proxy {json.dumps(proxy)} is not a proxy's address: expected http://HOST:PORT.")
 
 
 def _same(path: Path, kit: Kit, name: str) -> bool:

@@ -18,8 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from dpfed.errors import UserError
 from dpfed.federation.protocol.identity import Identity, is_signed
-from dpfed.federation.secure.agreement import View
-from dpfed.federation.secure.envelopes import Envelopes, Keyed, offer_lengths
+from dpfed.federation.secure.envelopes import Envelopes, Keyed, View, offer_lengths
 from dpfed.federation.secure.masks import StepKeys, add_mask, pair_sign, public_bytes
 from dpfed.federation.secure.parties import Parties
 from dpfed.federation.secure.shares import SECRET_BYTES, split

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
-from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.records import with_absolute_paths
 
 
 class SiteSettings(Section):
@@ -59,6 +60,7 @@ class SiteFolder:
         path: the folder, for its owner's eyes only.
         card: public, for the coordinator.
         door: a Unix socket while the site is served.
+        features: of frozen towers, of its records; they stay until its last step is answered, or it leaves.
         confirmed: cards of other sites that its operator has confirmed.
     """
 
@@ -66,7 +68,7 @@ class SiteFolder:
         self.path = local_path(path, "the folder of a site or a coordinator")
         self.card = self.path / "card.json"
         self.door = self.path / "door" / "socket"
-        self.ledger = self.path / "ledger.jsonl"
+        self.ledger, self.features = self.path / "ledger.jsonl", self.path / "features"
         self._settings, self._terms = self.path / "site.toml", self.path / "terms.json"
         self.confirmed = ConfirmedCards(self.path / "confirmed.json")
         self._identity, self._randomness = self.path / "identity.key", self.path / "secret.key"
@@ -119,7 +121,7 @@ class SiteFolder:
         if not folder._settings.is_file() and of_kit._settings.is_file():
             return of_kit
         if not folder._settings.is_file():
-            raise UserError(f"{path} is no site: `dpfed site create {path} --name NAME --store STORE` makes one.")
+            raise UserError(f"{path} is no site: `dpfed site setup KIT` makes one.")
         return folder
 
     @property
@@ -156,7 +158,7 @@ class SiteFolder:
             secret = read_bytes(self._randomness)
         except OSError as error:
             raise UserError(
-                f"cannot read {self._randomness}: {error.strerror or error}; without it the site cannot go on."
+                f"cannot read {self._randomness}: {error.strerror or error}; without it the site cannot continue."
             ) from error
         if len(secret) != KEY_BYTES:
             raise UserError(f"{self._randomness} is damaged: expected {KEY_BYTES} bytes, got {len(secret)}.")
@@ -189,19 +191,20 @@ class SiteFolder:
         number = terms.number_of(self.identity().signing_key)
         card = self.own_card()
         if card != SiteCard(**terms.sites[number].model_dump(exclude={"groups"})):
-            raise UserError(f"these terms describe this site otherwise than {self.card} does: ask for terms made with that.")
+            raise UserError(f"these terms describe this site differently from {self.card}: ask for terms made with that card.")
         self.confirmed.refuse_strangers(terms)
         refuse_if_left(self.path)
         if self.joined:
             raise UserError(f"{self.path} has joined a federation already: make another folder for another one.")
         plan = terms.privacy_plan
         if not plan.promises:
-            raise UserError(f"these terms promise no privacy (bounding.method = '{plan.method}'): a site does not join them.")
+            name = plan.bounding.method_name
+            raise UserError(f"these terms promise no privacy (bounding.method = '{name}'): a site does not join them.")
         if terms.run_config().privacy.seed is not None:
             raise UserError("these terms fix privacy.seed, with which anyone can compute the noise: a site does not join them.")
         self.refuse_cost(plan)
         if self.ledger.exists() and Ledger.open(self.ledger).charged:
-            raise UserError(f"{self.ledger} has paid for steps of a federation whose terms are gone: restore them.")
+            raise UserError(f"{self.ledger} was charged steps of a federation whose terms are gone: restore them.")
         if agreed is not None and not agreed(terms):
             return False
         self.ledger.unlink(missing_ok=True)  # of an attempt that a crash cut short
@@ -219,9 +222,9 @@ class SiteFolder:
         budget = self.settings().budget
         if budget is not None and not plan.epsilon() <= budget:
             raise UserError(f"these terms spend epsilon {round_up(plan.epsilon())}, and this site's budget is {budget!r}.")
-        if plan.delta > self.most_delta(plan):
+        if (delta := plan.promise.delta) > self.most_delta(plan):
             raise UserError(
-                f"these terms have delta {round_up(plan.delta)}, and this site agrees to {round_up(self.most_delta(plan))} at "
+                f"these terms have delta {round_up(delta)}, and this site agrees to {round_up(self.most_delta(plan))} at "
                 "most (`delta` in site.toml; by default 1/N): an epsilon is worth nothing beside a large delta."
             )
 
@@ -233,11 +236,12 @@ class SiteFolder:
         """
         with self.locked():
             leave(self.path, self._randomness)
+            shutil.rmtree(self.features, ignore_errors=True)
 
     def most_delta(self, plan: PrivacyPlan) -> float:
         """The largest delta that the site agrees to: its own setting, or 1/N of the plan."""
         own = self.settings().delta
-        return 1 / plan.records if own is None else own
+        return 1 / plan.sampling.records if own is None else own
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """Holds the site for this process.

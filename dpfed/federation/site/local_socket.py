@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dpfed.errors import UserError
-from dpfed.federation.protocol.packets import MOST_VECTOR, Failure, Packet, PacketError, failed, receive_packet, send_packet
+from dpfed.federation.protocol.messages import MOST_VECTOR, Failure, Packet, PacketError, failed, receive_packet, send_packet
 from dpfed.files.locking import file_lock
 
 _LONGEST_PATH = 100  # bytes; operating systems allow 104 to 108

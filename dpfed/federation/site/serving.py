@@ -1,24 +1,99 @@
-"""A site at work: loads records and model once, then answers at its door until it is stopped."""
+"""A site at work: loads records and model once, then answers at its door until it is stopped.
+
+What was agreed on, on a site's own machine: with its own records, its own device, and its own copies of files.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from dpfed.budgets.refusals import percent, shown
-from dpfed.data.own_rows import OwnRows
+from dpfed.config import Config, DataConfig, EvaluationConfig
+from dpfed.config.sections import PROCEDURAL
+from dpfed.data.sampling import OwnRows
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site, settle_locked
 from dpfed.federation.leaving import refuse_if_left
-from dpfed.federation.site.folder import SiteFolder, refuse_too_few
+from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.site.folder import SiteFolder, SiteSettings, refuse_too_few
 from dpfed.federation.site.local_socket import serve
-from dpfed.federation.site.own_config import site_config
 from dpfed.federation.site.worker import SiteWorker
+from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.method import method_named
+from dpfed.progress import Silent
 from dpfed.runs.assembly import Share, assemble
-from dpfed.runs.remarks import say_sizes
-from dpfed.runs.resolution import resolve
+from dpfed.runs.job import say_sizes
+from dpfed.runs.resolution import resolve, settle, settle_model
+from dpfed.runs.starts import start_is_there, starting_weights
+
+
+def site_config(terms: Terms, settings: SiteSettings) -> Config:
+    """What was agreed on, for this site's own records and machine."""
+    config = terms.run_config()
+    data = DataConfig(source="store", path=settings.store, size=config.data.size, resize=config.data.resize)
+    bounding = config.bounding if settings.engine == "auto" else config.bounding.model_copy(update={"engine": settings.engine})
+    files = {
+        name: value for name in ("weights", "architecture", "text", "anchors", "start") if (value := getattr(settings, name))
+    }
+    if "start" not in files and not _freezes(config):  # all weights come with every step
+        files |= {"start": None, "start_digest": None}
+    model = config.model.model_copy(update=files)
+    public = config.public if settings.public is None else config.public.model_copy(update={"path": settings.public})
+    return config.model_copy(
+        update={
+            "data": data,
+            "bounding": bounding,
+            "model": model,
+            "public": public,
+            "training": config.training.model_copy(update={"device": settings.device}),
+            "evaluation": EvaluationConfig(split="none"),
+        }
+    )
+
+
+def _freezes(config: Config) -> bool:
+    """Whether weights of the model never change: they do not travel, so a site needs its own copy."""
+    model, adaptation = config.model, config.adaptation
+    if method_named(config.bounding.method).closed_form:
+        return True
+    towers = {adaptation.of_images(model.kind), *([adaptation.text] if model.kind == "open_clip" else [])}
+    statistics = model.timm is not None and timm_blueprint(model).has_batch_norm  # of a pretrained encoder
+    return (model.external and towers != {"full"}) or statistics or model.pretrained_text is not None
+
+
+def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
+    """Looks for what a site has to have before it can be served: what was agreed on, and does not travel.
+
+    Returns:
+        The keys of what was found to be as agreed on, such as ``public.path``.
+
+    Raises:
+        UserError: naming the first that is missing or another one.
+    """
+    config = site_config(terms, settings)
+    named = terms.run_config()
+    public = method_named(config.bounding.method).public_records and config.public.source == "store"
+    lacking = {
+        "public": settings.public is None and public and f"the public records '{named.public.path}'",
+        "start": settings.start is None and config.model.start and f"the starting weights '{named.model.start}'",
+    }
+    if config.model.start == PROCEDURAL and start_is_there(settle_model(config)):
+        lacking["start"] = False
+    if any(lacking.values()):
+        what = [f"{what} (`{key}`)" for key, what in lacking.items() if what]
+        raise UserError(
+            f"{' and '.join(what)} of the terms are not sent to sites: get a copy, and name its path in this site's site.toml."
+        )
+    config = settle(config)
+    starting_weights(config)
+    agreed = {f"model.{name}": getattr(config.model, name) for name in ("architecture", "start", "anchors")}
+    agreed["public.path"] = config.public.digest
+    return [key for key, value in agreed.items() if value is not None]
 
 
 def serve_site(
@@ -43,6 +118,7 @@ def serve_site(
         serve(door, worker.answer, stop, group, worker.longest)
         ledger = Ledger.open(folder.ledger)
         if ledger.last_step + 1 >= ledger.plan.steps:  # it will not be asked again
+            shutil.rmtree(folder.features, ignore_errors=True)
             for book in settle_locked(folder):
                 log(f"settled with the lifetime budget {shown(book)}: {percent(book.filter.part(book.spent))} of it is taken")
 
@@ -57,6 +133,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     number = terms.number_of(identity.signing_key)
     folder.refuse_cost(terms.privacy_plan)  # its operator may have lowered the budget since
     parts = assemble(resolve(site_config(terms, settings)), randomness, terms=terms)
+    parts = dataclasses.replace(parts, kept=(folder.features, Silent()))
     say_sizes(parts, log)
     # The store may have grown since the site was made.
     refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from dpfed.errors import UserError
 from dpfed.federation.protocol.answers import Reason
+from dpfed.federation.protocol.fixed_point import decoded, encoded, grid_of, protected
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import OtherVersion, Untrusted, sign, verify
-from dpfed.federation.protocol.packets import Content, Packet
+from dpfed.federation.protocol.messages import Content, OtherVersion, Packet, Untrusted, sign, verify
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.protocol.vectors import decoded, encoded, grid_of, protected
 from dpfed.federation.secure.masks import BadOffer
-from dpfed.models.parameters import BroadcastVector
+from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness
@@ -68,7 +67,7 @@ class SiteWorker:
         self._terms, self._identity, self._worker, self._model = terms, identity, worker, model
         self._ledger, self._randomness, self._log = ledger, randomness, log
         self._number = terms.number_of(identity.signing_key)
-        self._vector = BroadcastVector(model)
+        self._vector = TrainableVector(model)
         self._frozen, self._last = frozen_digest(model), ledger.last_step
         self._session = secrets.token_hex(8)  # tells the coordinator that this worker was started again
         self._grid = grid_of(terms)
@@ -251,7 +250,7 @@ class SiteWorker:
 
 def frozen_digest(model: nn.Module) -> str:
     """A hash of all that never changes: it must be the same at all sites, and never travels."""
-    sent, digest = set(BroadcastVector(model).names), hashlib.blake2b(digest_size=16)
+    sent, digest = set(TrainableVector(model).names), hashlib.blake2b(digest_size=16)
     for name, value in sorted(model.state_dict().items()):
         if name not in sent:
             digest.update(name.encode())

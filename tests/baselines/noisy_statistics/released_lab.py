@@ -62,7 +62,7 @@ def config_for(kind: str, objective: str = "infonce", **bounding) -> Config:
 def plan_for(config: Config, **fields) -> PrivacyPlan:
     options = method_named("released").public_numbers(config)
     numbers = {"records": 60, "batch": 12, "group_size": 4, "steps": 10, "noise_multiplier": 0.8, "delta": 1e-5}
-    return PrivacyPlan(**{**numbers, "clip_norm": 0.5, "method_name": "released", "options": options, **fields})
+    return PrivacyPlan.of(**{**numbers, "clip_norm": 0.5, "method_name": "released", "options": options, **fields})
 
 
 def engine_for(kind: str, statistics) -> tuple[torch.nn.Module, StatisticsEngine]:

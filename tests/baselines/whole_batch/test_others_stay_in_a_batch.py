@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import normalize
 
 from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
-from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
+from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedMoments
 from dpfed.baselines.whole_batch import pair_engines
 from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.bounding.engines import GroupBatch

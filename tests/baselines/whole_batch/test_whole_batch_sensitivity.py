@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from dpfed.baselines.whole_batch.logit_sensitivity import contrastive_change, contrastive_change_below_cap, spread_out_change
 from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
+from dpfed.baselines.whole_batch.pair_options import contrastive_change, contrastive_change_below_cap, spread_out_change
 from dpfed.bounding.engines.gradient_cache import BatchEngine
 from dpfed.config import parse_config
 from dpfed.objectives.infonce import group_loss
@@ -101,18 +101,3 @@ def test_a_record_without_finite_derivatives_is_left_out_and_changes_nothing(met
     records = torch.rand(4, 2, 2, generator=torch.Generator().manual_seed(3))
     broken = torch.full((1, 2, 2), math.inf)
     assert moved(build(method, norms=norms), records, torch.cat([records, broken])) == 0
-
-
-def test_a_batch_that_cannot_be_differentiated_adds_nothing():
-    engine = build("batch")
-    into = engine.zeros()
-    engine.add_clipped(batch_of(torch.full((3, 2, 2), math.inf)), CLIP, into)
-    assert into.abs().sum() == 0
-
-
-@pytest.mark.parametrize("method", ["batch", "sample", "logit"])
-@pytest.mark.parametrize("count", [0, 1])
-def test_a_batch_without_a_contrast_adds_nothing(method, count):
-    engine, into = build(method), build(method).zeros()
-    records = batch_of(torch.ones(count, 2, 2))
-    assert len(engine.add_clipped(records, CLIP, into)) == 0 and into.abs().sum() == 0

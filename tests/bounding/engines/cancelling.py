@@ -70,7 +70,14 @@ def a_further_group_of_nothing(batch: GroupBatch, count: int) -> GroupBatch:
 
 
 def moved_by_a_stranger(
-    engine: str, model, kind: str, clip: float | Clip, generator: torch.Generator, precision: str = "fp32", size: int = 4
+    engine: str,
+    model,
+    kind: str,
+    clip: float | Clip,
+    generator: torch.Generator,
+    precision: str = "fp32",
+    size: int = 4,
+    counts: tuple[int, ...] = (3, 12),
 ) -> float:
     """How far a further group, which adds nothing itself, moves the sum of the others, over the room that there is for it."""
     text = hasattr(model, "embed_text")
@@ -85,7 +92,7 @@ def moved_by_a_stranger(
 
     alone, most = total(groups), 0.0
     bound = clip.bound if isinstance(clip, Clip) else clip
-    for count in (2, 3, 7, 12):
+    for count in counts:
         stranger = records("noise", count, text, generator)
         stranger["image"] = stranger["image"] * math.inf  # not finite: it contributes zero
         for place in (0, len(groups) // 2, len(groups)):

@@ -241,10 +241,6 @@ def test_a_model_that_the_layerwise_engine_gets_wrong_or_cannot_take_is_left_to_
             LayerwiseEngine(odd).add_clipped(batch, 1.0, TrainableVector(odd).zeros())
 
 
-def test_the_automatic_choice_is_one_of_the_engines():
-    assert fastest_engine(build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"])) in ENGINES
-
-
 def test_an_engine_that_keeps_too_much_for_the_memory_is_not_chosen(monkeypatch):
     model, batch = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"])
     long = GroupBatch({"image": batch.views["image"].repeat(9, 1, 1, 1, 1)}, list(range(0, 180, 3)))
@@ -282,31 +278,6 @@ class TestTrial:
         model = build_model(MODELS["cnn"], ObjectiveConfig())
         assert fastest_engine(model, batch_for(MODELS["cnn"]), told=told.append) != name
         assert time.perf_counter() - started < 3 and f"{name} stopped after 0.3 s" in told[0]
-
-    def test_a_backward_pass_is_stopped_too(self):
-        class Slow(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                return x.clone()
-
-            @staticmethod
-            def backward(ctx, gradient):
-                while True:
-                    gradient = gradient + 1
-
-        x = torch.ones(2, requires_grad=True)
-        with pytest.raises(TooSlow), Deadline(0.1):
-            Slow.apply(x).sum().backward()
-
-    @pytest.mark.parametrize("name", ["layerwise"])
-    def test_a_deadline_that_is_kept_changes_nothing(self, name):
-        model, batch = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"])
-        engine = ENGINES[name](model)
-        without, within = engine.zeros(), engine.zeros()
-        engine.add_clipped(batch, 0.05, without)
-        with Deadline(60):
-            engine.add_clipped(batch, 0.05, within)
-        assert torch.equal(without, within)
 
     def test_an_engine_for_a_slow_model_is_tried_on_fewer_groups_and_not_stopped(self, monkeypatch):
         """A group takes the loop two seconds and `layerwise` one and a half, by a clock that only they move."""

@@ -6,10 +6,10 @@ from timm.layers import GroupNormAct
 from torch import nn
 
 from dpfed.bounding.engines import ENGINES, GroupBatch, LayerwiseEngine
-from dpfed.bounding.layer_rules.refusal import Unsupported
+from dpfed.bounding.layer_rules.grouping import Unsupported
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model
-from dpfed.models.fixed_batch_norm import FixedBatchNorm
+from dpfed.models.norm import FixedBatchNorm
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives.infonce import group_loss
 

@@ -27,12 +27,13 @@ CLIPS = {"C = 0.1": 0.1, "C = 1e-5": 1e-5, "normalised": NORMALISED, "blown up":
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("engine", "kind"), [*(("layerwise", kind) for kind in KINDS), ("loop", "near")]
+)  # the loop has no company
 @pytest.mark.parametrize("name", ["cnn", "two towers"])
 def test_a_stranger_moves_nobody(name, engine, kind, precision):
     generator = torch.Generator().manual_seed(7)
-    for clip in CLIPS.values():
+    for clip in CLIPS.values() if engine == "layerwise" else [CLIPS["blown up"]]:
         assert moved_by_a_stranger(engine, model_of(name), kind, clip, generator, precision) <= 1
 
 
@@ -84,7 +85,8 @@ def test_no_search_finds_a_stranger_who_moves_others(
     torch.manual_seed(seed)
     clip = 10.0**power if stability is None else Clip(1.0, math.inf, stability)
     model = model_of(name, temperature, bias, tiny)
-    moved = moved_by_a_stranger("layerwise", model, kind, clip, torch.Generator().manual_seed(seed), precision, size)
+    generator = torch.Generator().manual_seed(seed)
+    moved = moved_by_a_stranger("layerwise", model, kind, clip, generator, precision, size, counts=(2, 3, 7, 12))
     target(moved)
     assert moved <= 1
 

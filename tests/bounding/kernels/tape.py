@@ -41,7 +41,9 @@ class Tape(TorchDispatchMode):
     def keep(self, func, args, kwargs, results):
         places = {part.untyped_storage().data_ptr() for part in tensors((args, kwargs))}
         # Views, and what was written in place, need no copy: the memory is the same.
-        own = [(number, part) for number, part in enumerate(tensors(results)) if part.untyped_storage().data_ptr() not in places]
+        own = [
+            (number, part) for number, part in enumerate(tensors(results)) if part.untyped_storage().data_ptr() not in places
+        ]
 
         def operation():
             again = tensors(func(*args, **kwargs))

@@ -8,14 +8,13 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from dpfed.bounding.layer_rules import convolution, term
-from dpfed.bounding.layer_rules.grouping import Grouping
-from dpfed.bounding.layer_rules.lora import AdaptedWeight
+from dpfed.bounding.layer_rules.grouping import Grouping, Unsupported
+from dpfed.bounding.layer_rules.linear import AdaptedWeight
 from dpfed.bounding.layer_rules.recorder import Recorder
-from dpfed.bounding.layer_rules.refusal import Unsupported
 from dpfed.bounding.layer_rules.row_sums import side_by_side
 from dpfed.bounding.layer_rules.term import Target
-from dpfed.models.fixed_batch_norm import FixedBatchNorm
 from dpfed.models.lora import LowRankUpdate
+from dpfed.models.norm import FixedBatchNorm
 
 SIZES = {"even": [3, 3, 3], "uneven": [2, 5, 1, 3]}
 VIEWS = 2

@@ -64,8 +64,8 @@ def test_the_guide_has_a_row_for_each_and_says_whether_it_is_sound(name):
 def test_the_plan_keeps_the_promise_and_differs_in_its_method_only(name):
     plan, group = (PrivacyPlan.from_config(200, config_for(method)) for method in (name, "group"))
     own = {"method_name", "noise_multiplier", "max_batch", "options", "accountant", "target_epsilon"}
-    own |= {"group_size"} if plan.method.whole_batch or plan.method.alone else set()
-    own |= {"batch"} if plan.method.closed_form else set()
+    own |= {"group_size"} if plan.bounding.method.whole_batch or plan.bounding.method.alone else set()
+    own |= {"batch"} if plan.bounding.method.closed_form else set()
     assert {k: v for k, v in dataclasses.asdict(plan).items() if k not in own} == {
         k: v for k, v in dataclasses.asdict(group).items() if k not in own
     }
@@ -73,7 +73,7 @@ def test_the_plan_keeps_the_promise_and_differs_in_its_method_only(name):
     if plan.private:
         assert plan.epsilon() <= 8.0
         # The sum's share of sigma's privacy: never less noise than sigma times the sensitivity.
-        assert plan.noise_std >= plan.noise_multiplier * plan.sensitivity
+        assert plan.noise_std >= plan.noise.multiplier * plan.sensitivity
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Private moments: what a record adds to both sums, against an oracle in numpy, against neighbours, and broken on purpose."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -26,7 +25,7 @@ WIDTHS = {2: (IMAGE, TEXT), 1: (IMAGE,)}
 
 def plan_of(records=RECORDS, **changes):
     rest = {"records": records, "batch": records, "group_size": 1, "clip_norm": 1.0, "steps": 2, "delta": 1e-3}
-    return PrivacyPlan(**{**rest, "noise_multiplier": SIGMA, "method_name": "moments", "options": OPTIONS, **changes})
+    return PrivacyPlan.of(**{**rest, "noise_multiplier": SIGMA, "method_name": "moments", "options": OPTIONS, **changes})
 
 
 def engine_of(towers, plan=None, aligned=False):
@@ -172,7 +171,7 @@ def gaussian_delta(epsilon, ratio):
 def test_epsilon_is_that_of_the_analytic_formula_and_never_below(sigma, accountant):
     plan = plan_of(records=3000, noise_multiplier=sigma, delta=4e-5, accountant=accountant)
     for steps, ratio in ((1, math.sqrt(0.95) / sigma), (2, 1 / sigma)):
-        exact = brentq(lambda eps, ratio=ratio: gaussian_delta(eps, ratio) - plan.delta, 0, 500)
+        exact = brentq(lambda eps, ratio=ratio: gaussian_delta(eps, ratio) - plan.promise.delta, 0, 500)
         assert exact <= plan.epsilon(steps) <= exact * (1.002 if accountant == "pld" else 1.4)
 
 
@@ -180,7 +179,7 @@ def test_calibrated_noise_keeps_the_promise_of_both_steps():
     draft = {key: value for key, value in plan_of(records=3000).as_dict().items() if key != "noise_multiplier"}
     draft = {key: value for key, value in draft.items() if key not in ("target_epsilon", "delta")}
     plan = PrivacyPlan.calibrate(epsilon=3, delta=4e-5, **draft)
-    assert gaussian_delta(3, 1 / plan.noise_multiplier) <= 4e-5 < gaussian_delta(3, 1 / (plan.noise_multiplier - 2e-3))
+    assert gaussian_delta(3, 1 / plan.noise.multiplier) <= 4e-5 < gaussian_delta(3, 1 / (plan.noise.multiplier - 2e-3))
 
 
 def test_a_step_by_itself_costs_what_the_dearer_one_does():
@@ -190,12 +189,6 @@ def test_a_step_by_itself_costs_what_the_dearer_one_does():
     assert mechanism.poisson_steps(3)[0] == pytest.approx(SIGMA / math.sqrt(1.95))
     with pytest.raises(ValueError, match="every record takes part"):
         Mechanism(PoissonSampler(0.5), 1.0, shares=(0.5, 0.5))
-
-
-@pytest.mark.parametrize("changes", [{"batch": 20}, {"steps": 3}, {"steps": 1}])
-def test_a_plan_in_which_not_every_record_takes_part_twice_is_refused(changes):
-    with pytest.raises(Exception, match="every record takes part in each of 2 steps"):
-        plan_of(**changes)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +222,7 @@ def test_no_rounding_of_the_float32_sum_reaches_the_room_that_is_left():
     rest = {name: view[:-1] for name, view in views.items()}
     from dpfed.bounding.bounded_sum import clip_norm_in_float32
 
-    clip = clip_norm_in_float32(1.0, plan.method.spread(plan), 1, 0.0)
+    clip = clip_norm_in_float32(1.0, plan.bounding.method.spread(plan), 1, 0.0)
     for step in (0, 1):
         sums = [(clip * sum_of(engine, some, step)).float().double() for some in (views, rest)]
         assert (sums[0] - sums[1]).norm().item() <= plan.sensitivity_of(step)
@@ -246,4 +239,4 @@ def test_discrete_noise_leaves_room_in_each_step():
 def test_dataclasses_of_plans_survive_a_file():
     plan = plan_of()
     assert PrivacyPlan.from_dict(plan.as_dict()) == plan
-    assert dataclasses.replace(plan, noise_multiplier=2.0).fingerprint != plan.fingerprint
+    assert plan.replace(noise_multiplier=2.0).fingerprint != plan.fingerprint

@@ -9,14 +9,13 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.centres import add_centres
 from dpfed.models.parameters import TrainableVector
-from dpfed.objectives import OBJECTIVES, loss_of
-from dpfed.objectives.centring import centred
+from dpfed.objectives import OBJECTIVES, centred, loss_of
 from dpfed.privacy.plan import PrivacyPlan
 from tests.objectives.test_two_view_losses import ORACLES
 from tests.sparing import sparing
 
 M = 3
-LOSSES = [name for name, loss in OBJECTIVES.items() if not loss.target_network]
+LOSSES = list(OBJECTIVES)
 PUBLIC = {"source": "shapes"}
 MODELS = {
     "images": ModelConfig(width=8, embedding=8, head_hidden=16),
@@ -128,23 +127,13 @@ def test_every_engine_clips_the_gradient_in_the_centres_too(objective, kind):
 
 def test_the_plan_has_sensitivity_c_and_as_many_groups_as_expected_records():
     plan = PrivacyPlan.from_config(1000, config(bounding={"method": "public", "clip_norm": 0.7}))
-    assert (plan.sensitivity, plan.groups, plan.divisor, plan.group_size) == (0.7, 32, 32, 1)
-    assert plan.noise_std == pytest.approx(0.7 * plan.noise_multiplier) and plan.options == {"public_records": 3}
-    assert PrivacyPlan.from_config(1000, config(public={**PUBLIC, "records": 5})).options == {"public_records": 5}
+    assert (plan.sensitivity, plan.groups, plan.divisor, plan.bounding.group_size) == (0.7, 32, 32, 1)
+    assert plan.noise_std == pytest.approx(0.7 * plan.noise.multiplier) and plan.bounding.options == {"public_records": 3}
+    assert PrivacyPlan.from_config(1000, config(public={**PUBLIC, "records": 5})).bounding.options == {"public_records": 5}
     group = PrivacyPlan.from_config(1000, config(bounding={"method": "group", "clip_norm": 0.7}, public={}))
-    assert plan.noise_multiplier == group.noise_multiplier and plan.noise_std == group.noise_std / 2
-
-
-def test_a_loss_that_holds_a_record_against_itself_alone_is_refused():
-    with pytest.raises(UserError, match="against nothing but itself"):
-        PrivacyPlan.from_config(1000, config(objective={"name": "byol"}))
+    assert plan.noise.multiplier == group.noise.multiplier and plan.noise_std == group.noise_std / 2
 
 
 def test_a_missing_path_is_refused_before_any_record_is_read():
     with pytest.raises(UserError, match=r"give public.path"):
         PrivacyPlan.from_config(1000, config(public={}))
-
-
-def test_a_plan_of_public_contrast_has_no_larger_groups():
-    with pytest.raises(UserError, match="group_size must be 1"):
-        PrivacyPlan(1000, 32, 4, 1.0, 2, 1.0, 1e-5, method_name="public", options={"public_records": 3})

@@ -71,40 +71,6 @@ def test_captions_say_what_is_in_front_and_held_out_ones_differ(store):
         assert {words[place] for words in said} == set(options)
 
 
-def test_what_a_caption_calls_black_and_white_is_so(store):
-    means = {"black": [], "white": []}
-    for number, [caption] in enumerate(store.captions(np.arange(len(store)))):
-        for name, found in means.items():
-            if caption.count(f" {name} ") > 1:  # two of the three colours of a caption
-                found.append(float(store.images(np.array([number]), 32).float().mean()))
-    assert np.mean(means["white"]) > np.mean(means["black"]) + 50
-
-
-def test_the_spectrum_falls_as_that_of_photographs():
-    side, power = 64, 0
-    for number in range(150):
-        gray = draw(0, 0, number, side).pixels.mean(2)
-        power = power + np.abs(np.fft.fft2((gray - gray.mean()) * np.outer(np.hanning(side), np.hanning(side)))) ** 2
-    radius = np.hypot(*np.meshgrid(np.fft.fftfreq(side) * side, np.fft.fftfreq(side) * side))
-    rings = np.arange(3, 26)
-    profile = [power[(radius >= ring - 0.5) & (radius < ring + 0.5)].mean() for ring in rings]
-    slope = np.polyfit(np.log(rings), np.log(profile), 1)[0]
-    assert -3.0 < slope < -1.5  # photographs: about -2
-
-
-def test_pictures_are_diverse_and_use_the_whole_range(store):
-    pixels = store.images(np.arange(300), 32).float()
-    assert pixels.mean((2, 3)).std(0).min() > 35  # of 255: mean colours differ
-    assert pixels.std((2, 3)).mean() > 35 and 80 < pixels.mean() < 160
-
-
-@pytest.mark.parametrize("size", [8, 33, 96, 224])
-def test_any_size(size):
-    picture = draw(0, 0, 5, size)
-    assert picture.pixels.shape == (size, size, 3) and picture.pixels.dtype == np.uint8
-    assert picture.caption == draw(0, 0, 5, 32).caption
-
-
 def test_a_configuration_opens_them_in_the_size_of_its_model(tmp_path):
     opened = open_records(DataConfig(source="procedural", records=16, size=12, stores=str(tmp_path)))
     assert opened.size == 12 and [len(opened.split(split)) for split in ("train", "test")] == [16, 16]

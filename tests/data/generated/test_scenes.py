@@ -9,7 +9,6 @@ import pytest
 
 from dpfed.config import DataConfig
 from dpfed.data.generated.scenes import scenes_store
-from dpfed.data.importers import import_records
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
@@ -77,11 +76,6 @@ def test_no_image_is_in_two_scenes_and_none_leaves_its_split(labelled, scenes, h
         assert np.isin(cells(store, store.split(split)), labelled.split(split)).all()
 
 
-def test_all_training_images_with_a_class_are_used(labelled, scenes) -> None:
-    usable = (labelled.labels["class"][labelled.split("train")] >= 0).sum()
-    assert len(scenes["all"].split("train")) == usable // 4
-
-
 @pytest.mark.parametrize("half", ["all", "first", "second"])
 def test_held_out_captions_are_all_different_and_at_most_a_thousand(scenes, half: str) -> None:
     for split in ("validation", "test"):
@@ -89,13 +83,6 @@ def test_held_out_captions_are_all_different_and_at_most_a_thousand(scenes, half
         assert 0 < len(captions) == len(set(captions)) <= 1000
     # 12,000 images are about 2,940 scenes; of the 6^4 = 1,296 captions they meet all but exp(-2.27), more than a thousand.
     assert len(scenes["all"].split("test")) == 1000
-
-
-def test_halves_use_the_first_and_the_second_half_of_the_classes(labelled, scenes) -> None:
-    for half, numbers in (("first", {0, 1, 2}), ("second", {3, 4, 5}), ("all", set(range(6)))):
-        used = labelled.labels["class"][cells(scenes[half], np.arange(len(scenes[half])))]
-        assert set(used.ravel().tolist()) == numbers
-    assert len({store.path for store in scenes.values()}) == len({store.name for store in scenes.values()}) == 3
 
 
 def test_scenes_are_put_together_once_and_alike_everywhere(labelled, scenes, tmp_path: Path) -> None:
@@ -109,15 +96,6 @@ def test_scenes_are_put_together_once_and_alike_everywhere(labelled, scenes, tmp
     ours, theirs = (json.loads((one.path / "store.json").read_text()) for one in (store, other))
     keyed = ours.pop("contents"), theirs.pop("contents")  # the fingerprint of private records has a random key
     assert ours == theirs and keyed[0] != keyed[1]
-
-
-def test_other_labelled_records_give_another_store(scenes, tmp_path: Path) -> None:
-    def few() -> RecordStore:
-        return write(tmp_path / "few", 12, {"class": ["cat", "dog"]}, public=True)
-
-    store = scenes_store(DataConfig(source="scenes", stores=str(scenes["all"].path.parent)), few)
-    assert store.path != scenes["all"].path and len(store) == 3
-    assert store.public and not scenes["all"].public  # as the labelled records are
 
 
 def write(path: Path, count: int, label_names: dict[str, list[str]], size: int | None = SIDE, **rest) -> RecordStore:
@@ -139,23 +117,3 @@ def test_too_few_images_are_refused_and_leave_nothing_behind(tmp_path: Path) -> 
     with pytest.raises(UserError, match="needs four images, and few has 2 training images"):
         scenes_store(config, lambda: write(tmp_path / "few", 6, {"class": ["a", "b", "c"]}))
     assert not list((tmp_path / "stores").iterdir())
-
-
-def test_original_files_keep_their_shorter_side(tmp_path: Path) -> None:
-    store = scenes_store(DataConfig(stores=str(tmp_path)), lambda: write(tmp_path / "files", 8, {"class": ["cat"]}, None))
-    assert store.size == 14
-
-
-def test_numbered_classes_of_cifar10_get_their_names(cifar10: Path, tmp_path: Path) -> None:
-    (tmp_path / "cifar10").mkdir()
-    (tmp_path / "cifar10" / "train.parquet").write_bytes((cifar10 / "test.parquet").read_bytes())
-    import_records(tmp_path / "cifar10", tmp_path / "labelled", format="parquet", public=True)
-    labelled = RecordStore.open(tmp_path / "labelled")
-    assert labelled.label_names == {"label": list("0123456789")}
-    store = scenes_store(DataConfig(stores=str(tmp_path)), lambda: labelled)
-    assert (store.size, store.public, len(store)) == (64, True, 2500)
-    # The data set's own list, https://www.cs.toronto.edu/~kriz/cifar.html
-    names = "an airplane, an automobile, a bird, a cat, a deer, a dog, a frog, a horse, a ship, a truck".split(", ")
-    number = dict(zip(labelled.ids(np.arange(len(labelled))), labelled.labels["label"].tolist(), strict=True))
-    for id, [caption] in zip(store.ids(np.arange(100)), store.captions(np.arange(100)), strict=True):
-        assert things(caption) == [names[number[source]] for source in id.split(" + ")]

@@ -125,15 +125,6 @@ def test_the_files_of_the_data_set_itself_must_lie_below_it(tmp_path: Path, pict
     assert import_records(tmp_path / "elsewhere" / name, tmp_path / "u").counts["train"] == 1 if name != "train.tsv" else True
 
 
-def test_a_link_to_the_source_itself_is_followed(tmp_path: Path, pictures) -> None:
-    pictures.file(tmp_path / "elsewhere" / "a" / "0.png")
-    (tmp_path / "elsewhere" / "b").symlink_to("a/../a")
-    (tmp_path / "in").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="read already"):
-        import_records(tmp_path / "in", tmp_path / "s")
-    assert import_records(tmp_path / "in", tmp_path / "s", skip_broken=True).counts["train"] == 1
-
-
 def test_links_in_a_circle_end(tmp_path: Path, pictures) -> None:
     for name in "abcdefghijkl":
         pictures.file(tmp_path / "in" / name / "0.png")
@@ -144,16 +135,6 @@ def test_links_in_a_circle_end(tmp_path: Path, pictures) -> None:
     in_time(lambda: detect(tmp_path / "in"))
     in_time(lambda: import_records(tmp_path / "in", tmp_path / "s", skip_broken=True))
     assert len(RecordStore.open(tmp_path / "s")) == 12
-
-
-def test_a_run_that_names_a_folder_with_a_circle_ends(tmp_path: Path, pictures) -> None:
-    from dpfed.config import DataConfig
-    from dpfed.data.opening import open_records
-
-    pictures.file(tmp_path / "in" / "a" / "0.png")
-    for number in range(8):
-        (tmp_path / "in" / "a" / str(number)).symlink_to("..")
-    in_time(lambda: open_records(DataConfig(source="folder", path=str(tmp_path / "in"), stores=str(tmp_path), size=32)))
 
 
 def make_special(path: Path, kind: str) -> None:
@@ -190,37 +171,6 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path, p
         assert len(RecordStore.open(tmp_path / f"s-{source.name}")) == 1
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-@pytest.mark.parametrize(
-    ("name", "format"),
-    [
-        ("t.csv", "table"),
-        ("train.parquet", "parquet"),
-        ("train.tar", "webdataset"),
-        ("reid_raw.json", "cuhk-pedes"),
-        ("captions.json", "deepfashion-mm"),
-        ("captions.txt", "roco"),
-        ("metadata.csv", "camelyon17"),
-        ("meta.bin", "imagenet"),
-        ("cifar-10-batches-py/data_batch_1", "cifar10"),
-        ("FashionMNIST/raw/train-images-idx3-ubyte", "fashion-mnist"),
-        ("eurosat/2750/a/1.jpg", "eurosat"),
-    ],
-)
-def test_no_importer_waits_for_a_pipe(tmp_path: Path, pictures, kind: str, name: str, format: str) -> None:
-    root = tmp_path / "in"
-    for folder in ("imgs", "images", "patches", "train"):
-        (root / folder).mkdir(parents=True)
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    make_special(root / name, kind)
-    for source in (root, root / name):
-        for options in ({}, {"format": format}):
-            in_time(
-                lambda source=source, options=options: import_records(source, tmp_path / "s", allow_outside=True, **options)
-            )
-    assert not (tmp_path / "s").exists()
-
-
 def test_a_folder_that_cannot_be_read_is_not_lost(tmp_path: Path, pictures, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "ab":
         pictures.file(tmp_path / "in" / name / "0.png")
@@ -242,20 +192,3 @@ def test_files_too_large_to_be_images_are_not_read(tmp_path: Path, pictures) -> 
         file.truncate(1 << 40)  # takes no room on the disk
     with pytest.raises(UserError, match=r"larger than 1 GiB \(1\): 1\.png"):
         import_records(root, tmp_path / "s")
-
-
-def test_a_folder_is_walked_once_however_many_importers_are_asked(
-    tmp_path: Path, pictures, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(4):
-        (folder := tmp_path / "source" / f"class{number}").mkdir(parents=True)
-        pictures.file(folder / "a.png")
-    opened: list[str] = []
-    scandir = os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: (opened.append(str(path)), scandir(path))[1])
-    monkeypatch.setattr("dpfed.data.importers.listing._WATCHED", 2)
-    found: list[int] = []
-    import_records(tmp_path / "source", tmp_path / "store", watch=found.append)
-    walked = [path for path in opened if path.startswith(str(tmp_path / "source"))]
-    assert found == [2, 4]
-    assert sorted(set(walked)) == sorted(walked)  # Path.iterdir does not use scandir

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import decimal
-import io
 import itertools
 import json
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -127,15 +125,3 @@ def test_tables_write_numbers_as_they_like(tmp_path: Path, pictures, cells: tupl
     store = RecordStore.open(import_records(tables, tmp_path / "s").path)
     expected = [{"0.0": "0", "1.0": "1"}.get(label, label if label in ("0", "1") else None) for label in sum(cells, [])]
     assert store.label_names == {"label": ["0", "1"]} and names_of(store) == expected
-
-
-def test_a_word_that_counts_as_no_class_is_said(tmp_path: Path, pictures) -> None:
-    with tarfile.open(tmp_path / "x.tar", "w") as archive:
-        for key, label in (("a", b"1.0"), ("b", b"NA"), ("c", b"0")):
-            for name, content in ((f"{key}.png", pictures.png()), (f"{key}.cls", label)):
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
-    said: list[str] = []
-    store = RecordStore.open(import_records(tmp_path / "x.tar", tmp_path / "s", say=said.append).path)
-    assert names_of(store) == ["1", None, "0"] and said == ["label: 'NA' counts as no class; rename it if it is one."]

@@ -121,17 +121,11 @@ def test_a_class_in_other_capitals_in_another_split_is_refused(tmp_path: Path, p
     assert {name for _, name in found(tmp_path / "s").values()} == {"A", "Cat", "a"}
 
 
-def test_images_that_are_named_after_splits_are_not_all_trained_on(tmp_path: Path, pictures) -> None:
-    for name in ("train_1.png", "train_2.png", "test_1.png"):
-        pictures.file(tmp_path / "in" / name)
-    with pytest.raises(UserError, match="named after splits.*--splits 0"):
-        import_records(tmp_path / "in", tmp_path / "s")
-    assert import_records(tmp_path / "in", tmp_path / "s", splits=0).counts["train"] == 3
-    pictures.file(tmp_path / "in" / "holiday.png")
-    assert import_records(tmp_path / "in", tmp_path / "t").counts["train"] == 4
-
-
-@pytest.mark.parametrize(("splits", "said"), [(3, "folder 3 below"), (1, "does not speak of train"), (-1, "from 0 to 32")])
-def test_a_level_without_splits_is_refused(tmp_path: Path, pictures, splits: int, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        import_records(tree(tmp_path / "in", pictures, "bottle/train"), tmp_path / "s", splits=splits)
+@pytest.mark.parametrize(("places", "level"), [(("train/images", "train/masks", "test/images"), 1), (("images", "Labels"), 0)])
+def test_images_beside_their_masks_are_no_classes(tmp_path: Path, pictures, places: tuple[str, ...], level: int) -> None:
+    source = tree(tmp_path / "in", pictures, *places)
+    with pytest.raises(UserError, match=f"look like images and their masks, not like classes.* --splits {level}`"):
+        import_records(source, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+    import_records(source, tmp_path / "s", splits=level)
+    assert {label for _, label in found(tmp_path / "s").values()} == {Path(place).name for place in places}

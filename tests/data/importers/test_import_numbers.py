@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfed.cli.data import app
-from dpfed.config import parse_config
-from dpfed.data.importers import detect, import_records
-from dpfed.data.opening import open_records
+from dpfed.data.importers import import_records
 from dpfed.data.store.division import divide_store
 from dpfed.data.store.record import RecordInput
-from dpfed.data.store.records import RecordStore
-from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 
@@ -46,11 +40,6 @@ def test_numbers_of_held_out_records(tmp_path: Path, source: Path, split: str, c
     assert sorted(os.listdir(tmp_path)) == ["in"]
 
 
-def test_a_numpy_integer_is_a_number(tmp_path: Path, source: Path) -> None:
-    report = import_records(source, tmp_path / "s", size=np.int64(8), validation=np.int32(2))
-    assert report.counts["validation"] == 2 and RecordStore.open(tmp_path / "s").size == 8
-
-
 @pytest.mark.parametrize("size", [0, -5, 4097, 100_000_000, 10**30, 8.5, True, "32", float("inf")])
 def test_sizes(tmp_path: Path, source: Path, size: object) -> None:
     with pytest.raises(UserError, match="side of stored images"):
@@ -61,66 +50,10 @@ def test_sizes(tmp_path: Path, source: Path, size: object) -> None:
 
 
 @pytest.mark.parametrize("number", [0, -3, 4097, 100_000, 10**30, 2.5, True, "4", None])
-def test_numbers_of_shards_and_sites(tmp_path: Path, store: Path, number: object) -> None:
-    with pytest.raises(UserError, match="shards"):
-        shard_store(store, tmp_path / "s", number)
+def test_numbers_of_sites(tmp_path: Path, store: Path, number: object) -> None:
     with pytest.raises(UserError, match="sites"):
         divide_store(store, tmp_path / "s", number, 0)
     assert not (tmp_path / "s").exists()
-
-
-def test_more_shards_than_files_can_be_open_at_once(tmp_path: Path, store: Path) -> None:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 300, hard))
-    try:
-        sharded = shard_store(store, tmp_path / "s", 600)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    whole, rows = RecordStore.open(store), np.arange(6)
-    assert sorted(zip(sharded.ids(rows), sharded.encoded(rows), strict=True)) == sorted(
-        zip(whole.ids(rows), whole.encoded(rows), strict=True)
-    )
-    assert sharded.shards == 600 and len(sharded.split("validation")) == 1
-
-
-EMPTY = ["", " ", "\t"]
-NO_NAMES = [*EMPTY, "a\0b", "a\udcff", "x" * 300, "y/" * 3000, 5, None]
-
-
-@pytest.mark.parametrize("place", NO_NAMES, ids=lambda place: repr(place)[:12])
-def test_places_that_are_none(
-    tmp_path: Path, source: Path, store: Path, place: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(store)  # a store: what an empty name must not mean
-    calls = [
-        lambda: import_records(place, tmp_path / "s"),
-        lambda: import_records(source, place),
-        lambda: detect(place),
-        lambda: shard_store(place, tmp_path / "s"),
-        lambda: shard_store(store, place),
-        lambda: divide_store(store, place, 2, 0),
-        lambda: StoreWriter(place, name="x", kind="image"),
-        lambda: RecordStore.open(place),
-    ]
-    if isinstance(place, str):
-        calls += [
-            lambda: open_records(parse_config({"data": {"source": "folder", "path": place, "stores": str(tmp_path)}}).data),
-            lambda: open_records(parse_config({"data": {"source": "store", "path": place}}).data),
-        ]
-    before = sorted(os.listdir(tmp_path)), sorted(os.listdir(store))
-    for call in calls:
-        with pytest.raises(UserError):
-            call()
-    assert (sorted(os.listdir(tmp_path)), sorted(os.listdir(store))) == before
-
-
-def test_the_current_folder_can_be_named(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(source)
-    assert import_records(".", tmp_path / "s").counts["train"] == 6
-    assert import_records(os.fsencode(source) and source, tmp_path / "t").counts["train"] == 6
 
 
 @pytest.mark.parametrize(
@@ -140,10 +73,6 @@ def test_the_current_folder_can_be_named(tmp_path: Path, source: Path, monkeypat
         ["import", "SOURCE", "SOURCE", "DEST"],
         ["import", "SOURCE", "STORE"],
         ["import", "SOURCE", "/dev/null/x"],
-        ["shard", "STORE", "DEST", "--shards", "100000"],
-        ["shard", "", "DEST"],
-        ["shard", "STORE", ""],
-        ["divide", "STORE", "DEST", "--sites", "1000000000"],
         ["inspect", ""],
         ["inspect", b"\xff"],
         ["inspect", "STORE", "--context", "99999999999999999999999"],
@@ -158,26 +87,3 @@ def test_the_command_line_answers_in_a_sentence(
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, UserError | SystemExit), result.exception
     assert result.exit_code != 0 and not (tmp_path / "s").exists() and "\n" not in str(result.exception)
-
-
-def test_names_that_look_like_markup_are_printed_as_they_are(tmp_path: Path, source: Path) -> None:
-    def said(*arguments: object) -> str:
-        result = CliRunner().invoke(app, [str(word) for word in arguments], catch_exceptions=False)
-        assert result.exit_code == 0
-        return result.stdout
-
-    odd = tmp_path / "[/]:smile:\n\x1b[2J\\"
-    odd.parent.mkdir()
-    source.rename(odd)
-    assert r"[b]\[/:smile:\n: image records" in said("import", odd, tmp_path / "[b]\\[" / ":smile:\n").replace("/:", "/:")
-    place = tmp_path / "[b]\\[" / ":smile:\n"
-    assert "]:smile:\\n\\x1b[2J\\" in said("inspect", place)  # a store is called what the last part of its source's path is
-    assert "3 shards" in said("shard", place, tmp_path / "[/]", "--shards", 3)
-
-
-def test_a_name_that_is_not_utf8_is_a_sentence_in_a_real_terminal_too(tmp_path: Path, source: Path) -> None:
-    command = [sys.executable, "-c", "from dpfed.cli import main; main()", "data", "import", os.fsencode(source)]
-    done = subprocess.run(
-        [*command, os.fsencode(tmp_path) + b"/\xff"], capture_output=True, env=os.environ | {"LC_ALL": "C.UTF-8"}
-    )
-    assert done.returncode == 2 and done.stderr.startswith(b"error: ") and done.stderr.count(b"\n") == 1

@@ -36,12 +36,6 @@ def test_unknown_formats_and_missing_sources_are_refused(tmp_path: Path) -> None
     assert not (tmp_path / "s").exists()
 
 
-def test_a_store_is_not_imported_again(tmp_path: Path, pictures) -> None:
-    import_records(class_folders(tmp_path / "in", pictures), tmp_path / "s")
-    with pytest.raises(UserError, match="store"):
-        detect(tmp_path / "s")
-
-
 @pytest.mark.parametrize("name", sorted(importers()))
 def test_every_importer_refuses_an_empty_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "in").mkdir()

@@ -85,27 +85,6 @@ def test_captions(tmp_path: Path, pictures, column: str, values: list, expected:
     assert store.kind == "image-text" and store.captions([0, 1]) == expected and store.name == "x"
 
 
-@pytest.mark.parametrize("names", [[f"caption_{n}" for n in range(5)], ["caption1", "caption2", "caption3"]])
-def test_numbered_captions_are_captions_of_one_record(tmp_path: Path, pictures, names: list[str]) -> None:
-    columns = {name: [f"{name} of a", f"{name} of b", None] for name in names} | {"captions": [None, None, ["z"]]}
-    store = imported(write(tmp_path / "x.parquet", pictures, 3, subcaption=["no"] * 3, **columns), tmp_path / "s")
-    assert store.captions([0, 1, 2]) == [[f"{name} of a" for name in names], [f"{name} of b" for name in names], ["z"]]
-
-
-@pytest.mark.parametrize("column", ["alt_text", "alt", "Title", "Alt Text", "CAPTION_2", "sentence"])
-def test_captions_are_found_whatever_the_capitals(tmp_path: Path, pictures, column: str) -> None:
-    source = write(tmp_path / "x.parquet", pictures, 1, image="Image", **{column: ["a cat"], "Label": [1], "PID": ["p"]})
-    store = imported(source, tmp_path / "s")
-    assert store.captions([0]) == [["a cat"]] and store.labels["Label"].tolist() == [1] and store.unit_name == "person"
-
-
-@pytest.mark.parametrize("field", ["raw", "text", "caption"])
-def test_captions_in_structs_as_in_coco(tmp_path: Path, pictures, field: str) -> None:
-    sentences = [[{"tokens": [text], "sentid": 0, field: text} for text in ("a cat", "a pet")], [{field: "a dog"}, None]]
-    store = imported(write(tmp_path / "x.parquet", pictures, 2, sentences=sentences), tmp_path / "s")
-    assert store.captions([0, 1]) == [["a cat", "a pet"], ["a dog"]]
-
-
 def test_columns_that_were_not_used_are_reported(tmp_path: Path, pictures) -> None:
     columns = {"caption": [1], "text": [[["a", "cat"]]], "Note": ["x"], "sentences": [[{"tokens": ["a"]}]], "alt": ["a cat"]}
     write(tmp_path / "in" / "train.parquet", pictures, 1, label=[0], pid=[1], **columns)
@@ -113,13 +92,6 @@ def test_columns_that_were_not_used_are_reported(tmp_path: Path, pictures) -> No
     report = import_records(tmp_path / "in", tmp_path / "s")
     assert report.unused == ("caption", "text", "Note", "sentences", "score")
     assert RecordStore.open(tmp_path / "s").captions([0, 1]) == [["a cat"], ["a dog"]]
-
-
-def test_a_row_without_any_caption_is_named(tmp_path: Path, pictures) -> None:
-    source = write(tmp_path / "x.parquet", pictures, 2, text=["a", None], captions=[None, ["", " "]])
-    with pytest.raises(UserError, match=r"no caption \(1\): train/1"):
-        import_records(source, tmp_path / "s")
-    assert imported(source, tmp_path / "s", skip_broken=True).captions([0]) == [["a"]]
 
 
 @pytest.mark.parametrize(
@@ -130,13 +102,6 @@ def test_units(tmp_path: Path, pictures, column: str, name: str, values: list) -
     store = imported(write(tmp_path / "x.parquet", pictures, 4, **{column: values}), tmp_path / "s")
     assert store.unit_name == name
     assert store.units.tolist() == [record_key(unit) for unit in ("7", "8", "7", *store.ids([3]))]
-
-
-def test_units_that_pandas_made_floats(tmp_path: Path, pictures) -> None:
-    source = write(tmp_path / "x.parquet", pictures, 3, patient_id=[7.0, float("nan"), 7.0])
-    store = imported(source, tmp_path / "s")
-    units = store.units.tolist()
-    assert units[0] == units[2] and units[1] == record_key(*store.ids([1]))
 
 
 @pytest.mark.parametrize(
@@ -196,12 +161,6 @@ def test_a_test_split_without_labels_keeps_those_of_the_training_split(tmp_path:
     assert imported(tmp_path / "in", tmp_path / "s").labels["label"].tolist() == [2, 1, -1]
 
 
-def test_a_class_number_without_a_name_is_refused(tmp_path: Path, pictures) -> None:
-    write(tmp_path / "x.parquet", pictures, 2, meta=metadata(label=CLASSES), label=[2, 3])
-    with pytest.raises(UserError, match="train/1"):
-        import_records(tmp_path / "x.parquet", tmp_path / "s")
-
-
 ASK = """
 import sys
 from pathlib import Path
@@ -231,13 +190,6 @@ def test_a_damaged_footer_never_ends_the_process(tmp_path: Path) -> None:
     )
     assert asked.returncode == 0, asked.stderr[-500:]
     assert int(asked.stdout) > 100
-
-
-def test_a_column_whose_name_is_no_text_is_refused(tmp_path: Path, pictures) -> None:
-    file = write(tmp_path / "train.parquet", pictures, 2, meta=None, qzqzqz=[1, 2])
-    file.write_bytes(file.read_bytes().replace(b"qzqzqz", b"\x80zqzqz"))
-    with pytest.raises(UserError, match="cannot read the Parquet files"):
-        import_records(file, tmp_path / "s")
 
 
 def typed(values: list, type: pa.DataType) -> pa.Array:
@@ -311,12 +263,6 @@ def test_a_column_of_splits_tells_the_rows_of_one_file_apart(tmp_path: Path, pic
         import_records(tmp_path / "in", tmp_path / "t", test=1)
     write(tmp_path / "in" / "test-0.parquet", pictures, 1, id=["f"])  # the files' names tell the splits
     assert import_records(tmp_path / "in", tmp_path / "t").counts == {"train": 5, "validation": 0, "test": 1}
-
-
-@pytest.mark.parametrize("text", ['["a cat", "a pet"]', "['a cat', 'a pet']"])
-def test_a_list_of_captions_that_was_written_as_text_is_read(tmp_path: Path, pictures, text: str) -> None:
-    store = imported(write(tmp_path / "x.parquet", pictures, 2, text=[text, "[sic] a"]), tmp_path / "s")
-    assert store.captions([0, 1]) == [["a cat", "a pet"], ["[sic] a"]]
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path, pictures) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import pickle
 import struct
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -98,42 +97,3 @@ def test_imagenet(tmp_path: Path, pictures) -> None:
     assert store.label_names == {"label": ["tench, Tinca tinca", "goldfish"]}
     assert store.ids(store.split("validation")) == ["val/n02/ILSVRC2012_val_1.JPEG"]
     assert store.labels["label"].tolist() == [0, 1, 1]
-
-
-def test_imagenet_archives_are_not_unpacked_into_the_users_folder(tmp_path: Path, pictures) -> None:
-    pictures.file(tmp_path / "in" / "train" / "n01" / "1.JPEG")
-    with pytest.raises(UserError, match=r"meta\.bin"):
-        import_records(tmp_path / "in", tmp_path / "s", format="imagenet")
-
-
-@pytest.fixture
-def pcam(tmp_path: Path, pictures) -> tuple[Path, np.ndarray]:
-    h5py = pytest.importorskip("h5py")
-    folder = tmp_path / "in" / "pcam"
-    folder.mkdir(parents=True)
-    images = np.stack([pictures.array(96, 96) for _ in range(7)])
-    for part, rows in (("train", slice(0, 3)), ("valid", slice(3, 5)), ("test", slice(5, 7))):
-        labels = np.arange(7)[rows] % 2
-        for axis, values in (("x", images[rows]), ("y", labels.astype(np.uint8).reshape(-1, 1, 1, 1))):
-            with h5py.File(folder / f"camelyonpatch_level_2_split_{part}_{axis}.h5", "w") as file:
-                file[axis] = values
-    return tmp_path / "in", images
-
-
-def test_pcam(tmp_path: Path, pcam: tuple[Path, np.ndarray]) -> None:
-    store = imported(pcam[0], tmp_path / "s", "pcam", size=96)
-    assert np.array_equal(as_arrays(store, "train", 96), pcam[1][:3])
-    assert np.array_equal(as_arrays(store, "test", 96), pcam[1][5:])
-    assert store.labels["tumor"].tolist() == [0, 1, 0, 1, 0, 1, 0]
-
-
-def test_pcam_without_h5py_or_with_a_file_missing(
-    tmp_path: Path, pcam: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "h5py", None)
-        with pytest.raises(UserError, match="h5py"):
-            import_records(pcam[0], tmp_path / "s")
-    (pcam[0] / "pcam" / "camelyonpatch_level_2_split_valid_y.h5").unlink()
-    with pytest.raises(UserError, match="valid_y"):
-        import_records(pcam[0], tmp_path / "s")

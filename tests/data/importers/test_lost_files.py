@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
 import shlex
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -68,29 +66,6 @@ def test_an_unknown_file_is_counted_by_its_suffix_and_refused(tmp_path: Path, pi
     assert RecordStore.open(tmp_path / "s").label_names == {"label": ["a", "c"]}
 
 
-def test_what_is_harmless_by_its_name_is_passed_over_and_said_to_be(tmp_path: Path, pictures) -> None:
-    names = [".DS_Store", "a/Thumbs.db", "a/.x.png", ".git/HEAD", "README", "LICENSE.txt", "b/readme.md", "__MACOSX/a/._0.png"]
-    source = folder(tmp_path / "in", pictures, "a/0.png", "b/0.png", *names)
-    (source / "empty").mkdir()
-    said = invoke("import", source, tmp_path / "s").splitlines()[-1]
-    for part in (
-        "hidden files and folders (3)",
-        "Thumbs.db (1)",
-        "README (1)",
-        "__MACOSX (1)",
-        "folder empty without an image",
-    ):
-        assert part in said
-    assert len(RecordStore.open(tmp_path / "s")) == 2
-
-
-@pytest.mark.parametrize("suffix", [".jfif", ".JFIF", ".jpe", ".JPG"])
-def test_a_jpeg_by_another_name_is_read(tmp_path: Path, pictures, suffix: str) -> None:
-    source = folder(tmp_path / "in", pictures, "a/0.jpg", "a/1.jpg")
-    (source / "a" / "1.jpg").rename(source / "a" / f"1{suffix}")
-    assert import_records(source, tmp_path / "s").counts["train"] == 2
-
-
 def test_classes_without_a_record_are_named(tmp_path: Path, pictures) -> None:
     source = folder(tmp_path / "in", pictures, "a/0.png", "b/0.png")
     write(source / "b" / "0.png", b"broken")
@@ -139,13 +114,6 @@ def test_images_that_parquet_names_by_path_are_not_lost(tmp_path: Path, pictures
     assert report.counts["train"] == 2 and report.passed_over == {".png files": 2}
 
 
-def test_uppercase_parquet_and_archives_are_read(tmp_path: Path, pictures) -> None:
-    for number, name in enumerate(("train-0.parquet", "train-1.PARQUET")):
-        write(tmp_path / "in" / name)
-        pq.write_table(pa.table({"image": [pictures.png()], "label": [number]}), tmp_path / "in" / name)
-    assert import_records(tmp_path / "in", tmp_path / "s").counts["train"] == 2
-
-
 def archive(path: Path, members: list[tuple[str | tarfile.TarInfo, bytes]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as file:
@@ -188,21 +156,6 @@ def test_members_that_no_sample_explains_are_refused(tmp_path: Path, pictures) -
     report = import_records(tmp_path / "x.tar", tmp_path / "s", skip_broken=True)
     assert report.counts["train"] == 1 and report.unused == (".npy", ".dcm") and report.passed_over == {"README": 1}
     assert ("train/x/1", "no image that is read, only .dcm") in report.skipped
-
-
-def test_members_with_odd_names_are_only_names(tmp_path: Path, pictures) -> None:
-    names = ["../../../etc/passwd.png", "/etc/passwd.png", "a\nb.png", "\x1b[2J.png"]
-    source = archive(tmp_path / "x.tar", [(name, pictures.png()) for name in names])
-    report = import_records(source, tmp_path / "s")
-    assert report.counts["train"] == 4 and sorted(path.name for path in tmp_path.iterdir()) == ["s", "x.tar"]
-
-
-def test_figures_of_img2dataset_beside_its_archives_are_passed_over(tmp_path: Path, pictures) -> None:
-    source = archive(tmp_path / "in" / "00000.tar", [("0.png", pictures.png())]).parent
-    pq.write_table(pa.table({"url": ["x"]}), source / "00000.parquet")
-    write(source / "00000_stats.json", b"{}")
-    report = import_records(source, tmp_path / "s")
-    assert report.format == "webdataset" and report.passed_over == {".parquet files": 1, ".json files": 1}
 
 
 def table(path: Path, files: list[str], title: str = "title") -> None:
@@ -286,28 +239,3 @@ def test_a_caption_that_is_torn_or_swallows_others_is_refused(tmp_path: Path, ro
     separator = b"\t" if b"\t" in row else b","
     write(tmp_path / "t.csv", b"filepath" + separator + b"title\n" + row + b"\n" + b"b.png" + separator + b"x\n")
     assert said in refusal(tmp_path / "t.csv")
-
-
-def test_several_sources_must_be_tables(tmp_path: Path, pictures, captioned: Path) -> None:
-    with pytest.raises(UserError, match="several sources must be"):
-        import_records([captioned / "train.tsv", captioned / "images"], tmp_path / "s")
-    with pytest.raises(UserError, match="several sources must be"):
-        import_records([captioned / "train.tsv", captioned / "test.tsv"], tmp_path / "s", format="parquet")
-
-
-def test_a_table_that_two_files_tell_apart_keeps_its_own_split(tmp_path: Path, pictures) -> None:
-    source = folder(tmp_path / "in", pictures, "0.png", "1.png")
-    for number in range(2):
-        write(source / f"{number}.csv", f"filepath,title,split\n{number}.png,x,{('train', 'test')[number]}\n".encode())
-    store = RecordStore.open(import_records([source / "0.csv", source / "1.csv"], tmp_path / "s").path)
-    assert store.ids(store.split("test")) == ["1.png"] and np.array_equal(store.split("train"), [0])
-
-
-def test_json_is_never_nested_too_deeply_to_refuse(tmp_path: Path, pictures) -> None:
-    pictures.file(tmp_path / "imgs" / "0.png")
-    (tmp_path / "reid_raw.json").write_text("[" * 100_000)
-    assert "is not JSON" in refusal(tmp_path / "reid_raw.json", format="cuhk-pedes")
-    members = [("0.png", pictures.png()), ("0.json", b"[" * 100_000), ("1.png", pictures.png())]
-    report = import_records(archive(tmp_path / "x.tar", members), tmp_path / "s", skip_broken=True)
-    assert report.skipped == [("train/x/0", "its .json cannot be read")]
-    assert json.loads((tmp_path / "s" / "store.json").read_text())["records"] == 1

@@ -22,7 +22,6 @@ from PIL import Image
 
 from dpfed.data.importers import import_records, pieces
 from dpfed.data.importers import workplace as workplace_room
-from dpfed.data.importers.workplace import workplace
 from dpfed.data.processes import Processes
 from dpfed.data.store.fingerprint import contents_of, splits_of
 from dpfed.data.store.records import RecordStore
@@ -160,25 +159,11 @@ def test_an_import_that_was_killed_goes_on_where_it_stopped(archives: Path, tmp_
     monkeypatch.setattr(pieces, "write_volume", lambda job, tell: written.append(job.place) or write(job, tell))
     monkeypatch.setattr("dpfed.data.importers.webdataset._survey", None)  # nothing is surveyed again
     assert everything(imported(archives, tmp_path / "s", validation=7, say=said.append).path) == expected
-    assert len(written) <= SHARDS - complete and "going on with an import" in said[0]
-
-
-def test_a_killed_import_is_not_taken_for_another_one(archives: Path, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(IMPORT)
-    killed(script, archives, tmp_path / "s", 1)
-    for options in ({"size": 8}, {"public": False}, {"validation": 0, "test": 1}):
-        with pytest.raises(UserError, match="interrupted import of other files, or with other options"):
-            import_records(archives, tmp_path / "s", **{"public": True, "validation": 7, **options})
-    os.rename(archives / "00004.tar", tmp_path / "00004.tar")
-    with pytest.raises(UserError, match="interrupted import of other files, or with other options"):
-        import_records(archives, tmp_path / "s", public=True, validation=7)
-    os.rename(tmp_path / "00004.tar", archives / "00004.tar")
-    imported(archives, tmp_path / "s", validation=7)
+    assert len(written) <= SHARDS - complete and "resuming an interrupted import" in said[0]
 
 
 def test_a_process_that_dies_ends_the_import_in_words_and_nothing_is_lost(archives: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"ended by SIGKILL.*goes on where it stopped"):
+    with pytest.raises(UserError, match=r"ended by SIGKILL.*resumes where it stopped"):
         list(Processes(2).each(_die_at_two, range(4)))
     with pytest.raises(OSError, match="disk"):
         list(Processes(2).each(_fail, range(4)))
@@ -206,43 +191,3 @@ def test_a_damaged_archive_in_the_middle_is_refused_and_the_rest_is_kept(archive
     store = imported(archives, tmp_path / "s")
     assert len(store) == SHARDS * EACH
     assert everything(store.path) == everything(imported(archives, tmp_path / "t").path)
-
-
-def test_broken_records_can_be_left_out_without_reading_the_rest_again(archives: Path, tmp_path: Path, monkeypatch) -> None:
-    archive(archives / "00001.tar", range(EACH, 2 * EACH), png=b"no picture")
-    with pytest.raises(UserError, match=f"{EACH} of {SHARDS * EACH} records cannot be read"):
-        import_records(archives, tmp_path / "s", public=True)
-    monkeypatch.setattr(pieces, "write_volume", None)
-    store = imported(archives, tmp_path / "s", skip_broken=True)
-    assert len(store) == (SHARDS - 1) * EACH and len(store.skipped) == EACH
-
-
-def test_two_imports_to_one_place(archives: Path, tmp_path: Path) -> None:
-    with workplace(tmp_path / "s"), pytest.raises(UserError, match=r"another import to .*/s is under way"):
-        import_records(archives, tmp_path / "s")
-    assert os.listdir(tmp_path) == ["in"]
-
-
-@pytest.mark.parametrize("workers", [0, -1, 2.5, 10**9])
-def test_absurd_numbers_of_workers_are_refused(archives: Path, tmp_path: Path, workers: object) -> None:
-    with pytest.raises(UserError, match="the number of workers must be a whole number"):
-        import_records(archives, tmp_path / "s", workers=workers)
-    assert os.listdir(tmp_path) == ["in"]
-
-
-def test_undecoded_images_are_looked_at_and_stored_as_they_are(archives: Path, tmp_path: Path) -> None:
-    decoded = imported(archives, tmp_path / "decoded")
-    assert imported(archives, tmp_path / "s", decode=False).contents == decoded.contents
-    archive(archives / "00001.tar", range(EACH, 2 * EACH), png=jpeg(0)[:-30])
-    with pytest.raises(UserError, match=f"{EACH} of {SHARDS * EACH} records cannot be read"):
-        import_records(archives, tmp_path / "t")
-    shutil.rmtree(tmp_path / ".t.import")
-    store = imported(archives, tmp_path / "t", decode=False)
-    store.images([0], 8)
-    with pytest.raises(UserError, match="cannot be decoded"):
-        store.images([EACH], 8)
-    archive(archives / "00001.tar", range(EACH, 2 * EACH), png=b"no picture")
-    with pytest.raises(UserError, match="not an image file"):
-        import_records(archives, tmp_path / "u", decode=False)
-    with pytest.raises(UserError, match="have to be decoded"):
-        import_records(archives, tmp_path / "v", decode=False, size=8)

@@ -186,30 +186,3 @@ def test_a_column_of_names_is_taken_and_refused_when_it_repeats(tmp_path: Path, 
         import_records(tmp_path / "y.parquet", tmp_path / "t")
     store = RecordStore.open(import_records(tmp_path / "y.parquet", tmp_path / "t", id="content").path)
     assert len(set(store.ids(np.arange(4)))) == 4 and all(id.startswith("train/") for id in store.ids(np.arange(4)))
-
-
-def test_the_column_that_the_user_names_wins(tmp_path: Path, pictures) -> None:
-    files = [pictures.png() for _ in range(3)]
-    table = parquet(range(3), files, None, id=[1, 1, 1], accession=["x", "y", "z"], score=[0.5, 1.5, 2.5])
-    pq.write_table(table, tmp_path / "x.parquet")
-    store = RecordStore.open(import_records(tmp_path / "x.parquet", tmp_path / "s", id="accession").path)
-    assert store.ids(np.arange(3)) == ["train/x", "train/y", "train/z"]
-    for wrong, said in (("nowhere", "no column 'nowhere'"), ("image", "no text or number"), ("score", "no text or number")):
-        with pytest.raises(UserError, match=said):
-            import_records(tmp_path / "x.parquet", tmp_path / "t", id=wrong)
-    pictures.file(tmp_path / "folder" / "a.png")
-    with pytest.raises(UserError, match="column of Parquet, and the format is 'folder'"):
-        import_records(tmp_path / "folder", tmp_path / "t", id="accession")
-
-
-def test_a_row_without_a_name_is_no_record(tmp_path: Path, pictures) -> None:
-    files = [pictures.png() for _ in range(3)]
-    pq.write_table(parquet(range(3), files, None, id=["a", None, " "]), tmp_path / "x.parquet")
-    with pytest.raises(UserError, match=r"2 of 3 records cannot be read: no id \(2\): train/1"):
-        import_records(tmp_path / "x.parquet", tmp_path / "s")
-
-
-def test_the_name_of_a_broken_record_says_where_it_stands(tmp_path: Path, pictures) -> None:
-    pq.write_table(parquet(range(3), [pictures.png(), b"?", pictures.png()], None), tmp_path / "x.parquet")
-    with pytest.raises(UserError, match=r"not an image file \(1\): train/1;"):
-        import_records(tmp_path / "x.parquet", tmp_path / "s")

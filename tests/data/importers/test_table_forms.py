@@ -173,9 +173,3 @@ def test_other_forms_are_refused_in_words(tmp_path: Path, pictures, name: str, t
     lay(tmp_path, pictures, **{name: text, "a.png": ""})
     with pytest.raises(UserError, match=said):
         import_records(tmp_path / name, tmp_path / "s", format="table")
-
-
-def test_a_bare_name_that_two_images_have_is_refused(tmp_path: Path, pictures) -> None:
-    lay(tmp_path, pictures, **{"t.csv": "filepath,title\na.png,x\n", "one/a.png": "", "two/a.png": ""})
-    with pytest.raises(UserError, match="t.csv:2: a.png may be one/a.png and two/a.png"):
-        import_records(tmp_path / "t.csv", tmp_path / "s")

@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import lzma
-import re
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,18 +92,6 @@ def test_captions_in_json(tmp_path: Path, pictures, value: object, expected: lis
     assert captions(imported(write(tmp_path / "x.tar", members), tmp_path / "s")) == {"train/x/0": expected}
 
 
-def test_the_caption_that_is_in_both_files_counts_once(tmp_path: Path, pictures) -> None:
-    members = sample("0", pictures, "a cat\n", json=b'{"caption": "a cat", "text": "another"}')  # as img2dataset writes
-    assert captions(imported(write(tmp_path / "x.tar", members), tmp_path / "s")) == {"train/x/0": ["a cat", "another"]}
-
-
-def test_the_key_ends_at_the_first_dot_of_the_file_name(tmp_path: Path, pictures) -> None:
-    members = [("v1.0/a.jpg", pictures.jpeg()), ("v1.0/a.seg.png", pictures.png()), ("v1.0/a.TXT", b"one")]
-    members += [("v1.0/b.PNG", pictures.png()), ("v1.0/b.txt", b"two"), ("__MACOSX/._b.txt", b"no")]
-    store = imported(write(tmp_path / "x.tar", members), tmp_path / "s")
-    assert captions(store) == {"train/x/v1.0/a": ["one"], "train/x/v1.0/b": ["two"]}
-
-
 def test_classes_alone_make_labelled_images(tmp_path: Path, pictures) -> None:
     members = [
         entry for number, label in enumerate(b"207") for entry in sample(f"{number}", pictures, None, cls=b"%c\n" % label)
@@ -135,17 +122,6 @@ def test_folders_and_names_of_archives_give_the_split(tmp_path: Path, pictures, 
     store = imported(tmp_path / "in", tmp_path / "s")
     assert store.ids(store.split("validation")) == [f"validation/{Path(names[1]).stem}/0"]
     assert store.ids(store.split("train")) == [f"train/{Path(names[0]).stem}/0"]
-
-
-def test_shards_without_a_split_are_for_training(tmp_path: Path, pictures) -> None:
-    for shard in range(3):
-        write(tmp_path / "in" / f"{shard:05d}.tar", sample("0", pictures) + sample("1", pictures))
-    seen = []
-    report = import_records(tmp_path / "in", tmp_path / "s", validation=2, progress=lambda *at: seen.append(at))
-    assert report.counts == {"train": 4, "validation": 2, "test": 0} and seen[-1] == (6, 6)
-    assert set(captions(RecordStore.open(tmp_path / "s"))) == {
-        f"train/{shard:05d}/{key}" for shard in range(3) for key in (0, 1)
-    }
 
 
 def broken_reasons(source: Path, dest: Path) -> dict[str, str]:
@@ -189,28 +165,6 @@ def test_an_archive_that_is_cut_off_is_named_and_keeps_what_is_surely_whole(tmp_
     assert set(captions(RecordStore.open(tmp_path / "s"))) == {"train/0/a", "train/0/b", "train/1/z"}
 
 
-def test_a_cut_archive_comes_first_among_many_faults(tmp_path: Path, pictures) -> None:
-    members = [*sample("a", pictures), *((f"t{number}.txt", b"alone") for number in range(300))]
-    write(tmp_path / "in" / "0.tar", members)
-    whole = write(tmp_path / "in" / "1.tar", sample("b", pictures) + sample("c", pictures), tarfile.USTAR_FORMAT)
-    whole.write_bytes(whole.read_bytes()[: blocks(sample("b", pictures))[1] + 100])
-    with pytest.raises(UserError) as caught:
-        import_records(tmp_path / "in", tmp_path / "s")
-    said = str(caught.value)
-    assert re.search(r"archive is cut off or damaged \(1\): train/1 .*no image \(300\): train/0/t0, .*, \.\.\.;", said)
-    assert len(re.findall("train/0/t", said)) == 3 and ". " not in said
-
-
-def test_progress_never_passes_its_total(tmp_path: Path, pictures) -> None:
-    members = [*sample("a", pictures), *((f"t{number}.txt", b"alone") for number in range(299))]
-    content = write(tmp_path / "x.tar", members, tarfile.USTAR_FORMAT).read_bytes()
-    (tmp_path / "x.tar").write_bytes(content[: blocks(members)[-2] + 100])
-    seen = []
-    import_records(tmp_path / "x.tar", tmp_path / "s", skip_broken=True, progress=lambda *at: seen.append(at))
-    first_total, last_done = seen[0][1], seen[-1][0]
-    assert len(seen) > 1 and last_done == first_total
-
-
 @pytest.mark.parametrize("extension", sorted(EXTENSIONS - {".jp2"}))
 def test_the_images_of_all_importers_are_read(tmp_path: Path, pictures, extension: str) -> None:
     formats = {".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".jfif": "JPEG", ".jpe": "JPEG"}
@@ -221,35 +175,10 @@ def test_the_images_of_all_importers_are_read(tmp_path: Path, pictures, extensio
     assert captions(store) == {"train/x/0": ["a cat"]}
 
 
-def test_archives_with_nothing_to_read_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "empty.tar", [])
-    (tmp_path / "text.tar").write_bytes(b"this is no archive" * 100)
-    (tmp_path / "zero.tar").write_bytes(b"")
-    for name in ("empty", "text", "zero"):
-        with pytest.raises(UserError, match="no samples"):
-            import_records(tmp_path / f"{name}.tar", tmp_path / "s")
-
-
 def test_samples_that_are_torn_apart_are_refused(tmp_path: Path, pictures) -> None:
     members = sample("a", pictures) + sample("b", pictures)
     with pytest.raises(UserError, match="'a'.*sort"):
         import_records(write(tmp_path / "x.tar", members[::2] + members[1::2]), tmp_path / "s")
-
-
-def test_folders_in_archives_that_speak_of_several_splits_are_refused(tmp_path: Path, pictures) -> None:
-    write(tmp_path / "in" / "0.tar", sample("train/cats/0", pictures))
-    write(tmp_path / "in" / "1.tar", sample("test/cats/0", pictures))
-    with pytest.raises(UserError, match="speak of several splits .*--splits 0"):
-        import_records(tmp_path / "in", tmp_path / "s")
-    assert import_records(tmp_path / "in", tmp_path / "s", splits=0).counts["train"] == 2
-    (tmp_path / "in" / "1.tar").unlink()
-    assert import_records(tmp_path / "in", tmp_path / "t").counts["train"] == 1
-
-
-def test_nothing_is_unpacked(tmp_path: Path, pictures) -> None:
-    source = write(tmp_path / "in" / "x.tar", sample("../../escaped", pictures) + sample("/escaped", pictures))
-    imported(source, tmp_path / "s")
-    assert {path.name for path in tmp_path.iterdir()} == {"in", "s"} and list(source.parent.iterdir()) == [source]
 
 
 @pytest.mark.parametrize("between", [b"", bytes(512), bytes(1024), bytes(20_480)])
@@ -281,16 +210,6 @@ def test_a_compressed_archive_that_is_cut_off_is_refused(tmp_path: Path, picture
         (tmp_path / "x.tgz").write_bytes(whole[:end])
         with pytest.raises(UserError, match="archive cannot be read|no samples"):
             import_records(tmp_path / "x.tgz", tmp_path / "s")
-
-
-def test_archives_in_numbered_folders_are_one_data_set(tmp_path: Path, pictures) -> None:
-    for folder in ("part-0", "part-1", "00002"):
-        write(tmp_path / "in" / folder / "00000.tar", sample("0", pictures))
-    names = {f"train/{folder}/00000/0" for folder in ("part-0", "part-1", "00002")}
-    assert set(captions(imported(tmp_path / "in", tmp_path / "s"))) == names
-    write(tmp_path / "in" / "other" / "0.tar", sample("0", pictures))
-    with pytest.raises(UserError, match="several data sets"):
-        import_records(tmp_path / "in", tmp_path / "t")
 
 
 @pytest.mark.parametrize("key", ["label", "cls", "class"])

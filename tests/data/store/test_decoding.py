@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from dpfed.data.importers.importing import import_records
-from dpfed.data.store import decoding
-from dpfed.data.store.decoding import Wanted, in_processes
+from dpfed.data.store import pictures, volume
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
+from dpfed.data.store.volume import VolumeWriter
 from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.pixels import encode
 from dpfed.errors import UserError
@@ -32,41 +32,29 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def many_cores(monkeypatch):
-    monkeypatch.setattr(decoding, "cores", lambda: 2)
-    monkeypatch.setattr(decoding, "_LEAST_CORES", 2)
+    monkeypatch.setattr(pictures, "cores", lambda: 2)
+    monkeypatch.setattr(pictures, "_LEAST_CORES", 2)
 
 
 def test_processes_give_the_pixels_of_threads(store, many_cores, monkeypatch):
     indices, kinds = np.random.default_rng(1).permutation(COUNT), ("crop", "pad")
     found = [store.images(indices, 16, kind) for kind in kinds]
-    pool = decoding._pool(os.getpid(), 2)
+    pool = pictures._pool(os.getpid(), 2)
     assert len(pool.processes._all) == 2, "processes have decoded"
-    monkeypatch.setattr(decoding, "cores", lambda: 1)
+    monkeypatch.setattr(pictures, "cores", lambda: 1)
     assert all((one == store.images(indices, 16, kind)).all() for one, kind in zip(found, kinds, strict=True))
 
 
-def test_memory_is_written_again_only_when_nobody_reads_it(store, many_cores):
-    first, second = np.arange(COUNT), np.arange(COUNT)[::-1].copy()
-    kept = store.images(first, 16)[3:5]
-    expected = kept.clone()
-    for _ in range(3):
-        store.images(second, 16)
-    assert (kept == expected).all()
-    pool = decoding._pool(os.getpid(), 2)
-    assert len(pool.free) == 1, "the others had the same memory, one after the other"
-    view = in_processes(store.pictures.opened, first, Wanted(16, "crop", "bicubic"), 2)[7:9]
-    store.images(second, 16)
-    assert (view == store.images(first, 16)[7:9]).all()
-
-
-def test_a_file_that_cannot_be_decoded_is_one_sentence(store, many_cores, tmp_path):
+def test_a_file_that_cannot_be_decoded_is_one_sentence(store, many_cores, tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
     with tarfile.open(tmp_path / "in" / "00000.tar", "w") as archive:
         for number in range(COUNT):
             content = store.encoded(np.array([number]))[0][: 300 if number == 9 else None]
             (tmp_path / "file").write_bytes(content)
             archive.add(tmp_path / "file", f"{number:03}.png")
-    import_records(tmp_path / "in", tmp_path / "broken", decode=False)
+    with monkeypatch.context() as patch:  # a store that was damaged since
+        patch.setattr(VolumeWriter, "_encode", lambda self, record: volume._Stored(record.image, None))
+        import_records(tmp_path / "in", tmp_path / "broken")
     with pytest.raises(UserError, match="the image of '.*009' cannot be decoded") as error:
         RecordStore.open(tmp_path / "broken").images(np.arange(COUNT), 16)
     assert "009" not in error.value.public

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from dpfed.cli.data import app
-from dpfed.config import parse_config
 from dpfed.data.store import division
-from dpfed.data.store.division import divide_store, divided_by, largest_share, site_of_records
+from dpfed.data.store.division import divide_store, site_of_records
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
-from dpfed.evaluation.tasks import tasks_of
 
 RECORDS = 4000  # more than three batches
 SITES = 3
@@ -81,16 +75,6 @@ def test_a_site_is_a_function_of_the_record_alone(plain: RecordStore, tmp_path: 
     assert {id: before[id] for id in common} == {id: other[id] for id in common}
 
 
-@pytest.mark.parametrize("skew", [0.0, 0.5, 1.0])
-def test_a_site_is_a_function_of_the_unit(people: RecordStore, tmp_path: Path, skew: float) -> None:
-    indices = [row for row in range(RECORDS) if row % 5]
-    other, before = (
-        sites_by_id(write(tmp_path / "s", indices, True), SITES, skew, "ward"),
-        sites_by_id(people, SITES, skew, "ward"),
-    )
-    assert all(before[id] == site for id, site in other.items())
-
-
 def test_sites_are_the_same_on_every_machine_and_in_every_version(tmp_path: Path) -> None:
     store = write(tmp_path / "s", list(range(24)))
     assert "".join(map(str, site_of_records(store, SITES, 0.5, "digit"))) == "022011011001201201220121"
@@ -107,7 +91,7 @@ def test_the_parts_are_the_whole_and_no_record_is_there_twice(
     parts, whole = list(map(contents, stores)), contents(source)
     assert sum(map(len, parts)) == len(whole) == RECORDS
     assert {id: value for part in parts for id, value in part.items()} == whole
-    facts = ("name", "kind", "public", "size", "label_names", "unit_name", "skipped", "shards")
+    facts = ("name", "kind", "public", "size", "label_names", "unit_name", "skipped")
     assert all(getattr(store, fact) == getattr(source, fact) for store in stores for fact in facts)
     *sites, evaluation = stores
     assert all(len(site.split("train")) == len(site) > 0 for site in sites)
@@ -123,16 +107,6 @@ def test_units_stay_together(people: RecordStore, tmp_path: Path, skew: float) -
     *sites, _ = divide_store(people.path, tmp_path / "d", SITES, skew, "ward")
     units = np.concatenate([np.unique(site.units) for site in sites])
     assert len(units) == len(np.unique(units)) == people.training_units
-
-
-def test_without_skew_all_sites_are_alike(plain: RecordStore) -> None:
-    """Chi-square of sites by digits against equal shares; 0.1% of such tables are further off."""
-    indices, digits = plain.split("train"), plain.labels["digit"]
-    sites = site_of_records(plain, 5, 0.0, "digit")[indices]
-    table = np.array([[np.sum((sites == site) & (digits[indices] == digit)) for site in range(5)] for digit in range(-1, 10)])
-    expected = table.sum(axis=1, keepdims=True) / 5
-    assert ((table - expected) ** 2 / expected).sum() < 78.7  # 11 labels x 4 degrees of freedom
-    assert np.array_equal(site_of_records(plain, 5, 0.0), site_of_records(plain, 5, 0.0, "caption"))
 
 
 @pytest.mark.parametrize("skew", [0.3, 0.8])
@@ -154,23 +128,7 @@ def test_full_skew_separates_labels(plain: RecordStore) -> None:
     assert nobody.min() > 0.25 * nobody.sum()
 
 
-def test_full_skew_separates_beginnings_of_captions(plain: RecordStore) -> None:
-    sites = site_of_records(plain, SITES, 1.0, "caption")
-    of_color = [set(sites[color::8].tolist()) for color in range(8)]
-    assert all(len(found) == 1 for found in of_color)
-    assert set.union(*of_color) == set(range(SITES))
-
-
-def test_capitals_and_later_words_do_not_matter(tmp_path: Path) -> None:
-    captions = ["Chest X-ray showing a heart", "chest x-ray  showing nothing at all", "CT of the head", "ct OF the knee", "ct"]
-    with StoreWriter(tmp_path / "s", name="x", kind="image-text", size=4) as writer:
-        for row, caption in enumerate(captions):
-            writer.add(RecordInput(str(row), np.zeros((4, 4, 3), np.uint8), (caption, f"other {row}")))
-    first, same, second, again, short = site_of_records(RecordStore.open(tmp_path / "s"), 1000, 1.0)
-    assert first == same and second == again and len({first, second, short}) == 3
-
-
-def test_a_site_is_unrelated_to_the_shards_and_workers_of_its_records(plain: RecordStore) -> None:
+def test_a_site_is_unrelated_to_the_workers_of_its_records(plain: RecordStore) -> None:
     """A site may share its store out among workers, by key: those would otherwise get nothing."""
     sites = site_of_records(plain, SITES, 0.0)
     for site in range(SITES):
@@ -178,28 +136,16 @@ def test_a_site_is_unrelated_to_the_shards_and_workers_of_its_records(plain: Rec
         assert counts.min() > 0.7 * counts.mean()
 
 
-def test_files_are_copied_verbatim_and_sharding_is_undone(tmp_path: Path, pictures) -> None:
+def test_files_are_copied_verbatim(tmp_path: Path, pictures) -> None:
     with StoreWriter(tmp_path / "s", name="x", kind="image", label_names={"l": ["a", "b"]}, skip_broken=True) as writer:
         for row in range(40):
             file = b"no image" if row == 7 else pictures.jpeg(20 + row, 30)
             writer.add(RecordInput(str(row), file, (), {"l": row % 2}, "test" if row % 4 == 3 else "train"))
     whole = RecordStore.open(tmp_path / "s")
-    sharded = shard_store(tmp_path / "s", tmp_path / "t", 4)
     assert [id for id, _ in whole.skipped] == ["7"]
-    for number, source in enumerate((whole, sharded)):
-        stores = divide_store(source.path, tmp_path / f"d{number}", 2, 0.9)
-        assert {id: value for part in map(contents, stores) for id, value in part.items()} == contents(whole)
-        assert [store.skipped for store in stores] == [[]] * 3  # they name records that no site has
-    one, two = ({file.name: contents(RecordStore.open(file)) for file in (tmp_path / d).iterdir()} for d in ("d0", "d1"))
-    assert one == two
-
-
-def test_evaluation_store_can_be_inspected_and_evaluated_with(shapes: RecordStore, tiny: dict, tmp_path: Path) -> None:
-    divide_store(shapes.path, tmp_path / "d", SITES, 0.8)
-    evaluation = RecordStore.open(tmp_path / "d" / "evaluation")
-    assert (evaluation.training_records, len(evaluation)) == (0, 200)
-    assert tasks_of(evaluation, parse_config(tiny)) == ("retrieval",)
-    assert contents(shard_store(evaluation.path, tmp_path / "t", 4)) == contents(evaluation)
+    stores = divide_store(whole.path, tmp_path / "d", 2, 0.9)
+    assert {id: value for part in map(contents, stores) for id, value in part.items()} == contents(whole)
+    assert [store.skipped for store in stores] == [[]] * 3  # they name records that no site has
 
 
 @pytest.mark.parametrize(
@@ -228,17 +174,6 @@ def test_units_are_not_torn_apart(people: RecordStore, tmp_path: Path, by: str) 
     divide_store(people.path, tmp_path / "d", SITES, 0.0, by)
 
 
-def test_images_without_labels_have_no_home(tmp_path: Path, pictures) -> None:
-    with StoreWriter(tmp_path / "s", name="x", kind="image", size=4) as writer:
-        for row in range(40):
-            writer.add(RecordInput(str(row), pictures.array(), split="test" if row % 4 == 3 else "train"))
-    for skew, by in ((0.1, None), (0.0, "caption")):
-        with pytest.raises(UserError, match="neither labels nor captions"):
-            divide_store(tmp_path / "s", tmp_path / "d", 2, skew, by)
-    *_, evaluation = divide_store(tmp_path / "s", tmp_path / "d", 2, 0.0)
-    assert divided_by(evaluation) is None
-
-
 def test_stores_without_held_out_records_and_existing_places_are_refused(plain: RecordStore, tmp_path: Path) -> None:
     write(tmp_path / "s", list(range(40)))
     with pytest.raises(UserError, match="no held-out records"):
@@ -256,33 +191,3 @@ def test_a_failed_division_leaves_nothing(plain: RecordStore, tmp_path: Path, mo
     with pytest.raises(UserError, match="No space left"):
         divide_store(plain.path, tmp_path / "d", SITES, 0.8)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_largest_share_is_counted(plain: RecordStore, tmp_path: Path) -> None:
-    *sites, _ = divide_store(plain.path, tmp_path / "d", SITES, 1.0, "ward")
-    assert [largest_share(site, "ward") for site in sites] == [1.0] * 3
-    colors = [store.captions(np.arange(len(store))) for store in sites]
-    most = [max(sum(text[0].startswith(f"A {color} ") for text in texts) for color in COLORS) for texts in colors]
-    assert [largest_share(site, "caption") for site in sites] == [m / len(site) for m, site in zip(most, sites, strict=True)]
-
-
-def test_the_command(shapes: RecordStore, tmp_path: Path) -> None:
-    def invoke(*arguments: object) -> list[str]:
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-        assert result.exit_code == 0
-        lines = result.stdout.splitlines()
-        return [line for line in lines if not line.startswith(("dividing ", "records: "))]  # what it is doing
-
-    lines = invoke("divide", shapes.path, tmp_path / "d", "--sites", 2, "--skew", 1, "--by", "color")
-    assert len(lines) == 3
-    site = RecordStore.open(tmp_path / "d" / "site-1")
-    share = np.bincount(site.labels["color"]).max() / len(site)
-    assert lines[1] == f"{site.path}: {len(site):,} training records, {share:.0%} with the same color"
-    assert lines[2] == f"{tmp_path / 'd' / 'evaluation'}: 200 held-out records"
-    facts = json.loads(invoke("inspect", tmp_path / "d" / "evaluation", "--json")[0])
-    assert facts["records"] == {"train": 0, "validation": 0, "test": 200}
-    by_caption = invoke("divide", shapes.path, tmp_path / "c", "--by", "caption")
-    assert len(by_caption) == 4 and by_caption[0].endswith("% with the same beginning of the caption")
-    assert not {word for line in by_caption for word in line.split()} & {"red", "large", "small", "circle"}  # no caption
-    with pytest.raises(UserError, match="exists already"):
-        invoke("divide", shapes.path, tmp_path / "d")

@@ -13,7 +13,6 @@ from dpfed.data.store.fingerprint import Contents, contents_of, splits_of
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 
 
@@ -95,10 +94,8 @@ def test_of_private_records_it_is_a_random_number_to_all_who_lack_the_key(tmp_pa
     assert plain != first.contents  # what a plain hash would be
 
 
-def test_a_shared_out_copy_keeps_it_and_a_part_has_its_own(tmp_path):
+def test_a_part_has_its_own(tmp_path):
     store = write(tmp_path / "a", ALL)
-    copy = shard_store(store.path, tmp_path / "shards", 3)
-    assert copy.contents == store.contents == fingerprint(copy)
     parts = divide_store(store.path, tmp_path / "sites", 2, 0.0)
     assert len({store.contents, *(part.contents for part in parts)}) == 4
     assert len({store.contents_key, *(part.contents_key for part in parts)}) == 4
@@ -120,12 +117,3 @@ def test_inspect_shows_it_never_the_key_and_checks_it(tmp_path):
 
     found = inspect(store.path, "--check")
     assert isinstance(found.exception, UserError) and "changed since" in str(found.exception)
-
-
-def test_a_key_that_is_none_is_found_by_whoever_checks(tmp_path):
-    store = write(tmp_path / "a", ALL)
-    header = json.loads((store.path / HEADER).read_text())
-    header["contents"]["key"] = "no key"
-    (store.path / HEADER).write_text(json.dumps(header))
-    assert inspect(store.path).exit_code == 0
-    assert "the key of its fingerprint cannot be read" in str(inspect(store.path, "--check").exception)

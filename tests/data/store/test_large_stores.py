@@ -13,23 +13,17 @@ import pyarrow as pa
 import pytest
 
 from dpfed.config import PrivacyConfig
-from dpfed.data.own_rows import OwnRows
-from dpfed.data.sampling import draw_step, owner_keys, participants_of
+from dpfed.data.sampling import OwnRows, draw_step, owner_keys, participants_of
 from dpfed.data.store import index as index_room
-from dpfed.data.store.columns import Column
 from dpfed.data.store.layout import HEADER
-from dpfed.data.store.mapped import RecordsFile
-from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.sharding import shard_store
-from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.worker import indices_of_owner
 from tests.synthetic_store import write_synthetic
 
-RECORDS, HELD_OUT, SHARDS = 5000, 700, 6
+RECORDS, HELD_OUT = 5000, 700
 
 
 @pytest.fixture(autouse=True)
@@ -45,22 +39,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "s"
 
 
-@pytest.fixture
-def sharded(path: Path, tmp_path: Path) -> Path:
-    return shard_store(path, tmp_path / "sharded", SHARDS).path
-
-
 def change(path: Path, **header: object) -> None:
     place = path / HEADER
     place.write_text(json.dumps(json.loads(place.read_text()) | header))
-
-
-def test_opening_touches_no_batch_of_records(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    touched, batch = [], RecordsFile.batch
-    monkeypatch.setattr(RecordsFile, "batch", lambda self, number: touched.append(number) or batch(self, number))
-    store = RecordStore.open(path)
-    assert len(store) == RECORDS and store.count("train") == store.training_records == RECORDS - HELD_OUT and not touched
-    assert store.captions(np.array([4999, 1])) == [["000004999"], ["000000001"]] and sorted(touched) == [0, 4]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -102,19 +83,18 @@ def test_an_index_that_does_not_say_where_batches_begin_is_damaged(path: Path) -
 
 
 @pytest.mark.parametrize("owners", [1, 3])
-def test_own_rows_are_those_that_are_found_by_looking_at_all(path: Path, sharded: Path, owners: int) -> None:
-    for place in (path, sharded):
-        store = RecordStore.open(place)
-        keys = owner_keys(store, PrivacyConfig(epsilon=1.0))
-        for owner in range(owners):
-            expected = indices_of_owner(store.split("train"), np.asarray(keys), owner, owners)
-            assert np.array_equal(np.asarray(OwnRows(store, keys, owner, owners)), expected)
+def test_own_rows_are_those_that_are_found_by_looking_at_all(path: Path, owners: int) -> None:
+    store = RecordStore.open(path)
+    keys = owner_keys(store, PrivacyConfig(epsilon=1.0))
+    for owner in range(owners):
+        expected = indices_of_owner(store.split("train"), np.asarray(keys), owner, owners)
+        assert np.array_equal(np.asarray(OwnRows(store, keys, owner, owners)), expected)
 
 
 @pytest.mark.parametrize("owners", [1, 3])
 def test_a_step_draws_the_same_records_without_a_copy_of_their_keys(path: Path, owners: int) -> None:
     store, randomness = RecordStore.open(path), Randomness.from_seed(1)
-    plan = PrivacyPlan(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
+    plan = PrivacyPlan.of(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
     for owner in range(owners):
         rows = indices_of_owner(store.split("train"), np.asarray(store.keys), owner, owners)
         own = OwnRows(store, store.keys, owner, owners)
@@ -125,14 +105,13 @@ def test_a_step_draws_the_same_records_without_a_copy_of_their_keys(path: Path, 
             assert np.array_equal(drawn.indices, expected.indices) and np.array_equal(drawn.starts, expected.starts)
 
 
-@pytest.mark.parametrize("wrong", ["splits", "split", "shard"])
-def test_what_the_header_promises_is_checked_before_the_first_draw(path: Path, sharded: Path, wrong: str) -> None:
+@pytest.mark.parametrize("wrong", ["splits", "split"])
+def test_what_the_header_promises_is_checked_before_the_first_draw(path: Path, wrong: str) -> None:
     """Accounting follows from the number of training records; the plan would promise too much."""
-    place = sharded if wrong == "shard" else path
-    header = json.loads((place / HEADER).read_text())
+    place = path
     if wrong == "splits":
         change(place, splits={"train": RECORDS - 600, "validation": 600, "test": 0})
-    elif wrong == "split":
+    else:
         with pa.memory_map(str(place / "index.arrow")) as mapped:
             table = pa.ipc.open_file(mapped).read_all()
         schema, split = table.schema, table["split"].to_numpy().copy()
@@ -140,80 +119,9 @@ def test_what_the_header_promises_is_checked_before_the_first_draw(path: Path, s
         with pa.ipc.new_file(str(place / "new"), schema) as writer:
             writer.write_table(pa.table({"key": table["key"], "split": split}).cast(schema))
         os.replace(place / "new", place / "index.arrow")
-    else:
-        names = [f"shard-0000{number}/{{}}.arrow" for number in (1, 4)]
-        for kind in ("index", "records"):
-            one, other = (place / name.format(kind) for name in names)
-            one.rename(place / "x"), other.rename(one), (place / "x").rename(other)
-            sizes = [header["files"][name.format(kind)] for name in names]
-            header["files"] |= {names[0].format(kind): sizes[1], names[1].format(kind): sizes[0]}
-        records = header["sharding"]["records"]
-        records[1], records[4] = records[4], records[1]
-        (place / HEADER).write_text(json.dumps(header))
     store = RecordStore.open(place)
-    plan = PrivacyPlan(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
-    every = PrivacyPlan(RECORDS - HELD_OUT, RECORDS - HELD_OUT, 4, 1.0, 10, 1.0, 1e-5)
+    plan = PrivacyPlan.of(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
+    every = PrivacyPlan.of(RECORDS - HELD_OUT, RECORDS - HELD_OUT, 4, 1.0, 10, 1.0, 1e-5)
     for one in (plan, every):
         with pytest.raises(UserError, match="is damaged"):
             participants_of(one, Randomness.from_seed(0), store.keys, None, OwnRows(RecordStore.open(place), store.keys))(0)
-
-
-def test_a_label_out_of_range_is_refused_when_it_is_read(tmp_path: Path, path: Path) -> None:
-    with pa.memory_map(str(path / "index.arrow")) as mapped:
-        table = pa.ipc.open_file(mapped).read_all()
-    labels = np.arange(RECORDS) % 3
-    labels[4000] = 5
-    table = table.append_column("label:digit", pa.array(labels))
-    with pa.ipc.new_file(str(path / "index.arrow"), table.schema) as writer:
-        writer.write_table(table)
-    sizes = json.loads((path / HEADER).read_text())["files"] | {"index.arrow": (path / "index.arrow").stat().st_size}
-    change(path, label_names={"digit": ["0", "1", "2"]}, files=sizes)
-    store = RecordStore.open(path)
-    assert store.labels["digit"][np.array([3, 3999])].tolist() == [0, 0]
-    with pytest.raises(UserError, match="out of range"):
-        store.labels["digit"][3990:4010]
-    with pytest.raises(UserError, match="out of range"):
-        store.index.check()
-
-
-def test_the_smallest_keys_are_found_block_by_block(path: Path) -> None:
-    store = RecordStore.open(path)
-    rows = store.split("train")
-    assert np.array_equal(store.smallest(store.within("train"), 40), rows[np.argsort(store.keys[rows])][:40])
-    assert len(store.smallest(store.within("test"), 40)) == 0
-
-
-def test_columns_answer_as_arrays_do() -> None:
-    pieces = [np.arange(5), np.arange(0), np.arange(5, 12), np.arange(12, 13)]
-    whole, column = np.concatenate(pieces), Column(pieces)
-    random = np.random.default_rng(0)
-    for places in (
-        *(slice(*sorted(random.integers(-15, 15, 2).tolist())) for _ in range(40)),
-        slice(None, None, 3),
-        *(random.integers(-13, 13, random.integers(0, 9)) for _ in range(20)),
-        random.random(13) < 0.5,
-        7,
-        -1,
-        np.zeros(0, int),
-    ):
-        assert np.array_equal(column[places], whole[places]), places
-    assert np.array_equal(column % 3, whole % 3) and (np.asarray(column) == whole).all() and column.tolist() == whole.tolist()
-    assert np.isin(column, [3, 99]).tolist() == np.isin(whole, [3, 99]).tolist() and len(column) == 13 and column.shape == (13,)
-    assert Column([column], lambda numbers: -numbers)[2:6].tolist() == [-2, -3, -4, -5]
-    for outside in (13, -14, np.array([3, 13])):
-        with pytest.raises(IndexError):
-            column[outside]
-
-
-def test_a_long_list_of_what_was_left_out_is_not_in_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpfed.data.store.writing.MOST_SKIPPED", 3)
-    with StoreWriter(tmp_path / "s", name="x", kind="image", size=8, skip_broken=True) as writer:
-        for number in range(9):
-            writer.add(RecordInput(f"r{number}", b"broken" if number else np.zeros((8, 8, 3), np.uint8)))
-    store = RecordStore.open(tmp_path / "s")
-    assert len(json.loads((store.path / HEADER).read_text())["skipped"]) == 3
-    for one in (store, shard_store(store.path, tmp_path / "sharded", 2)):
-        assert one.left_out == 8 and [id for id, _ in one.skipped] == [f"r{number}" for number in range(1, 9)]
-    (store.path / "skipped.jsonl").write_text("[1]\n")
-    with pytest.raises(UserError, match="skipped.jsonl cannot be read"):
-        _ = RecordStore.open(store.path).skipped

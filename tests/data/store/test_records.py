@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pickle
 import sys
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.record import RecordInput, record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
-from dpfed.data.views.pixels import decode, square
 from dpfed.errors import UserError
 
 COUNT = 2500  # more than two batches
@@ -71,11 +69,6 @@ def test_no_rows_and_rows_that_do_not_exist(store: RecordStore) -> None:
             store.images([row], 8)
 
 
-def test_other_process_gets_the_same_records(store: RecordStore) -> None:
-    copy = pickle.loads(pickle.dumps(store))
-    assert torch.equal(copy.images([7, 3], 8), store.images([7, 3], 8)) and np.array_equal(copy.keys, store.keys)
-
-
 def test_unknown_split_is_refused(store: RecordStore) -> None:
     with pytest.raises(UserError, match="validation"):
         store.split("validatio")
@@ -91,22 +84,6 @@ def test_ids_and_keys_do_not_depend_on_other_records(tmp_path: Path, arrays: np.
     keys = [dict(zip(part.ids(np.arange(len(part))), part.keys.tolist(), strict=True)) for part in stores]
     assert len(keys[1]) == 47 and keys[1].items() <= keys[0].items()
     assert keys[0]["r3"] == record_key("r3")
-
-
-def test_gray_and_oblong_images_become_square_rgb(tmp_path: Path, pictures) -> None:
-    gray, wide, tall = pictures.array(10, 10, 1), pictures.array(10, 30), pictures.array(30, 10)
-    for size in (10, None):
-        with StoreWriter(tmp_path / f"{size}", name="x", kind="image", size=size) as writer:
-            for id, image in (("gray", gray), ("wide", pictures.encoded(wide)), ("tall", decode(tall))):
-                writer.add(RecordInput(id, image))
-        images = RecordStore.open(tmp_path / f"{size}").images([0, 1, 2], 10).permute(0, 2, 3, 1).numpy()
-        assert np.array_equal(images[0], np.repeat(gray[..., None], 3, axis=2))
-        assert np.array_equal(images[1], wide[:, 10:20]) and np.array_equal(images[2], tall[10:20])
-
-
-def test_sixteen_bit_images_are_scaled_not_clipped() -> None:
-    pixels = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    assert np.array_equal(square(decode(Image.fromarray(pixels)), 8)[0], (pixels >> 8).astype(np.uint8))
 
 
 def scene(width: int, height: int) -> Image.Image:
@@ -130,24 +107,6 @@ def test_images_become_square_as_in_open_clip(tmp_path: Path, pictures, resize: 
     theirs = torch.stack([255 * oracle(Image.open(io.BytesIO(file))) for file in files])
     assert (ours - theirs).abs().mean(dim=(1, 2, 3)).max() < 2
     assert (ours - theirs)[::2].abs().max() <= 1  # without the reduced decoding of JPEGs, to the pixel
-
-
-def test_stored_squares_are_resized_whole(store: RecordStore) -> None:
-    kinds = [store.images([3], 5, resize) for resize in ("crop", "squash", "pad")]
-    assert torch.equal(kinds[0], kinds[1]) and torch.equal(kinds[0], kinds[2])
-    assert not torch.equal(kinds[0], store.images([3], 5, interpolation="bilinear"))
-
-
-def test_an_unknown_way_to_resize_is_refused(tmp_path: Path, pictures) -> None:
-    with pytest.raises(ValueError, match="longest"):
-        square(decode(pictures.png(10, 20)), 8, "longest")
-
-
-def test_original_files_are_kept_verbatim(tmp_path: Path, pictures) -> None:
-    file = pictures.jpeg(20, 20)
-    with StoreWriter(tmp_path / "s", name="x", kind="image") as writer:
-        writer.add(RecordInput("a", file))
-    assert file in (tmp_path / "s" / "records.arrow").read_bytes()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -5,12 +5,9 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
-
-Paint = Callable[[int, int], np.ndarray]
 
 
 def colours(width: int, height: int) -> np.ndarray:

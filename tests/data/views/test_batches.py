@@ -48,12 +48,6 @@ def test_shapes():
     assert empty["image"].shape == (0, 3, 3, 16, 16) and empty["text"].shape == (0, 3, 10)
 
 
-def test_image_models_get_no_text():
-    store = Store(range(4))
-    views = ViewMaker(store, store.read, ImageViews(ViewsConfig()), 2)(np.arange(4), SECRET, 0, CPU)
-    assert set(views) == {"image"}
-
-
 @pytest.mark.parametrize("text_views", [TEXT_VIEWS, TextViews(TextViewsConfig()), None])
 def test_removing_or_moving_records_changes_no_other_records_views(text_views):
     """The independence on which the guarantee rests: everything is drawn from the record's own key."""
@@ -126,10 +120,3 @@ def test_the_image_views_of_a_record_are_drawn_independently_of_each_other():
     assert torch.equal(found[flipped.T], plain[:, None].expand_as(found)[flipped.T].flip(-1))
     assert all(150 < count < 250 for count in flipped.sum(1).tolist())
     assert all(150 < (flipped[a] == flipped[b]).sum() < 250 for a, b in ((0, 1), (0, 2), (1, 2)))
-
-
-def test_images_are_those_that_are_read_for_the_rows():
-    store = Store(range(6))
-    indices = np.array([5, 1])
-    views = maker(store, views=ViewsConfig())(indices, SECRET, 0, CPU)["image"]
-    assert torch.equal(views[:, 2], ImageViews(ViewsConfig()).plain(store.read(indices)))

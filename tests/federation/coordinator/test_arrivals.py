@@ -8,7 +8,7 @@ import pytest
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation import simulation as rooms
-from dpfed.federation.coordinator.arrivals import Arrivals, read_arrivals
+from dpfed.federation.coordinator.journal import Arrivals, read_arrivals
 from dpfed.federation.simulated import Simulation
 
 
@@ -37,21 +37,6 @@ def test_only_the_last_steps_are_kept(tmp_path, sites, kept):
     for step in range(30):
         arrivals.ask(step, [f"site-{number}" for number in range(sites)])
     assert list(read_arrivals(tmp_path / "arrivals.json")) == list(range(30 - kept, 30))
-
-
-def test_many_answers_are_not_written_one_by_one(tmp_path, monkeypatch):
-    arrivals, written = Arrivals(tmp_path / "arrivals.json", clock(0.001)), []
-    monkeypatch.setattr(arrivals, "_write", lambda: written.append(1))
-    arrivals.ask(0, map(str, range(1000)))
-    for number in range(1000):
-        arrivals.came(0, str(number))
-    assert len(written) < 800
-
-
-def test_a_folder_that_cannot_be_written_ends_no_step(tmp_path):
-    arrivals = Arrivals(tmp_path / "none" / "arrivals.json")
-    arrivals.ask(0, ["a"])
-    arrivals.came(0, "a")
 
 
 def content(path):

@@ -6,8 +6,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 
 import dpfed.federation.flower.resident
 from dpfed.cli import main
-from dpfed.federation.flower.client_app import is_greeting
-from dpfed.federation.flower.content import packet_in
+from dpfed.federation.flower.channel import packet_in
 from dpfed.federation.protocol.messages import alleged
 
 
@@ -29,17 +28,18 @@ DEEDS = [
     lambda to: records(to, packet=ConfigRecord({"header": b"[" * 3_000_000, "signature": b"x" * 3_000_000})),
     lambda to: records(to, vector=array("numpy.ndarray", (10**9,), b"\x93NUMPY")),
 ]
-honest = dpfed.federation.flower.resident.Retirement.answer
+honest = dpfed.federation.flower.resident.app
 
 
-def answer(self, message, context):
-    if DEEDS and not is_greeting(message) and alleged(packet_in(message.content)).get("step", 0) % 2:
+def answer(message, context):
+    asked = alleged(packet_in(message.content))
+    if DEEDS and asked.get("kind") != "hello" and asked.get("step", 0) % 2:
         print(f"{len(DEEDS)} deeds left", flush=True)
         return DEEDS.pop(0)(message)
-    return honest(self, message, context)
+    return honest(message, context)
 
 
 if __name__ == "__main__":
-    dpfed.federation.flower.resident.Retirement.answer = answer
+    dpfed.federation.flower.resident.app = answer
     sys.argv[1:1] = ["site", "app"]
     main()

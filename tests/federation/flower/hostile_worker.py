@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.hostile_site import HostileSite
-from dpfed.federation.protocol.messages import _DOMAIN, sign
-from dpfed.federation.protocol.packets import Packet
+from dpfed.federation.protocol.messages import _DOMAIN, Packet, sign
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.local_socket import serve
 

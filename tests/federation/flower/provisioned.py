@@ -44,7 +44,7 @@ def start_unit(members: Processes, name: str, unit: Path, folder: Path, **change
 
 
 def start_site(members: Processes, place: SitePlace, *programs: str) -> None:
-    """Starts programs of a site: ``worker``, ``node-a``, ``app-a`` ..."""
+    """Starts programs of a site: ``worker``, ``node``, ``app``"""
     group = grp.getgrgid(os.getgid()).gr_name
     for program in programs:
         unit = place.path / "systemd" / f"dpfed-{program}@.service"

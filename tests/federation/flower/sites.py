@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from dpfed.federation.protocol.packets import Packet
+from dpfed.federation.protocol.messages import Packet
 from dpfed.federation.site.local_socket import serve
 
 

@@ -1,17 +1,12 @@
 """Certificates hold in a real TLS handshake; keys are what Flower and OpenSSH read."""
 
-import shutil
 import socket
 import ssl
 import stat
-import subprocess
 import threading
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from dpfed.cli import app
 from dpfed.errors import UserError
 from dpfed.federation.provisioning.certificates import make_certificates, make_node_key
 
@@ -83,38 +78,3 @@ def test_a_server_certificate_is_renewed_by_the_same_authority(tmp_path):
     assert (tmp_path / "ca.crt").read_bytes() == authority
     assert (tmp_path / "server.pem").read_bytes() != old
     assert handshake(tmp_path, "localhost")
-
-
-def test_half_an_authority_is_refused(tmp_path):
-    make_certificates(tmp_path, ["localhost"])
-    for name in ("ca.key", "server.pem", "server.key"):
-        (tmp_path / name).unlink()
-    with pytest.raises(UserError, match="but not .*ca.key"):
-        make_certificates(tmp_path, ["localhost"])
-
-
-def test_a_node_key_is_what_ssh_keygen_makes(tmp_path):
-    make_node_key(tmp_path, "north")
-    private = load_ssh_private_key((tmp_path / "north").read_bytes(), None)
-    public = load_ssh_public_key((tmp_path / "north.pub").read_bytes())
-    assert isinstance(private.curve, ec.SECP384R1)
-    assert private.public_key() == public
-    if shutil.which("ssh-keygen"):
-        derived = subprocess.run(["ssh-keygen", "-y", "-f", tmp_path / "north"], capture_output=True, text=True, check=True)
-        assert derived.stdout.split()[:2] == (tmp_path / "north.pub").read_text().split()[:2]
-
-
-def test_the_command_line(tmp_path):
-    command = ["federation", "certificates"]
-    app([*command, str(tmp_path), "--host", "localhost", "--node", "a", "--node", "b"], standalone_mode=False)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        *("ca.crt", "ca.key", "server.pem", "server.key", "a", "a.pub", "b", "b.pub")
-    }
-    for arguments, message in (
-        ([], "give --host"),
-        (["--host", "https://x:1"], "leave out scheme and port"),
-        (["--node", "../b"], "is no name"),
-        (["--node", "b"], "is not overwritten"),
-    ):
-        with pytest.raises(UserError, match=message):
-            app([*command, str(tmp_path / ("new" if "--host" in arguments else "")), *arguments], standalone_mode=False)

@@ -1,6 +1,5 @@
 """The channel and the client app against each other, without a network."""
 
-import threading
 import time
 
 import pytest
@@ -10,10 +9,12 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Message, RecordDict  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 
-from dpfed.federation.flower.channel import FlowerChannel  # noqa: E402
+from dpfed.federation.flower.channel import (  # noqa: E402
+    FlowerChannel,  # noqa: E402
+    packet_in,
+)
 from dpfed.federation.flower.client_app import app  # noqa: E402
-from dpfed.federation.flower.content import content_of, packet_in  # noqa: E402
-from dpfed.federation.protocol.packets import Packet, PacketError  # noqa: E402
+from dpfed.federation.protocol.messages import Packet, PacketError  # noqa: E402
 from tests.federation.flower.in_process_grid import InProcessGrid  # noqa: E402
 from tests.federation.flower.sites import Sites  # noqa: E402
 
@@ -60,14 +61,6 @@ def test_why_there_is_no_answer_is_said_once_and_again_when_it_was_there(grid, s
     assert sum(record.name == "dpfed.federation.flower.channel" for record in caplog.records) == 2
 
 
-def test_a_vector_for_all_is_stored_once(grid):
-    vector = b"v" * 1000
-    list(FlowerChannel(grid).exchange({"11": Packet(b"1", b"", vector), "12": Packet(b"2", b"", vector)}, 10))
-    chunks = [content for content in grid.sent if content.startswith(b"ArrayChunk")]
-    assert len(chunks) == 4
-    assert len(set(chunks)) == 1
-
-
 def test_no_answer_is_said_at_once_and_to_nobody_else(grid, sites):
     sites.stop("a")
     sites.handle["b"] = lambda packet: 1 / 0
@@ -88,26 +81,6 @@ def test_what_is_late_is_never_seen(grid, sites):
     time.sleep(1)
     sites.handle.pop("a")
     assert dict(channel.exchange({"11": Packet(b"second", b"")}, 10)) == {"11": Packet(b"second", b"")}
-
-
-def test_answers_come_as_they_are_ready(grid, sites):
-    released = threading.Event()
-    sites.handle["a"] = lambda packet: (released.wait(10), packet)[1]
-    answers = FlowerChannel(grid).exchange({"11": Packet(b"q", b""), "12": Packet(b"q", b"")}, 10)
-    assert next(answers)[0] == "12"
-    released.set()
-    assert next(answers)[0] == "11"
-
-
-def test_an_answer_that_is_too_long_is_none(grid, sites):
-    sites.handle["a"] = lambda packet: Packet(b"reply", b"", bytes(5000))
-    packets = {"11": Packet(b"q", b""), "12": Packet(b"q", b"")}
-    assert dict(FlowerChannel(grid).exchange(packets, 10, 4000)) == {"11": None, "12": Packet(b"q", b"")}
-    assert len(dict(FlowerChannel(grid).exchange(packets, 10, 6000))["11"].vector) == 5000
-
-
-def test_no_exchange_with_nobody(grid):
-    assert list(FlowerChannel(grid).exchange({}, 1)) == []
 
 
 def test_a_failure_at_a_site_leaves_no_trace_in_what_travels(grid, sites):
@@ -149,8 +122,3 @@ def test_a_strange_reply_is_no_answer(content):
     assert dict(channel.exchange({"11": Packet(b"q", b"")}, 10)) == {"11": None}
     with pytest.raises(PacketError):
         packet_in(content)
-
-
-@pytest.mark.parametrize("vector", [b"", b"x", bytearray(b"xyz"), memoryview(b"xyz")])
-def test_content_holds_the_packet(vector):
-    assert packet_in(content_of(Packet(b"h", b"s", vector))) == Packet(b"h", b"s", bytes(vector))

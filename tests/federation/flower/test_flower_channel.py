@@ -17,7 +17,8 @@ import pytest
 pytest.importorskip("flwr")
 
 from dpfed.federation.demo.loopback import CONNECTION, SUPERLINK, free_ports, loopback  # noqa: E402
-from dpfed.federation.protocol.packets import Packet  # noqa: E402
+from dpfed.federation.protocol.messages import Packet  # noqa: E402
+from dpfed.federation.provisioning.services import coordinator_files  # noqa: E402
 from tests.federation.flower.sites import Sites  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -228,10 +229,14 @@ def test_the_proxy_lets_supernodes_through_and_nobody_else(everything, tmp_path)
 
 @contextmanager
 def proxied(federation, port, folder):
-    """The recipe with this federation's port and certificates, in a real nginx."""
-    recipe = (ROOT / "server" / "fleet_only.conf").read_text()
-    recipe = recipe.replace("listen 9443", f"listen 127.0.0.1:{port}").replace("127.0.0.1:8100", f"127.0.0.1:{federation.port}")
-    recipe = recipe.replace("superlink.example.org", "localhost").replace("/etc/dpfed", str(federation.certificates))
+    """The kit's proxy with this federation's port and certificates, in a real nginx."""
+    recipe = coordinator_files("demo", str(folder), "localhost", port, "image")["proxy.conf"]
+    recipe = recipe.replace(f"listen {port}", f"listen 127.0.0.1:{port}").replace(
+        "127.0.0.1:8100", f"127.0.0.1:{federation.port}"
+    )
+    (folder / "proxy").mkdir()
+    for name, source in {"server.pem": "server.pem", "server.key": "server.key", "inner.crt": "ca.crt"}.items():
+        shutil.copy(federation.certificates / source, folder / "proxy" / name)
     temporary = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
     file = folder / "nginx.conf"
     file.write_text(f"pid {folder}/pid;\nerror_log {folder}/error.log;\nevents {{}}\nhttp {{\n{temporary}{recipe}}}\n")

@@ -3,7 +3,6 @@
 import importlib
 import importlib.metadata
 import inspect
-import itertools
 import re
 import socket
 import threading
@@ -22,13 +21,11 @@ from flwr.supercore.retry import make_simple_http_retry_invoker  # noqa: E402
 from flwr.supernode import fleet_http_connection, start_client_internal  # noqa: E402
 
 import dpfed.federation  # noqa: E402
-from dpfed.errors import UserError  # noqa: E402
 from dpfed.federation.flower import internals  # noqa: E402
 from dpfed.federation.flower.internals import (  # noqa: E402
     limit_replies,
     outlast_cut_handshakes,
     replies_of_at_most,
-    shorten_fetching,
     shorten_idling,
 )
 
@@ -82,25 +79,9 @@ def test_what_is_called_takes_what_it_is_given(name):
         pytest.fail(f"{name}: {error}. {UPGRADE}")
 
 
-def test_a_task_has_what_is_read_of_it():
-    assert "token" in internals.AcquireTaskRequest.DESCRIPTOR.file.message_types_by_name["AcquireTaskResponse"].fields_by_name
-    assert "supported_task_types" in internals.AcquireTaskRequest.DESCRIPTOR.fields_by_name, UPGRADE
-    assert len(inspect.signature(internals.pull_task_input).return_annotation.__args__) == 4, UPGRADE
-    assert issubclass(internals.RunNotRunningException, BaseException)
-
-
 def test_all_waits_of_a_supernode_go_through_the_clock_that_is_exchanged():
     uses = re.findall(r"\btime\.(\w+)\(", inspect.getsource(start_client_internal))
     assert set(uses) == {"sleep"}, UPGRADE  # the exchanged clock has nothing else
-
-
-def test_another_flower_is_refused_in_a_sentence(monkeypatch):
-    monkeypatch.delitem(inflatable_utils.pull_objects.__kwdefaults__, "backoff_cap")
-    with pytest.raises(UserError, match=r"lacks something .* Flower 1.41 \(backoff_cap of pull_objects\): pip install"):
-        shorten_fetching()
-    monkeypatch.delattr(start_client_internal, "time")
-    with pytest.raises(UserError, match="the clock of start_client_internal"):
-        shorten_idling()
 
 
 def test_nothing_else_of_dpfed_takes_undocumented_parts_of_flower():
@@ -113,37 +94,6 @@ def test_nothing_else_of_dpfed_takes_undocumented_parts_of_flower():
         if module not in documented
     }
     assert {file for file, _ in found} == {"dpfed/federation/flower/internals.py"}, found
-
-
-def late(tries):
-    """Fetches an object that is there after so many tries."""
-    count = itertools.count()
-
-    def fetch(name):
-        if next(count) < tries:
-            raise inflatable_utils.ObjectUnavailableError(name)
-        return name.encode()
-
-    return fetch
-
-
-def test_what_is_not_there_yet_is_fetched_soon():
-    shorten_fetching()
-    start = time.monotonic()
-    assert inflatable_utils.pull_objects(["object"], late(4)) == {"object": b"object"}
-    assert time.monotonic() - start < 2  # by itself: at least 0.8 (1 + 2 + 4 + 8) s
-
-
-def test_a_whole_message_is_fetched_with_the_same_patience(monkeypatch):
-    shorten_fetching()
-    asked = {}
-    monkeypatch.setattr(inflatable_utils, "pull_objects", lambda *_, **options: asked.update(options) or {})
-    with pytest.raises(KeyError):  # there is nothing to unpack
-        tree = SimpleNamespace(object_id="message", children=[])
-        inflatable_utils.pull_and_inflate_object_from_tree(tree, late(0), lambda name: None)
-    assert asked["initial_backoff"] < 0.1
-    assert asked["backoff_cap"] < 1
-    assert asked["max_tries_per_object"] is None
 
 
 def test_an_idle_supernode_looks_for_messages_often(monkeypatch):
@@ -226,11 +176,6 @@ def test_a_refusal_is_told_before_flower_ends_the_supernode_without_a_word(monke
     assert told == ["refused", "ended"]
 
 
-def test_without_our_patience_a_supernode_gives_up():
-    """As soon as this fails, Flower has mended it, and `outlast_cut_handshakes` can go."""
-    assert make_simple_http_retry_invoker().should_giveup(handshake("cut"))
-
-
 # ---- how long a reply may be
 
 
@@ -266,17 +211,3 @@ def test_a_reply_is_given_up_when_it_is_longer_than_it_may_be(pull):
 def test_a_reply_of_very_many_objects_is_not_fetched_at_all(pull):
     with replies_of_at_most(1 << 20), pytest.raises(inflatable_utils.ObjectPullError, match="are announced"):
         pull([str(number) for number in range(1000)], lambda name: pytest.fail("it was fetched"))
-
-
-def test_a_flower_that_fetches_replies_in_another_way_is_refused(monkeypatch):
-    from flwr.superlink.grid import http_grid
-
-    monkeypatch.delattr(http_grid, "pull_objects")
-    with pytest.raises(UserError, match="pull_objects of http_grid"):
-        limit_replies()
-
-
-def test_what_is_fetched_is_called_as_flower_calls_it():
-    source = inspect.getsource(importlib.import_module("flwr.superlink.grid.http_grid").HttpGrid.pull_messages)
-    assert "pull_objects(" in source and "object_ids=" in source and "pull_object_fn=" in source, UPGRADE
-    assert "except ObjectPullError" in source, UPGRADE

@@ -20,7 +20,7 @@ from dpfed.federation.coordinator.journal import Journal  # noqa: E402
 from dpfed.federation.demo.loopback import RUN, loopback  # noqa: E402
 from dpfed.federation.protocol.terms import Terms  # noqa: E402
 from dpfed.federation.site.folder import SiteFolder  # noqa: E402
-from dpfed.federation.site.own_config import site_config  # noqa: E402
+from dpfed.federation.site.serving import site_config  # noqa: E402
 from dpfed.models.parameters import TrainableVector  # noqa: E402
 from dpfed.privacy.ledger import Ledger  # noqa: E402
 from dpfed.runs.assembly import Share, assemble  # noqa: E402

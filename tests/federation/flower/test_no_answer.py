@@ -86,15 +86,6 @@ def supernode():
     server.server_close()
 
 
-def test_a_request_that_breaks_off_is_made_again(supernode, monkeypatch):
-    monkeypatch.setattr(internals, "_BETWEEN", 0.01)
-    supernode.cuts = 2
-    task = internals.Task(supernode.address, "token")
-    with task._client:
-        assert task._beat()
-    assert supernode.asked == ["send-task-heartbeat"] * 3
-
-
 def test_where_there_is_no_answer_nothing_is_said_but_in_the_log(supernode, monkeypatch, caplog):
     def broken(client):
         raise RuntimeError("secret of a record")
@@ -102,7 +93,7 @@ def test_where_there_is_no_answer_nothing_is_said_but_in_the_log(supernode, monk
     monkeypatch.setattr(internals, "pull_task_input", broken)
     room = threading.BoundedSemaphore(1)
     room.acquire()
-    resident._handle(supernode.address, "token", room, resident.Retirement())
+    resident._handle(supernode.address, "token", room)
     assert "push-task-output" not in supernode.asked
     assert "RuntimeError" in caplog.text and "secret" not in caplog.text
     assert room.acquire(blocking=False)

@@ -1,7 +1,5 @@
 """The operator's program: what a service manager starts again, and what it leaves to the operator."""
 
-import shutil
-import subprocess
 import threading
 
 import pytest
@@ -9,7 +7,6 @@ import pytest
 pytest.importorskip("flwr")
 
 from dpfed.cli import main  # noqa: E402
-from dpfed.errors import UserError  # noqa: E402
 from dpfed.federation.flower import operator as operate  # noqa: E402
 from dpfed.federation.flower.operator import Operator  # noqa: E402
 from tests.federation.provisioning.office import Office  # noqa: E402
@@ -42,15 +39,6 @@ def test_a_superlink_that_is_lost_is_a_sentence_and_tried_again(chest, monkeypat
     assert said.err.endswith("flwr supernode list federation says: Connection to the SuperLink is unavailable.\n")
 
 
-def test_a_superlink_that_hangs_is_a_sentence_and_tried_again(chest, monkeypatch, capsys):
-    def run(words, *, timeout, **_):
-        raise subprocess.TimeoutExpired(words, timeout)
-
-    monkeypatch.setattr(operate.subprocess, "run", run)
-    code, said = ended(chest, capsys)
-    assert code == 1 and "did not end within 120 s: the SuperLink hangs" in said.err
-
-
 def test_keys_are_looked_after_when_the_superlink_is_back(chest, monkeypatch, capsys):
     monkeypatch.setattr(operate, "_LOOK", 0.01)
     there, stop = [False], threading.Event()
@@ -73,14 +61,6 @@ def test_keys_are_looked_after_when_the_superlink_is_back(chest, monkeypatch, ca
     assert "cannot register: flwr says: gone." in said and "the SuperNode north-a is registered, as 7" in said
 
 
-def test_nobody_is_shown_out_because_the_folder_of_keys_is_not_there(chest, monkeypatch):
-    monkeypatch.setattr(Operator, "_flwr", lambda *words: pytest.fail(f"{words}"))
-    operator = Operator(chest)
-    shutil.rmtree(chest / "nodes")
-    with pytest.raises(UserError, match="nodes is missing"):
-        operator.register()
-
-
 def test_a_run_that_stopped_before_its_end_is_said(chest, monkeypatch, capsys):
     monkeypatch.setattr(Operator, "register", lambda self: None)
     monkeypatch.setattr(Operator, "watch", lambda self, stop: None)
@@ -93,8 +73,3 @@ def test_a_run_that_stopped_before_its_end_is_said(chest, monkeypatch, capsys):
     assert code == 1 and "the run stopped before its end (finished:failed)" in said.out
     code, said = ended(chest, capsys)
     assert code == 0 and said.out == ""
-
-
-def test_a_folder_that_was_not_provisioned_is_for_the_operator_to_mend(tmp_path, capsys):
-    code, said = ended(tmp_path, capsys)
-    assert code == 2 and said.err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The resident app retires without losing a step, and a step outlasts a worker that is being restarted."""
+"""A step outlasts a worker that is being restarted."""
 
 import threading
 import time
@@ -7,15 +7,17 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Message, RecordDict  # noqa: E402
+from flwr.app import Message  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 from dpfed.federation.flower import client_app as module  # noqa: E402
-from dpfed.federation.flower.content import MESSAGE_TYPE, content_of, packet_in  # noqa: E402
-from dpfed.federation.flower.resident import Retirement  # noqa: E402
+from dpfed.federation.flower.channel import MESSAGE_TYPE, content_of, packet_in  # noqa: E402
 from dpfed.federation.protocol.identity import Identity  # noqa: E402
-from dpfed.federation.protocol.messages import sign  # noqa: E402
-from dpfed.federation.protocol.packets import Failure, Packet, failure_of  # noqa: E402
+from dpfed.federation.protocol.messages import (  # noqa: E402
+    Failure,
+    failure_of,
+    sign,  # noqa: E402
+)
 from tests.federation.flower.sites import Sites  # noqa: E402
 
 KEY = Identity(bytes(32))
@@ -45,28 +47,6 @@ def message(monkeypatch):
     return make
 
 
-def answer(retirement, message, node, monkeypatch):
-    monkeypatch.setattr("dpfed.federation.flower.resident.app", lambda message, node: module.forward(message, node))
-    return packet_in(retirement.answer(message, node))
-
-
-def test_an_app_that_retires_answers_steps_until_it_is_greeted(message, monkeypatch):
-    with Sites(["north"]) as sites:
-        node, retirement = Node(sites.sockets["north"]), Retirement()
-        assert not failure_of(answer(retirement, message("hello"), node, monkeypatch))
-        retirement.wanted.set()
-        for kind in ("step", "confirm", "reveal"):
-            assert not failure_of(answer(retirement, message(kind), node, monkeypatch))
-            assert not retirement.over.is_set()
-        assert failure_of(answer(retirement, message("hello"), node, monkeypatch)) == Failure.UNREACHABLE
-        assert retirement.over.is_set()
-
-
-def test_nonsense_does_not_end_an_app(monkeypatch):
-    assert not module.is_greeting(Message(RecordDict(), 1, MESSAGE_TYPE))
-    assert not module.is_greeting(Message(content_of(Packet(b"[" * 10_000, b"")), 1, MESSAGE_TYPE))
-
-
 def test_a_step_waits_for_a_worker_that_comes_back_and_a_greeting_does_not(message, monkeypatch):
     with Sites(["north"]) as sites:
         node = Node(sites.sockets["north"])
@@ -77,12 +57,3 @@ def test_a_step_waits_for_a_worker_that_comes_back_and_a_greeting_does_not(messa
         threading.Timer(0.7, sites.start, ["north"]).start()
         assert not failure_of(packet_in(module.forward(message("step"), node)))
         assert time.monotonic() - started > 0.5
-
-
-def test_a_step_does_not_wait_for_ever(message):
-    started = time.monotonic()
-    with Sites(["north"]) as sites:
-        node = Node(sites.sockets["north"])
-        sites.stop("north")
-        assert failure_of(packet_in(module.forward(message("step", 1.0), node))) == Failure.UNREACHABLE
-    assert time.monotonic() - started < 3

@@ -58,7 +58,7 @@ def test_terms_hold_no_path(terms, tiny):
 
 
 def test_the_plan_is_for_the_records_of_all_sites(terms):
-    assert terms.privacy_plan.records == 600
+    assert terms.privacy_plan.sampling.records == 600
     assert [site.groups for site in terms.sites] == terms.privacy_plan.apportioned([100, 200, 300])
 
 
@@ -163,13 +163,6 @@ def test_a_site_joins_and_is_served(parties):
     assert {path.stat().st_mode & 0o77 for path in (sites[0].path, *sites[0].path.glob("*.key"))} == {0}
 
 
-def test_a_site_joins_once(parties):
-    (site, _), agree = parties
-    site.join(Terms.load(agree().terms))
-    with pytest.raises(UserError, match="joined a federation already"):
-        site.join(Terms.load(agree("another").terms))
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -213,13 +206,14 @@ def test_a_large_delta_is_not_joined_whatever_the_epsilon(parties, shapes, tmp_p
     terms = Terms.load(agree().terms)
     with pytest.raises(UserError, match="more than 1/N"):
         agree("loose", delta=0.5)
-    for delta, said in ((0.5, "0.5"), (1.01 / terms.privacy_plan.records, "8.41e-4")):  # a coordinator that does not check
+    above = 1.01 / terms.privacy_plan.sampling.records
+    for delta, said in ((0.5, "0.5"), (above, "8.41e-4")):  # a coordinator that does not check
         loose = terms.model_dump() | {"plan": terms.plan | {"delta": delta}}
         loose["config"]["privacy"]["delta"] = delta
         with pytest.raises(UserError, match="more than 1/N"):
             Terms._checked(loose)
         with pytest.MonkeyPatch.context() as patch:  # the site refuses for itself
-            patch.setattr("dpfed.privacy.plan.refuse_large_delta", lambda *_: None)
+            patch.setattr(PrivacyPlan, "_refuse_large_delta", lambda _: None)
             worse = Terms._checked(loose)
             assert dict(statement(worse))["warning"].startswith(f"Do not rely on this promise: its delta of {said}")
             with pytest.raises(UserError, match=f"delta {said}"):
@@ -246,15 +240,6 @@ def test_a_store_that_has_grown_beyond_the_card_is_not_served(parties, monkeypat
         load_site(sites[0], print)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"budget": 0}, {"budget": -1}, {"budget": float("nan")}, {"budget": float("inf")}, {"delta": 0}, {"delta": 1}]
-)
-def test_impossible_ceilings_are_refused(shapes, tmp_path, settings):
-    with pytest.raises(UserError, match=next(iter(settings))):
-        SiteFolder.create(tmp_path / "site", "site", shapes.path, **settings)
-    assert not (tmp_path / "site").exists()
-
-
 def test_a_stranger_does_not_join(parties, shapes, tmp_path):
     _, agree = parties
     stranger = SiteFolder.create(tmp_path / "stranger", "stranger", shapes.path)
@@ -273,13 +258,6 @@ def test_folders_are_never_overwritten(parties, shapes, tmp_path):
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 65])
-def test_a_bad_name_leaves_nothing_behind(shapes, tmp_path, name):
-    with pytest.raises(UserError, match="name"):
-        SiteFolder.create(tmp_path / "site", name, shapes.path)
-    assert not (tmp_path / "site").exists()
-
-
 def test_the_statement_says_what_one_message_gives_away(tiny_config, cards):
     key = Identity(b"c" * 32).signing_key
     texts = {
@@ -293,19 +271,20 @@ def test_the_statement_says_what_one_message_gives_away(tiny_config, cards):
 
 def spent(plan, sigma, steps) -> str:
     """Epsilon as it is printed, by an accountant of its own."""
-    step = dp_accounting.PoissonSampledDpEvent(plan.batch / plan.records, dp_accounting.GaussianDpEvent(sigma))
+    rate = plan.sampling.batch / plan.sampling.records
+    step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
     accountant = RdpAccountant().compose(dp_accounting.SelfComposedDpEvent(step, steps))
-    return round_up(float(accountant.get_epsilon(plan.delta)))
+    return round_up(float(accountant.get_epsilon(plan.promise.delta)))
 
 
 @pytest.mark.parametrize(("mode", "shares"), [("distributed", 2), ("local", 1)])  # three sites, one of which may talk
 def test_every_epsilon_that_a_federation_states_is_that_of_its_noise_and_steps(tiny_config, cards, tmp_path, mode, shares):
     terms = Terms.agree(tiny_config, cards, Identity(b"c" * 32).signing_key, trust=mode)
     plan, journal = terms.privacy_plan, Journal(tmp_path / "journal.jsonl")
-    sigma, of_message = plan.noise_multiplier, spent(plan, plan.noise_multiplier / math.sqrt(shares), plan.steps)
+    sigma, of_message = plan.noise.multiplier, spent(plan, plan.noise.multiplier / math.sqrt(shares), plan.steps)
     assert len({spent(plan, sigma, steps) for steps in range(1, plan.steps + 1)}) == plan.steps  # one step less would show
     said = dict(statement(terms))
-    assert said["promise"].startswith(f"({spent(plan, sigma, plan.steps)}, {round_up(plan.delta)})-")
+    assert said["promise"].startswith(f"({spent(plan, sigma, plan.steps)}, {round_up(plan.promise.delta)})-")
     assert f"epsilon {of_message} at the same delta" in said["one message"]
     for step in range(4):
         journal.write("opened", step)
@@ -334,15 +313,6 @@ def test_a_key_with_which_everybody_agrees_on_zeros_is_refused(tiny_config, card
     cards[1] = cards[1].model_copy(update={"exchange_key": "00" * 32})
     with pytest.raises(UserError, match="agrees on no secret"):
         Terms.agree(tiny_config, cards, Identity(b"c" * 32).signing_key)
-
-
-def test_without_privacy_no_noise_is_shared_out(tiny, cards):
-    tiny["bounding"]["method"], tiny["privacy"] = "none", {"batch": 60, "steps": 6}
-    key = Identity(b"c" * 32).signing_key
-    assert not Terms.agree(parse_config(tiny), cards, key).privacy_plan.private
-    for trust in ("distributed", "secure", "local"):
-        with pytest.raises(UserError, match="no noise to share out"):
-            Terms.agree(parse_config(tiny), cards, key, trust=trust)
 
 
 def test_a_ledger_that_was_charged_is_never_begun_anew(parties):
@@ -380,7 +350,7 @@ def test_the_card_of_a_federation_speaks_of_the_sites_units(tiny, cards, shapes)
         tiny["privacy"]["unit"] = unit
         config = parse_config(tiny)
         terms = Terms.agree(config, with_units, key)
-        assert terms.privacy_plan.records == (600 if unit == "record" else 300)
+        assert terms.privacy_plan.sampling.records == (600 if unit == "record" else 300)
         parts = assemble(
             resolve(config.model_copy(update={"privacy": config.privacy.model_copy(update={"unit": "record"})})), terms=terms
         )
@@ -396,34 +366,6 @@ def test_names_that_are_paths_options_or_hidden_text_are_refused(name):
     key = Identity(b"n" * 32)
     with pytest.raises(ValueError, match="name"):
         SiteCard(name=name, records=1, signing_key=key.signing_key, exchange_key=key.exchange_key)
-
-
-@pytest.mark.parametrize("unit", ["\x1b[2J", "patient\n", "\u202epatient", "a\u2028b"])
-def test_units_with_hidden_text_are_refused(unit):
-    key = Identity(b"n" * 32)
-    with pytest.raises(ValueError, match="unit_name"):
-        SiteCard(name="a", records=1, units=1, unit_name=unit, signing_key=key.signing_key, exchange_key=key.exchange_key)
-
-
-@pytest.mark.parametrize("deadline", [1e308, 86_401, float("inf"), 1e-9, 0, -1, float("nan")])
-def test_deadlines_that_no_step_can_have_are_refused(tiny_config, cards, deadline):
-    with pytest.raises(UserError, match="deadline"):
-        Terms.agree(tiny_config, cards, Identity(b"c" * 32).signing_key, deadline=deadline)
-
-
-@pytest.mark.parametrize("depth", [500, 990, 5_000, 200_000])
-@pytest.mark.parametrize("bracket", ["[]", "{}"])
-def test_terms_and_cards_that_are_nested_deeply_are_refused(terms, tmp_path, depth, bracket):
-    opening = '{"a":' if bracket == "{}" else "["
-    deep = opening * depth + "1" + bracket[1] * depth
-    (tmp_path / "terms.json").write_text(deep)
-    with pytest.raises(UserError, match="terms"):
-        Terms.load(tmp_path / "terms.json")
-    (tmp_path / "within.json").write_text(terms.text.replace('"config": {', f'"config": {{"deep": {deep}, '))
-    with pytest.raises(UserError):
-        Terms.load(tmp_path / "within.json")
-    with pytest.raises(UserError, match="card"):
-        SiteCard.load(tmp_path / "terms.json")
 
 
 def test_hidden_text_in_terms_is_refused_wherever_it_is(terms, tmp_path):
@@ -455,7 +397,7 @@ def test_secure_terms_in_which_each_site_adds_all_the_noise_need_no_majority(sit
 def test_a_site_joins_no_plan_whose_cost_nobody_can_say(monkeypatch):
     folder = SiteFolder(Path("unused"))
     monkeypatch.setattr(SiteFolder, "settings", lambda self: SiteSettings(name="a", store="s", budget=8.5))
-    plan = PrivacyPlan(1000, 100, 4, 1.0, 5, 1.0, 1e-5)
+    plan = PrivacyPlan.of(1000, 100, 4, 1.0, 5, 1.0, 1e-5)
     monkeypatch.setattr(PrivacyPlan, "epsilon", lambda self: math.nan)
     with pytest.raises(UserError, match="this site's budget is 8.5"):
         folder.refuse_cost(plan)

@@ -13,15 +13,14 @@ import pytest
 import yaml
 
 from dpfed import __version__
-from dpfed.federation.provisioning.services import SLOTS, coordinator_files, site_files
+from dpfed.federation.provisioning.services import coordinator_files, site_files
 
 ROOT = Path(__file__).resolve().parents[3]
 SITE = site_files("chest", "north", "superlink.example.org:9443", "dpfed-site:1", "0" * 32)
 LINK = coordinator_files("chest", "/srv/dpfed/chest", "superlink.example.org", 9443, "dpfed-coordinator:1")
 UNITS = {Path(name).name: text for files in (SITE, LINK) for name, text in files.items() if name.endswith(".service")}
-NETWORKED = {"dpfed-node-a@.service", "dpfed-node-b@.service", "dpfed-superlink@.service"}
+NETWORKED = {"dpfed-node@.service", "dpfed-superlink@.service"}
 IMAGES = [ROOT / "clients" / "Containerfile", ROOT / "server" / "Containerfile"]
-MOST_EXPOSED = 4.0  # of systemd's 10: "OK" begins below 5
 
 
 def settings(unit):
@@ -66,18 +65,6 @@ def test_systemd_understands_every_unit(instances):
     broken.write_text(instances[0].read_text().replace("NoNewPrivileges", "NoNewPrivilegs"))
     done = subprocess.run([*verify[:3], broken], capture_output=True, text=True, timeout=60, check=False)
     assert "Unknown key" in done.stderr  # so a misspelt key would have been noticed
-
-
-def test_systemd_finds_every_unit_closed(instances):
-    analyze = program("systemd-analyze")
-    for unit in instances:
-        done = subprocess.run(
-            [analyze, "security", "--offline=true", unit], capture_output=True, text=True, timeout=60, check=False
-        )
-        exposure = re.search(r"exposure level for \S+: ([\d.]+)", done.stdout)
-        if exposure is None:
-            pytest.skip(f"this systemd cannot say: {done.stderr.strip()[:200]}")
-        assert float(exposure[1]) < MOST_EXPOSED, (unit.name, exposure[1])
 
 
 @pytest.mark.parametrize("name", UNITS)
@@ -129,12 +116,6 @@ def link():
     return compose(LINK, {"DPFED_FOLDER", "DPFED_USER", "DPFED_RECORDS"})["services"]
 
 
-def test_a_misspelt_key_of_a_compose_file_would_be_noticed():
-    pytest.importorskip("check_jsonschema")
-    with pytest.raises(jsonschema.ValidationError, match="read_onyl"):
-        compose({"compose.yaml": SITE["compose.yaml"].replace("read_only", "read_onyl")}, SITE_VARIABLES)
-
-
 def test_no_container_is_root_or_writes_to_its_root(site, link):
     for service in (*site.values(), *link.values()):
         assert service["user"].startswith("${DPFED_USER:?") and service["read_only"] is True
@@ -151,14 +132,15 @@ def mounts(service):
 def test_the_worker_has_no_network_and_the_node_no_records(site):
     assert site["worker"]["network_mode"] == "none" and "networks" not in site["worker"]
     assert not any("ports" in service for service in site.values())
-    for slot in SLOTS:
-        node, app = site[f"node-{slot}"], site[f"app-{slot}"]
-        assert node["network_mode"] == app["network_mode"] == f"service:net-{slot}"
-        reachable = {*mounts(node), *mounts(app)}
-        assert not reachable & {"${DPFED_FOLDER}/site", "${DPFED_STORE}", "${DPFED_BUDGETS}", "${DPFED_FOLDER}"}
-        assert "${DPFED_FOLDER}/door" in mounts(app) and "${DPFED_FOLDER}/door" not in mounts(node)
-        assert mounts(node)["${DPFED_FOLDER}/keys"] == "ro"
-    assert "profiles" not in site["node-a"] and site["node-b"]["profiles"] == ["rotation"]
+    node, app = site["node"], site["app"]
+    assert node["network_mode"] == app["network_mode"] == "service:net"
+    reachable = {*mounts(node), *mounts(app)}
+    assert not reachable & {"${DPFED_FOLDER}/site", "${DPFED_STORE}", "${DPFED_BUDGETS}", "${DPFED_FOLDER}"}
+    assert "${DPFED_FOLDER}/door" in mounts(app) and "${DPFED_FOLDER}/door" not in mounts(node)
+    assert mounts(node)["${DPFED_FOLDER}/keys"] == "ro"
+    command = node["command"]  # without isolation, a SuperNode runs any code that a run brings
+    assert command[command.index("--isolation") + 1] == "process" and "--insecure" not in command
+    assert command[command.index("--host") + 1] == "127.0.0.1"
 
 
 def test_only_the_proxys_port_is_open_at_the_coordinator(link):
@@ -169,47 +151,16 @@ def test_only_the_proxys_port_is_open_at_the_coordinator(link):
     assert host[host.index("--host") + 1] == "127.0.0.1" and "--enable-supernode-auth" in host
 
 
-def test_no_container_loses_its_network_when_another_one_is_started_again(site, link):
-    # github.com/moby/moby/issues/24935: a SuperNode that was refused, or a SuperLink that crashed, would cut off the others.
-    for services in (site, link):
-        holders = {
-            service["network_mode"].removeprefix("service:") for service in services.values() if "network_mode" in service
-        }
-        for name in holders - {"none"}:
-            assert services[name]["command"] == ["sleep", "infinity"] and services[name]["networks"] == ["outside"]
-            assert "volumes" not in services[name] and "env_file" not in services[name]
-
-
-def test_what_is_renewed_reaches_a_container_that_runs(link):
-    # A file that is replaced is another file: a container that mounts it alone keeps the old one.
-    assert "${DPFED_FOLDER}/proxy" in mounts(link["proxy"])
-    assert not any(source.endswith((".pem", ".key")) for source in mounts(link["proxy"]))
-
-
 def test_units_and_containers_start_the_same_programs(site):
     def plain(words):
-        return re.sub(r"\$\{DPFED_FOLDER\}|%f", "F", re.sub(r"\$\{DPFED_PORT_(.)\}|920[01]", "PORT", " ".join(words)))
+        return re.sub(r"\$\{DPFED_FOLDER\}|%f", "F", re.sub(r"\$\{DPFED_PORT\}|9200", "PORT", " ".join(words)))
 
     for name, service in site.items():
-        if name.startswith("net-"):
+        if name == "net":
             continue
         (command,) = settings(UNITS[f"dpfed-{name}@.service"])["ExecStart"]
         unit = command.removeprefix("%f/venv/bin/").replace("'", "").replace(" --group dpfed-node", "")
         assert plain(service["command"]) == plain([unit])
-
-
-def test_the_proxy_is_the_recipe_with_this_federations_names():
-    recipe = (ROOT / "server" / "fleet_only.conf").read_text()
-    recipe = recipe.replace("/etc/dpfed/ca.crt", "/srv/dpfed/chest/proxy/inner.crt")
-    recipe = recipe.replace("/etc/dpfed", "/srv/dpfed/chest/proxy").replace("superlink {", "dpfed-chest {")
-    recipe = recipe.replace("https://superlink/", "https://dpfed-chest/").replace(
-        "proxy_ssl_name superlink.example.org", "proxy_ssl_name localhost"
-    )
-
-    def rules(text):
-        return [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
-
-    assert rules(LINK["proxy.conf"]) == rules(recipe)
 
 
 def instructions(file):
@@ -233,22 +184,3 @@ def test_an_image_is_not_root_and_holds_only_what_is_named(file):
     assert f"dpfed-{'site' if file.parent.name == 'clients' else 'coordinator'}:{__version__}" in file.read_text()
     python = re.fullmatch(r"python:3\.(\d+)-slim", [rest for word, rest in words if word == "FROM"][-1])
     assert 11 <= int(python[1]) <= 13
-
-
-def test_the_linter_finds_nothing_in_the_images():
-    linter = program("hadolint")
-    done = subprocess.run([linter, "--no-color", *IMAGES], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout
-    bad = subprocess.run(
-        [linter, "-"], input="FROM python\nRUN sudo ls\n", capture_output=True, text=True, timeout=60, check=False
-    )
-    assert bad.returncode != 0  # so it would have
-
-
-def test_the_pages_name_what_is_there():
-    text = SITE["README.md"] + SITE["NETWORK.md"]
-    for name in re.findall(r"\]\(([\w.]+)\)", text):
-        assert name in SITE
-    assert "superlink.example.org" in text and "CONNECT superlink.example.org:9443" in SITE["NETWORK.md"]
-    units = {"dpfed-worker@", "dpfed-node-a@", "dpfed-app-a@"}
-    assert units <= {name.partition(".")[0] for name in UNITS}

@@ -80,8 +80,3 @@ def vectors(sites: int, size: int = SIZE) -> np.ndarray:
 def plain_sum(values: np.ndarray, sites) -> list[int]:
     """The oracle: Python's integers."""
     return [sum(int(values[site, at]) for site in sites) % 2**32 for at in range(values.shape[1])]
-
-
-def share_of(reveal: bytes, at: int) -> bytes:
-    """The share for one member of the roster, by its place there."""
-    return reveal[32 * at : 32 * (at + 1)]

@@ -8,10 +8,9 @@ import torch
 from dpfed import __version__
 from dpfed.errors import UserError
 from dpfed.federation.protocol.answers import Reason
+from dpfed.federation.protocol.fixed_point import encoded
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import PROTOCOL, digest_of, sign
-from dpfed.federation.protocol.packets import Packet
-from dpfed.federation.protocol.vectors import encoded
+from dpfed.federation.protocol.messages import PROTOCOL, Packet, digest_of, sign
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Release
 from tests.federation.lab import SITES, Lab

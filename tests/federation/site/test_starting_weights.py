@@ -13,7 +13,7 @@ from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.statement import statement
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteSettings
-from dpfed.federation.site.own_config import site_config
+from dpfed.federation.site.serving import site_config
 from dpfed.federation.site.worker import frozen_digest
 from dpfed.models.building import build_model
 from dpfed.models.folder import save_encoder

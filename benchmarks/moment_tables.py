@@ -1,0 +1,78 @@
+"""Tables of private moments, for README.md and docs/results.md."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from benchmarks.record import figures
+
+_MOMENTS, _HEADS, _PUBLIC, _AFTER = "moments", "DP-GCL heads", "public contrast", "DP-GCL after moments"
+_SHOWN = (("icons", 600), ("tiles", 600), ("tiles", 2475), ("cifar10", 3000), ("cifar10", 30_000))
+_UNMEASURED = "–"
+
+
+def moments() -> str:
+    """Private moments beside DP-GCL heads and the public towers, for few and many records."""
+    head = "| records | public towers alone | DP-GCL heads, epsilon 1, 8 | moments, epsilon 1, 8 | hardly any noise |"
+    lines, sets = [head, "|---" * 5 + "|"], figures("moments")["sets"]
+    for name, count in _SHOWN:
+        rows = _rows(sets[name], count)
+        private = [", ".join(_mean(rows.get((way, epsilon))) for epsilon in (1.0, 8.0)) for way in (_HEADS, _MOMENTS)]
+        cells = [_mean([sets[name]["public"]]), *private, _mean(rows.get(("no privacy", None)))]
+        lines.append(f"| {count:,} {name}, {sets[name]['measure']} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"Percent; means over draws of the noise. Not measured: {_UNMEASURED}."])
+
+
+def sets() -> str:
+    """All ways on all sets, at the smallest and the largest N."""
+    ways = [(_MOMENTS, 1.0), (_MOMENTS, 3.0), (_MOMENTS, 8.0), ("no privacy", None)]
+    ways += [(_HEADS, 1.0), (_HEADS, 8.0), (_PUBLIC, 1.0), (_PUBLIC, 8.0), (_AFTER, 8.0)]
+    lines = [
+        "| records | public towers | moments, epsilon 1 | 3 | 8 | hardly any noise | DP-GCL heads, epsilon 1 | 8 "
+        "| public contrast, epsilon 1 | 8 | DP-GCL after moments |",
+        "|---" * 11 + "|",
+    ]
+    for name, found in figures("moments")["sets"].items():
+        for count in sorted({600, *(row["records"] for row in found["rows"] if row["epsilon"] == 0.1), *_also(name)}):
+            rows = _rows(found, count)
+            cells = [_mean([found["public"]]), *(_spread(rows.get(way)) for way in ways)]
+            lines.append(f"| {count:,} {name} | {' | '.join(cells)} |")
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"±: standard deviation over five draws of the noise, of trained heads three. {_UNMEASURED}: not measured.",
+        ]
+    )
+
+
+def images() -> str:
+    """Image towers alone."""
+    found = figures("moments-of-images")
+    lines = ["| records | public tower alone | epsilon 1 | 3 | 8 | hardly any noise |", "|---" * 6 + "|"]
+    for count in dict.fromkeys(row["records"] for row in found["rows"]):
+        own = {row.get("epsilon", "public"): row["figures"] for row in found["rows"] if row["records"] == count}
+        cells = [f"{100 * own['public'][0]:.1f}", *(_spread(own.get(epsilon), 1) for epsilon in (1.0, 3.0, 8.0, None))]
+        lines.append(f"| {count:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _also(name: str) -> tuple[int, ...]:
+    return tuple(count for shown, count in _SHOWN if shown == name)
+
+
+def _rows(found: dict[str, Any], count: int) -> dict[tuple[str, float | None], list[float]]:
+    return {(row["method"], row["epsilon"]): row["figures"] for row in found["rows"] if row["records"] == count}
+
+
+def _mean(found: list[float] | None) -> str:
+    return f"{100 * statistics.mean(found):.0f}" if found else _UNMEASURED
+
+
+def _spread(found: list[float] | None, digits: int = 0) -> str:
+    """Percent, with the standard deviation where there are several draws."""
+    if not found:
+        return _UNMEASURED
+    mean = f"{100 * statistics.mean(found):.{digits}f}"
+    return mean if len(found) == 1 else f"{mean} ± {100 * statistics.stdev(found):.{digits}f}"

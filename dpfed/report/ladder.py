@@ -1,0 +1,57 @@
+"""What each ingredient brought: runs in a row, what each changed, and how far its first figure moved."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dpfed.config.toml_file import leaves
+from dpfed.evaluation.intervals import apart
+from dpfed.report.results import Result, difference, shown
+
+if TYPE_CHECKING:  # whoever has runs compares them
+    from dpfed.artifacts.view import RunView
+
+_MOST = 6  # keys that a rung names
+_NAMES = ("name", "data.path", "data.stores")  # say which run or which files, and change nothing
+
+
+def ladder(runs: Sequence[RunView], figures: Sequence[Result | None]) -> list[tuple[str, str, str, str]]:
+    """Rungs: name of the run, the keys that it changed, its figure, and the difference from the rung below.
+
+    Args:
+        runs: in order, each with something added to the one before.
+        figures: the same metric of each; ``None``: it was not measured.
+    """
+    rungs = []
+    first = figures[0]
+    if first is not None and first.untrained is not None:
+        rungs.append(("before training", "", shown(first.untrained, first.name, first.untrained_interval), ""))
+    for number, (run, figure) in enumerate(zip(runs, figures, strict=True)):
+        if figure is None:
+            rungs.append((run.name, _changed(runs, number), "not measured", "–"))
+            continue
+        moved = figure.difference if number == 0 else _difference(figures[number - 1], figure)
+        rungs.append((run.name, _changed(runs, number), shown(figure.trained, figure.name, figure.trained_interval), moved))
+    return rungs
+
+
+def _difference(below: Result | None, figure: Result) -> str:
+    if below is None or below.trained is None or figure.trained is None:
+        return "–"
+    change = None
+    if below.trained_interval is not None and figure.trained_interval is not None:
+        change = apart(figure.trained, figure.trained_interval, below.trained, below.trained_interval)
+    return difference(figure.trained - below.trained, change, figure.is_fraction)
+
+
+def _changed(runs: Sequence[RunView], number: int) -> str:
+    """Keys that a run's configuration has otherwise than the run before, with the new values."""
+    if number == 0:
+        return ""
+    before, after = (leaves(tomllib.loads(run.config_toml)) for run in runs[number - 1 : number + 1])
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key) and key not in _NAMES]
+    named = [f"{key} = {after[key]}" if key in after else f"no {key}" for key in keys[:_MOST]]
+    more = [f"{len(keys) - _MOST} more"] * (len(keys) > _MOST)
+    return ", ".join(named + more) or "nothing but the noise"

@@ -1,0 +1,24 @@
+"""Reports without their charts: drawing takes more than half of a small run's time, and the tests of the report do it."""
+
+import pytest
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from dpfed.report import gallery, html
+
+_CHARTS = ("audit_plot", "bar_chart", "comparison_plot", "epsilon_plot", "noise_plot", "progress_plot", "timeline_plot")
+REAL = {(html, name): getattr(html, name) for name in (*_CHARTS, "inline_svg")} | {(gallery, "maps"): gallery.maps}
+
+
+def undraw(patch: pytest.MonkeyPatch) -> None:
+    """Charts of reports become empty elements with their titles, and galleries have no map."""
+    for name in _CHARTS:
+        patch.setattr(html, name, lambda *_, **__: Figure())
+    patch.setattr(html, "inline_svg", lambda _, title: Markup('<svg aria-label="{}"></svg>').format(title))
+    patch.setattr(gallery, "maps", lambda *_: [])
+
+
+def draw(patch: pytest.MonkeyPatch) -> None:
+    """Gives them back."""
+    for (room, name), real in REAL.items():
+        patch.setattr(room, name, real)
