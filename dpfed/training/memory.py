@@ -93,8 +93,8 @@ def require_memory(config: Config, device: torch.device) -> None:
         raise UserError(
             f"training takes at least {_size(needs.together)}: a model with {needs.parameters:,} parameters "
             f"{_size(needs.model)}, one group of {_records_of_a_group(config):,} records in it {_size(needs.group)}, the images "
-            f"of a microbatch {_size(needs.images)}; and there are {_size(there)} of memory. Choose a smaller model (model.architecture, "
-            f"model.image, model.width, ...), or lower data.size, {members} or bounding.microbatch."
+            f"of a microbatch {_size(needs.images)}; and there are {_size(there)} of memory. Choose a smaller model "
+            f"(model.architecture, model.image, model.width, ...), or lower data.size, {members} or bounding.microbatch."
         )
 
 
@@ -113,7 +113,8 @@ def records_of_a_pass(config: Config, device: torch.device) -> int | None:
         needs = needs_of(config)
     except (UserError, RuntimeError):  # there are models that cannot be built without memory
         return None
-    gradients = 1.5 * needs.model / (1 + _FURTHER_COPIES) / method_named(config.bounding.method).contrasted(config)
+    trained = (needs.model / _FLOAT - needs.parameters) / _FURTHER_COPIES
+    gradients = 1.25 * _FLOAT * trained / method_named(config.bounding.method).contrasted(config)
     fit = int(memory_of(device) / 3 / (2 * needs.record + gradients))
     return next((records for records in _PASSES if records <= fit), _PASSES[-1])
 

@@ -3,12 +3,12 @@
 import sys
 
 import pytest
-from dpfed.runs.resuming import resume
 
 from dpfed.bounding.engines import LoopEngine
 from dpfed.cli import main
 from dpfed.config import parse_config
 from dpfed.privacy.ledger import Ledger
+from dpfed.runs.pretraining import resume
 
 
 @pytest.mark.parametrize(
