@@ -92,8 +92,8 @@ def require_memory(config: Config, device: torch.device) -> None:
         members = "public.records" if method_named(config.bounding.method).public_records else "bounding.group_size"
         raise UserError(
             f"training takes at least {_size(needs.together)}: a model with {needs.parameters:,} parameters "
-            f"{_size(needs.model)}, one group of {_records_of_a_group(config):,} records in it {_size(needs.group)}, the images "
-            f"of a microbatch {_size(needs.images)}; and there are {_size(there)} of memory. Choose a smaller model "
+            f"{_size(needs.model)}, one group of {_records_of_a_group(config):,} records in it {_size(needs.group)}, the "
+            f"images of a microbatch {_size(needs.images)}; and there are {_size(there)} of memory. Choose a smaller model "
             f"(model.architecture, model.image, model.width, ...), or lower data.size, {members} or bounding.microbatch."
         )
 
