@@ -12,7 +12,7 @@ from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.bounding.bounded_sum import clip_factors
 from dpfed.bounding.engines import ENGINES, GroupBatch
 from dpfed.bounding.engines.gradient_cache import BatchEngine
-from dpfed.bounding.engines.shared_pass import clipped
+from dpfed.bounding.engines.shared_pass import add_up
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.term import OuterProducts, Target
 from dpfed.models.contrastive import per_view
@@ -101,7 +101,7 @@ def test_the_layerwise_engine_clips_by_the_norm_and_what_rounding_may_have_hidde
     for clip_norm in (1e-3 * true, 0.5 * true):
         grouping = Grouping([4], torch.device("cpu"), torch.float64)
         one, parts = OuterProducts(Target(0), inputs, slopes, grouping), [torch.zeros(24, 24)]
-        one.add_weighted(clipped([one], clip_norm, 3)[1], parts)
+        add_up([one], clip_norm, grouping, parts)
         assert not one._products  # measured by Gram matrices
         assert parts[0].double().norm() <= clip_norm
 
