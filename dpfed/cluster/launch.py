@@ -28,7 +28,7 @@ from dpfed.cluster.reach import (
     watched,
 )
 from dpfed.cluster.relay import Relay, in_a_thread, relayed, telling_of_deaths
-from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, on_the_nodes_network, process_group
+from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, on_the_nodes_network
 from dpfed.cluster.work import Task, work
 from dpfed.errors import UserError, goes_on
 from dpfed.progress import Watcher
@@ -54,7 +54,7 @@ class Resources:
     """What the workers are given.
 
     Attributes:
-        workers: how many; 0: this very process, without any of Ray's.
+        workers: how many.
         least: go on with as few when machines are lost, and grow again when they come back; ``None``: always `workers`.
         gpus: per worker; ``None``: one if the cluster has any.
         cpus: per worker; ``None``: an equal share of all.
@@ -75,6 +75,7 @@ class Resources:
         return room_for(self.cpus or 1, self.gpus or 0, machines())
 
     def __post_init__(self) -> None:
+        _check(self.workers >= 1, f"--workers must be at least 1, got {self.workers}")
         _check(self.least is None or 1 <= self.least <= self.workers, f"--workers {self.least}-{self.workers} is no range")
         _check(self.gpus in (None, 0, 1), f"--gpus-per-worker must be 0 or 1, got {self.gpus}")
         _check(self.cpus is None or self.cpus >= 1, f"--cpus-per-worker must be at least 1, got {self.cpus}")
@@ -99,20 +100,15 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     task.check()
     _refuse_job_copy(task)
     os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
-    if resources.workers and "ray" not in sys.modules:  # otherwise this process may be connected already
+    if "ray" not in sys.modules:  # otherwise this process may be connected already
         require_cluster(watcher)
         require_admission()
     watcher.note("loading Ray")
     try:
-        from ray.train import ScalingConfig, TrainingFailedError, WorkerGroupError
-        from ray.train.torch import TorchTrainer
+        from ray.train import TrainingFailedError, WorkerGroupError
     except ImportError as error:
         raise UserError("--cluster ray needs Ray: pip install 'dpfed[ray]'.") from error
     logging.getLogger("ray").setLevel(logging.ERROR)
-    if resources.workers == 0:
-        settings = {"task": task, "watcher": watcher}
-        TorchTrainer(_alone, train_loop_config=settings, scaling_config=ScalingConfig(num_workers=0)).fit()
-        return RunDirectory.open(task.folder)
     watcher.note("connecting to Ray")
     with _connected(watcher) as own, _storage(task) as storage, relayed(watcher) as queue:
         settled = _settled(resources, machines(), own, watcher)
@@ -178,12 +174,6 @@ def _in_worker(settings: dict[str, Any]) -> str | None:
     except UserError as error:
         return error.public
     return None
-
-
-def _alone(settings: dict[str, Any]) -> None:
-    """Runs in this very process: Ray Train's local mode."""
-    with process_group():
-        work(settings["task"], settings["watcher"])
 
 
 @contextlib.contextmanager

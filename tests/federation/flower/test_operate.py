@@ -58,7 +58,7 @@ def test_keys_are_looked_after_when_the_superlink_is_back(chest, monkeypatch, ca
     monkeypatch.setattr(Operator, "_flwr", flwr)
     Operator(chest).watch(stop)
     said = capsys.readouterr().out
-    assert "cannot register: flwr says: gone." in said and "the SuperNode north-a is registered, as 7" in said
+    assert "cannot register: flwr says: gone." in said and "the SuperNode north is registered, as 7" in said
 
 
 def test_a_run_that_stopped_before_its_end_is_said(chest, monkeypatch, capsys):

@@ -44,6 +44,12 @@ class Office:
         project = {"name": "chest", "config": "plan.toml", "host": "localhost", "sites": list(SITES), **more}
         self.file.write_text(tomli_w.dumps(project))
 
+    def move(self, host: str) -> None:
+        """The SuperLink moves to another host, which wants a certificate of its own."""
+        self.write(host=host)
+        for name in ("server.pem", "server.key"):
+            (self.folder / "chest" / "certificates" / name).unlink()
+
     def provision(self, **options: object) -> Provisioned:
         """The coordinator's command."""
         return provision(Project.load(self.file), self.file, **options)
