@@ -42,7 +42,7 @@ def sets() -> str:
         [
             *lines,
             "",
-            f"±: standard deviation over five draws of the noise, of trained heads three. {_UNMEASURED}: not measured.",
+            f"±: standard deviation over five draws of the noise; of trained heads, over three or five. {_UNMEASURED}: not measured.",
         ]
     )
 
