@@ -28,13 +28,13 @@ from dpfed.config import load_config, parse_config
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.federation.coordinator.folder import CoordinatorFolder
-from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.demo.loopback import RUN, Loopback, loopback
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.serving import site_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
+from dpfed.protocol.journal import Journal
+from dpfed.protocol.terms import Terms
 from dpfed.runs.assembly import Share, assemble
 from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints

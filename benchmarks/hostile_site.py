@@ -19,11 +19,11 @@ from typing import NoReturn
 
 import torch
 
-from dpfed.federation.protocol.fixed_point import decoded, encoded
-from dpfed.federation.protocol.messages import Packet, alleged, sign
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.local_socket import serve
 from dpfed.federation.site.serving import load_site
+from dpfed.protocol.fixed_point import decoded, encoded
+from dpfed.protocol.messages import Packet, alleged, sign
 
 SLOW = 6.0  # seconds beyond the deadline
 

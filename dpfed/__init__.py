@@ -22,7 +22,7 @@ _HOMES = {
     "build_model": "dpfed.models.building",
     "apply_adapters": "dpfed.models.lora",
     "pretrain": "dpfed.runs.pretraining",
-    "resume": "dpfed.runs.pretraining",
+    "resume": "dpfed.federation.simulation",
     "Encoder": "dpfed.encoder",
     "load": "dpfed.encoder",
 }

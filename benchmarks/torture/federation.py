@@ -24,12 +24,12 @@ from dpfed.config import load_config, parse_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.federation.coordinator.folder import CoordinatorFolder
-from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.demo.loopback import RUN, Loopback
 from dpfed.federation.demo.processes import processes
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.privacy.ledger import Ledger
+from dpfed.protocol.journal import Journal
+from dpfed.protocol.terms import Terms
 from dpfed.training.checkpoint import Checkpoints
 
 SITES, DEADLINE = 3, 8.0

@@ -15,15 +15,15 @@ from torch import Tensor
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.federation.coordinator.folder import CoordinatorFolder
-from dpfed.federation.coordinator.journal import Journal
-from dpfed.federation.protocol.fixed_point import encoded, grid_of, protected, sum_of
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.serving import site_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
+from dpfed.protocol.fixed_point import encoded, grid_of, protected, sum_of
+from dpfed.protocol.journal import Journal
+from dpfed.protocol.terms import Terms
 from dpfed.runs.assembly import Share, assemble
 from dpfed.runs.job import Job, begin
 from dpfed.runs.preflight import Preflight

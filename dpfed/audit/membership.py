@@ -27,11 +27,11 @@ from dpfed.audit.rates import CONFIDENCE, Rate, auc, best_threshold, least_epsil
 from dpfed.audit.sides import Sides
 from dpfed.audit.signals import Signals, signals_of
 from dpfed.errors import UserError
-from dpfed.federation.protocol.statement import terms_of
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.objectives import loss_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher
+from dpfed.protocol.statement import terms_of
 from dpfed.runs import budgeting
 from dpfed.runs.assembly import assemble
 from dpfed.runs.outcome import rewrite_papers

@@ -69,7 +69,7 @@ def doctor_of_federation(
 def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.", show_default=False)]) -> None:
     """Show what the terms mean, before anybody joins."""
     say(f"reading {terms}", True)
-    from dpfed.federation.protocol.terms import Terms
+    from dpfed.protocol.terms import Terms
 
     show_terms(Terms.load(terms))
 

@@ -17,9 +17,9 @@ from dpfed.console.terminal import console
 from dpfed.errors import UserError
 
 if TYPE_CHECKING:
-    from dpfed.federation.protocol.terms import Terms
     from dpfed.federation.provisioning.network import Finding
     from dpfed.federation.simulated import Simulation
+    from dpfed.protocol.terms import Terms
 
 
 def line(name: str, value: str, width: int = 12) -> None:
@@ -34,7 +34,7 @@ def tell(text: str) -> None:
 
 def show_terms(terms: Terms, own: int | None = None, confirmed: Collection[str] = ()) -> None:
     """What terms mean, see `statement`."""
-    from dpfed.federation.protocol.statement import statement
+    from dpfed.protocol.statement import statement
 
     for name, value in statement(terms, own, confirmed):
         line(name, value, 15)

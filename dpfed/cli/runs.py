@@ -118,7 +118,7 @@ def resume(
             watcher.note("loading PyTorch")
         if cluster is not None and not (finished and cluster == "ray"):  # a finished run needs no cluster
             return on_cluster(cluster, run, None, True, watcher, **options)
-        from dpfed.runs.pretraining import resume
+        from dpfed.federation.simulation import resume
 
         return resume(run, watcher)
 

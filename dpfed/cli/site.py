@@ -149,8 +149,8 @@ def confirm(
 ) -> None:
     """Confirm other sites' cards, whose fingerprints you heard from the sites themselves."""
     say(f"reading {folder}", True)
-    from dpfed.federation.protocol.statement import confirmation
     from dpfed.federation.site.folder import SiteFolder
+    from dpfed.protocol.statement import confirmation
 
     opened = SiteFolder.open(folder)
     opened.confirm(cards)
@@ -171,8 +171,8 @@ def join(
     """Show what terms mean, ask, and join: from then on the site answers to these terms only."""
     say(f"checking {kit}", True)
     from dpfed.errors import UserError
-    from dpfed.federation.protocol.terms import Terms
     from dpfed.federation.provisioning.site_place import SitePlace
+    from dpfed.protocol.terms import Terms
 
     place = SitePlace.open(folder)
     opened = place.site
@@ -231,10 +231,10 @@ def status(folder: SiteDirectory) -> None:
     """Show what the site has spent."""
     say(f"reading {folder}", True)
     from dpfed.federation.leaving import day_of_leaving
-    from dpfed.federation.protocol.statement import confirmation
     from dpfed.federation.site.folder import SiteFolder
     from dpfed.privacy.ledger import Ledger
     from dpfed.privacy.promise import meaning, round_up
+    from dpfed.protocol.statement import confirmation
 
     opened = SiteFolder.open(folder)
     terms, ledger = opened.terms(), Ledger.open(opened.ledger)

@@ -15,8 +15,8 @@ from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 
 if TYPE_CHECKING:
-    from dpfed.federation.protocol.terms import Terms
     from dpfed.federation.site.folder import SiteFolder
+    from dpfed.protocol.terms import Terms
 
 _LETTERS = 16
 

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from dpfed.errors import UserError
-from dpfed.federation.protocol.cards import SiteCard
-from dpfed.federation.protocol.terms import Terms
 from dpfed.files.atomic import write_atomically
 from dpfed.files.reading import read_text
+from dpfed.protocol.cards import SiteCard
+from dpfed.protocol.terms import Terms
 
 _FINGERPRINT = re.compile("[0-9a-f]{4}( [0-9a-f]{4}){7}")
 

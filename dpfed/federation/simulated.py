@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from dpfed.config import Config, Section
-from dpfed.federation.protocol.trust import Mode, Trust
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.protocol.trust import Mode, Trust
 
 
 class Simulation(Section):

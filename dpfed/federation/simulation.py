@@ -20,21 +20,22 @@ from dpfed.data.sampling import unit_keys
 from dpfed.data.store.division import site_of_records
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.federation.coordinator.journal import Arrivals, Journal
 from dpfed.federation.coordinator.rounds import Federation
-from dpfed.federation.protocol.cards import SiteCard
-from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import Packet
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.site.worker import SiteWorker
 from dpfed.files.reading import read_text
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress
+from dpfed.protocol.cards import SiteCard
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.journal import Arrivals, Journal
+from dpfed.protocol.messages import Packet
+from dpfed.protocol.terms import Terms
 from dpfed.runs.assembly import Share
 from dpfed.runs.job import Job, begin, secret_of, take_up
 from dpfed.runs.preflight import Preflight, guarded
+from dpfed.runs.pretraining import resume as resume_alone
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
 from dpfed.runs.running import run_job
@@ -123,6 +124,16 @@ def _agreed(config: Config, simulation: Simulation, parties: list[Identity], wat
     ]
     options = simulation.model_dump(include={"trust", "drops", "colluders"})
     return Terms.agree(config, cards, parties[0].signing_key, **options)
+
+
+def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
+    """Resumes a run that was interrupted, of one process or of a simulated federation; a finished run is returned as it is.
+
+    Raises:
+        UserError: if the run, its ledger or its checkpoint is damaged, or another process holds it.
+    """
+    run = RunDirectory.open(folder)
+    return resume_simulation(run, watcher or Silent()) if run.simulation.is_file() else resume_alone(run.path, watcher)
 
 
 def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation | None = None) -> RunDirectory:

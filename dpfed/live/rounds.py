@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpfed.federation.coordinator.journal import Step
+from dpfed.protocol.journal import Step
 
 
 @dataclass(frozen=True)

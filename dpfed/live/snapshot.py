@@ -16,13 +16,13 @@ from dpfed.budgets.refusals import shown
 from dpfed.budgets.shelf import copies_of, known_by
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
-from dpfed.federation.coordinator.journal import Journal, Step, read_arrivals
 from dpfed.files.reading import read_text
 from dpfed.live.rounds import Round, SiteRow, rounds_of, sites_of
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.phase import Phase, planned_curve, spent_curve
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import meaning, round_up
+from dpfed.protocol.journal import Journal, Step, read_arrivals
 from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.facts import FIXED_SEED, RAW_DIAGNOSTICS, Mark
 from dpfed.report.results import Result, results_of

@@ -54,7 +54,7 @@ from dpfed.training.releases import Releases
 from dpfed.training.worker import GroupObserver, Worker
 
 if TYPE_CHECKING:
-    from dpfed.federation.protocol.terms import Terms
+    from dpfed.protocol.terms import Terms
 
 
 Kept = tuple[Path, Watcher]

@@ -31,7 +31,7 @@ from dpfed.training.worker import GroupObserver
 
 if TYPE_CHECKING:
     from dpfed.data.store.records import RecordStore
-    from dpfed.federation.protocol.terms import Terms
+    from dpfed.protocol.terms import Terms
 
 _LOOKED_AT = 50_000  # public records whose captions are counted
 

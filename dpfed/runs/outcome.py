@@ -17,13 +17,13 @@ from dpfed.artifacts.provenance import AUDITED, BOARDS, LABELLED_FIGURES, sent_t
 from dpfed.artifacts.verification import ledger_of
 from dpfed.artifacts.view import RunView
 from dpfed.evaluation.tasks import tasks_of
-from dpfed.federation.protocol.statement import facts_of_federation, terms_of
 from dpfed.models.folder import weights_digest
 from dpfed.models.moments import ATTRIBUTE, MomentHeads
 from dpfed.models.summary import Trained, trained_part
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.phase import spent_curve
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.protocol.statement import facts_of_federation, terms_of
 from dpfed.report.audit import on_card
 from dpfed.report.card import card_digest, is_void, privacy_card
 from dpfed.report.facts import (

@@ -22,17 +22,15 @@ from dpfed.runs.starts import procedural_place, recipe_for, start_is_there
 
 
 def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
-    """Goes on with a run that was interrupted; a finished run is returned as it is.
+    """Resumes a run of one process that was interrupted; a finished run is returned as it is.
 
     Raises:
-        UserError: if the run, its ledger or its checkpoint is damaged, or another process holds it.
+        UserError: if the run, its ledger or its checkpoint is damaged, another process holds it, or it simulates a federation.
     """
     watcher = watcher or Silent()
     run = RunDirectory.open(folder)
     if run.simulation.is_file():
-        from dpfed.federation.simulation import resume_simulation  # what it imports, only few runs need
-
-        return resume_simulation(run, watcher)
+        raise UserError(f"{run.path} simulates a federation: `dpfed resume {run.path}` or `dpfed.resume` resumes it.")
     with run.locked():
         if run.finished:
             run.forget_key()  # a crash may have come in between

@@ -14,8 +14,8 @@ from dpfed.config import read_back
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
 from dpfed.evaluation.tasks import tasks_of
-from dpfed.federation.protocol.statement import terms_of
 from dpfed.progress import Silent, Watcher
+from dpfed.protocol.statement import terms_of
 from dpfed.runs import budgeting
 from dpfed.runs.assembly import assemble
 from dpfed.runs.outcome import rewrite_papers

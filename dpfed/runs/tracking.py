@@ -16,8 +16,8 @@ from dpfed.artifacts.provenance import sent_to
 from dpfed.artifacts.tensorboard import scalars
 from dpfed.artifacts.view import results_in
 from dpfed.errors import UserError
-from dpfed.federation.protocol.statement import terms_of
 from dpfed.progress import Watcher
+from dpfed.protocol.statement import terms_of
 from dpfed.runs.assembly import assemble
 from dpfed.runs.outcome import rewrite_papers
 from dpfed.runs.resolution import resolve

@@ -3,7 +3,7 @@
 It keeps a release, and pays for it, beside the computation of the next sum. `commit` waits for that: nothing that depends on a
 release may leave the process before (docs/guarantee.md, Output commit).
 
-Where the data owners share the noise out among themselves (`dpfed.federation.protocol.trust`), the sum says how much it
+Where the data owners share the noise out among themselves (`dpfed.protocol.trust`), the sum says how much it
 carries, and the coordinator refuses less than the plan's instead of adding any.
 """
 

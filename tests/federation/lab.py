@@ -9,16 +9,16 @@ from pathlib import Path
 import torch
 
 from dpfed.config import parse_config
-from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.coordinator.rounds import Federation
-from dpfed.federation.protocol.cards import SiteCard
-from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import Packet
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.worker import SiteWorker
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
+from dpfed.protocol.cards import SiteCard
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.journal import Journal
+from dpfed.protocol.messages import Packet
+from dpfed.protocol.terms import Terms
 from dpfed.runs.assembly import Share, assemble
 from dpfed.runs.resolution import resolve
 

@@ -9,13 +9,13 @@ from dpfed.cli import app
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder
-from dpfed.federation.protocol.cards import SiteCard
-from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.statement import confirmation, statement
-from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.protocol.trust import Trust
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.privacy.promise import round_up
+from dpfed.protocol.cards import SiteCard
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.statement import confirmation, statement
+from dpfed.protocol.terms import Terms
+from dpfed.protocol.trust import Trust
 
 
 @pytest.fixture

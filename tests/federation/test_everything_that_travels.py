@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from dpfed.federation.coordinator import members
-from dpfed.federation.protocol.fixed_point import decoded
-from dpfed.federation.protocol.trust import Trust
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
+from dpfed.protocol.fixed_point import decoded
+from dpfed.protocol.trust import Trust
 from tests.federation.lab import SITES, Lab
 from tests.training.twins import Noise, files, stores
 

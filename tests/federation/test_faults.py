@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.federation_faults import LATE, MODES, NODE_KILLED, OF_SITE, SERVER_KILLED, main
-from dpfed.federation.protocol.trust import Trust
+from dpfed.protocol.trust import Trust
 
 SITE = "site-0"
 SEEN_IN_SECURE = {"another shape", "replays an old answer", "slow", "killed in mid-step"}  # a masked sum shows no values

@@ -12,11 +12,11 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import settle_site
 from dpfed.federation.coordinator.folder import CoordinatorFolder
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site import serving
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.serving import load_site
 from dpfed.privacy.ledger import Ledger, Release
+from dpfed.protocol.terms import Terms
 from dpfed.runs.pretraining import pretrain
 
 

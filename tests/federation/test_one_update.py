@@ -17,11 +17,11 @@ from dpfed.config import parse_config
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder, site_of_records
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.flower.server_app import coordinate
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.simulation import Simulation, simulate
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
+from dpfed.protocol.terms import Terms
 from dpfed.runs import assembly as session
 from dpfed.runs.assembly import Share, assemble
 from dpfed.runs.resolution import resolve
@@ -140,7 +140,7 @@ def test_institutions_with_flower_between_them_release_the_same(locally, config,
 def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
     """Killed between a release and the next step, it repeats nothing and asks no site twice."""
     from dpfed.federation import simulation
-    from dpfed.runs.pretraining import resume
+    from dpfed.federation.simulation import resume
 
     class Killed(Exception):
         pass

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from dpfed.federation.protocol.answers import Reason
-from dpfed.federation.protocol.fixed_point import encoded
-from dpfed.federation.protocol.messages import alleged, sign
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
+from dpfed.protocol.answers import Reason
+from dpfed.protocol.fixed_point import encoded
+from dpfed.protocol.messages import alleged, sign
 from tests.federation.lab import SITES, Lab
 
 

@@ -4,11 +4,11 @@ import pytest
 
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError
-from dpfed.federation.protocol.fixed_point import grid_of
-from dpfed.federation.protocol.statement import statement
 from dpfed.federation.site.folder import SiteSettings
 from dpfed.federation.site.serving import site_config
 from dpfed.privacy.randomness import Randomness
+from dpfed.protocol.fixed_point import grid_of
+from dpfed.protocol.statement import statement
 from dpfed.runs.resolution import resolve
 from tests.federation.lab import Lab
 

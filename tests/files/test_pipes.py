@@ -14,9 +14,6 @@ from dpfed.config import ModelConfig, load_config
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.federation.protocol.cards import SiteCard
-from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import _authority
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.models.blueprints import blueprint
@@ -24,6 +21,9 @@ from dpfed.models.folder import ADAPTERS, DESCRIPTION, describe
 from dpfed.models.lora import apply_adapters
 from dpfed.models.weight_files import reading_weights
 from dpfed.privacy.ledger import Ledger
+from dpfed.protocol.cards import SiteCard
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.terms import Terms
 from dpfed.report.gallery import INDEX, Gallery, _tile
 from dpfed.runs.running import _has_header
 from dpfed.training.checkpoint import load_weights

@@ -10,10 +10,10 @@ import pytest
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
-from dpfed.federation.coordinator.journal import Journal
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
+from dpfed.protocol.journal import Journal
 
 FIGURE = {"name": "image_to_text_R@10", "value": 0.25, "model": "untrained", "split": "test", "protocol": "cosine", "step": 0}
 

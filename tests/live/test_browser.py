@@ -11,11 +11,11 @@ import pytest
 
 from dpfed.budgets.spending import set_budget
 from dpfed.data.store.records import RecordStore
-from dpfed.federation.coordinator.journal import Journal
 from dpfed.live.access import Access
 from dpfed.live.gathering import Gathering
 from dpfed.live.retrieval import Retrieval
 from dpfed.privacy.ledger import Ledger
+from dpfed.protocol.journal import Journal
 from tests.live.conftest import advance, finish
 from tests.sparing import sparing
 

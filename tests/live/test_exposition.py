@@ -2,9 +2,9 @@
 
 import pytest
 
-from dpfed.federation.coordinator.journal import Arrivals, Journal
 from dpfed.live.figures import figures
 from dpfed.live.gathering import Gathering
+from dpfed.protocol.journal import Arrivals, Journal
 from tests.live.conftest import finish
 
 parser = pytest.importorskip("prometheus_client.parser")

@@ -18,11 +18,11 @@ from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
-from dpfed.federation.coordinator.journal import Journal
 from dpfed.live.figures import details, overview
 from dpfed.live.gathering import Gathering
 from dpfed.live.terminal import view
 from dpfed.privacy.ledger import Ledger
+from dpfed.protocol.journal import Journal
 from tests.live.conftest import FIGURE, advance, finish
 
 pytest.importorskip("starlette")

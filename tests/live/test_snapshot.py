@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from dpfed.federation.coordinator.journal import Arrivals, Journal
 from dpfed.live.figures import figures
 from dpfed.live.gathering import _READ, Gathering
 from dpfed.privacy.ledger import Ledger, Release
+from dpfed.protocol.journal import Arrivals, Journal
 from tests.live.conftest import advance, finish
 
 SITES = ("north", "south")

@@ -15,12 +15,13 @@ from dpfed.budgets.spending import set_budget
 from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from dpfed.federation.simulation import resume
 from dpfed.live.figures import figures
 from dpfed.live.gathering import Gathering
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs import running
 from dpfed.runs.budgeting import settle_run
-from dpfed.runs.pretraining import pretrain, resume
+from dpfed.runs.pretraining import pretrain
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.sweep import sweep
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation.simulated import Simulation
-from dpfed.federation.simulation import simulate
-from dpfed.runs.pretraining import pretrain, resume
+from dpfed.federation.simulation import resume, simulate
+from dpfed.runs.pretraining import pretrain
 from dpfed.training.coordinator import Coordinator
 
 

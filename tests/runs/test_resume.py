@@ -18,12 +18,12 @@ from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation import simulation
 from dpfed.federation.simulated import Simulation
-from dpfed.federation.simulation import simulate
+from dpfed.federation.simulation import resume, simulate
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs import pretraining
-from dpfed.runs.pretraining import pretrain, resume
+from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import settle
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator

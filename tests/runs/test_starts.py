@@ -12,11 +12,11 @@ from dpfed.config import parse_config
 from dpfed.config.shipped import shipped_file
 from dpfed.errors import UserError
 from dpfed.federation.simulated import Simulation
-from dpfed.federation.simulation import simulate
+from dpfed.federation.simulation import resume, simulate
 from dpfed.models.starting import MissingStart
 from dpfed.progress import Silent
 from dpfed.runs import starts
-from dpfed.runs.pretraining import make_start, pretrain, resume
+from dpfed.runs.pretraining import make_start, pretrain
 from dpfed.runs.records import with_absolute_paths
 from dpfed.runs.resolution import settle, settle_model
 from dpfed.runs.starts import procedural_place, recipe_for, refuse_start, starting_weights

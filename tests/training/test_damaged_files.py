@@ -12,7 +12,6 @@ from torch import nn
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
-from dpfed.federation.coordinator.journal import Journal
 from dpfed.models.folder import describe
 from dpfed.models.lora import adapter_bytes, apply_adapters
 from dpfed.privacy.blocks import Blocks
@@ -20,6 +19,7 @@ from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import digest_of
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
+from dpfed.protocol.journal import Journal
 from dpfed.runs.resolution import settle
 from dpfed.training.checkpoint import Checkpoints, Progress, _digest, load_weights
 from dpfed.training.coordinator import Coordinator

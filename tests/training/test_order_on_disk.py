@@ -10,11 +10,11 @@ from torch import nn
 
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
-from dpfed.federation.coordinator.journal import Journal
 from dpfed.privacy.blocks import Blocks
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
+from dpfed.protocol.journal import Journal
 from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases

@@ -10,13 +10,13 @@ from dpfed.config import Config, read_back
 from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError
 from dpfed.federation.own_folder import own_folder, refuse_unmakeable
-from dpfed.federation.protocol.cards import SiteCard
-from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.terms import Terms
 from dpfed.files.atomic import create_file, write_atomically
 from dpfed.files.reading import read_text
 from dpfed.places import local_path
 from dpfed.progress import Silent, Watcher, import_progress
+from dpfed.protocol.cards import SiteCard
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.terms import Terms
 from dpfed.runs.preflight import refuse_impossible
 from dpfed.runs.starts import refuse_start, starting_weights
 

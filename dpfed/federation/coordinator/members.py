@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Protocol
 
 from dpfed import __version__
-from dpfed.federation.protocol.answers import Hello, Offer, Rejected, read
-from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import Packet, alleged, sign
-from dpfed.federation.protocol.terms import Terms
+from dpfed.protocol.answers import Hello, Offer, Rejected, read
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.messages import Packet, alleged, sign
+from dpfed.protocol.terms import Terms
 
 _LONGEST = 600.0  # seconds
 

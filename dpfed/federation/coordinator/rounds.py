@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.errors import UserError
-from dpfed.federation.coordinator.journal import Arrivals, Journal
 from dpfed.federation.coordinator.members import Channel, Members, Patience
-from dpfed.federation.protocol.answers import Answer, Rejected, Sum, read
-from dpfed.federation.protocol.fixed_point import encoded, grid_of, sum_of
-from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import LONGEST_HEADER, Content, Packet, digest_of, sign
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.worker import frozen_digest
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
+from dpfed.protocol.answers import Answer, Rejected, Sum, read
+from dpfed.protocol.fixed_point import encoded, grid_of, sum_of
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.journal import Arrivals, Journal
+from dpfed.protocol.messages import LONGEST_HEADER, Content, Packet, digest_of, sign
+from dpfed.protocol.terms import Terms
 
 if TYPE_CHECKING:
     from dpfed.federation.coordinator.secure_sum import SecureSum

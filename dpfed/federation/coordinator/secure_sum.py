@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from dpfed.errors import UserError
-from dpfed.federation.protocol.answers import Answer, Offer, Rejected, Shares, Sum, Vote
-from dpfed.federation.protocol.messages import Content
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.secure.envelopes import offer_lengths
 from dpfed.federation.secure.unmasking import TRIES, Unmasking
+from dpfed.protocol.answers import Answer, Offer, Rejected, Shares, Sum, Vote
+from dpfed.protocol.messages import Content
+from dpfed.protocol.terms import Terms
 
 Ask = Callable[[str, type[Answer], dict[str, Any]], Iterator[tuple[int, Any]]]
 

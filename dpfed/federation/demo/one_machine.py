@@ -22,10 +22,10 @@ from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.demo.loopback import RUN, Loopback, loopback
 from dpfed.federation.flower.app_folder import make_app_folder
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.progress import import_progress, signs_of_life
+from dpfed.protocol.terms import Terms
 from dpfed.runs.records import records_of, with_absolute_paths
 from dpfed.runs.resolution import settle
 

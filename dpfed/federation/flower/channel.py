@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from dpfed.federation.flower.internals import RunNotRunningException, limit_replies, replies_of_at_most, shorten_fetching
-from dpfed.federation.protocol.messages import MOST_VECTOR, Packet, PacketError, failure_of
+from dpfed.protocol.messages import MOST_VECTOR, Packet, PacketError, failure_of
 
 MESSAGE_TYPE = "query.packet"
 

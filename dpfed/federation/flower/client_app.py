@@ -12,8 +12,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from dpfed.federation.flower.channel import content_of, packet_in
-from dpfed.federation.protocol.messages import Failure, Packet, PacketError, alleged, failed
 from dpfed.federation.site.local_socket import ask
+from dpfed.protocol.messages import Failure, Packet, PacketError, alleged, failed
 
 _RESTART, _PAUSE = 60.0, 0.2  # seconds that a worker may take to be restarted; between looks for it
 

@@ -15,13 +15,13 @@ from dpfed.console import logs
 from dpfed.console.terminal import console, show_run, watching
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder
-from dpfed.federation.coordinator.journal import Arrivals, Journal
 from dpfed.federation.coordinator.members import Channel
 from dpfed.federation.coordinator.rounds import Federation
 from dpfed.federation.flower.channel import FlowerChannel
-from dpfed.federation.protocol.terms import Terms
 from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Watcher
+from dpfed.protocol.journal import Arrivals, Journal
+from dpfed.protocol.terms import Terms
 from dpfed.runs.job import Job, begin, take_up
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.running import run_job

@@ -15,8 +15,6 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.leaving import has_left
-from dpfed.federation.protocol.messages import PROTOCOL
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import AUTHORITY, SERVER
 from dpfed.federation.provisioning.kits import TERMS, Reply, altered
 from dpfed.federation.provisioning.network import Finding, State, of_certificate, of_connection, of_port
@@ -34,6 +32,8 @@ from dpfed.federation.provisioning.site_place import SitePlace
 from dpfed.federation.site.folder import SiteFolder, refuse_too_few
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.promise import round_up
+from dpfed.protocol.messages import PROTOCOL
+from dpfed.protocol.terms import Terms
 
 _LEAST_DISK = 1 << 30  # bytes
 

@@ -31,11 +31,11 @@ from pydantic import Field, ValidationError
 from dpfed import __version__
 from dpfed.config import Section
 from dpfed.errors import UserError
-from dpfed.federation.protocol.cards import KEY, SiteCard, hidden_text
-from dpfed.federation.protocol.identity import Identity, is_signed
-from dpfed.federation.protocol.messages import PROTOCOL
 from dpfed.federation.provisioning.project import Name
 from dpfed.files.reading import open_regular, read_bytes, read_text
+from dpfed.protocol.cards import KEY, SiteCard, hidden_text
+from dpfed.protocol.identity import Identity, is_signed
+from dpfed.protocol.messages import PROTOCOL
 
 MANIFEST, TERMS = "kit.json", "terms.json"
 OWN = (".env", ".lock", "site", "keys", "budgets", "door", "flower", "reply.json", "venv")  # made at the site, never in a kit

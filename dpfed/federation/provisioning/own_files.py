@@ -14,12 +14,12 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.leaving import has_left
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import NODE, NODE_PUBLIC, RUNTIME, SERVER, SERVER_KEY, certificates_in, is_whole
 from dpfed.federation.provisioning.network import Finding, State
 from dpfed.federation.provisioning.site_place import SitePlace
 from dpfed.files.reading import read_bytes
 from dpfed.privacy.ledger import Ledger
+from dpfed.protocol.terms import Terms
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _RESTORE = "restore it, if it was moved away; otherwise the site is out: docs/a-site-in-15-minutes.md, Backups"

@@ -16,8 +16,8 @@ from dpfed import __version__
 from dpfed.config import Config, Section, first_problem, load_config
 from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError
-from dpfed.federation.protocol.trust import Mode, Trust
 from dpfed.federation.provisioning.services import LINK_PORT
+from dpfed.protocol.trust import Mode, Trust
 from dpfed.schema.section import Items
 
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"

@@ -17,9 +17,6 @@ from pathlib import Path
 from dpfed import __version__
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder, refuse_proposal
-from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import PROTOCOL
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import (
     AUTHORITY,
     AUTHORITY_KEY,
@@ -35,6 +32,9 @@ from dpfed.files.atomic import create_file, make_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes
 from dpfed.progress import Watcher
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.messages import PROTOCOL
+from dpfed.protocol.terms import Terms
 from dpfed.runs.records import with_absolute_paths
 
 INNER_DAYS = 3650  # the SuperLink's own certificate never leaves its machine

@@ -13,7 +13,6 @@ from typing import Any
 from dpfed.budgets.shelf import possible
 from dpfed.errors import UserError
 from dpfed.federation.leaving import has_left
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import NODE_PUBLIC, make_site_keys
 from dpfed.federation.provisioning.kits import (
     MANIFEST,
@@ -31,6 +30,7 @@ from dpfed.federation.site.folder import SiteFolder, records_of_site
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_text
+from dpfed.protocol.terms import Terms
 
 
 class SitePlace:

@@ -16,10 +16,10 @@ from typing import Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.secure.masks import BadOffer, StepKeys, agreed
-from dpfed.federation.secure.parties import Parties
 from dpfed.federation.secure.shares import SECRET_BYTES
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.parties import Parties
 
 KEY_BYTES = 32  # of a round public key
 _NONCE, _TAG = 12, 16

@@ -17,11 +17,11 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from dpfed.errors import UserError
-from dpfed.federation.protocol.identity import Identity, is_signed
 from dpfed.federation.secure.envelopes import Envelopes, Keyed, View, offer_lengths
 from dpfed.federation.secure.masks import StepKeys, add_mask, pair_sign, public_bytes
-from dpfed.federation.secure.parties import Parties
 from dpfed.federation.secure.shares import SECRET_BYTES, split
+from dpfed.protocol.identity import Identity, is_signed
+from dpfed.protocol.parties import Parties
 
 _PENDING = 4  # steps that a site keeps offers for; two SuperNodes at one site, or a late greeting, ask ahead
 

@@ -13,11 +13,11 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from dpfed.errors import UserError
-from dpfed.federation.protocol.identity import is_signed
 from dpfed.federation.secure.envelopes import KEY_BYTES, Keyed, View, offer_lengths
 from dpfed.federation.secure.masks import StepKeys, add_mask, pair_sign, public_bytes
-from dpfed.federation.secure.parties import Parties
 from dpfed.federation.secure.shares import SECRET_BYTES, Recovery
+from dpfed.protocol.identity import is_signed
+from dpfed.protocol.parties import Parties
 
 TRIES = 40  # sets of givers that are tried at most; each takes about a second with 1,000 sites
 

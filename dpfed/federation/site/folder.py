@@ -21,9 +21,6 @@ from dpfed.federation.budgeting import reserve_site
 from dpfed.federation.confirmed_cards import ConfirmedCards
 from dpfed.federation.leaving import leave, refuse_if_left
 from dpfed.federation.own_folder import own_folder
-from dpfed.federation.protocol.cards import SiteCard
-from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.terms import Terms
 from dpfed.files.atomic import create_file
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes
@@ -33,6 +30,9 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
+from dpfed.protocol.cards import SiteCard
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.terms import Terms
 from dpfed.runs.records import with_absolute_paths
 
 

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dpfed.errors import UserError
-from dpfed.federation.protocol.messages import MOST_VECTOR, Failure, Packet, PacketError, failed, receive_packet, send_packet
 from dpfed.files.locking import file_lock
+from dpfed.protocol.messages import MOST_VECTOR, Failure, Packet, PacketError, failed, receive_packet, send_packet
 
 _LONGEST_PATH = 100  # bytes; operating systems allow 104 to 108
 _LONGEST_READ = 10.0  # seconds that one read or write on a connection may take

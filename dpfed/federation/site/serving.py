@@ -18,7 +18,6 @@ from dpfed.data.sampling import OwnRows
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site, settle_locked
 from dpfed.federation.leaving import refuse_if_left
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteFolder, SiteSettings, refuse_too_few
 from dpfed.federation.site.local_socket import serve
 from dpfed.federation.site.worker import SiteWorker
@@ -26,6 +25,7 @@ from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.method import method_named
 from dpfed.progress import Silent
+from dpfed.protocol.terms import Terms
 from dpfed.runs.assembly import Share, assemble
 from dpfed.runs.job import say_sizes
 from dpfed.runs.resolution import resolve, settle, settle_model

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
-from dpfed.federation.protocol.answers import Reason
-from dpfed.federation.protocol.fixed_point import decoded, encoded, grid_of, protected
-from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import Content, OtherVersion, Packet, Untrusted, sign, verify
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.secure.masks import BadOffer
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness
+from dpfed.protocol.answers import Reason
+from dpfed.protocol.fixed_point import decoded, encoded, grid_of, protected
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.messages import Content, OtherVersion, Packet, Untrusted, sign, verify
+from dpfed.protocol.terms import Terms
 from dpfed.training.worker import Worker
 
 if TYPE_CHECKING:

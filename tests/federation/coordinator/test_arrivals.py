@@ -8,8 +8,8 @@ import pytest
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation import simulation as rooms
-from dpfed.federation.coordinator.journal import Arrivals, read_arrivals
 from dpfed.federation.simulated import Simulation
+from dpfed.protocol.journal import Arrivals, read_arrivals
 
 
 def clock(of):

@@ -6,8 +6,8 @@ import pytest
 
 from dpfed.federation.coordinator.members import Patience
 from dpfed.federation.coordinator.rounds import Federation
-from dpfed.federation.protocol import messages
-from dpfed.federation.protocol.messages import sign
+from dpfed.protocol import messages
+from dpfed.protocol.messages import sign
 from tests.federation.lab import Lab, identity_of
 
 

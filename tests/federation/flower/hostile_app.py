@@ -7,7 +7,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 import dpfed.federation.flower.resident
 from dpfed.cli import main
 from dpfed.federation.flower.channel import packet_in
-from dpfed.federation.protocol.messages import alleged
+from dpfed.protocol.messages import alleged
 
 
 def records(message, **named):

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.hostile_site import HostileSite
-from dpfed.federation.protocol.messages import _DOMAIN, Packet, sign
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.local_socket import serve
+from dpfed.protocol.messages import _DOMAIN, Packet, sign
 
 
 class Bombs(HostileSite):

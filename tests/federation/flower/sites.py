@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from dpfed.federation.protocol.messages import Packet
 from dpfed.federation.site.local_socket import serve
+from dpfed.protocol.messages import Packet
 
 
 class Sites:

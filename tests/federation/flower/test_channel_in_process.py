@@ -14,7 +14,7 @@ from dpfed.federation.flower.channel import (  # noqa: E402
     packet_in,
 )
 from dpfed.federation.flower.client_app import app  # noqa: E402
-from dpfed.federation.protocol.messages import Packet, PacketError  # noqa: E402
+from dpfed.protocol.messages import Packet, PacketError  # noqa: E402
 from tests.federation.flower.in_process_grid import InProcessGrid  # noqa: E402
 from tests.federation.flower.sites import Sites  # noqa: E402
 

@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("flwr")
 
 from dpfed.federation.demo.loopback import CONNECTION, SUPERLINK, free_ports, loopback  # noqa: E402
-from dpfed.federation.protocol.messages import Packet  # noqa: E402
 from dpfed.federation.provisioning.services import coordinator_files  # noqa: E402
+from dpfed.protocol.messages import Packet  # noqa: E402
 from tests.federation.flower.sites import Sites  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,10 +14,10 @@ from benchmarks.hostile_site import done_in  # noqa: E402
 from dpfed.artifacts.directory import RunDirectory  # noqa: E402
 from dpfed.data.generated.shapes import shapes_store  # noqa: E402
 from dpfed.data.store.division import divide_store, site_folder  # noqa: E402
-from dpfed.federation.coordinator.journal import Journal  # noqa: E402
 from dpfed.federation.demo.loopback import RUN, SUPERLINK, loopback  # noqa: E402
 from dpfed.federation.site.folder import SiteFolder  # noqa: E402
 from dpfed.privacy.ledger import Ledger  # noqa: E402
+from dpfed.protocol.journal import Journal  # noqa: E402
 
 ROOT, HERE = Path(__file__).resolve().parents[3], Path(__file__).parent
 LONGEST = 600.0  # seconds

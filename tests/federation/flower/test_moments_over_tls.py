@@ -16,13 +16,13 @@ from dpfed.artifacts.directory import RunDirectory  # noqa: E402
 from dpfed.config import parse_config  # noqa: E402
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder  # noqa: E402
 from dpfed.federation.coordinator.folder import CoordinatorFolder  # noqa: E402
-from dpfed.federation.coordinator.journal import Journal  # noqa: E402
 from dpfed.federation.demo.loopback import RUN, loopback  # noqa: E402
-from dpfed.federation.protocol.terms import Terms  # noqa: E402
 from dpfed.federation.site.folder import SiteFolder  # noqa: E402
 from dpfed.federation.site.serving import site_config  # noqa: E402
 from dpfed.models.parameters import TrainableVector  # noqa: E402
 from dpfed.privacy.ledger import Ledger  # noqa: E402
+from dpfed.protocol.journal import Journal  # noqa: E402
+from dpfed.protocol.terms import Terms  # noqa: E402
 from dpfed.runs.assembly import Share, assemble  # noqa: E402
 from dpfed.runs.resolution import resolve  # noqa: E402
 

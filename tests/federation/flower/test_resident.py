@@ -12,8 +12,8 @@ from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 from dpfed.federation.flower import client_app as module  # noqa: E402
 from dpfed.federation.flower.channel import MESSAGE_TYPE, content_of, packet_in  # noqa: E402
-from dpfed.federation.protocol.identity import Identity  # noqa: E402
-from dpfed.federation.protocol.messages import (  # noqa: E402
+from dpfed.protocol.identity import Identity  # noqa: E402
+from dpfed.protocol.messages import (  # noqa: E402
     Failure,
     failure_of,
     sign,  # noqa: E402

@@ -8,8 +8,8 @@ import tarfile
 import pytest
 
 from dpfed.errors import UserError
-from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.provisioning.kits import MANIFEST, OWN, Kit, read_kit
+from dpfed.protocol.identity import Identity
 
 KEY = Identity(bytes(32))
 SAID = {

@@ -13,13 +13,13 @@ from dpfed.budgets.shelf import budgets_of
 from dpfed.budgets.spending import set_budget
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.kits import MANIFEST, Kit, Reply, read_kit
 from dpfed.federation.provisioning.network import State
 from dpfed.federation.provisioning.site_place import SitePlace
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.privacy.ledger import Ledger, Release
+from dpfed.protocol.identity import Identity
 from tests.federation.provisioning.office import SITES, Office
 
 

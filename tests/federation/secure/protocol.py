@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.secure.masking import Masking
-from dpfed.federation.secure.parties import Parties
 from dpfed.federation.secure.unmasking import Unmasking
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.parties import Parties
 
 TERMS = b"fingerprint of the terms"
 SIZE = 50

@@ -12,12 +12,12 @@ from Crypto.Util import Counter
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from dpfed.errors import UserError
-from dpfed.federation.protocol.fixed_point import Grid
-from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.secure.masking import NotOffered
 from dpfed.federation.secure.masks import StepKeys, add_mask, agreed, public_bytes
-from dpfed.federation.secure.parties import Parties
 from dpfed.federation.secure.shares import combine
+from dpfed.protocol.fixed_point import Grid
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.parties import Parties
 from tests.federation.secure.protocol import RNG, SIZE, TERMS, Federation, plain_sum, vectors
 
 # What a site may do in a step, from the worst to the best.
@@ -181,7 +181,7 @@ def connected(partners, sites) -> bool:
 
 @pytest.mark.parametrize("links", [2, 4])
 def test_sums_over_a_circle_of_partners_are_exact(links, monkeypatch):
-    monkeypatch.setattr("dpfed.federation.secure.parties._PARTNERS", links)
+    monkeypatch.setattr("dpfed.protocol.parties._PARTNERS", links)
     federation, values = Federation(9, 2, 1), vectors(9)
     assert federation.parties.links == 4 and len(federation.parties.partners(0)) == 4
     server, masked = federation.masked_step(0, values, arriving=[0, 2, 3, 4, 5, 7, 8])
@@ -412,6 +412,6 @@ def test_secrets_are_not_shown():
 
 def test_sites_and_server_need_neither_torch_nor_flower():
     secure = "dpfed.federation.secure.masking, dpfed.federation.secure.unmasking"
-    code = f"import sys, {secure}, dpfed.federation.protocol.fixed_point; print(*sys.modules)"
+    code = f"import sys, {secure}, dpfed.protocol.fixed_point; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "flwr", "ray"} & set(loaded)

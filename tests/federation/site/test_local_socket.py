@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from dpfed.errors import UserError
-from dpfed.federation.protocol import messages
-from dpfed.federation.protocol.messages import Failure, Packet, PacketError, failed, failure_of, receive_packet, send_packet
 from dpfed.federation.site import local_socket
 from dpfed.federation.site.local_socket import ask, serve
+from dpfed.protocol import messages
+from dpfed.protocol.messages import Failure, Packet, PacketError, failed, failure_of, receive_packet, send_packet
 
 PATIENCE = 10.0  # seconds
 

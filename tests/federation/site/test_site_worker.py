@@ -7,12 +7,12 @@ import torch
 
 from dpfed import __version__
 from dpfed.errors import UserError
-from dpfed.federation.protocol.answers import Reason
-from dpfed.federation.protocol.fixed_point import encoded
-from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import PROTOCOL, Packet, digest_of, sign
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Release
+from dpfed.protocol.answers import Reason
+from dpfed.protocol.fixed_point import encoded
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.messages import PROTOCOL, Packet, digest_of, sign
 from tests.federation.lab import SITES, Lab
 
 

@@ -8,16 +8,16 @@ import torch
 
 from dpfed.config import AdaptationConfig, parse_config
 from dpfed.errors import UserError
-from dpfed.federation.protocol.cards import SiteCard
-from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.statement import statement
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteSettings
 from dpfed.federation.site.serving import site_config
 from dpfed.federation.site.worker import frozen_digest
 from dpfed.models.building import build_model
 from dpfed.models.folder import save_encoder
 from dpfed.privacy.randomness import Randomness
+from dpfed.protocol.cards import SiteCard
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.statement import statement
+from dpfed.protocol.terms import Terms
 from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve, settle
 from tests.models.conftest import SMALL

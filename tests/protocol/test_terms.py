@@ -11,17 +11,17 @@ from dp_accounting.rdp import RdpAccountant
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder
-from dpfed.federation.coordinator.journal import Journal
-from dpfed.federation.protocol.cards import SiteCard
-from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.statement import of_federation, statement
-from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.protocol.trust import Trust
 from dpfed.federation.site.folder import SiteFolder, SiteSettings
 from dpfed.federation.site.serving import load_site
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
+from dpfed.protocol.cards import SiteCard
+from dpfed.protocol.identity import Identity
+from dpfed.protocol.journal import Journal
+from dpfed.protocol.statement import of_federation, statement
+from dpfed.protocol.terms import Terms
+from dpfed.protocol.trust import Trust
 from dpfed.runs.resolution import resolve
 from tests.report.test_card import FACTS
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StrictInt, ValidationError
 
 from dpfed import __version__
-from dpfed.federation.protocol.messages import PROTOCOL, OtherVersion, Packet, Untrusted, verify
+from dpfed.protocol.messages import PROTOCOL, OtherVersion, Packet, Untrusted, verify
 
 _SIGNATURE_BYTES = 64
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dpfed.errors import UserError
-from dpfed.federation.secure.parties import Parties
 from dpfed.privacy.noise import Noise
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.protocol.parties import Parties
 
 Mode = Literal["central", "distributed", "secure", "local"]
 _SHARES = (

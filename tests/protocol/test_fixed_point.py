@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 
 from dpfed.errors import UserError
-from dpfed.federation.protocol.fixed_point import Grid
+from dpfed.protocol.fixed_point import Grid
 
 GRID = Grid(2.0**-10)
 RNG = np.random.default_rng(0)

@@ -10,11 +10,11 @@ import math
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from dpfed.federation.coordinator.journal import Journal
-from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.protocol.trust import Mode
 from dpfed.privacy.accounting import epsilon
 from dpfed.privacy.promise import large_delta, meaning, round_up
+from dpfed.protocol.journal import Journal
+from dpfed.protocol.terms import Terms
+from dpfed.protocol.trust import Mode
 from dpfed.report.facts import CardFacts, Mark
 
 if TYPE_CHECKING:

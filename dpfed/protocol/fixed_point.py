@@ -59,9 +59,9 @@ import torch
 from torch import Tensor
 
 from dpfed.errors import UserError
-from dpfed.federation.protocol.messages import Content
-from dpfed.federation.protocol.terms import Terms
 from dpfed.privacy.noise import DiscreteGaussianNoise, KeyedNoise
+from dpfed.protocol.messages import Content
+from dpfed.protocol.terms import Terms
 
 LEAST_STEPS = 64  # steps of the grid in one standard deviation of a site's noise
 _TAIL = 12  # standard deviations of the sum's noise that the ring has room for

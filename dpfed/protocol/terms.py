@@ -16,13 +16,13 @@ from pydantic import Field, ValidationError
 
 from dpfed.config import Config, DataConfig, Section, first_problem, read_back
 from dpfed.errors import UserError
-from dpfed.federation.protocol.cards import KEY, SiteCard, hidden_text
-from dpfed.federation.protocol.identity import is_exchange_key
-from dpfed.federation.protocol.trust import Mode, Trust
 from dpfed.files.atomic import write_atomically
 from dpfed.files.reading import read_text
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.protocol.cards import KEY, SiteCard, hidden_text
+from dpfed.protocol.identity import is_exchange_key
+from dpfed.protocol.trust import Mode, Trust
 from dpfed.schema.section import Items
 
 # Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.

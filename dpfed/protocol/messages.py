@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Any
 
 from dpfed import __version__
-from dpfed.federation.protocol.identity import Identity, is_signed
+from dpfed.protocol.identity import Identity, is_signed
 
 MOST_HEADER = 4 << 20  # bytes
 MOST_SIGNATURE = 4 << 10
