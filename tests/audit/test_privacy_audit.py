@@ -25,7 +25,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.report.audit import is_audit, verdict
 from tests.audit import sabotage
 
-QUICK = 800
+QUICK, FEW = 800, 40  # experiments; few where what they show is given
 
 
 def tree(**bounding):
@@ -150,7 +150,7 @@ def test_all_bounds_of_an_audit_share_one_error(monkeypatch):
         return [Shown("noisy sums", 0.0, math.inf)]
 
     monkeypatch.setattr(privacy, "of_repetitions", shown)
-    audit = audit_claim(*config_and_plan(), experiments=QUICK)
+    audit = audit_claim(*config_and_plan(), experiments=FEW)
     assert len(audit.findings) == attacks
     assert errors == {round(whole / (2 * attacks), 9) for whole in (0.05, 0.001)}
     assert audit.shown == 0.0
@@ -158,7 +158,7 @@ def test_all_bounds_of_an_audit_share_one_error(monkeypatch):
 
 def test_a_lower_bound_that_is_no_number_does_not_clear_a_claim(monkeypatch):
     monkeypatch.setattr(privacy, "of_repetitions", lambda *_: [Shown("noisy sums", math.nan, math.inf)])
-    audit = audit_claim(*config_and_plan(), experiments=QUICK)
+    audit = audit_claim(*config_and_plan(), experiments=FEW)
     assert audit.contradicted and all(finding.contradicts for finding in audit.findings)
 
 

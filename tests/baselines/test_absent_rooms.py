@@ -40,11 +40,13 @@ def core(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_the_cores_tests_pass(core):
     done = core("pytest", "-q", "-p", "no:cacheprovider", *CORE)
     assert done.returncode == 0, done.stdout[-2000:]
 
 
+@pytest.mark.slow
 def test_a_group_run_trains_and_the_papers_command_is_gone(core):
     small = [f"--set={key}" for key in ("data.records=300", "data.size=16", "privacy.steps=2", "evaluation.records=40")]
     done = core("dpfed", "pretrain", "quickstart", "--run", "runs/one", "--set=privacy.batch=40", *small)

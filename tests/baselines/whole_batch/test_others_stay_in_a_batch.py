@@ -12,6 +12,7 @@ from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.bounding.engines import GroupBatch
 from tests.baselines.noisy_statistics.released_lab import SLOTS, in_slots, silent
 from tests.bounding.engines.cancelling import KINDS, ROOM, model_of, records
+from tests.sparing import sparing
 
 MODELS = ("cnn", "two towers")
 CLIPS = (0.1, 1e-5)
@@ -37,7 +38,7 @@ def summed(engine, views, clip):
     return into
 
 
-@pytest.mark.parametrize(("kind", "bias"), CASES)
+@pytest.mark.parametrize(("kind", "bias"), sparing(CASES, CASES[0], CASES[-1]))
 @pytest.mark.parametrize("statistics", ["embeddings", "moments"])
 @pytest.mark.parametrize("name", MODELS)
 def test_records_and_strangers_release_and_add_together_what_they_do_apart(name, statistics, kind, bias):
@@ -65,7 +66,7 @@ def test_records_and_strangers_release_and_add_together_what_they_do_apart(name,
             assert (both - one - other).norm() <= most
 
 
-@pytest.mark.parametrize(("kind", "bias"), CASES)
+@pytest.mark.parametrize(("kind", "bias"), sparing(CASES, CASES[0], CASES[-1]))
 @pytest.mark.parametrize("norms", ["exact", "bound"])
 @pytest.mark.parametrize("name", MODELS)
 def test_strangers_change_no_pairs_clipped_gradient(name, norms, kind, bias, monkeypatch):
@@ -90,7 +91,7 @@ def test_strangers_change_no_pairs_clipped_gradient(name, norms, kind, bias, mon
             assert alone.norm() <= clip
 
 
-@pytest.mark.parametrize(("kind", "bias"), CASES)
+@pytest.mark.parametrize(("kind", "bias"), sparing(CASES, CASES[0], CASES[-1]))
 @pytest.mark.parametrize("norms", ["exact", "bound"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_batch_of_clipped_records_stays_in_its_ball(name, norms, kind, bias):
