@@ -42,10 +42,11 @@ adapt: install
 federation: install
 	@$(VENV)/bin/dpfed federation demo federation --run runs/federation
 
-# The same in two rounds: public towers are trained in seconds, and private moments adapt them.
+# A federation of two rounds: public towers are trained in seconds, and private moments adapt them; three sites in one process.
 federation-moments: install
 	@test -e runs/federation-public/results.json || $(VENV)/bin/dpfed pretrain adapt/federation-public --run runs/federation-public
-	@$(VENV)/bin/dpfed federation demo federation-moments --run runs/federation-moments --trust secure --drops 1 --colluders 0
+	@run=runs/federation-moments; if test -e $$run; then $(VENV)/bin/dpfed resume $$run; else $(VENV)/bin/dpfed pretrain \
+		federation-moments --run $$run --federated 3 --trust secure --drops 1 --colluders 0; fi
 
 # A file's tests stay in one process; real clusters and federations want memory, so there are four processes at most.
 test: install

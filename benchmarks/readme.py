@@ -208,6 +208,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name 
         "gpu": gpu,
         "methods": methods,
         "moments-sets": moment_tables.sets,
+        "moments-images": moment_tables.images,
         "public": public_contrast,
         "public-cifar10": public_cifar10,
         "objectives": objectives,
