@@ -55,7 +55,7 @@ def rounds() -> str:
         f"A round (`central` and `secure`, three sites, 45 MB each way) takes {flower} times the sum of an empty "
         "round, Flower's bare "
         f"transfer and all computing; {tls} times with a bare TLS transfer instead. 1,200 rounds take {hours} "
-        "hours on two shared cores."
+        f"hours on two shared cores. {made_by('federation')}"
     )
 
 
@@ -199,7 +199,7 @@ def scaling() -> str:
             decoding=1 / one["decoded_per_second"],
             views=1 / one["views_per_second"],
         )
-        plans = (PrivacyPlan(50_000_000, batch, 16, 1.0, 1200, 1.0, 1e-9) for batch in _BATCHES)
+        plans = (PrivacyPlan.of(50_000_000, batch, 16, 1.0, 1200, 1.0, 1e-9) for batch in _BATCHES)
         shares = (estimate(plan, machines, one["parameters"], 64).efficiency for plan in plans)
         lines.append(f"| {name} | " + " | ".join(f"{share:.0%}" for share in shares) + " |")
     even = _BATCHES[0] / 64 / largest_shard(_BATCHES[0] / 64, 64)

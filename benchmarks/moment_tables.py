@@ -42,7 +42,8 @@ def sets() -> str:
         [
             *lines,
             "",
-            f"±: standard deviation over five draws of the noise, of trained heads three. {_UNMEASURED}: not measured.",
+            "±: standard deviation over five draws of the noise; of trained heads, over three or five. "
+            f"{_UNMEASURED}: not measured.",
         ]
     )
 

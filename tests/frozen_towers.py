@@ -6,7 +6,6 @@ import timm
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import BertConfig, BertModel
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a red green blue small large circle square triangle on the left right".split()
 
@@ -26,6 +25,8 @@ def image_weights(folder: Path, name: str = "test_resnet") -> str:
 
 def text_folder(folder: Path) -> str:
     """A BERT with a vocabulary of a few words."""
+    from transformers import BertConfig, BertModel
+
     torch.manual_seed(1)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     BertModel(BertConfig(vocab_size=len(WORDS), max_position_embeddings=32, **sizes)).save_pretrained(folder / "text")

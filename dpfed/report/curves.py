@@ -49,7 +49,7 @@ def training_note(phases: Sequence[Phase], void: bool) -> str:
     return (
         f"These figures were released with the gradients, under the same noise{covered}. Each point is a mean over up to "
         f"{max(phase.released for phase in phases)} steps. The true mean lies in the band in 95 % of cases. The "
-        f"norm is one that training followed step by step: {share}."
+        f"plotted norm is the one that training tracks: {share}."
     )
 
 

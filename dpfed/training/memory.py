@@ -113,7 +113,8 @@ def records_of_a_pass(config: Config, device: torch.device) -> int | None:
         needs = needs_of(config)
     except (UserError, RuntimeError):  # there are models that cannot be built without memory
         return None
-    gradients = 1.5 * needs.model / (1 + _FURTHER_COPIES) / method_named(config.bounding.method).contrasted(config)
+    trained = (needs.model / _FLOAT - needs.parameters) / _FURTHER_COPIES
+    gradients = 1.25 * _FLOAT * trained / method_named(config.bounding.method).contrasted(config)
     fit = int(memory_of(device) / 3 / (2 * needs.record + gradients))
     return next((records for records in _PASSES if records <= fit), _PASSES[-1])
 

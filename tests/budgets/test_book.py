@@ -141,7 +141,7 @@ def test_a_book_that_cannot_be_written_is_a_sentence(path, monkeypatch, error):
         raise error
 
     monkeypatch.setattr("dpfed.budgets.copies.append_line", fail)
-    with pytest.raises(UserError, match=f"{error.strerror}.*nothing is begun"):
+    with pytest.raises(UserError, match=f"{error.strerror}.*the run does not begin"):
         write_missing(path, Book(head(), (*ENTRIES, entry("reserve", of="d"))))
 
 

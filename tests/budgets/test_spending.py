@@ -127,7 +127,7 @@ def test_a_copy_of_a_run_is_refused_and_a_run_that_was_moved_is_not(store, claim
     there = {claim(1).place}
     copy = dataclasses.replace(claim(1, 30), place=tmp_path / "copy", is_at=there.__contains__)
     for spend in (lambda: reserve(store, [copy]), lambda: settle(store, (), copy)):
-        with pytest.raises(UserError, match=r"copy is a copy of .*run-1, which is there as well"):
+        with pytest.raises(UserError, match=r"copy is a copy of .*run-1, which still exists"):
             spend()
     there.clear()
     reserve(store, [copy])
@@ -198,9 +198,9 @@ def test_charges_that_were_never_reserved_are_written_down_even_beyond_the_budge
 def test_a_budget_may_grow_and_not_fall_below_what_is_spent(store, claim):
     set_budget(store, 8, 1e-6)
     reserve(store, [claim(1, steps=300)])
-    with pytest.raises(UserError, match=r"\(2.0, 1.00e-6\) is less than what is spent and reserved"):
+    with pytest.raises(UserError, match=r"\(2.0, 1.00e-6\) is less than what runs on the records"):
         set_budget(store, 2, 1e-6)
-    with pytest.raises(UserError, match="less than what is spent"):
+    with pytest.raises(UserError, match="less than what runs on the records"):
         set_budget(store, 8, 1e-30)
     orders = book_of(store).head.orders
     assert set_budget(store, 20, 1e-5).head.orders == orders  # they were fixed before the first result
@@ -218,7 +218,7 @@ def test_a_budget_may_grow_and_not_fall_below_what_is_spent(store, claim):
     ],
 )
 def test_impossible_budgets_are_refused(store, epsilon, delta, said):
-    with pytest.raises(UserError, match="no other one has their names"):
+    with pytest.raises(UserError, match="no other budget has records with the same names"):
         set_budget(store, 8, 1e-6, distinct="because")
     with pytest.raises(UserError, match=said):
         set_budget(store, epsilon, delta)
@@ -349,7 +349,7 @@ def test_a_store_that_cannot_be_written_begins_no_run(store, claim, monkeypatch)
         return real(file, line, end)
 
     monkeypatch.setattr(copies, "append_line", fail)
-    with pytest.raises(UserError, match="cannot be written .Read-only file system.*nothing is begun"):
+    with pytest.raises(UserError, match="cannot be written .Read-only file system.*the run does not begin"):
         reserve(store, [claim(1)])
     monkeypatch.undo()
 

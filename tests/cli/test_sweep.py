@@ -20,6 +20,7 @@ from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs.sweep import joint_promise, read_sweep, sweep
 from dpfed.training.coordinator import Coordinator
+from tests.conftest import tiny_tree
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BASES = ("cuhk-pedes", "rstpreid", "deepfashion-mm", "roco")
@@ -43,17 +44,25 @@ class Killed(BaseException):
     """Stands for the process ending right here."""
 
 
-@pytest.fixture
-def base(tiny) -> Config:
-    tiny["privacy"]["steps"] = 3
-    tiny["evaluation"] = {"tasks": ["retrieval"], "records": 50}
-    return parse_config(tiny)
+@pytest.fixture(scope="module")
+def base(shapes) -> Config:
+    tree = tiny_tree(shapes)
+    tree["privacy"]["steps"] = 3
+    tree["evaluation"] = {"tasks": ["retrieval"], "records": 50}
+    return parse_config(tree)
 
 
 def written(folder: Path, text: str = TWO) -> Path:
     path = folder / "sweep.toml"
     path.write_text(text)
     return path
+
+
+@pytest.fixture(scope="module")
+def swept(base, tmp_path_factory):
+    """A folder with a finished sweep, and its outcome; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("swept")
+    return folder, sweep(base, written(folder), folder / "runs")
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -72,8 +81,8 @@ def die_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(Coordinator, "apply", apply)
 
 
-def test_every_run_is_trained_once_with_its_changes_and_compared(base, tmp_path, monkeypatch):
-    outcome = sweep(base, written(tmp_path), tmp_path / "runs")
+def test_every_run_is_trained_once_with_its_changes_and_compared(base, swept, monkeypatch):
+    tmp_path, outcome = swept
     small, large = tmp_path / "runs" / "two" / "small", tmp_path / "runs" / "two" / "large"
     assert [run.name for run in outcome.runs] == ["small", "large"]
     for folder, size, epsilon in ((small, 4, 8.0), (large, 10, 4.0)):
@@ -107,18 +116,19 @@ def test_an_interrupted_run_is_resumed_and_a_finished_one_left_alone(base, tmp_p
     assert Ledger.open(large / "ledger.jsonl").charged == 3 and (large / "results.json").exists()
 
 
-def test_the_joint_promise_is_the_sum_of_epsilons_and_of_deltas(base, tmp_path):
-    outcome = sweep(base, written(tmp_path), tmp_path)
-    spent = [json.loads((tmp_path / "two" / name / "results.json").read_text())["privacy"] for name in ("small", "large")]
+def test_the_joint_promise_is_the_sum_of_epsilons_and_of_deltas(swept):
+    folder, outcome = swept
+    spent = [
+        json.loads((folder / "runs" / "two" / name / "results.json").read_text())["privacy"] for name in ("small", "large")
+    ]
     epsilon, delta = (sum(privacy[key] for privacy in spent) for key in ("epsilon", "delta"))
     stated = outcome.promise.partition("(")[2].partition(")")[0].split(", ")
     assert epsilon <= float(stated[0]) < epsilon + 0.01 + 1e-9 and epsilon > max(item["epsilon"] for item in spent)
     assert delta <= float(stated[1]) < 1.01 * delta
 
 
-def test_no_joint_promise_is_made_where_a_run_makes_none_or_another_unit_is_protected(base, tmp_path):
-    outcome = sweep(base, written(tmp_path), tmp_path)
-    first, second = outcome.runs
+def test_no_joint_promise_is_made_where_a_run_makes_none_or_another_unit_is_protected(swept):
+    first, second = swept[1].runs
     void = RunView(**{**vars(second), "card_markdown": "# Privacy card of large: no privacy guarantee holds\n\nNone.\n"})
     assert joint_promise([first, void]).startswith("No joint promise") and "large" in joint_promise([first, void])
     by_user = second.config_toml.replace('unit = "record"', 'unit = "user"')
@@ -153,9 +163,8 @@ def test_a_bad_entry_is_refused_before_anything_is_trained(base, tmp_path, text,
     assert "\n" not in str(caught.value) and not (tmp_path / "runs").exists()
 
 
-def test_kept_runs_of_another_configuration_are_refused_and_left_as_they_are(base, tmp_path):
-    file = written(tmp_path)
-    sweep(base, file, tmp_path / "runs")
+def test_kept_runs_of_another_configuration_are_refused_and_left_as_they_are(base, swept):
+    tmp_path, file = swept[0], swept[0] / "sweep.toml"
     before = contents(tmp_path / "runs")
     other = base.model_copy(update={"privacy": base.privacy.model_copy(update={"delta": 1e-3})})
     with pytest.raises(UserError, match=r"two/small .*privacy\.delta"):

@@ -4,8 +4,6 @@ import json
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -225,31 +223,6 @@ def test_a_run_inside_the_jobs_temporary_copy_is_refused(head, settings):
     assert (
         "error: a submitted job runs in a temporary copy of its working directory: give --run as absolute paths" in done.output
     )
-
-
-@pytest.mark.slow
-def test_a_run_that_is_submitted_before_the_head_is_up_waits_for_it_says_so_and_is_followed_to_its_end(settings, folder):
-    command = [
-        sys.executable,
-        "-m",
-        "dpfed",
-        "cluster",
-        "submit",
-        CONFIG,
-        "--workers",
-        "1",
-        "--run",
-        str(folder),
-        *options(settings),
-    ]
-    with ray_head(ready=False) as head:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT, env=head.environment)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "trying again for up to" in done.stdout and "quickstart: epsilon 8.00" in done.stdout
-        assert "Traceback" not in done.stdout + done.stderr and "packaging.py" not in done.stdout + done.stderr
-        again = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT, env=head.environment)
-        assert again.returncode == 1 and "is in use" in again.stdout and "ended as FAILED" in again.stderr
-    assert_finished(folder, settings)
 
 
 @pytest.mark.slow

@@ -102,6 +102,7 @@ OTHERS = {
     "optimizer.momentum": (0.3,),
     "optimizer.schedule": ("cosine",),
     "optimizer.warmup": (2,),
+    "bounding.pass_records": (16,),
     "progress.share": (0.2,),
     "progress.phase": (2,),
     "progress.quantile": (0.6,),
@@ -331,7 +332,7 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
         "objective.covariance objective.deviation objective.invariance objective.variance",
     ),
     (of("objective", name="vicreg"), of("objective", name="vicreg", variance=0.0), "objective.deviation"),
-    ({}, of("bounding", method="batch"), "bounding.engine bounding.group_size bounding.max_group_size"),
+    ({}, of("bounding", method="batch"), "bounding.engine bounding.group_size bounding.max_group_size bounding.pass_records"),
     (of("bounding", method="sample"), {}, "bounding.max_batch"),
     (
         of("bounding", method="public"),

@@ -137,24 +137,6 @@ def test_no_value_becomes_one_of_another_type(key, value):
     assert getattr(getattr(config, section), name) == kind(value)
 
 
-@given(key=st.text(max_size=30), value=st.text(max_size=30))
-@settings(max_examples=200, deadline=None)
-def test_no_assignment_is_obeyed_in_part(tmp_path_factory, key, value):
-    """An override changes the one key that it names, or is refused."""
-    path = tmp_path_factory.getbasetemp() / "base.toml"
-    path.write_text("[privacy]\nepsilon = 8.0\n", encoding="utf-8")
-    base = load_config(path)
-    for name in (key, "privacy.epsilon", "data.source", "name"):
-        try:
-            config = load_config(path, [f"{name}={value}"])
-        except UserError as error:
-            assert "\n" not in str(error)
-            continue
-        before, after = base.model_dump(), config.model_dump()
-        section = name.strip().partition(".")[0].partition("=")[0]
-        assert {part for part in after if after[part] != before[part]} <= {section}
-
-
 @pytest.mark.parametrize(
     "assignment",
     [

@@ -44,19 +44,6 @@ def test_captions_and_units_are_counted(store: Path) -> None:
     assert "most per record 2" in printed and "in several splits 1" in printed
 
 
-def test_captions_longer_than_the_context_are_counted(store: Path, tmp_path: Path) -> None:
-    assert [facts(store, "--context", words)["captions"]["longer_than_context"] for words in (1, 3, 4, 5, 6)] == [3, 3, 2, 1, 0]
-    config = tmp_path / "c.toml"
-    config.write_text('[model]\nkind = "image-text"\ncontext = 4\n')
-    assert facts(store, "--config", config)["captions"] == {
-        "total": 6,
-        "most_per_record": 2,
-        "context": 4,
-        "counted_in": "words",
-        "longer_than_context": 2,
-    }
-
-
 def test_what_is_counted_is_named(store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Pieces:
         context = 3

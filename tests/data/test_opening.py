@@ -21,11 +21,6 @@ def source(tmp_path: Path, pictures) -> Path:
     return tmp_path / "in"
 
 
-def test_shapes_are_generated(tmp_path: Path) -> None:
-    store = open_records(DataConfig(records=32, stores=str(tmp_path)))
-    assert len(store.split("train")) == 32 and len(store.split("test")) == 1000 and store.path.parent == tmp_path
-
-
 def test_a_store_is_opened_by_either_name(tmp_path: Path, source: Path) -> None:
     import_records(source, tmp_path / "s")
     for name in ("store", "folder"):

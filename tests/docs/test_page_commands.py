@@ -11,7 +11,7 @@ import yaml
 from dpfed.config import load_config
 from dpfed.federation.provisioning.services import coordinator_files, site_files
 from dpfed.runs.sweep import read_sweep
-from tests.docs.commands import GUIDE, ROOT, SITE_PAGE, fenced, in_words, indented, parsed
+from tests.docs.commands import ROOT, SITE_PAGE, fenced, in_words, indented, parsed
 
 NAMES = "budget commands for-data-protection-officers methods recipes reproduce results towers".split()
 CLUSTER = (ROOT / "cluster" / "README.md").read_text()
@@ -35,7 +35,7 @@ def of_sites():
     """Commands of shell blocks, and those that stand in a sentence."""
     inline = re.findall(r"`(dpfed [^`]+)`", SITE_PAGE + KITS) + re.findall(r"^ +(dpfed .*?)(?: {2,}#.*)?$", KITS, re.MULTILINE)
     whole = [line for text in inline for line in text.replace("EPSILON", "8").splitlines() if len(line.split()) > 3]
-    return in_words([*fenced(GUIDE), *fenced(SITE_PAGE.replace("EPSILON", "8")), *whole])
+    return in_words([*fenced(SITE_PAGE.replace("EPSILON", "8")), *whole])
 
 
 @pytest.mark.parametrize("words", [*of_pages(), *of_sites()], ids=" ".join)
@@ -43,17 +43,9 @@ def test_every_command_is_one_that_its_program_understands(words):
     parsed(words)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "dpfed site serve site",
-        "flower-superlink",
-        "flwr list",
-        "ray job submit -- python -m dpfed pretrain quickstart",
-    ],
-)
+@pytest.mark.parametrize("command", ["dpfed site serve site", "ray job submit -- python -m dpfed pretrain quickstart"])
 def test_an_unknown_option_is_noticed(command):
-    with pytest.raises((Exception, SystemExit, AssertionError)):
+    with pytest.raises(Exception, match="--misspelt"):
         parsed([*command.split(), "--misspelt", "1"])
 
 

@@ -12,7 +12,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "cluster" / "READM
 SHOWN = [
     *sorted((ROOT / "dpfed").rglob("*.md")),
     *sorted((ROOT / "dpfed").rglob("*.html")),
+    *sorted((ROOT / "dpfed").rglob("*.service")),
     *sorted((ROOT / "configs").rglob("*.toml")),
+    *sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")),
 ]
 WORST = {
     r"com(?:es?|ing) to nothing|came to nothing": "fails, is discarded",

@@ -92,12 +92,6 @@ def test_error_bars_count_held_out_units_where_there_are_units():
     assert [found[name].queries for name in shares] == [40, 40, 80]
 
 
-def test_all_captions_count():
-    found = run(Store(captions=3), evaluation={"tasks": ["retrieval"]})
-    assert found["image_to_text_mean_rank"].value == found["text_to_image_R@1"].value == 1
-    assert "40 images against 120 captions" in found["text_to_image_R@1"].protocol
-
-
 def test_images_with_equal_captions_are_all_right():
     """Captions name the record's number halved: two records share each, and 20 different ones are left."""
     store = Store()

@@ -1,5 +1,6 @@
 """The page in a real browser without a screen: desktop and phone, light and dark."""
 
+import itertools
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from dpfed.live.gathering import Gathering
 from dpfed.live.retrieval import Retrieval
 from dpfed.privacy.ledger import Ledger
 from tests.live.conftest import advance, finish
+from tests.sparing import sparing
 
 pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
@@ -101,8 +103,9 @@ def _is_complaint(message) -> bool:
     return message.type in ("error", "warning") and "net::ERR_" not in message.text  # a server that is gone
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize(
+    ("screen", "scheme"), sparing(itertools.product(SCREENS, ("light", "dark")), ("desktop", "light"), ("phone", "dark"))
+)
 def test_every_page_fits_the_screen_and_can_be_read(opened, served, screen, scheme):
     page = opened(screen, scheme)
     for address in ("/", "/runs/fed", "/runs/done", "/compare?run=fed&run=done&run=a-third-run-with-a-long-name"):
@@ -125,6 +128,7 @@ def test_the_page_follows_the_run(opened, served):
     assert page.locator("#sites td.past").count() == 3 and "1 of 3 sites came" in page.locator("#discarded").inner_text()
 
 
+@pytest.mark.slow
 def test_what_a_reader_opened_stays_open(opened, served):
     page = opened()
     page.goto(f"{served[1]}/runs/done", wait_until="load")
@@ -133,6 +137,7 @@ def test_what_a_reader_opened_stays_open(opened, served):
     assert page.locator("#card[open]").count() == 1 and "600" in page.locator("#card").inner_text()
 
 
+@pytest.mark.slow
 def test_chosen_runs_are_compared(opened, served):
     page = opened()
     page.get_by_label("compare fed").check()
@@ -143,6 +148,7 @@ def test_chosen_runs_are_compared(opened, served):
     assert page.get_by_role("heading", level=1).inner_text() == "2 runs" and page.locator("svg").count() == 2
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_is_said(opened, served):
     page = opened()
     playwright.expect(page.locator("#line")).to_have_text("live")

@@ -1,13 +1,11 @@
 """What is seen of a run is what its files say, and of its files only those that may be seen."""
 
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
 
 from dpfed.federation.coordinator.journal import Arrivals, Journal
-from dpfed.files.locking import is_held
 from dpfed.live.figures import figures
 from dpfed.live.gathering import _READ, Gathering
 from dpfed.privacy.ledger import Ledger, Release
@@ -103,24 +101,6 @@ def test_nothing_but_the_files_that_may_be_seen_is_opened(make, tmp_path):
     watching[0] = False
     inside = {name.removeprefix(f"{run.path}/") for name in opened if name.startswith(str(run.path))}
     assert inside and inside <= set(_READ)
-
-
-def test_states(make):
-    run = make(done=6)
-    later = time.time() + 3600
-    assert look(run).state == "running"  # its files are new: somebody may be at work elsewhere
-    run.arrivals.write_text('{"1": {"asked": ["a"], "seconds": {"a": 1.0}}}')
-    later += 3600
-    stopped = look(run, clock=lambda: later)
-    assert stopped.state == "stopped" and stopped.last is None and not stopped.snapshot.arrivals
-    with run.locked():
-        assert is_held(run.path / ".lock") and look(run, clock=lambda: later).state == "running"
-    assert not is_held(run.path / ".lock")
-    finish(
-        run, {"epsilon": 8.0, "delta": 1e-3}, "# Privacy card of tiny\n\n**This run is (8, 1e-3)-differentially private.**\n"
-    )
-    seen = look(run)
-    assert (seen.state, seen.seconds, seen.left, seen.last) == ("finished", None, None, None)
 
 
 @pytest.mark.parametrize(

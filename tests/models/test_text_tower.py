@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from transformers import AutoModel, AutoTokenizer
 
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, parse_config
 from dpfed.encoder import load
@@ -28,6 +27,8 @@ def model_of(folder, **model):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_features_are_those_of_transformers(pooling, tmp_path):
+    from transformers import AutoModel, AutoTokenizer
+
     folder = Path(text_folder(tmp_path))
     if pooling == "cls":
         (folder / "1_Pooling").mkdir()
@@ -50,6 +51,8 @@ def test_only_the_heads_are_trained_and_texts_are_kept_apart(tmp_path):
 
 
 def test_a_saved_model_is_whole_and_a_start_and_its_tower_is_one_of_transformers(tiny, tmp_path):
+    from transformers import AutoModel
+
     config = settle(parse_config(frozen(tiny, tmp_path)))
     model, tokenizer = build_model(config.model, config.objective, config.adaptation, 16).eval(), tokenizer_for(config.model)
     save_encoder(tmp_path / "model", model, config)

@@ -125,20 +125,6 @@ def test_an_experiment_is_reproduced_without_a_checkout(guarded):
     assert results.read_text().startswith("experiment,")
 
 
-@pytest.mark.slow
-def test_a_public_model_is_adapted_by_name_alone(guarded):
-    """A shipped tower, found from a shipped config; then the config that starts from that run's model."""
-    pytest.importorskip("open_clip")
-    small = [word for setting in SHORT for word in ("--set", setting)]
-    steady = ["--set", "optimizer.schedule=", "--set", "optimizer.warmup="]
-    guarded.run("dpfed", "pretrain", "adapt/shapes-public", *small, *steady)
-    guarded.run("dpfed", "pretrain", "adapt/shapes", *small)
-    assert 'architecture = "towers/small.json"' in (guarded.folder / "runs" / "shapes-public" / "config.toml").read_text()
-    mine = guarded.folder / "mine.toml"
-    mine.write_text(guarded.run("dpfed", "config", "show", "adapt/shapes-public").stdout)
-    guarded.run("dpfed", "pretrain", "mine", *small, *steady, "--run", "runs/mine")
-
-
 def unable() -> None:
     """Takes away what lets root write everywhere (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH), before another program starts."""
     for capability in (1, 2):

@@ -1,6 +1,5 @@
 """A rehearsal has the private run's q, sigma, T and noise over signal; it makes no promise and writes a configuration."""
 
-import dataclasses
 import json
 import math
 import tomllib
@@ -177,4 +176,4 @@ def test_public_contrast_is_rehearsed_as_well(tiny_public, shapes, tmp_path):
     worker = imitation.worker(plan, Randomness.from_seed(1), round(groups))
     total = ScaledUp(worker, plan, groups).collect(0)
     assert torch.allclose(total.values, worker.bounded_sum(0).values * 4) and total.sensitivity == 1.0
-    assert dataclasses.asdict(plan)["records"] == 600 and json.dumps(plan.as_dict())
+    assert json.dumps(plan.as_dict()) and plan.sampling.records == 600

@@ -8,8 +8,6 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from opacus.accountants import PRVAccountant
-from opacus.accountants.analysis import rdp as opacus_rdp
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
@@ -48,6 +46,8 @@ def test_calibration_meets_the_paper_and_takes_little_time(records, batch, steps
 
 @pytest.mark.parametrize(("sigma", "rate", "steps", "delta"), MECHANISMS)
 def test_rdp_equals_opacus(sigma, rate, steps, delta):
+    from opacus.accountants.analysis import rdp as opacus_rdp  # here, for every process of the suite reads this file
+
     orders = [1 + x / 10 for x in range(1, 100)] + list(range(11, 512))
     divergences = opacus_rdp.compute_rdp(q=rate, noise_multiplier=sigma, steps=steps, orders=orders)
     theirs, _ = opacus_rdp.get_privacy_spent(orders=orders, rdp=divergences, delta=delta)
@@ -56,6 +56,8 @@ def test_rdp_equals_opacus(sigma, rate, steps, delta):
 
 @pytest.mark.parametrize(("sigma", "rate", "steps", "delta"), MECHANISMS[:2])
 def test_pld_lies_within_the_error_bounds_of_opacus_prv(sigma, rate, steps, delta):
+    from opacus.accountants import PRVAccountant
+
     prv = PRVAccountant()
     prv.history = [(sigma, rate, steps)]
     theirs = prv.get_epsilon(delta, eps_error=0.01)

@@ -55,8 +55,9 @@ def test_every_heading_and_every_row_of_a_card_is_explained_to_officers(facts):
     both = [name for federation in (False, True) for name in provenance.rows("0", FACTS, federation)]
     facts = dataclasses.replace(
         facts,
+        plan=facts.plan.replace(progress={"share": 0.01, "quantile": 0.5, "loss_range": 4.0, "phase": None}),
         protected="record",
-        **{name: "something" for name in ("audit", "budget", "options", "released")},
+        **{name: "something" for name in ("audit", "budget", "options")},
         **{name: ("something",) for name in ("secrets", "sites")},
         provenance=(*both, (provenance.LEDGER, "0"), (provenance.MODEL, "0")),
     )

@@ -142,7 +142,7 @@ def test_a_copy_of_an_unfinished_run_does_not_spend_the_reservation_twice(config
             pretrain(parse_config(config), tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     shutil.copytree(tmp_path / "run", tmp_path / "later")
-    with pytest.raises(UserError, match="copy is a copy of .*run, which is there as well"):
+    with pytest.raises(UserError, match="copy is a copy of .*run, which still exists"):
         resume(tmp_path / "copy")
     resume(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
@@ -207,7 +207,7 @@ def test_the_ledger_s_command_shows_what_the_books_say(config, store, budget, tm
     assert (told["budget"], [entry["steps"] for entry in told["entries"]]) == (budget.head.id, [6, 4])
     for path in (store.path / BOOK, shelf() / f"{budget.head.id}.jsonl"):
         path.unlink()
-    assert "its book is gone" in dpfed("privacy", "ledger", tmp_path / "run")[1]
+    assert "its ledger is gone" in dpfed("privacy", "ledger", tmp_path / "run")[1]
 
 
 WITHOUT = {"bounding": {"method": "none", "group_size": 4}, "privacy": {"epsilon": None, "delta": None}}

@@ -153,7 +153,7 @@ def test_epsilon_next_to_nothing_leaves_an_aligned_model_as_it_was(tiny_moments,
     [
         ({"bounding.options": {"dimensions": 100}}, "dimensions = 100 is more than there is: the towers give 16 and 16"),
         ({"training.precision": "bf16"}, "set training.precision = 'fp32'"),
-        ({"model.start": None}, "these have no weights"),
+        ({"model.start": None}, "this one has random weights"),
         ({"privacy.steps": 7}, "'privacy.steps' has no effect"),
         ({"optimizer": {"learning_rate": 0.1}}, "'optimizer.learning_rate' has no effect"),
         ({"diagnostics": "private"}, "is proven for the methods"),

@@ -187,16 +187,19 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_start_is_never_taken_for_a_whole_one_and_is_made_again_when_it_is_deleted(tree, tmp_path, what):
+def test_a_damaged_start_is_never_taken_for_a_whole_one_and_is_made_again_when_it_is_deleted(tree, tmp_path):
     config = parse_config(tree)
     place, _ = make_start(config)
     whole = (place / "model" / "model.safetensors").read_bytes()
-    DAMAGE[what](place)
-    for attempt in (make_start, settle, lambda config: pretrain(config, tmp_path / "run")):
-        with pytest.raises(UserError, match=f"{place.name} is damaged: delete that folder, and `dpfed start` makes it"):
-            attempt(config)
-    assert not (tmp_path / "run").exists()
+    for damage in DAMAGE.values():
+        shutil.copytree(place, tmp_path / "kept")
+        damage(place)
+        for attempt in (make_start, settle, lambda config: pretrain(config, tmp_path / "run")):
+            with pytest.raises(UserError, match=f"{place.name} is damaged: delete that folder, and `dpfed start` makes it"):
+                attempt(config)
+        assert not (tmp_path / "run").exists()
+        shutil.rmtree(place)
+        (tmp_path / "kept").rename(place)
     shutil.rmtree(place)
     again, was_there = make_start(config)
     assert not was_there and (again / "model" / "model.safetensors").read_bytes() == whole

@@ -184,7 +184,7 @@ def test_the_curve_is_the_true_one_within_its_error(tiny, tiny_public, tmp_path,
         assert phase.norm == pytest.approx(math.exp(np.mean([math.log(threshold) for *_, threshold in steps])), rel=1e-6)
         assert phase.share_error < 0.12  # something can be seen
     card = table_rows(run.card.read_text())
-    assert "noise multiplier" in card["Released statistics"] and "Training, seen through noise" in run.report.read_text()
+    assert "noise multiplier" in card["Released statistics"] and "Training curves, with noise" in run.report.read_text()
 
 
 def test_the_threshold_follows_the_quantile_and_adaptive_clipping_follows_it(tiny, tmp_path, monkeypatch):

@@ -97,7 +97,7 @@ def test_records_without_persons_cannot_protect_them(tiny):
 def test_persons_on_both_sides_are_mentioned_where_the_records_are_public(protecting, tmp_path, public):
     quiet, loud = Noting(), Noting()
     pretrain(parse_config(protecting), tmp_path / "apart", quiet)
-    assert not any("stand in both" in note for note in quiet.notes)
+    assert not any("may be in both" in note for note in quiet.notes)
     path = tmp_path / "mixed"
     with StoreWriter(path, name="mixed", kind="image-text", size=16, unit_name="person", public=public) as writer:
         store = RecordStore.open(protecting["data"]["path"])
@@ -106,4 +106,4 @@ def test_persons_on_both_sides_are_mentioned_where_the_records_are_public(protec
             writer.add(RecordInput(str(row), image, ("someone",), {}, ["train", "train", "test"][row % 3], f"p{row // 3}"))
     protecting["data"]["path"] = str(tmp_path / "mixed")
     pretrain(parse_config(protecting), tmp_path / "mixed-run", loud)
-    assert any("person may stand in both the train and the test split" in note for note in loud.notes) == public
+    assert any("person may be in both the train and the test split" in note for note in loud.notes) == public

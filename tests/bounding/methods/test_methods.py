@@ -1,6 +1,5 @@
 """What holds for every method of bounding, and what the switch alone decides."""
 
-import dataclasses
 import json
 import math
 import re
@@ -66,8 +65,8 @@ def test_the_plan_keeps_the_promise_and_differs_in_its_method_only(name):
     own = {"method_name", "noise_multiplier", "max_batch", "options", "accountant", "target_epsilon"}
     own |= {"group_size"} if plan.bounding.method.whole_batch or plan.bounding.method.alone else set()
     own |= {"batch"} if plan.bounding.method.closed_form else set()
-    assert {k: v for k, v in dataclasses.asdict(plan).items() if k not in own} == {
-        k: v for k, v in dataclasses.asdict(group).items() if k not in own
+    assert {k: v for k, v in plan.as_dict().items() if k not in own} == {
+        k: v for k, v in group.as_dict().items() if k not in own
     }
     assert plan.private == math.isfinite(plan.sensitivity)
     if plan.private:

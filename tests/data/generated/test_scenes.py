@@ -12,7 +12,6 @@ from dpfed.data.generated.scenes import scenes_store
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
-from dpfed.errors import UserError
 
 CLASSES = ["airplane", "fire_truck", "cat", "owl", "dog", "horse"]
 COUNTS = {"train": 403, "validation": 30, "test": 12_000}
@@ -96,24 +95,3 @@ def test_scenes_are_put_together_once_and_alike_everywhere(labelled, scenes, tmp
     ours, theirs = (json.loads((one.path / "store.json").read_text()) for one in (store, other))
     keyed = ours.pop("contents"), theirs.pop("contents")  # the fingerprint of private records has a random key
     assert ours == theirs and keyed[0] != keyed[1]
-
-
-def write(path: Path, count: int, label_names: dict[str, list[str]], size: int | None = SIDE, **rest) -> RecordStore:
-    with StoreWriter(path, name=path.name, kind="image", size=size, label_names=label_names, **rest) as writer:
-        for row in range(count):
-            picture = np.full((9, 7, 3), row, np.uint8)
-            labels = {label: row % len(names) for label, names in label_names.items()}
-            writer.add(RecordInput(f"{row}.png", picture, labels=labels))
-    return RecordStore.open(path)
-
-
-def test_records_without_labels_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="have no labels: choose a labelled data set"):
-        scenes_store(DataConfig(stores=str(tmp_path)), lambda: write(tmp_path / "plain", 8, {}))
-
-
-def test_too_few_images_are_refused_and_leave_nothing_behind(tmp_path: Path) -> None:
-    config = DataConfig(stores=str(tmp_path / "stores"), half="first")
-    with pytest.raises(UserError, match="needs four images, and few has 2 training images"):
-        scenes_store(config, lambda: write(tmp_path / "few", 6, {"class": ["a", "b", "c"]}))
-    assert not list((tmp_path / "stores").iterdir())

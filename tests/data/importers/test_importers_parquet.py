@@ -251,22 +251,3 @@ def test_images_of_every_binary_type_are_read(tmp_path: Path, pictures, type: pa
     image = {"bytes": pictures.png()} if pa.types.is_struct(type) else pictures.png()
     pq.write_table(pa.table({"image": pa.array([image], type)}), tmp_path / "x.parquet")
     assert len(imported(tmp_path / "x.parquet", tmp_path / "s")) == 1
-
-
-def test_a_column_of_splits_tells_the_rows_of_one_file_apart(tmp_path: Path, pictures) -> None:
-    splits = ["Train", "test", "val", None, "restval"]
-    write(tmp_path / "in" / "train-0.parquet", pictures, 5, split=splits, id=list("abcde"))
-    store = imported(tmp_path / "in", tmp_path / "s")
-    assert store.ids(np.arange(5)) == ["train/a", "test/b", "validation/c", "train/d", "train/e"]
-    assert [len(store.split(split)) for split in ("train", "validation", "test")] == [3, 1, 1]
-    with pytest.raises(UserError, match="has a test split of its own"):
-        import_records(tmp_path / "in", tmp_path / "t", test=1)
-    write(tmp_path / "in" / "test-0.parquet", pictures, 1, id=["f"])  # the files' names tell the splits
-    assert import_records(tmp_path / "in", tmp_path / "t").counts == {"train": 5, "validation": 0, "test": 1}
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path: Path, pictures) -> None:
-    columns = [pa.array([pictures.png()]), pa.array(["a cat"]), pa.array(["a dog"])]
-    pq.write_table(pa.Table.from_arrays(columns, names=["image", "text", "text"]), tmp_path / "x.parquet")
-    with pytest.raises(UserError, match="several columns 'text'"):
-        import_records(tmp_path / "x.parquet", tmp_path / "s")

@@ -71,12 +71,6 @@ def test_an_archive_of_images_and_captions(tmp_path: Path, pictures, format: int
     assert members[0][1] in (tmp_path / "s" / "records.arrow").read_bytes()  # the original file
 
 
-def test_an_archive_written_by_hand(tmp_path: Path, pictures) -> None:
-    members = [by_hand(name, content) for name, content in sample("./a/0", pictures) + sample("b", pictures, "a dog")]
-    (tmp_path / "x.tar").write_bytes(b"".join(members) + bytes(1024))
-    assert captions(imported(tmp_path / "x.tar", tmp_path / "s")) == {"train/x/a/0": ["a cat"], "train/x/b": ["a dog"]}
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -90,14 +84,6 @@ def test_an_archive_written_by_hand(tmp_path: Path, pictures) -> None:
 def test_captions_in_json(tmp_path: Path, pictures, value: object, expected: list[str]) -> None:
     members = sample("0", pictures, caption=None, json=json.dumps(value).encode())
     assert captions(imported(write(tmp_path / "x.tar", members), tmp_path / "s")) == {"train/x/0": expected}
-
-
-def test_classes_alone_make_labelled_images(tmp_path: Path, pictures) -> None:
-    members = [
-        entry for number, label in enumerate(b"207") for entry in sample(f"{number}", pictures, None, cls=b"%c\n" % label)
-    ]
-    store = imported(write(tmp_path / "x.tar", members + sample("3", pictures, None)), tmp_path / "s", size=8)
-    assert store.kind == "image" and store.labels["label"].tolist() == [2, 0, 7, -1] and len(store.label_names["label"]) == 8
 
 
 @pytest.mark.parametrize(("key", "name"), [("unit", "unit"), ("person_id", "person"), ("patient_id", "patient")])

@@ -128,31 +128,12 @@ def test_skew_is_the_probability_to_go_home(plain: RecordStore, skew: float) -> 
     assert abs(away[0] - away[1]) < 4 * away.sum() ** 0.5  # those who leave home do not prefer a site
 
 
-def test_full_skew_separates_labels(plain: RecordStore) -> None:
-    sites, digits = site_of_records(plain, SITES, 1.0, "digit"), plain.labels["digit"]
-    assert np.array_equal(sites[digits >= 0], digits[digits >= 0] % SITES)
-    nobody = np.bincount(sites[digits < 0], minlength=SITES)  # no label, no home
-    assert nobody.min() > 0.25 * nobody.sum()
-
-
 def test_a_site_is_unrelated_to_the_workers_of_its_records(plain: RecordStore) -> None:
     """A site may share its store out among workers, by key: those would otherwise get nothing."""
     sites = site_of_records(plain, SITES, 0.0)
     for site in range(SITES):
         counts = np.bincount((plain.keys[sites == site] % np.uint64(6)).astype(int), minlength=6)
         assert counts.min() > 0.7 * counts.mean()
-
-
-def test_files_are_copied_verbatim(tmp_path: Path, pictures) -> None:
-    with StoreWriter(tmp_path / "s", name="x", kind="image", label_names={"l": ["a", "b"]}, skip_broken=True) as writer:
-        for row in range(40):
-            file = b"no image" if row == 7 else pictures.jpeg(20 + row, 30)
-            writer.add(RecordInput(str(row), file, (), {"l": row % 2}, "test" if row % 4 == 3 else "train"))
-    whole = RecordStore.open(tmp_path / "s")
-    assert [id for id, _ in whole.skipped] == ["7"]
-    stores = divide_store(whole.path, tmp_path / "d", 2, 0.9)
-    assert {id: value for part in map(contents, stores) for id, value in part.items()} == contents(whole)
-    assert [store.skipped for store in stores] == [[]] * 3  # they name records that no site has
 
 
 @pytest.mark.parametrize(

@@ -61,19 +61,6 @@ def test_random_access_equals_sequential(store: RecordStore, size: int) -> None:
     assert store.ids(indices) == [ids[row] for row in indices]
 
 
-def test_no_rows_and_rows_that_do_not_exist(store: RecordStore) -> None:
-    assert store.images(np.array([], np.int64), 4).shape == (0, 3, 4, 4)
-    assert store.ids([]) == [] and store.captions([]) == []
-    for row in (-1, COUNT):
-        with pytest.raises(IndexError):
-            store.images([row], 8)
-
-
-def test_unknown_split_is_refused(store: RecordStore) -> None:
-    with pytest.raises(UserError, match="validation"):
-        store.split("validatio")
-
-
 def test_ids_and_keys_do_not_depend_on_other_records(tmp_path: Path, arrays: np.ndarray) -> None:
     stores = []
     for name, left_out in (("all", ()), ("fewer", (0, 5, 17))):
@@ -191,11 +178,6 @@ def test_splits_that_cannot_be_are_damage(tmp_path: Path, pictures, counts: dict
     header.write_text(json.dumps(json.loads(header.read_text()) | {"splits": counts}))
     with pytest.raises(UserError, match="damaged"):
         RecordStore.open(tmp_path / "s")
-
-
-def test_missing_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere"):
-        RecordStore.open(tmp_path / "nowhere")
 
 
 def test_a_file_that_rotted_is_named(tmp_path: Path, pictures) -> None:

@@ -74,11 +74,6 @@ def test_broken_images_are_skipped_and_listed(tmp_path: Path, pictures, size: in
     assert store.images(np.arange(20), 8).shape == (20, 3, 8, 8)
 
 
-def test_nothing_but_broken_images_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="bad"):
-        write(tmp_path / "s", [RecordInput("bad", b"bad")], skip_broken=True)
-
-
 def test_records_without_a_caption_are_no_image_text_records(tmp_path: Path, pictures) -> None:
     records = [RecordInput("good", pictures.array(), (" a cat ", "")), RecordInput("bad", pictures.array(), (" ",))]
     with pytest.raises(UserError, match="bad"):

@@ -218,7 +218,7 @@ def test_a_site_that_speaks_another_protocol_is_not_taken_in_and_named_once(lab,
     one.server.collect(0)
     one.server.collect(1)
     assert one.events()[-1]["arrived"] == ["site-1", "site-2"]
-    told = [note for note in one.notes if "not taken in" in note]
+    told = [note for note in one.notes if "is rejected" in note]
     assert len(told) == 1 and told[0].startswith(f"site-0 is rejected: it speaks {said}") and "same release on both" in told[0]
 
 

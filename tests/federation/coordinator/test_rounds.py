@@ -373,7 +373,7 @@ def test_a_run_that_its_sites_do_not_know_stops_before_it_spends(lab, tmp_path):
         for step in range(3):
             one.server.collect(step)
         (one.folder / "federation.jsonl").unlink()  # the run was begun anew, or an old copy was restored
-        with pytest.raises(UserError, match="it is not the run"):
+        with pytest.raises(UserError, match="it is not their run"):
             one.restarted().collect(0)
         assert not one.events()
 
@@ -384,7 +384,7 @@ def test_too_few_sites_that_can_take_a_step_stop_the_run_before_it_spends(lab, t
     one = lab(trust, drops=0, colluders=1)
     Ledger.open(one.folder / "site-2.jsonl").charge(Release(4, "of another run"))
     one.wire.workers["node2"] = one.site(2)
-    with pytest.raises(UserError, match="it is not the run"):
+    with pytest.raises(UserError, match="it is not their run"):
         one.server.collect(0)
     assert not one.events()
 

@@ -14,7 +14,6 @@ from dpfed.budgets.spending import set_budget
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.provisioning.certificates import is_for
 from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.kits import MANIFEST, Kit, Reply, read_kit
 from dpfed.federation.provisioning.network import State
@@ -308,33 +307,6 @@ def test_a_new_certificate_needs_no_new_kit(office):
         (certificates / name).unlink()
     with pytest.raises(UserError, match=r"but not .*ca\.key, which signs"):
         office.provision()
-
-
-def test_another_host_gets_a_certificate_of_its_own(office):
-    office.provision()
-    certificates = office.folder / "chest" / "certificates"
-    office.write(host="::1")
-    with pytest.raises(UserError, match=r"not for the host '::1', so the sites would refuse it"):
-        office.provision()
-    office.move("::1")
-    done = office.provision()
-    assert done.changed == list(SITES) and is_for(certificates / "server.pem", "::1")
-    assert not is_for(certificates / "server.pem", "localhost")
-    assert (certificates.parent / "proxy" / "server.pem").read_bytes() == (certificates / "server.pem").read_bytes()
-    assert any("nginx -s reload" in news for news in done.news)
-
-
-def test_what_is_new_beside_kits_is_said(office):
-    place = office.joined()["north"]
-    assert office.provision().news == []
-    before = (place.keys / "node.pub").read_bytes()
-    for path in (place.keys / "node", place.keys / "node.pub", place.reply):
-        path.unlink()
-    office.set_up("north", office.provision())  # again: it makes what is missing, and nothing else
-    assert (place.keys / "node.pub").read_bytes() != before
-    office.send(place)
-    assert office.provision().news == ["the SuperNode's key north is new: the run registers it"]
-    assert office.provision().news == []
 
 
 def test_who_leaves_keeps_what_was_spent_and_gives_no_budget_back(office):
