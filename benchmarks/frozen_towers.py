@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpfed.config import Config, parse_config
-from dpfed.data.public_store import Companions
+from dpfed.data.public_records import Companions
 from dpfed.data.store.records import RecordStore
 from dpfed.evaluation.retrieval import retrieval_metrics, right_pairs
 from dpfed.features.cache import Features

@@ -9,7 +9,7 @@ from torch import nn
 
 from benchmarks.frozen_towers import Bench, carry_out, figure_of, moments, tree
 from dpfed.config import parse_config
-from dpfed.data.public_store import Companions
+from dpfed.data.public_records import Companions
 from dpfed.features.views import CachedViews
 from dpfed.models.contrastive import TwoTowerModel
 from dpfed.models.moments import Head

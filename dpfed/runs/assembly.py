@@ -14,7 +14,7 @@ from torch import nn
 from dpfed.bounding.engines import GroupBatch, exact_arithmetic, require_fitting
 from dpfed.config import AdaptationConfig, Config
 from dpfed.config.configuration import ResolvedConfig
-from dpfed.data.public_store import Companions
+from dpfed.data.public_records import Companions
 from dpfed.data.sampling import OwnRows, owner_keys, protected_count, unit_keys
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ViewMaker

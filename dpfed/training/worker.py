@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dpfed.bounding.bounded_sum import BoundedSum, Clip, clip_norm_in_float32
 from dpfed.bounding.engines import Engine, GroupBatch
 from dpfed.bounding.statistics import sum_of_statistics
-from dpfed.data.public_store import Companions
+from dpfed.data.public_records import Companions
 from dpfed.data.sampling import OwnRows, StepDraw, draw_step, participants_of
 from dpfed.data.views.batches import ViewMaker
 from dpfed.models.contract import temperature_of

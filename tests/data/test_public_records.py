@@ -11,7 +11,8 @@ from PIL import Image
 
 from dpfed.config import PublicConfig, parse_config
 from dpfed.data.generated.shapes import shapes_store, write_shapes
-from dpfed.data.public_store import Companions, open_public, public_fingerprint, share_images
+from dpfed.data.public_records import Companions
+from dpfed.data.public_store import open_public, public_fingerprint, share_images
 from dpfed.data.sampling import draw_step
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore

@@ -146,19 +146,15 @@ def test_what_is_left_of_the_noise_is_what_honest_sites_add_to_the_narrowest_sum
     )
 
 
-def test_the_commands(sites, agree, tmp_path):
+def test_the_commands(sites, agree):
     def run(*arguments):
         result = CliRunner().invoke(app, ["site", *map(str, arguments)])
         return result.exit_code, " ".join(result.output.split())
 
-    terms = tmp_path / "terms.json"
-    terms.write_text(agree(trust="secure", colluders=1).text)
     south, west = (site.own_card().fingerprint for site in sites[1:])
     assert run("confirm", sites[0].path, south)[1].endswith("1 cards of other sites are confirmed.")
-    code, said = run("join", sites[0].path, terms)
-    assert code and not sites[0].joined  # nobody answered
-    code, said = run("join", sites[0].path, terms, "--yes")
-    assert code == 0 and "confirmed 2 of 3 members: this site, south. The promise holds" in said
+    sites[0].join(agree(trust="secure", colluders=1), lambda _: True)
+    assert "confirmed 2 of 3 members" in run("status", sites[0].path)[1]
     code, said = run("confirm", sites[0].path, west)
     assert code == 0 and "3 of 3 members: this site, south, west" in said
     assert "confirmed 3 of 3 members" in run("status", sites[0].path)[1]

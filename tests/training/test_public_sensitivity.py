@@ -8,7 +8,7 @@ import torch
 
 from dpfed.config import parse_config
 from dpfed.data.generated.shapes import write_shapes
-from dpfed.data.public_store import Companions
+from dpfed.data.public_records import Companions
 from dpfed.data.sampling import StepDraw
 from dpfed.data.store.record import record_key
 from dpfed.models.parameters import TrainableVector

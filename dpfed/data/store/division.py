@@ -1,9 +1,9 @@
 """A store divided among simulated institutions, whose records are unlike each other's, for experiments with federations.
 
-Each record has a home site: that of its label, or of the first words of its caption. With probability `skew` it goes there, and
-otherwise to any site. Both are drawn from the record's own key and public constants, so the site of a record is a function of
-that record and of public options alone: which other records there are moves nothing. Where the store names units, the key is
-that of the unit, so that a unit stays together.
+Each record has a home site: that of the store's first label, or without labels of the first words of its caption. With
+probability `skew` it goes there, and otherwise to any site. Both are drawn from the record's own key and public constants, so
+the site of a record is a function of that record and of public options alone: which other records there are moves nothing.
+Where the store names units, the key is that of the unit, so that a unit stays together.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from dpfed.data.store.layout import HEADER, INDEX, RECORDS, read_layout
 from dpfed.data.store.mapped import with_starts
 from dpfed.data.store.record import SPLITS, record_key
 from dpfed.data.store.records import RecordStore
-from dpfed.errors import UserError, nearest
+from dpfed.errors import UserError
 from dpfed.files.atomic import cannot_write, name_directory, refuse_existing, start_directory
 from dpfed.places import local_path
 from dpfed.privacy.randomness import Randomness
 
-CAPTION = "caption"  # what to divide by, beside the names of the labels
 EVALUATION = "evaluation"  # the folder of the held-out records
 _BUFFER_BYTES = 256 << 20  # records in memory before each part gets its share of them
 _OPEN_AT_ONCE = 256  # files that are written in one pass: a process may often have no more than 1,024 open
@@ -41,35 +40,33 @@ def site_folder(site: int) -> str:
     return f"site-{site}"
 
 
-def site_of_records(store: RecordStore, sites: int, skew: float, by: str | None = None) -> np.ndarray:
+def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
     """The site of every record of a store.
 
     Args:
         store: the records; the sites of held-out ones mean nothing.
         sites: how many there are, at least 2.
         skew: the probability that a record goes to its home site, 0 (all sites are alike) to 1 (sites share no label). A
-            record without the label goes to any site.
-        by: what decides the home site: the name of a label (of class c it is c modulo `sites`), or ``"caption"`` (a hash of
-            the first three words of the first caption). ``None``: the store's first label, or without labels the caption.
+            record without the label goes to any site; the home of class c is c modulo `sites`.
 
     Returns:
         ``(N,)`` int64, 0 .. sites - 1, by index in the store.
 
     Raises:
-        UserError: for fewer than two sites, a skew that is no probability, a label that the store does not have, or units
-            that have records of several home sites.
+        UserError: for fewer than two sites, a skew that is no probability or that needs labels or captions where the store
+            has neither, or units that have records of several home sites.
     """
     if sites < 2:
         raise UserError(f"a store is divided among at least 2 sites, and {sites} were asked for; ask for more.")
     if not 0 <= skew <= 1:
         raise UserError(f"the skew must lie between 0 (sites that are alike) and 1 (sites that share no label), got {skew}.")
-    by = divided_by(store, by)
     keys = store.keys if store.units is None else store.units
     uniforms = _PUBLIC.per_record("site", 0, keys, 2)
     anywhere = (uniforms[:, 1] * sites).astype(np.int64)
     if skew == 0:
         return anywhere
-    if by is None:
+    by = next(iter(store.labels), "caption")
+    if by == "caption" and store.kind != "image-text":
         raise UserError(
             f"the records of {store.name} have neither labels nor captions, so no site can be home to any of them: set the "
             "skew to 0."
@@ -85,7 +82,6 @@ def divide_store(
     dest: str | Path,
     sites: int,
     skew: float,
-    by: str | None = None,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> list[RecordStore]:
     """Writes a store for each site, and one for the evaluation: all of them, or nothing.
@@ -96,9 +92,8 @@ def divide_store(
     Args:
         source: the store to divide.
         dest: the directory to create; must not exist.
-        sites: see `site_of_records`, as for `skew` and `by`.
+        sites: see `site_of_records`, as for `skew`.
         skew: the probability that a record goes to its home site.
-        by: what decides the home site.
         progress: called with (records so far, all records).
 
     Returns:
@@ -114,7 +109,7 @@ def divide_store(
     )
     refuse_existing(path)
     store = RecordStore.open(local_path(source, "the store to divide"))
-    part_of_record = site_of_records(store, sites, skew, by)
+    part_of_record = site_of_records(store, sites, skew)
     for split in SPLITS[1:]:
         part_of_record[store.split(split)] = sites  # the last part
     _refuse_empty(store, np.bincount(part_of_record, minlength=sites + 1))
@@ -125,28 +120,6 @@ def divide_store(
             _write_header(store, np.flatnonzero(part_of_record == part), partial / name)
             _add_contents(partial / name)
     return [RecordStore.open(path / name) for name in names]
-
-
-def divided_by(store: RecordStore, by: str | None = None) -> str | None:
-    """What decides the home site of a store's records.
-
-    Args:
-        store: the records.
-        by: what the user asked for; ``None``: the store's first label, or without labels the caption.
-
-    Returns:
-        The name of a label or ``"caption"``; ``None`` when nothing was asked for and the store has neither.
-
-    Raises:
-        UserError: when the store does not have what was asked for.
-    """
-    possible = [*store.labels, *([CAPTION] if store.kind == "image-text" else [])]
-    if by is None:
-        return possible[0] if possible else None
-    if by not in possible:
-        has = nearest(by, possible) if possible else "they have neither labels nor captions."
-        raise UserError(f"the records of {store.name} cannot be divided by {by!r}; {has}")
-    return by
 
 
 def _traits(store: RecordStore, by: str) -> np.ndarray:
@@ -169,7 +142,7 @@ def _refuse_torn_units(store: RecordStore, home: np.ndarray, by: str) -> None:
     if ((np.diff(units[order]) == 0) & (np.diff(home[order]) != 0)).any():
         raise UserError(
             f"the records of one {store.unit_name} stay together, and here they differ in what they are divided by ({by}): set "
-            f"the skew to 0, or divide by a label that all records of a {store.unit_name} share."
+            f"the skew to 0, or import the records with a first label that all records of a {store.unit_name} share."
         )
 
 
