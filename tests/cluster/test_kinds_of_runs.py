@@ -26,9 +26,9 @@ def test_discrete_noise_is_that_of_one_process_once(discrete, tmp_path):
     discrete["evaluation"] = {"split": "none"}
     first, _ = seen_by_two(parse_config(discrete), tmp_path)
     plan = Ledger.open(RunDirectory.open(tmp_path / "run").ledger).plan
-    assert plan.noise_kind == "discrete" and len(first["sums"]) == 2
+    assert plan.noise.kind == "discrete" and len(first["sums"]) == 2
     for step, (clean, noisy) in enumerate(first["sums"]):
-        keyed = KeyedNoise(plan.noise, Randomness.from_seed(11), "noise", plan.fingerprint)
+        keyed = KeyedNoise(plan.noise_of(), Randomness.from_seed(11), "noise", plan.fingerprint)
         assert torch.equal(noisy, keyed.add_(clean.clone(), step)) and clean.norm() > 0
 
 
@@ -64,7 +64,7 @@ def test_private_figures_are_added_up_with_the_sums(tiny, tmp_path):
     total = InProcess([one.worker(randomness.for_owners(), model=parts[0].model) for one in parts]).collect(0).values
     plan = parts[0].plan
     assert total.numel() == clean.numel() == TrainableVector(parts[0].model).numel + plan.statistics_count
-    assert torch.allclose(clean, total, atol=2e-4 * plan.clip_norm)
+    assert torch.allclose(clean, total, atol=2e-4 * plan.bounding.clip_norm)
     assert torch.allclose(clean[-2:], total[-2:], atol=1e-4 * plan.statistics.unit)
 
 

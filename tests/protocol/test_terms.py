@@ -305,7 +305,7 @@ def test_terms_that_describe_a_site_otherwise_than_its_card_are_not_joined(parti
     cards = [SiteCard.model_validate_json(site.card.read_text()) for site in sites]
     cards[0] = cards[0].model_copy(update=change)
     terms = Terms.agree(parse_config(tiny), cards, Identity(b"c" * 32).signing_key)
-    with pytest.raises(UserError, match="otherwise than"):
+    with pytest.raises(UserError, match="describe this site differently from"):
         sites[0].join(terms)
 
 
