@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
+from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.config.sections import SIZE
-from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.models.blueprints import blueprint
@@ -23,36 +21,12 @@ from dpfed.models.starting import StartingWeights
 from dpfed.models.text import TextTransformer
 from dpfed.models.text_blueprints import text_blueprint
 from dpfed.models.text_tower import TextTokenizer, TextTower, build_text_tower
-from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.models.timm_encoders import adapt_timm, build_timm
 from dpfed.models.towers import ClipModel, adapt, build_clip
 
 _DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 Model = SimCLRModel | TwoTowerModel | ClipModel
 Tokenizer = WordTokenizer | ClipTokenizer | TextTokenizer
-
-
-def default_size(model: ModelConfig) -> int:
-    """Side of the images, pixels, where the user does not say: the architecture's own, or 32."""
-    if model.kind == "open_clip":
-        return blueprint(model).size
-    return SIZE if model.timm is None else timm_blueprint(model).size
-
-
-def image_size(config: Config) -> int:
-    """Side of the images, pixels, in a configuration whose size is settled (`dpfed.runs.resolution.settle`)."""
-    if config.data.size is None:
-        raise ValueError("the size of the images is not settled")
-    return config.data.size
-
-
-def preprocessing_of(config: Config) -> Preprocessing:
-    """What the image tower expects; ``data.resize`` wins where it is not ``model``."""
-    if config.model.kind == "open_clip":
-        found = blueprint(config.model).preprocessing
-    else:
-        found = Preprocessing() if config.model.timm is None else timm_blueprint(config.model).preprocessing
-    return found if config.data.resize == "model" else dataclasses.replace(found, resize=config.data.resize)
 
 
 def tokenizer_for(model: ModelConfig) -> Tokenizer | None:

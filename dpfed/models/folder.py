@@ -34,7 +34,7 @@ from dpfed.files.atomic import write_atomically
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import LOCAL_DIR, preprocess_cfg
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
-from dpfed.models.building import Model, build_model, image_size, preprocessing_of, tokenizer_for
+from dpfed.models.building import Model, build_model, tokenizer_for
 from dpfed.models.centres import without_centres
 from dpfed.models.clip_tokenizer import ClipTokenizer
 from dpfed.models.description import (
@@ -49,6 +49,7 @@ from dpfed.models.description import (
     digest_of,
     weight_parts,
 )
+from dpfed.models.images import image_size, preprocessing_of
 from dpfed.models.lora import adapter_bytes, merged_state
 from dpfed.models.moments import ATTRIBUTE, PublishedHeads, give_heads, has_own_heads, keep_towers, published_heads
 from dpfed.models.text_tower import FrozenTextTower, TextTokenizer, save_tower_files

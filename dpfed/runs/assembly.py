@@ -28,8 +28,9 @@ from dpfed.features.cache import Features
 from dpfed.features.extraction import features_of
 from dpfed.features.towers import from_features, frozen_towers
 from dpfed.features.views import CachedViews
-from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, tokenizer_for
+from dpfed.models.building import Tokenizer, build_model, tokenizer_for
 from dpfed.models.centres import add_centres
+from dpfed.models.images import image_size, preprocessing_of
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.summary import image_start_of

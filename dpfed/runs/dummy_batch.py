@@ -10,7 +10,8 @@ from dpfed.bounding.engines import GroupBatch
 from dpfed.config import Config
 from dpfed.data.views.texts import TextViews
 from dpfed.features.towers import Towers
-from dpfed.models.building import Tokenizer, image_size
+from dpfed.models.building import Tokenizer
+from dpfed.models.images import image_size
 from dpfed.privacy.plan import PrivacyPlan
 
 _MOST_TRIED, _PIXELS_TRIED = 64, 64 * 64 * 64  # see `largest_pass`: 64 records of 64 pixels, or fewer larger ones

@@ -16,7 +16,7 @@ from dpfed.config.effects import refuse_unmeasured
 from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.evaluation.tasks import tasks_of
-from dpfed.models.building import image_size
+from dpfed.models.images import image_size
 from dpfed.models.summary import trained_part
 from dpfed.privacy.method import method_named
 from dpfed.privacy.randomness import Randomness

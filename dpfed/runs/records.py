@@ -18,8 +18,8 @@ from dpfed.data.opening import open_records
 from dpfed.data.public_store import open_public, public_fingerprint
 from dpfed.data.store.records import RecordStore
 from dpfed.models.blueprints import LOCAL_DIR
-from dpfed.models.building import preprocessing_of
 from dpfed.models.description import TIMM_CONFIG
+from dpfed.models.images import preprocessing_of
 from dpfed.places import path_of
 from dpfed.privacy.method import method_named
 

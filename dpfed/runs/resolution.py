@@ -17,8 +17,9 @@ from dpfed.config.configuration import ResolvedConfig
 from dpfed.errors import UserError
 from dpfed.features.towers import from_features, frozen_towers
 from dpfed.models.blueprints import blueprint
-from dpfed.models.building import build_model, default_size, image_size, preprocessing_of, tokenizer_for
+from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.centres import add_centres
+from dpfed.models.images import default_size, image_size, preprocessing_of
 from dpfed.models.starting import MissingStart
 from dpfed.models.text_blueprints import text_blueprint
 from dpfed.models.timm_blueprints import timm_blueprint

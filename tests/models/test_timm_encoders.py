@@ -13,8 +13,9 @@ from dpfed.config import AdaptationConfig, Config, DataConfig, ModelConfig, Obje
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.encoder import load
 from dpfed.errors import UserError
-from dpfed.models.building import build_model, preprocessing_of
+from dpfed.models.building import build_model
 from dpfed.models.folder import load_encoder, save_encoder
+from dpfed.models.images import preprocessing_of
 from dpfed.models.lora import apply_adapters, merged_state
 from dpfed.models.starting import find_start
 from dpfed.models.summary import trained_part

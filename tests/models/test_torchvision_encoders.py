@@ -7,8 +7,9 @@ from torchvision import models
 
 from dpfed.config import AdaptationConfig, Config, DataConfig, ModelConfig
 from dpfed.errors import UserError
-from dpfed.models.building import build_model, preprocessing_of
+from dpfed.models.building import build_model
 from dpfed.models.folder import load_encoder, save_encoder
+from dpfed.models.images import preprocessing_of
 from dpfed.runs.resolution import settle
 
 

@@ -14,8 +14,9 @@ from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.encoder import load
 from dpfed.errors import UserError
-from dpfed.models.building import build_model, preprocessing_of, tokenizer_for
+from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.folder import save_encoder
+from dpfed.models.images import preprocessing_of
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.runs.resolution import settle
 from tests.models.conftest import SIGLIP, SMALL

@@ -1,0 +1,34 @@
+"""What a configuration's model expects of its images. Nothing here imports torch, so that mistakes are answered at once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dpfed.config import Config, ModelConfig
+from dpfed.config.sections import SIZE
+from dpfed.data.views.preprocessing import Preprocessing
+from dpfed.models.blueprints import blueprint
+from dpfed.models.timm_blueprints import timm_blueprint
+
+
+def default_size(model: ModelConfig) -> int:
+    """Side of the images, pixels, where the user does not say: the architecture's own, or 32."""
+    if model.kind == "open_clip":
+        return blueprint(model).size
+    return SIZE if model.timm is None else timm_blueprint(model).size
+
+
+def image_size(config: Config) -> int:
+    """Side of the images, pixels, in a configuration whose size is settled (`dpfed.runs.resolution.settle`)."""
+    if config.data.size is None:
+        raise ValueError("the size of the images is not settled")
+    return config.data.size
+
+
+def preprocessing_of(config: Config) -> Preprocessing:
+    """What the image tower expects; ``data.resize`` wins where it is not ``model``."""
+    if config.model.kind == "open_clip":
+        found = blueprint(config.model).preprocessing
+    else:
+        found = Preprocessing() if config.model.timm is None else timm_blueprint(config.model).preprocessing
+    return found if config.data.resize == "model" else dataclasses.replace(found, resize=config.data.resize)
