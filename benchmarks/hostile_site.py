@@ -22,8 +22,8 @@ import torch
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.local_socket import serve
 from dpfed.federation.site.serving import load_site
-from dpfed.protocol.fixed_point import decoded, encoded
 from dpfed.protocol.messages import Packet, alleged, sign
+from dpfed.protocol.vectors import decoded, encoded
 
 SLOW = 6.0  # seconds beyond the deadline
 

@@ -21,9 +21,9 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
-from dpfed.protocol.fixed_point import encoded, grid_of, protected, sum_of
 from dpfed.protocol.journal import Journal
 from dpfed.protocol.terms import Terms
+from dpfed.protocol.vectors import encoded, grid_of, protected, sum_of
 from dpfed.runs.assembly import Share, assemble
 from dpfed.runs.job import Job, begin
 from dpfed.runs.preflight import Preflight

@@ -163,4 +163,4 @@ def deliver_all(
             return
         elif silent and time.monotonic() >= tell + every:
             tell += every
-            watcher.note(f"starting workers: still at it after {time.monotonic() - started:.0f} seconds")
+            watcher.note(f"starting workers: still running after {time.monotonic() - started:.0f} seconds")

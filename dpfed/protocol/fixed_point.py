@@ -44,24 +44,16 @@ factor of 1 + theta in each probability, |theta| <= 3 (Theta(m) + Theta(m / c)).
 r_(a-1) uniformly from their c values; split T - r_1 - .. - r_(a-1) into its nearest multiple c z and the rest r_a. The map is
 one-to-one, so (z, r) gets A' exp(-(c z + sum r - S)^2 / (2 a m^2)), and A' does not depend on S either. Both add up to 1, so A
 and A' differ by no more than the thetas do. QED
-
-How parameters and sums become bytes: little-endian, nothing around them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dpfed.errors import UserError
-from dpfed.privacy.noise import DiscreteGaussianNoise, KeyedNoise
-from dpfed.protocol.messages import Content
-from dpfed.protocol.terms import Terms
 
 LEAST_STEPS = 64  # steps of the grid in one standard deviation of a site's noise
 _TAIL = 12  # standard deviations of the sum's noise that the ring has room for
@@ -161,65 +153,3 @@ class Grid:
         for start in range(0, len(total), _CHUNK):
             decoded[start : start + _CHUNK] = total[start : start + _CHUNK].view(np.int32) * np.float64(self.spacing)
         return decoded
-
-
-def encoded(values: Tensor, form: str = "fp32") -> bytes:
-    """The bytes of a flat float32 vector, in ``fp32`` or rounded to ``bf16``."""
-    values = values.detach().cpu()
-    if form == "bf16":
-        return values.bfloat16().view(torch.int16).numpy().astype("<i2", copy=False).tobytes()
-    return values.numpy().astype("<f4", copy=False).tobytes()
-
-
-def decoded(content: Content, form: str = "fp32") -> Tensor:
-    """The vector of `encoded`: flat, float32.
-
-    Raises:
-        ValueError: if the bytes are not whole numbers of it.
-    """
-    if form == "bf16":
-        return torch.from_numpy(np.frombuffer(content, "<i2").astype(np.int16)).view(torch.bfloat16).float()
-    return torch.from_numpy(np.frombuffer(content, "<f4").astype(np.float32))
-
-
-def grid_of(terms: Terms) -> Grid | None:
-    """The fixed-point grid on which sums travel; ``None``: they travel as float32.
-
-    Secure sums do, and shares of discrete noise, of which nothing but the exact sum is proven to be such noise again.
-    """
-    plan, trust = terms.privacy_plan, terms.trust_model
-    noise = trust.noise_of_site(plan)
-    unit = 1 / noise.scale if isinstance(noise, DiscreteGaussianNoise) else None
-    if noise is None or not trust.shared or (terms.trust != "secure" and unit is None):
-        return None
-    return Grid.for_sums(plan.longest_sum, trust.carried_std(plan, trust.sites), noise.std, unit or 1.0)
-
-
-def protected(values: Tensor, step: int, noise: KeyedNoise, grid: Grid | None) -> np.ndarray:
-    """A site's sum with its noise, as it travels: float32, or elements of the ring where there is a grid.
-
-    Args:
-        values: ``(P,)`` float32, on the CPU; overwritten.
-        step: training step.
-        noise: the site's own.
-        grid: of the terms, see `grid_of`.
-    """
-    if grid is None:
-        return noise.add_(values, step).numpy()
-    if isinstance(noise.noise, DiscreteGaussianNoise):
-        return np.concatenate([grid.encode_steps(steps) for _, steps in noise.noisy_steps(values, step)])
-    return grid.encode(noise.add_(values.double(), step, of=values).numpy())  # the grid is finer than float32
-
-
-def sum_of(contents: Sequence[Content], grid: Grid | None) -> Tensor:
-    """The sum of what sites sent, in this order: flat, float32."""
-    if grid is None:
-        first, *others = map(decoded, contents)
-        for other in others:
-            first += other
-        return first
-    return torch.from_numpy(grid.decode(sum((_ring(content) for content in contents[1:]), _ring(contents[0]))))
-
-
-def _ring(content: Content) -> np.ndarray:
-    return np.frombuffer(content, "<u4").astype(np.uint32)

@@ -14,8 +14,8 @@ from dpfed.privacy.discrete_gaussian import Coins, discrete_gaussian
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.noise import DiscreteGaussianNoise, KeyedNoise, digest_of
 from dpfed.privacy.randomness import Randomness
-from dpfed.protocol.fixed_point import grid_of
 from dpfed.protocol.messages import sign
+from dpfed.protocol.vectors import grid_of
 from dpfed.report.card import table_rows
 from tests.federation.lab import SITES, Lab
 from tests.sparing import sparing

@@ -9,8 +9,8 @@ import torch
 from dpfed.federation.coordinator import members
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
-from dpfed.protocol.fixed_point import decoded
 from dpfed.protocol.trust import Trust
+from dpfed.protocol.vectors import decoded
 from tests.federation.lab import SITES, Lab
 from tests.training.twins import Noise, files, stores
 

@@ -7,8 +7,8 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.protocol.answers import Reason
-from dpfed.protocol.fixed_point import encoded
 from dpfed.protocol.messages import alleged, sign
+from dpfed.protocol.vectors import encoded
 from tests.federation.lab import SITES, Lab
 
 

@@ -7,8 +7,8 @@ from dpfed.errors import UserError
 from dpfed.federation.site.folder import SiteSettings
 from dpfed.federation.site.serving import site_config
 from dpfed.privacy.randomness import Randomness
-from dpfed.protocol.fixed_point import grid_of
 from dpfed.protocol.statement import statement
+from dpfed.protocol.vectors import grid_of
 from dpfed.runs.resolution import resolve
 from tests.federation.lab import Lab
 

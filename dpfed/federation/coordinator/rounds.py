@@ -22,11 +22,11 @@ from dpfed.federation.site.worker import frozen_digest
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.protocol.answers import Answer, Rejected, Sum, read
-from dpfed.protocol.fixed_point import encoded, grid_of, sum_of
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.journal import Arrivals, Journal
 from dpfed.protocol.messages import LONGEST_HEADER, Content, Packet, digest_of, sign
 from dpfed.protocol.terms import Terms
+from dpfed.protocol.vectors import encoded, grid_of, sum_of
 
 if TYPE_CHECKING:
     from dpfed.federation.coordinator.secure_sum import SecureSum

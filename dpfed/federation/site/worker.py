@@ -20,10 +20,10 @@ from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness
 from dpfed.protocol.answers import Reason
-from dpfed.protocol.fixed_point import decoded, encoded, grid_of, protected
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.messages import Content, OtherVersion, Packet, Untrusted, sign, verify
 from dpfed.protocol.terms import Terms
+from dpfed.protocol.vectors import decoded, encoded, grid_of, protected
 from dpfed.training.worker import Worker
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import digest_of
 from dpfed.privacy.randomness import Randomness
-from dpfed.protocol.fixed_point import decoded, encoded, grid_of
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.messages import Packet, sign
+from dpfed.protocol.vectors import decoded, encoded, grid_of
 from dpfed.training.coordinator import DISCARDED
 from dpfed.training.trainer import InProcess, Observer, train
 from tests.federation.lab import SITES, Lab, identity_of

@@ -10,9 +10,9 @@ from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Release
 from dpfed.protocol.answers import Reason
-from dpfed.protocol.fixed_point import encoded
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.messages import PROTOCOL, Packet, digest_of, sign
+from dpfed.protocol.vectors import encoded
 from tests.federation.lab import SITES, Lab
 
 
