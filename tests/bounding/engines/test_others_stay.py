@@ -61,7 +61,7 @@ def test_a_stranger_moves_nobody_where_embeddings_collapse(name, bias):
     generator = torch.Generator().manual_seed(9)
     model = model_of(name, 0.05, bias)
     for kind in KINDS:
-        for clip in CLIPS.values():
+        for clip in (CLIPS["C = 1e-5"], CLIPS["blown up"]):
             assert moved_by_a_stranger("layerwise", model, kind, clip, generator) <= 1
 
 
