@@ -32,3 +32,7 @@ def test_every_public_name_is_there():
         assert getattr(dpfed, name) is not None
     with pytest.raises(AttributeError):
         _ = dpfed.nothing_of_the_kind
+
+
+def test_help_loads_no_library_for_numbers_or_progress_bars():
+    assert not {"numpy", "pydantic", "rich"} & loaded_after("import dpfed.cli")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dpfed.console.terminal import console
 from dpfed.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,11 +23,15 @@ if TYPE_CHECKING:
 
 def line(name: str, value: str, width: int = 12) -> None:
     """One line of output."""
+    from dpfed.console.terminal import console
+
     console.print(f"{name:>{width}}  {value}", markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def tell(text: str) -> None:
     """A sentence of output, as it is."""
+    from dpfed.console.terminal import console
+
     console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 

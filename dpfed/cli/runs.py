@@ -192,10 +192,10 @@ def evaluate(
     from rich.markup import escape
 
     from dpfed.console.terminal import console, say, watching
-    from dpfed.report.results import shown
 
     say(f"measuring {run} again", as_json)
     from dpfed.artifacts.directory import RunDirectory
+    from dpfed.report.results import shown
 
     RunDirectory.open(run)  # before torch, which takes seconds to import
     with watching(as_json) as watcher:
