@@ -36,3 +36,7 @@ def test_every_public_name_is_there():
 
 def test_help_loads_no_library_for_numbers_or_progress_bars():
     assert not {"numpy", "pydantic", "rich"} & loaded_after("import dpfed.cli")
+
+
+def test_opening_a_run_needs_no_charts():
+    assert not {"matplotlib", "torch"} & loaded_after("import dpfed.artifacts.directory")

@@ -6,12 +6,12 @@ The chart of an audit: what attacks show, beside what is claimed.
 from __future__ import annotations
 
 import math
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from dpfed.privacy.promise import round_down, round_up
-from dpfed.report.style import INK, MUTED, RULE, TARGET, TRAINED, UNTRAINED, figure
+
+if TYPE_CHECKING:  # every command opens runs, and few draw
+    from matplotlib.figure import Figure
 
 
 def is_audit(facts: Any) -> bool:
@@ -89,6 +89,8 @@ def audit_plot(audit: dict[str, Any]) -> Figure:
     Args:
         audit: see `dpfed.audit.publishing.as_json`.
     """
+    from dpfed.report.style import INK, MUTED, RULE, TARGET, TRAINED, UNTRAINED, figure
+
     found = audit["findings"]
     canvas, axes = figure(_WIDTH, max(2.0, 0.8 + 2 * _BAR * len(found)))
     for place, one in enumerate(found):
