@@ -94,7 +94,7 @@ class Federation:
     def doctor(self, name: str) -> dict[str, dict]:
         """What `dpfed site doctor` finds at a site, by name."""
         done = self.sites[name].run("dpfed", "site", "doctor", self.places[name], "--json", check=False)
-        return {finding["about"]: finding for finding in json.loads(done.stdout)}
+        return {finding["about"]: finding for finding in json.loads(done.stdout.splitlines()[-1])}
 
     def _sign_up(self, stores: Path) -> None:
         machine = self.coordinator
