@@ -25,6 +25,7 @@ from dpfed.files.reading import read_bytes, read_text
 from dpfed.places import path_of
 from dpfed.privacy.phase import Phase
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
+from dpfed.protocol.journal import Journal
 from dpfed.report.audit import is_audit
 
 
@@ -354,11 +355,8 @@ class RunDirectory:
         Raises:
             UserError: for a damaged journal.
         """
-        try:
-            lines = read_lines(self.journal).entries if self.journal.exists() else []
-            return [line for _, line in sorted({int(line["step"]): line for line in lines}.items())]
-        except (OSError, DamagedLine, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{self.journal} is damaged ({error}): restore it from a backup.") from error
+        lines = Journal(self.journal).lines if self.journal.exists() else []
+        return [line for _, line in sorted({line["step"]: line for line in lines}.items())]
 
     def rewind_metrics(self, step: int) -> None:
         """Forgets metrics beyond a step, which a resumed run will write again."""

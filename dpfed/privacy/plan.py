@@ -82,6 +82,10 @@ class PrivacyPlan:
         bounding, method, batch, steps = self.bounding, self.bounding.method, self.sampling.batch, self.steps
         name, sigma, per_unit, progress = bounding.method_name, self.noise.multiplier, self.sampling.per_unit, self.progress
         require_within("steps", steps, 1, MOST_STEPS)
+        require(
+            self.promise.accountant in method.accountants,
+            f"accountant must be one of {', '.join(method.accountants)} with method '{name}', got {self.promise.accountant!r}",
+        )
         if not method.whole_batch:
             require_within("group_size", bounding.group_size, 1, batch, " (the expected batch)")
         require(

@@ -44,7 +44,7 @@ class Expected:
             return cls("" if "configured" in said else str(said["verdict"]), rows)
         except OSError as error:
             raise UserError(f"cannot read the forecast {path}: {error.strerror or error}.") from error
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise UserError(f"{path} is no forecast ({type(error).__name__}: {error}): {_HOW}.") from error
 
 

@@ -31,6 +31,7 @@ PROMISE = [
     *rows("delta must lie strictly", {"delta": 0.0}, {"delta": 1.0}, {"delta": math.nan}),
     *rows("target_epsilon must be positive and finite", *({"target_epsilon": bad} for bad in (math.nan, math.inf, 0.0, -3.0))),
     *rows("unit must be 'record' or 'user'", {"unit": "patient"}),
+    *rows("accountant must be one of pld, rdp with method 'group'", {"accountant": "moments"}, {"accountant": None}),
 ]
 SAMPLING = [
     *rows("number of training records .* must lie in 2", {"records": 1, "batch": 1}),

@@ -10,6 +10,7 @@ from matplotlib.colors import to_hex
 
 from dpfed.artifacts.view import RunView
 from dpfed.errors import UserError
+from dpfed.protocol.journal import Journal
 from dpfed.report.facts import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS
 from dpfed.report.gallery import build_gallery
 from dpfed.report.html import _marks, write_report
@@ -98,6 +99,17 @@ def test_chance_and_the_noise_alone_are_drawn_where_they_are_known(run_folder, t
     assert RunView.read(folder).noise_norm is None
 
 
+def test_noise_over_gradient_comes_from_noisy_norms_alone(run_folder):
+    folder = run_folder()
+    found = json.loads((folder / "results.json").read_text())
+    found["privacy"] |= {"noise_std": 3.0, "divisor": 6, "trained_parameters": 400}  # noise of length 10
+    (folder / "results.json").write_text(json.dumps(found))
+    for norms, expected in (((11.0, 11.0), 10 / 21**0.5), ((9.0, 10.0), None)):  # the gradient may not show at all
+        lines = [{"step": step, "noisy_gradient_norm": norm} for step, norm in enumerate(norms, 1)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert RunView.read(folder).noise_over_gradient == (None if expected is None else pytest.approx(expected))
+
+
 def test_a_voided_run_gets_no_epsilon_to_open_with(run_folder, tmp_path):
     html = render(tmp_path, run_folder(marks=(FIXED_SEED,)))
     assert "No privacy guarantee holds" in html and "no guarantee holds" in html
@@ -179,8 +191,9 @@ STEPS = [
 def test_a_federation_has_a_timeline_of_its_sites(run_folder, tmp_path):
     folder = run_folder()
     assert "Sites over steps" not in render(tmp_path, folder)
-    lines = [{"event": "opened", "step": 0}, *STEPS]
-    (folder / "federation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    journal = Journal(folder / "federation.jsonl")
+    for line in [{"event": "opened", "step": 0}, *STEPS]:
+        journal.write(**line)
     assert "Sites over steps" in render(tmp_path, folder)
     bars = timeline_plot(STEPS).axes[0].patches
     north, south = [(TRAINED, 2), (UNTRAINED, 1)], [(TRAINED, 1), (TARGET, 2)]
@@ -219,7 +232,21 @@ def test_a_forecast_stands_beside_the_outcome(run_folder, tmp_path, said, rows):
             write_report(tmp_path / "report.html", [RunView.read(folder)], forecast=file)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "no", '{"verdict": "v", "rows": []}', '{"verdict": "v", "tried": [], "best": 1}'])
+NO_FORECASTS = [
+    "{}",
+    "[]",
+    "no",
+    '"words"',
+    "[" * 100_000,
+    '{"verdict": "v", "rows": []}',
+    '{"verdict": "v", "rows": [{"records": Infinity, "epsilon": 8, "kept": 0.5}]}',
+    '{"verdict": "v", "rows": [{"records": 60000, "epsilon": "8", "kept": 0.5}]}',
+    '{"verdict": "v", "tried": [], "best": 1}',
+    '{"verdict": "v", "tried": [{"name": "a", "evaluations": [{"name": 3, "model": "trained", "step": 0}]}], "best": "a"}',
+]
+
+
+@pytest.mark.parametrize("text", NO_FORECASTS, ids=range(len(NO_FORECASTS)))
 def test_what_is_no_forecast_is_refused(run_folder, tmp_path, text):
     file, view = tmp_path / "forecast.json", RunView.read(run_folder())
     for content in (text, None):
