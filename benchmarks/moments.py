@@ -78,6 +78,7 @@ def drawn(sets: dict[str, Any]) -> bytes:
     """Utility over epsilon, and over N at epsilon 8, of each set."""
     canvas = Figure(figsize=(3.4 * len(sets), 5.2), layout="constrained")
     axes = canvas.subplots(2, len(sets), squeeze=False)
+    named = {"no privacy": "hardly any noise"}  # as the tables say
     styles = {"moments": SERIES[0], "DP-GCL heads": SERIES[1], "public contrast": SERIES[3], "no privacy": SERIES[2]}
     for column, (name, found) in enumerate(sets.items()):
         most = max(row["records"] for row in found["rows"])
@@ -91,13 +92,22 @@ def drawn(sets: dict[str, Any]) -> bytes:
                     own = [row for row in own if row["epsilon"]]
                 own = sorted(own, key=lambda row: row[key])
                 if key == "epsilon" and method == "no privacy":
-                    plot.axhline(100 * own[0]["figures"][0], color=colour, linestyle="--", label=method)
+                    plot.axhline(100 * own[0]["figures"][0], color=colour, linestyle="--", label=named[method])
                     continue
                 x, y = [row[key] for row in own], [100 * np.mean(row["figures"]) for row in own]
-                plot.errorbar(x, y, [100 * np.std(row["figures"]) for row in own], color=colour, marker=".", label=method)
+                plot.errorbar(
+                    x,
+                    y,
+                    [100 * np.std(row["figures"]) for row in own],
+                    color=colour,
+                    marker=".",
+                    label=named.get(method, method),
+                )
             plot.axhline(100 * found["public"], color=MUTED, linestyle=":", label="public towers alone")
             plot.set_xscale("log")
             ticks = EPSILONS[:-1] if key == "epsilon" else sorted({row["records"] for row in found["rows"]})
+            # Others' labels would overlap.
+            ticks = [tick for last, tick in zip([0, *ticks], ticks, strict=False) if tick > 1.9 * last or tick == ticks[-1]]
             plot.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
             plot.xaxis.set_minor_locator(NullLocator())
             plot.set_ylim(0, 100)
