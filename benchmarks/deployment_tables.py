@@ -203,5 +203,6 @@ def scaling() -> str:
         shares = (estimate(plan, machines, one["parameters"], 64).efficiency for plan in plans)
         lines.append(f"| {name} | " + " | ".join(f"{share:.0%}" for share in shares) + " |")
     even = _BATCHES[0] / 64 / largest_shard(_BATCHES[0] / 64, 64)
-    lines += ["", f"At B = {_BATCHES[0]:,} no coordinator could give more than {even:.0%}: all wait for who drew most records."]
+    ideal = f"even a coordinator that took no time would give {even:.0%}: all workers wait for the one with most records."
+    lines += ["", f"At B = {_BATCHES[0]:,} {ideal}"]
     return "\n".join(lines)

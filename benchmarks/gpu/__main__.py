@@ -20,7 +20,7 @@ _DONE, _FAILED, _UNFINISHED = 0, 4, 3  # what `benchmarks.gpu.worker` ends with
 _IMPORTS = (
     "torch torchvision numpy PIL pyarrow pydantic cryptography dp_accounting scipy sklearn matplotlib jinja2 typer".split()
 )
-_IMPORTS += "rich safetensors tomli_w markdown_it fsspec filelock timm open_clip".split()
+_IMPORTS += "rich safetensors tomli_w markdown_it filelock timm open_clip".split()
 
 
 def main(words: list[str] | None = None) -> int:

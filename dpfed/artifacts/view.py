@@ -127,9 +127,14 @@ class RunView:
     def noise_norm(self) -> float | None:
         """The norm of a step's noise, very nearly: std sqrt(P) / divisor; ``None`` where it changes from step to step."""
         privacy = self.results["privacy"]
+        # Sites that share the noise out may add more than the plan asks for.
+        carried = [line["noise_of_sites"] for line in self.steps_of_sites if line.get("noise_of_sites")]
         steady = privacy.get("clipping") == "fixed" and privacy.get("noise_std") and not privacy.get("progress")
         trained = privacy.get("trained_parameters")
-        return privacy["noise_std"] * math.sqrt(trained) / privacy["divisor"] if steady and trained else None
+        if not (steady and trained):
+            return None
+        std = math.sqrt(sum(one**2 for one in carried) / len(carried)) if carried else privacy["noise_std"]
+        return std * math.sqrt(trained) / privacy["divisor"]
 
     @property
     def noise_over_gradient(self) -> float | None:

@@ -1,4 +1,4 @@
-"""`dpfed data`: records in, shared out, and what is in a store (`dpfed.cli.inspection`)."""
+"""`dpfed data`: `import`, and `inspect` (`dpfed.cli.inspection`)."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping
 
@@ -35,13 +36,14 @@ def group_in(module: str) -> type[TyperGroup]:
     """A class of group that is in a module as its ``app``, a `typer.Typer` with several commands."""
 
     class Lazy(TyperGroup):
+        @functools.cached_property
         def _group(self) -> TyperGroup:
             return typer.main.get_group(importlib.import_module(module).app)
 
         def list_commands(self, ctx: click.Context) -> list[str]:
-            return self._group().list_commands(ctx)
+            return self._group.list_commands(ctx)
 
         def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-            return self._group().get_command(ctx, cmd_name)
+            return self._group.get_command(ctx, cmd_name)
 
     return Lazy

@@ -225,7 +225,8 @@ def report(
     forecast: Annotated[
         Path | None,
         typer.Option(
-            help="JSON that `dpfed forecast --json` or `rehearse --json` printed; shown beside the outcome.", show_default=False
+            help="Output of `dpfed forecast --json` or `dpfed rehearse --json`, to show beside the results.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -234,12 +235,14 @@ def report(
     from dpfed.errors import UserError
 
     say(f"writing the report of {', '.join(map(str, run))}")
-    from dpfed.artifacts.view import RunView
-    from dpfed.report.html import write_report
-
     if len(run) > 1 and (pictures or forecast):
         raise UserError("--pictures and --forecast belong to the report of one run: give one run.")
+    from dpfed.artifacts.view import RunView
+    from dpfed.report.expected import Expected
+    from dpfed.report.html import write_report
+
     views = [RunView.read(folder) for folder in run]
+    expected = Expected.read(forecast, views[0]) if forecast else None  # before pictures, which take a minute
     if pictures:
         from dpfed.artifacts.directory import RunDirectory
         from dpfed.encoder import load
@@ -250,7 +253,7 @@ def report(
     path = out or (run[0] / "report.html" if len(run) == 1 else Path("comparison.html"))
     if out is None and len(run) > 1 and path.exists():
         raise UserError(f"{path} exists: choose another file with --out.")
-    write_report(path, views, forecast=forecast)
+    write_report(path, views, expected=expected)
     console.print(path, highlight=False, soft_wrap=True)
 
 

@@ -70,8 +70,8 @@ def run(app: typer.Typer) -> None:
             _end(_memory(f" ({said})"))
         if any(phrase in said.lower() for phrase in _NO_GPU):
             _end(
-                f"the GPU stopped computing ({said}): once it, or another one, computes again, `dpfed resume RUN` continues a "
-                "run. Each released step is charged."
+                f"the GPU failed ({said}). When a GPU works again, `dpfed resume RUN` resumes the run. Released steps stay "
+                "charged."
             )
         _crash(error)
     except Exception as error:

@@ -106,12 +106,14 @@ class Rehearsal:
         best: that with the best headline, if it beats the configuration by more than chance; else the first.
         config: of the private run, with its changes.
         file: where it was written.
+        plan: of the private run, with its changes.
     """
 
     tried: list[Rehearsed]
     best: Rehearsed
     config: Config
     file: Path
+    plan: PrivacyPlan
 
     @property
     def verdict(self) -> str:
@@ -137,6 +139,8 @@ class Rehearsal:
             "changes": self.best.changes,
             "file": str(self.file),
             "verdict": self.verdict,
+            "records": self.plan.sampling.records,
+            "epsilon": self.plan.epsilon(),
         }
 
 
@@ -191,7 +195,7 @@ def rehearse(
     file = folder / f"{config.name}.toml"
     said = f"# Chosen on public records ({stand.title}) by `dpfed rehearse`: {_in_words(best.changes)}\n"
     write_atomically(file, said + chosen.dump(defaults=False))
-    return Rehearsal(tried, best, chosen, file)
+    return Rehearsal(tried, best, chosen, file, declared_plan(chosen, records, Silent()))
 
 
 def _trained(

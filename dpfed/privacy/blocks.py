@@ -139,6 +139,8 @@ def add_to_blocks_(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[
         context: see `SumNoise.context_of`.
         step: training step.
     """
+    if len(keys) != len(blocks.cut(values)):  # a key that two blocks share would give both the same noise
+        raise ValueError(f"{len(keys)} keys for {len(blocks.cut(values))} blocks")
     whole = 0
     if isinstance(noise, GaussianNoise) and _on_gpu(values) and blocks.length is not None and blocks.length % 2 == 0:
         whole = values.numel() // blocks.length  # the last block may be shorter

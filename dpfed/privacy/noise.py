@@ -84,6 +84,8 @@ class GaussianNoise:
         """
         from dpfed.privacy.randomness import box_muller
 
+        if words.shape != values.shape:  # fewer would be repeated
+            raise ValueError(f"expected bits of shape {tuple(values.shape)}, got {tuple(words.shape)}")
         noise = box_muller(words.to(values.device, non_blocking=True))
         values.copy_(values.double().add_(noise, alpha=self.std))
 

@@ -39,51 +39,56 @@ class Expected:
             UserError: for a file that is neither, or a forecast for another number of records or another epsilon.
         """
         try:
-            said = json.loads(read_text(path))
-            rows = tuple(_rows(said, run, path))
-            return cls("" if "configured" in said else str(said["verdict"]), rows)
+            return cls(*_read(json.loads(read_text(path)), run, path))
         except OSError as error:
             raise UserError(f"cannot read the forecast {path}: {error.strerror or error}.") from error
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise UserError(f"{path} is no forecast ({type(error).__name__}: {error}): {_HOW}.") from error
 
 
-def _rows(said: dict[str, Any], run: RunView, path: Path) -> list[tuple[str, str, str]]:
+def _read(said: dict[str, Any], run: RunView, path: Path) -> tuple[str, tuple[tuple[str, str, str], ...]]:
     first = next(iter(headlines(run.table, 1)), None)
     came = "–" if first is None else f"{shown(first.untrained, first.name)} → {shown(first.trained, first.name)}"
     if first is not None and first.change:
         came += f" ({first.difference})"
     name = "Evaluation" if first is None else first.label
+    verdict = str(said["verdict"])
     if "tried" in said:  # of a rehearsal
+        _same(path, run, said)
         best = {one["name"]: one for one in said["tried"]}[said["best"]]
         rehearsed = next((item for item in results_of(best["evaluations"]) if first and item.name == first.name), None)
         if rehearsed is None:
-            return [(name, "not measured", came)]
+            return verdict, ((name, "not measured", came),)
         before, after = shown(rehearsed.untrained, rehearsed.name), shown(rehearsed.trained, rehearsed.name)
-        return [(f"{name}, rehearsed on public records", f"{before} → {after}", came)]
-    if "rows" in said:  # of private moments
-        row = said["rows"][0]
-        _same(path, run, row["records"], row["epsilon"])
-        privacy = ("Epsilon", round_up(row["epsilon"]), round_up(run.epsilon))
-        return [privacy, (name, f"about {row['kept']:.0%} of what the same heads reach without noise", came)]
+        return verdict, ((f"{name}, rehearsed on public records", f"{before} → {after}", came),)
+    of_plan = said["rows"][0] if "rows" in said else said  # of private moments, or of another method
+    epsilon = ("Epsilon", _same(path, run, of_plan), round_up(run.epsilon))
+    if "rows" in said:
+        return verdict, (epsilon, (name, f"about {_number(of_plan['kept']):.0%} of what the heads reach without noise", came))
     row = said["configured"]
-    _same(path, run, said["records"], said["epsilon"])
-    return [
-        ("Epsilon", round_up(said["epsilon"]), round_up(run.epsilon)),
-        ("Noise over gradient, by their lengths", _times(row["noise_over_gradient"]), _times(run.noise_over_gradient)),
-        (name, f"{said['verdict']}: {row['steps']:,} noisy steps are worth {row['reach']:,.0f} without noise", came),
-    ]
+    expected = None if row["noise_over_gradient"] is None else _number(row["noise_over_gradient"])
+    noise = ("Noise, in lengths of the gradient", _times(expected), _times(run.noise_over_gradient))
+    steps, reach = _number(row["steps"]), _number(row["reach"])
+    return "", (epsilon, noise, (name, f"{verdict}: {steps:,.0f} noisy steps do as much as {reach:,.0f} without noise", came))
 
 
-def _same(path: Path, run: RunView, records: int, epsilon: float) -> None:
-    """Refuses a forecast of another plan."""
-    own = run.results["privacy"]
-    if int(records) != own.get("records") or not (run.target is None or math.isclose(epsilon, run.target, rel_tol=0.05)):
+def _number(value: Any) -> float:
+    """A number of a file, which is finite and not negative."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"expected a number, got {value!r}")
+    return value
+
+
+def _same(path: Path, run: RunView, said: dict[str, Any]) -> str:
+    """Epsilon of a forecast, in words; a forecast of another plan is refused."""
+    records, epsilon = _number(said["records"]), _number(said["epsilon"])
+    own, planned = run.results["privacy"].get("records"), run.target or run.epsilon
+    if records != own or not math.isclose(epsilon, planned, rel_tol=0.05):
         raise UserError(
-            f"{path} forecasts {int(records):,} records at epsilon {round_up(epsilon)}, and this run has "
-            f"{own.get('records'):,} at a planned {round_up(run.target or run.epsilon)}: make the forecast of this run's own "
-            "configuration, `dpfed forecast RUN/config.toml --json`."
+            f"{path} is of another plan ({records:,.0f} records, epsilon {round_up(epsilon)}); this run has {own} records and "
+            f"a planned epsilon of {round_up(planned)}. Forecast this run: `dpfed forecast {run.folder}/config.toml --json`."
         )
+    return round_up(epsilon)
 
 
 def _times(ratio: float | None) -> str:

@@ -42,7 +42,7 @@ ERROR_BARS = (
 )
 
 
-def write_report(path: str | Path, runs: Sequence[RunView], note: str = "", forecast: Path | None = None) -> None:
+def write_report(path: str | Path, runs: Sequence[RunView], note: str = "", expected: Expected | None = None) -> None:
     """Writes a report: all about one run, or a comparison of several.
 
     The file needs nothing else: style and pictures are inside, there is no script, and whatever comes from a run is escaped.
@@ -51,14 +51,16 @@ def write_report(path: str | Path, runs: Sequence[RunView], note: str = "", fore
         path: of the file.
         runs: at least one.
         note: a sentence above a comparison.
-        forecast: of one run, what `dpfed forecast` or `dpfed rehearse` printed as JSON: it stands beside the outcome.
+        expected: of one run, what was forecast: it stands beside the outcome.
 
     Raises:
-        UserError: for no runs, a path that cannot be written, or a forecast of something else.
+        UserError: for no runs, or a path that cannot be written.
+        ValueError: for a forecast beside several runs.
     """
     if not runs:
         raise UserError("a report needs at least one run.")
-    expected = Expected.read(forecast, runs[0]) if forecast else None
+    if expected and len(runs) > 1:
+        raise ValueError("a forecast belongs to the report of one run")
     values = {**_single(runs[0]), "expected": expected} if len(runs) == 1 else _comparison(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(shown=shown, picture=_picture, small=_small, style=page_style())

@@ -52,6 +52,8 @@ def _changed(runs: Sequence[RunView], number: int) -> str:
         return ""
     before, after = (leaves(tomllib.loads(run.config_toml)) for run in runs[number - 1 : number + 1])
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key) and key not in _NAMES]
-    named = [f"{key} = {after[key]}" if key in after else f"no {key}" for key in keys[:_MOST]]
+    records = [run.results["run"]["data"].get("fingerprint") for run in runs[number - 1 : number + 1]]
+    named = ["other records"] * (records[0] != records[1])
+    named += [f"{key} = {after[key]}" if key in after else f"no {key}" for key in keys[:_MOST]]
     more = [f"{len(keys) - _MOST} more"] * (len(keys) > _MOST)
-    return ", ".join(named + more) or "nothing but the noise"
+    return ", ".join(named + more) or "no key of the configuration"

@@ -25,9 +25,12 @@ def timeline_plot(steps: Sequence[Mapping[str, Any]]) -> Figure:
     sites = sites_in(steps)
     canvas, axes = figure(_WIDTH, _ROW * len(sites) + 0.8)
     for row, site in enumerate(sites):
+        stretches: dict[str, list[tuple[int, int]]] = {}
         for colour, stretch in groupby(steps, key=lambda line: _colour(site, line)):
             numbers = [line["step"] for line in stretch]
-            axes.barh(row, numbers[-1] - numbers[0] + 1, left=numbers[0], height=0.62, color=colour)
+            stretches.setdefault(colour, []).append((numbers[0], numbers[-1] - numbers[0] + 1))
+        for colour, spans in stretches.items():  # one shape for each colour: a long run has thousands of stretches
+            axes.broken_barh(spans, (row - 0.31, 0.62), color=colour)
     axes.set_yticks(range(len(sites)), sites, color=INK)
     axes.set_ylim(len(sites) - 0.5, -0.5)
     axes.set_xlim(0, steps[-1]["step"] + 1)
@@ -44,5 +47,5 @@ def sites_in(steps: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _colour(site: str, line: Mapping[str, Any]) -> str:
     if site not in line.get("arrived", ()):
-        return TARGET
+        return TARGET if "arrived" in line else UNTRAINED  # else the server died in the step: no site's fault
     return TRAINED if line["event"] == "collected" else UNTRAINED

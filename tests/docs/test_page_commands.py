@@ -17,7 +17,7 @@ NAMES = "budget commands for-data-protection-officers methods recipes reproduce 
 CLUSTER = (ROOT / "cluster" / "README.md").read_text()
 PAGES = "\n".join([CLUSTER, *((ROOT / page).read_text() for page in ("README.md", *(f"docs/{name}.md" for name in NAMES)))])
 KITS = (
-    site_files("chest", "north", "superlink.example.org:9443", "image", "0" * 32)["README.md"]
+    site_files("chest", "north", "superlink.example.org:9443", "image")["README.md"]
     + coordinator_files("chest", "/srv/dpfed/chest", "superlink.example.org", 9443, "image")["README.md"]
 )
 

@@ -15,6 +15,7 @@ import torch
 from dpfed.cli import main
 from dpfed.config import parse_config
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder, site_of_records
+from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.flower.server_app import coordinate
 from dpfed.federation.simulation import Simulation, simulate
@@ -169,3 +170,54 @@ def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
     for site in run.sites.iterdir():
         steps = [line["step"] for line in map(json.loads, site.read_text().splitlines()) if line.get("charged")]
         assert steps == [0, 1, 2, 3]
+
+
+def test_the_coordinator_holds_the_run_and_a_site_its_folder(config, shapes, tmp_path, monkeypatch):
+    """A second one would ask, or answer, for the same steps again."""
+    from dpfed.artifacts.directory import RunDirectory
+    from dpfed.federation.flower import server_app
+    from dpfed.federation.site import serving
+    from dpfed.progress import Silent
+
+    sites, made = institutions(config, shapes, tmp_path)
+    held = []
+
+    def taken(lock):
+        with pytest.raises(UserError, match=r"in use|is served"), lock():
+            pass
+        held.append(lock)
+
+    monkeypatch.setattr(server_app, "run_job", lambda *_: taken(RunDirectory.open(tmp_path / "run").locked))
+    for _ in range(2):
+        coordinate(made.path, tmp_path / "run", Wire({}), Silent())
+    monkeypatch.setattr(serving, "serve", lambda *_: taken(SiteFolder.open(sites[0].path).locked))
+    serving.serve_site(sites[0], tmp_path / "door", print, None)
+    assert len(held) == 3
+
+
+def test_an_older_checkpoint_will_do(config, shapes, tmp_path):
+    """The newest one is damaged: the releases since the one before are kept, for no site answers twice."""
+    from dpfed.federation.site.serving import load_site
+    from dpfed.progress import Silent
+
+    class Stopped(Exception):
+        pass
+
+    class Watch(Silent):
+        def stage(self, name, total):
+            def advance(done):
+                if done == 3:
+                    raise Stopped
+
+            return advance
+
+    config = config.model_copy(update={"training": config.training.model_copy(update={"checkpoint_every": 1})})
+    sites, made = institutions(config, shapes, tmp_path)
+    wire = Wire({site.path.name: load_site(site, print) for site in sites})
+    with pytest.raises(Stopped):
+        coordinate(made.path, tmp_path / "run", wire, Watch())
+    newest = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[-1]
+    newest.unlink()
+    run = coordinate(made.path, tmp_path / "run", wire, Silent())
+    assert run.finished
+    assert [line["event"] for line in map(json.loads, run.journal.read_text().splitlines())] == ["opened", "collected"] * 4

@@ -122,7 +122,7 @@ def tried(name, value, off):
 def test_a_setting_is_the_best_only_if_it_beats_the_configuration_by_more_than_chance(config, tmp_path):
     first, chance, better = tried("as configured", 0.5, 0.1), tried("S = 2", 0.58, 0.1), tried("T = 8", 0.9, 0.1)
     assert _best([first, chance]) is first and _best([first, chance, better]) is better
-    said = Rehearsal([first, chance], first, config, tmp_path).verdict
+    said = Rehearsal([first, chance], first, config, tmp_path, None).verdict
     assert said.startswith("No tried setting beats the configuration by more than chance, so it is kept")
 
 

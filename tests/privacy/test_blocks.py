@@ -124,3 +124,12 @@ def test_new_long_sums_are_cut():
 def test_the_rounding_of_discrete_noise_has_its_room_in_the_whole_sum():
     with pytest.raises(UserError, match="up to 4,294,967,296 trained numbers"):
         SumNoise(DiscreteGaussianNoise(1.0, 1.0), SECRET, Blocks(2**32 + 1, LENGTH), CONTEXT)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_two_blocks_never_get_the_noise_of_one_key(on_gpu, monkeypatch):
+    monkeypatch.setattr("dpfed.privacy.blocks._on_gpu", lambda values: on_gpu)
+    clean, secret = torch.zeros(3000), SumNoise(GaussianNoise(2.0), SECRET, BLOCKS, CONTEXT)
+    with pytest.raises(ValueError, match="1 keys for 3 blocks"):
+        add_to_blocks_(BLOCKS, clean, GaussianNoise(2.0), secret.keys(0, 0, 1), "context", 0)
+    assert not clean.any()

@@ -95,3 +95,8 @@ def test_what_cannot_be_is_refused_in_a_sentence(changes, said):
 def test_an_error_that_is_no_number_is_noise_alone():
     with pytest.raises(UserError, match="would release noise alone"):
         plan().statistics.refuse_noise_alone(math.nan)
+
+
+def test_too_many_owners_are_refused_by_name():
+    with pytest.raises(UserError, match=r"at most 128 workers \(or sites\), got 200"):
+        plan().statistics.refuse_many_owners(200)

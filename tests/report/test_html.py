@@ -11,6 +11,7 @@ from matplotlib.colors import to_hex
 from dpfed.artifacts.view import RunView
 from dpfed.errors import UserError
 from dpfed.protocol.journal import Journal
+from dpfed.report.expected import Expected
 from dpfed.report.facts import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS
 from dpfed.report.gallery import build_gallery
 from dpfed.report.html import _marks, write_report
@@ -108,6 +109,10 @@ def test_noise_over_gradient_comes_from_noisy_norms_alone(run_folder):
         lines = [{"step": step, "noisy_gradient_norm": norm} for step, norm in enumerate(norms, 1)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         assert RunView.read(folder).noise_over_gradient == (None if expected is None else pytest.approx(expected))
+    # Sites that together add more noise than the plan asks for: it is no gradient.
+    Journal(folder / "federation.jsonl").write("collected", 0, arrived=["north"], missing={}, noise_of_sites=3.0 * 2**0.5)
+    assert RunView.read(folder).noise_norm == pytest.approx(10 * 2**0.5)
+    assert RunView.read(folder).noise_over_gradient is None
 
 
 def test_a_voided_run_gets_no_epsilon_to_open_with(run_folder, tmp_path):
@@ -195,9 +200,10 @@ def test_a_federation_has_a_timeline_of_its_sites(run_folder, tmp_path):
     for line in [{"event": "opened", "step": 0}, *STEPS]:
         journal.write(**line)
     assert "Sites over steps" in render(tmp_path, folder)
-    bars = timeline_plot(STEPS).axes[0].patches
-    north, south = [(TRAINED, 2), (UNTRAINED, 1)], [(TRAINED, 1), (TARGET, 2)]
-    assert [(to_hex(bar.get_facecolor()), bar.get_width()) for bar in bars] == north + south
+    drawn = timeline_plot([*STEPS, {"event": "discarded", "step": 3, "reason": "the server died"}]).axes[0].collections
+    shown = [(to_hex(one.get_facecolor()[0]), sorted(path.get_extents().width for path in one.get_paths())) for one in drawn]
+    north, south = [(TRAINED, [2]), (UNTRAINED, [2])], [(TRAINED, [1]), (TARGET, [2]), (UNTRAINED, [1])]
+    assert shown == north + south
 
 
 @pytest.mark.parametrize(
@@ -205,11 +211,11 @@ def test_a_federation_has_a_timeline_of_its_sites(run_folder, tmp_path):
     [
         (
             {"records": 60_000, "epsilon": 8.0, "configured": {"noise_over_gradient": 3.25, "reach": 12.34, "steps": 100}},
-            ["3.2 times", "100 noisy steps are worth 12 without noise"],
+            ["3.2 times", "100 noisy steps do as much as 12 without noise"],
         ),
-        ({"rows": [{"records": 60_000, "epsilon": 8.0, "kept": 0.61}]}, ["about 61% of what the same heads reach"]),
+        ({"rows": [{"records": 60_000, "epsilon": 8.0, "kept": 0.61}]}, ["about 61% of what the heads reach"]),
         (
-            {"best": "S = 4", "tried": [{"name": "S = 4", "evaluations": [
+            {"records": 60_000, "epsilon": 8.0, "best": "S = 4", "tried": [{"name": "S = 4", "evaluations": [
                 {"name": "text_to_image_R@10", "value": value, "model": model, "split": "test", "protocol": "", "step": 0}
                 for model, value in (("untrained", 0.02), ("trained", 0.31))]}]},
             ["rehearsed on public records", "2.0 % → 31.0 %"],
@@ -222,14 +228,14 @@ def test_a_forecast_stands_beside_the_outcome(run_folder, tmp_path, said, rows):
     facts["privacy"]["records"] = 60_000
     (folder / "results.json").write_text(json.dumps(facts))
     file.write_text(json.dumps({"verdict": "can <work>", **said}))
-    write_report(tmp_path / "report.html", [RunView.read(folder)], forecast=file)
+    view = RunView.read(folder)
+    write_report(tmp_path / "report.html", [view], expected=Expected.read(file, view))
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert all(row in html for row in ["can &lt;work&gt;", "1.0 % → 70.0 %", *rows])
-    if "tried" not in said:
-        (said.get("rows") or [said])[0]["records"] = 600
-        file.write_text(json.dumps({"verdict": "can work", **said}))
-        with pytest.raises(UserError, match="forecasts 600 records at epsilon 8.00, and this run has 60,000"):
-            write_report(tmp_path / "report.html", [RunView.read(folder)], forecast=file)
+    (said.get("rows") or [said])[0]["records"] = 600
+    file.write_text(json.dumps({"verdict": "can work", **said}))
+    with pytest.raises(UserError, match="is of another plan .600 records, epsilon 8.00.; this run has 60000 records"):
+        Expected.read(file, view)
 
 
 NO_FORECASTS = [
@@ -239,6 +245,8 @@ NO_FORECASTS = [
     '"words"',
     "[" * 100_000,
     '{"verdict": "v", "rows": []}',
+    '{"verdict": "v", "rows": [{"records": 60000, "epsilon": NaN, "kept": 0.5}]}',
+    '{"verdict": "v", "rows": [{"records": true, "epsilon": 8, "kept": 0.5}]}',
     '{"verdict": "v", "rows": [{"records": Infinity, "epsilon": 8, "kept": 0.5}]}',
     '{"verdict": "v", "rows": [{"records": 60000, "epsilon": "8", "kept": 0.5}]}',
     '{"verdict": "v", "tried": [], "best": 1}',
@@ -254,8 +262,7 @@ def test_what_is_no_forecast_is_refused(run_folder, tmp_path, text):
         if content is not None:
             file.write_text(content)
         with pytest.raises(UserError, match="forecast"):
-            write_report(tmp_path / "report.html", [view], forecast=file)
-    assert not (tmp_path / "report.html").exists()
+            Expected.read(file, view)
 
 
 def test_a_comparison_says_what_each_run_changed_and_what_that_brought(run_folder):
@@ -266,7 +273,7 @@ def test_a_comparison_says_what_each_run_changed_and_what_that_brought(run_folde
     )
     rungs = ladder([first, second, second], [low, high, None])
     assert [rung[0] for rung in rungs] == ["before training", first.name, second.name, second.name]
-    assert [rung[1] for rung in rungs] == ["", "", "privacy.epsilon = 3.0", "nothing but the noise"]
+    assert [rung[1] for rung in rungs] == ["", "", "privacy.epsilon = 3.0", "no key of the configuration"]
     assert rungs[2][3] == "+10.0 ± 1.5 pts" and rungs[3][2:] == ("not measured", "–")
     chance = dataclasses.replace(high, trained=0.505, trained_interval=(0.49, 0.52))
     assert "within error" in ladder([first, second], [low, chance])[2][3]

@@ -333,3 +333,14 @@ def test_a_run_elsewhere_on_the_same_records_is_settled_into_a_budget(config, st
     assert book_of(store).spent == budget.filter.curve(plan.mechanism, 6) == read(store.path / BOOK).spent
     assert plan.replace() == next(iter(book_of(store).accounts.values())).plan
     assert RunDirectory(run.path).finished
+
+
+def test_a_run_that_goes_on_reserves_nothing_more(config, store, budget, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 3)
+        with pytest.raises(Stopped):
+            pretrain(parse_config(config), tmp_path / "run")
+    before = book_of(store)
+    assert [account.settled for account in before.accounts.values()] == [False]
+    resume(tmp_path / "run")
+    assert book_of(store).spent == before.spent and len(book_of(store).entries) == len(before.entries) + 1

@@ -14,7 +14,7 @@ from dpfed.runs.pretraining import resume
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later", "the GPU stopped computing"),
+        ("CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later", "the GPU failed"),
         ("CUDA out of memory. Tried to allocate 2.00 GiB.", "not enough memory"),
     ],
 )

@@ -163,3 +163,17 @@ def test_damaged_results_are_refused_before_anything_is_measured(private, tmp_pa
     with pytest.raises(UserError, match="results.json is damaged"):
         evaluate_run(run.path)
     assert run.results.read_text() == text
+
+
+@pytest.mark.slow
+def test_an_audit_stays_on_the_card_that_a_later_evaluation_writes(private, tmp_path, monkeypatch):
+    from dpfed.audit.membership import audit_membership
+
+    monkeypatch.setattr("dpfed.audit.sides._LEAST", 50)
+    run = pretrain(parse_config(private), tmp_path / "run")
+    audit_membership(run.path, records=60)
+    assert all(text.count("dpfed audit") == 1 and "do not publish it with the run" in text for text in papers(run))
+    shutil.rmtree(run.audits)  # who has seen it has seen it
+    evaluate_run(run.path, tasks=["knn"])
+    assert all(text.count("dpfed audit") == 1 for text in papers(run))
+    assert [marked(text) for text in papers(run)] == [1, 2]

@@ -411,3 +411,13 @@ def test_a_release_is_kept_until_the_checkpoint_that_follows_from_it_is_on_disk(
     monkeypatch.setattr(Checkpoints, "save", watched)
     pretrain(tiny_config, tmp_path / "run")
     assert len(kept) == 4 and all(latest == step - 1 for step, latest in kept[1:])
+
+
+def test_a_key_that_a_crash_left_behind_is_forgotten(tiny_config, tmp_path, monkeypatch):
+    restore = interrupt(monkeypatch, RunDirectory, "forget_key", 1, before=True)
+    with pytest.raises(Killed):
+        pretrain(tiny_config, tmp_path / "run")
+    restore()
+    assert (tmp_path / "run" / "secret.key").exists()
+    resume(tmp_path / "run")
+    assert not (tmp_path / "run" / "secret.key").exists()

@@ -106,3 +106,13 @@ def test_an_error_in_the_thread_surfaces_in_the_step_and_the_next_step_can_go_on
         worker.bounded_sum(0)
     failing[0] = False
     assert torch.equal(worker.bounded_sum(0).values, plain.bounded_sum(0).values)
+
+
+def test_rows_that_are_alike_are_not_taken_for_each_other() -> None:
+    """Neither their number, nor the first of them, nor their order may stand for all."""
+    for begun, asked in (([1, 2, 3], [1, 2, 4]), ([1, 2, 3], [1, 2]), ([1, 2, 3], [3, 2, 1]), ([1, 2], [1, 2, 3])):
+        reading = ReadAhead(torch.from_numpy)
+        reading.prefetch([np.array(begun), np.array(asked)])
+        assert reading(np.array(asked)).tolist() == asked
+        reading.prefetch([np.array(asked)])  # what was begun for others is not kept for these
+        assert reading(np.array(asked)).tolist() == asked

@@ -54,7 +54,7 @@ class FolderImporter(Importer):
         placed = place(path, images, listing.files, level)
         names, labels = class_numbers(placed)
         if level is None:
-            refuse_masks(path, placed)
+            refuse_masks(path, images)
 
         def records() -> Iterator[Item]:
             for one in placed:

@@ -13,9 +13,8 @@ from dpfed.data.importers.splits import is_part, split_of, words_of
 from dpfed.errors import UserError
 
 _SAYS_NOTHING = frozenset({"image", "images", "img", "imgs", "jpegimages", "photos", "pictures", "data", "dataset", "files"})
-_MASKS = frozenset(
-    {"mask", "masks", "label", "labels", "annotations", "segmentation", "segmentations", "gt", "groundtruth", "ground_truth"}
-)
+_MASKS = frozenset({"mask", "masks", "segmentation", "segmentations", "annotations", "gt", "groundtruth", "ground_truth"})
+_LABELS = frozenset({"label", "labels"})  # masks where they lie beside a folder of images, else perhaps a class
 _PART = "part"
 
 
@@ -107,21 +106,30 @@ def class_numbers(placed: Sequence[Placed]) -> tuple[dict[str, list[str]], Calla
     return {"label": names} if names else {}, labels
 
 
-def refuse_masks(root: Path, placed: Sequence[Placed]) -> None:
-    """Refuses class folders that are images and their masks: half of the records would be no photographs.
+def refuse_masks(root: Path, files: Sequence[Path]) -> None:
+    """Refuses images beside their masks: half of the records would be no photographs.
+
+    Args:
+        root: the source.
+        files: its images.
 
     Raises:
-        UserError: with what to do, and the command for classes that have such names.
+        UserError: with what to do, and the command for folders of images that have such names.
     """
-    classes = {one.label for one in placed if one.label is not None}
-    masks = [name for name in classes if name.lower() in _MASKS]
-    images = [name for name in classes if name.lower() in _SAYS_NOTHING]
-    if masks and images and len(masks) + len(images) == len(classes):
-        parts = placed[0].file.relative_to(root).parts[:-1]
-        split = next((level for level, part in enumerate(parts, start=1) if _spoken(part)), 0)
+    folders = [file.relative_to(root).parts[:-1] for file in files]
+    names = {part.lower() for parts in folders for part in parts}
+    masks = _MASKS | (_LABELS if names & _SAYS_NOTHING else frozenset())
+
+    def is_mask(part: str) -> bool:  # train_masks, too; with_mask is a class
+        _, _, last = part.lower().rpartition("_")
+        return part.lower() in masks or (last in masks and _spoken(part) is not None)
+
+    found = sorted({"/".join(parts) for parts in folders if any(map(is_mask, parts))})
+    if found and not all(any(map(is_mask, parts)) for parts in folders):
+        split = next((level for level, part in enumerate(folders[0], start=1) if _spoken(part)), 0)
         raise UserError(
-            f"{root}: the folders {', '.join(sorted(classes))} look like images and their masks, not like classes. Take "
-            f"{', '.join(masks)} away to import the images alone. If they are classes: {_commands(root, split)}"
+            f"{root}: {found[0]} looks like a folder of masks beside the images that they belong to. To import the images "
+            f"alone, move such folders out of {root}. To import both: {_commands(root, split)}"
         )
 
 
@@ -207,7 +215,7 @@ def _commands(root: Path, *levels: int) -> str:
     told = {0: "takes every folder for a class, and all images for training"}
     each = (
         f"`dpfed data import {shlex.quote(str(root))} DEST --splits {level}` "
-        + told.get(level, f"takes folder {level} below it for the split, and the first other folder for the class")
+        + told.get(level, f"reads the split from folder {level} below it, and the class from the next one")
         for level in levels
     )
     return "; ".join(each) + "."

@@ -235,7 +235,7 @@ class _Office:
         """Makes a site's kit, unless it would be the same as the one that is there."""
         project, identity = self._project, self.identity()
         archive = self._kits / f"{project.name}-{site}.tar.gz"
-        own = site_files(project.name, site, project.address, project.site_image, spoken(identity.signing_key))
+        own = site_files(project.name, site, project.address, project.site_image)
         files = {name: text.encode() for name, text in own.items()}
         files[AUTHORITY] = read_bytes(self.certificates / AUTHORITY)
         if self.agreed.path.exists():

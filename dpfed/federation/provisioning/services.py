@@ -68,7 +68,7 @@ def run_command(folder: str) -> list[str]:
     return ["dpfed", "federation", "run", folder]
 
 
-def site_files(federation: str, site: str, superlink: str, image: str, coordinator: str) -> dict[str, str]:
+def site_files(federation: str, site: str, superlink: str, image: str) -> dict[str, str]:
     """What a kit holds for a site, by path.
 
     Args:
@@ -76,10 +76,9 @@ def site_files(federation: str, site: str, superlink: str, image: str, coordinat
         site: its name.
         superlink: where its SuperNode connects to, as HOST:PORT.
         image: of its containers.
-        coordinator: fingerprint of the coordinator's key.
     """
     host, _, port = superlink.rpartition(":")
-    known = {"federation": federation, "site": site, "superlink": superlink, "image": image, "coordinator": coordinator}
+    known = {"federation": federation, "site": site, "superlink": superlink, "image": image}
     known |= {"host": host, "port": port, "folder": f"{federation}-{site}"}
     compose, unit = "${DPFED_FOLDER}", "%f"
     here: dict[str, Any] = {"user": GROUP, "node_port": str(NODE_PORT)}

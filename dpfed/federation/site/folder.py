@@ -236,7 +236,17 @@ class SiteFolder:
         """
         with self.locked():
             leave(self.path, self._randomness)
-            shutil.rmtree(self.features, ignore_errors=True)
+            self.forget_features()
+
+    def forget_features(self) -> None:
+        """Deletes cached features.
+
+        Raises:
+            UserError: if they cannot be deleted.
+        """
+        shutil.rmtree(self.features, ignore_errors=True)
+        if self.features.exists():
+            raise UserError(f"{self.features} reveals as much as the records and cannot be deleted: delete it yourself.")
 
     def most_delta(self, plan: PrivacyPlan) -> float:
         """The largest delta that the site agrees to: its own setting, or 1/N of the plan."""

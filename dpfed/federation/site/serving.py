@@ -6,7 +6,6 @@ What was agreed on, on a site's own machine: with its own records, its own devic
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -118,9 +117,9 @@ def serve_site(
         serve(door, worker.answer, stop, group, worker.longest)
         ledger = Ledger.open(folder.ledger)
         if ledger.last_step + 1 >= ledger.plan.steps:  # it will not be asked again
-            shutil.rmtree(folder.features, ignore_errors=True)
             for book in settle_locked(folder):
                 log(f"settled with the lifetime budget {shown(book)}: {percent(book.filter.part(book.spent))} of it is taken")
+            folder.forget_features()
 
 
 def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:

@@ -121,11 +121,27 @@ def test_a_class_in_other_capitals_in_another_split_is_refused(tmp_path: Path, p
     assert {name for _, name in found(tmp_path / "s").values()} == {"A", "Cat", "a"}
 
 
-@pytest.mark.parametrize(("places", "level"), [(("train/images", "train/masks", "test/images"), 1), (("images", "Labels"), 0)])
-def test_images_beside_their_masks_are_no_classes(tmp_path: Path, pictures, places: tuple[str, ...], level: int) -> None:
+MASKS = [
+    (("train/images", "train/masks", "test/images"), 1),
+    (("images", "Labels"), 0),
+    (("cat/images", "cat/masks"), 0),
+    (("train", "train_masks"), 1),
+    (("", "masks"), 0),
+    (("photo", "mask", "edges"), 0),
+]
+
+
+@pytest.mark.parametrize(("places", "level"), MASKS)
+def test_images_beside_their_masks_are_refused(tmp_path: Path, pictures, places: tuple[str, ...], level: int) -> None:
     source = tree(tmp_path / "in", pictures, *places)
-    with pytest.raises(UserError, match=f"look like images and their masks, not like classes.* --splits {level}`"):
+    with pytest.raises(UserError, match=f"looks like a folder of masks beside the images.* --splits {level}`"):
         import_records(source, tmp_path / "s")
     assert not (tmp_path / "s").exists()
-    import_records(source, tmp_path / "s", splits=level)
+    if places[0] != "train":
+        assert import_records(source, tmp_path / "s", splits=level).counts["train"] >= 1
+
+
+@pytest.mark.parametrize("places", [("with_mask", "without_mask"), ("labels", "boxes"), ("masks/a", "masks/b")])
+def test_classes_that_are_no_masks_are_classes(tmp_path: Path, pictures, places: tuple[str, ...]) -> None:
+    import_records(tree(tmp_path / "in", pictures, *places), tmp_path / "s")
     assert {label for _, label in found(tmp_path / "s").values()} == {Path(place).name for place in places}

@@ -16,7 +16,7 @@ from dpfed import __version__
 from dpfed.federation.provisioning.services import coordinator_files, site_files
 
 ROOT = Path(__file__).resolve().parents[3]
-SITE = site_files("chest", "north", "superlink.example.org:9443", "dpfed-site:1", "0" * 32)
+SITE = site_files("chest", "north", "superlink.example.org:9443", "dpfed-site:1")
 LINK = coordinator_files("chest", "/srv/dpfed/chest", "superlink.example.org", 9443, "dpfed-coordinator:1")
 UNITS = {Path(name).name: text for files in (SITE, LINK) for name, text in files.items() if name.endswith(".service")}
 NETWORKED = {"dpfed-node@.service", "dpfed-superlink@.service"}
