@@ -16,9 +16,9 @@ import numpy as np
 
 from benchmarks.record import write_result
 from dpfed.data.sampling import draw_step
+from dpfed.privacy.geometric_skips import GeometricSkips, block_length
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.privacy.renewals import Renewals, block_length
 
 BATCH = 65_536
 STEPS = 100_000
@@ -37,7 +37,7 @@ def by_gaps(keys: np.ndarray) -> dict[str, float]:
     """Seconds of a step's share of a block and of taking it out, and the memory that it all needs beside the keys."""
     rate, before = BATCH / len(keys), _peak()
     length = block_length(rate, STEPS)
-    draws = Renewals(rate, length, Randomness.from_seed(0), keys)
+    draws = GeometricSkips(rate, length, Randomness.from_seed(0), keys)
     block = seconds(lambda: draws(0))
     step = seconds(lambda: [draws(step) for step in range(1, 1 + SLICES)]) / SLICES
     found = {"keys": len(keys), "block_steps": length, "block_seconds": block, "step_seconds": block / length + step}
@@ -48,7 +48,7 @@ def draws() -> dict[str, float]:
     """Seconds of processor time: of a block in which each record is drawn once, and of drawn records."""
     keys = np.random.default_rng(0).integers(0, 2**64, _FEW, np.uint64)
     randomness, rate = Randomness.from_seed(0), 1e-3
-    block = seconds(lambda: Renewals(rate, round(1 / rate), randomness, keys)(0))
+    block = seconds(lambda: GeometricSkips(rate, round(1 / rate), randomness, keys)(0))
     plan = PrivacyPlan.of(records=_FEW, batch=BATCH, group_size=16, clip_norm=1.0, steps=2, noise_multiplier=1.0, delta=1e-8)
     who = np.sort(np.random.default_rng(1).choice(_FEW, BATCH, replace=False))
     grouping = seconds(lambda: draw_step(plan, randomness, 0, np.arange(_FEW), keys, plan.groups, participants=lambda _: who))

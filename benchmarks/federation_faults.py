@@ -98,12 +98,12 @@ def carry_out(parties: Path) -> None:
     """The run, with everything that goes wrong in it."""
     run, ended = RunDirectory(parties / "run"), threading.Event()
     with tempfile.TemporaryDirectory(prefix="dpfed-") as place:
-        doors = {site_folder(number): Path(place) / site_folder(number) / "door" for number in range(SITES)}
-        with loopback(Path(place) / "loopback", doors) as federation:
-            *early, _ = doors
+        sockets = {site_folder(number): Path(place) / site_folder(number) / "door" for number in range(SITES)}
+        with loopback(Path(place) / "loopback", sockets) as federation:
+            *early, _ = sockets
             for name in early:
-                start_worker(federation, parties, name, doors[name])
-            others = threading.Thread(target=_disturb, args=(federation, parties, doors, ended))
+                start_worker(federation, parties, name, sockets[name])
+            others = threading.Thread(target=_disturb, args=(federation, parties, sockets, ended))
             others.start()
             try:
                 while not run.finished:
@@ -115,10 +115,10 @@ def carry_out(parties: Path) -> None:
                 others.join()
 
 
-def _disturb(federation: Loopback, parties: Path, doors: dict[str, Path], ended: threading.Event) -> None:
+def _disturb(federation: Loopback, parties: Path, sockets: dict[str, Path], ended: threading.Event) -> None:
     """Does at its step what is not done by the first site, brings back what it killed, and keeps the noisy sums."""
     run, kept = parties / "run", parties / "releases"
-    _, second, third = doors
+    _, second, third = sockets
     kept.mkdir()
     done: set[int] = set()
 
@@ -134,7 +134,7 @@ def _disturb(federation: Loopback, parties: Path, doors: dict[str, Path], ended:
             if not (kept / file.name).exists():
                 (kept / file.name).hardlink_to(file)
         if once(LATE + 1):
-            start_worker(federation, parties, third, doors[third])
+            start_worker(federation, parties, third, sockets[third])
         if once(NODE_KILLED):
             federation.members.kill(second)
             threading.Thread(target=_bring_back, args=(federation, second), daemon=True).start()
@@ -156,11 +156,11 @@ def _lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def start_worker(federation: Loopback, parties: Path, name: str, door: Path) -> None:
+def start_worker(federation: Loopback, parties: Path, name: str, socket: Path) -> None:
     """A site's worker: the first site's misbehaves."""
-    command = ["dpfed", "site", "serve", parties / name, "--socket", door]
+    command = ["dpfed", "site", "serve", parties / name, "--socket", socket]
     if name == site_folder(0):
-        command = [sys.executable, "-m", "benchmarks.hostile_site", parties / name, door, json.dumps(OF_SITE)]
+        command = [sys.executable, "-m", "benchmarks.hostile_site", parties / name, socket, json.dumps(OF_SITE)]
     federation.members.start(f"{name}-worker", command, {"OMP_NUM_THREADS": "1"})
     federation.members.wait_for(f"{name}-worker", "ready", 300.0)
 

@@ -98,11 +98,11 @@ def main() -> None:
             sys.exit(os.waitstatus_to_exitcode(status))
 
 
-def _serve(folder: SiteFolder, door: Path, faults: dict[str, str]) -> NoReturn:
+def _serve(folder: SiteFolder, socket: Path, faults: dict[str, str]) -> NoReturn:
     """A worker, until it is killed."""
     site = HostileSite(folder, {int(step): fault for step, fault in faults.items()})
     print("ready", flush=True)
-    serve(door, site.answer, threading.Event())
+    serve(socket, site.answer, threading.Event())
     sys.exit()
 
 

@@ -21,7 +21,7 @@ from dpfed.models.description import describe
 from dpfed.models.folder import load_encoder, model_config, preprocessing_in
 from dpfed.models.inputs import Pictures, square_images, texts
 from dpfed.models.moments import features_of
-from dpfed.places import path_of
+from dpfed.paths import path_of
 
 if TYPE_CHECKING:  # pictures of a report need matplotlib
     from dpfed.data.store.records import RecordStore

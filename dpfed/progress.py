@@ -50,7 +50,7 @@ class Silent:
         """See `Watcher`."""
 
 
-class Pace:
+class Throughput:
     """Remembers what the last steps took. It stays in memory: a step's time depends on what it drew. Times are seconds.
 
     Attributes:

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MAPS = ["docs/architecture.md", "CONTRIBUTING.md"]
 ROOMS = (
-    "dpfed.errors dpfed.places dpfed.files dpfed.progress dpfed.schema dpfed.objectives dpfed.privacy dpfed.config "
+    "dpfed.errors dpfed.paths dpfed.files dpfed.progress dpfed.schema dpfed.objectives dpfed.privacy dpfed.config "
     "dpfed.data dpfed.budgets dpfed.models dpfed.features dpfed.bounding dpfed.baselines dpfed.evaluation "
     "dpfed.report dpfed.protocol dpfed.training dpfed.artifacts dpfed.runs dpfed.planning dpfed.encoder dpfed.console "
     "dpfed.federation dpfed.reproduce dpfed.audit dpfed.live dpfed.cluster dpfed.cli"

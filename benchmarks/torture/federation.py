@@ -78,12 +78,12 @@ class Torment:
         """Runs the federation to its end, and does one thing after the other to it, each from its step on."""
         left = list(plan)
         with contextlib.ExitStack() as stack:
-            doors = {name: self._folder / "doors" / name / "door" for name in self.places}
+            sockets = {name: self._folder / "doors" / name / "door" for name in self.places}
             members = stack.enter_context(processes(self._folder / "logs"))
-            self.federation = federation = Proxied(self._folder / "loopback", doors, members)
+            self.federation = federation = Proxied(self._folder / "loopback", sockets, members)
             federation.start()
-            self._doors = doors
-            for name in doors:
+            self._doors = sockets
+            for name in sockets:
                 self._serve(name)
             while not self.run.finished:
                 federation.submit(_APP, {"federation": str(self._folder / "coordinator"), "run": str(self.run.path)})

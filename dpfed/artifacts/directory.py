@@ -22,7 +22,7 @@ from dpfed.files.atomic import DRAFT, create_file, draft_of, new_folder, write_a
 from dpfed.files.json_lines import DamagedLine, append_line, read_lines
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes, read_text
-from dpfed.places import path_of
+from dpfed.paths import path_of
 from dpfed.privacy.phase import Phase
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.protocol.journal import Journal
@@ -62,7 +62,7 @@ class RunDirectory:
         self.diagnostics = path / "diagnostics.jsonl"
         self.terms = path / self.TERMS
         self.journal = path / "federation.jsonl"
-        self.arrivals = path / "arrivals.json"
+        self.arrival_log = path / "arrivals.json"
         self.simulation = path / self.SIMULATION
         self.audits = path / "audit"
         self.budget = path / self.BUDGET
@@ -308,7 +308,7 @@ class RunDirectory:
 
     def forget_times(self) -> None:
         """Deletes what says how long the sites of a federation took: it is for who watches a process at work."""
-        for file in (self.arrivals, self.arrivals.with_name(f".{self.arrivals.name}{DRAFT}")):
+        for file in (self.arrival_log, self.arrival_log.with_name(f".{self.arrival_log.name}{DRAFT}")):
             with contextlib.suppress(OSError):  # a folder that cannot be written any more, which ends the run otherwise
                 file.unlink(missing_ok=True)
 

@@ -29,7 +29,7 @@ from dpfed.models.contract import method_of
 from dpfed.models.description import describe
 from dpfed.models.folder import ADAPTERS, load_encoder, preprocessing_in
 from dpfed.models.moments import features_of
-from dpfed.places import path_of
+from dpfed.paths import path_of
 
 
 def export_model(

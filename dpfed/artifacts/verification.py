@@ -22,8 +22,8 @@ from dpfed.artifacts.view import results_in
 from dpfed.errors import UserError
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.models.folder import weights_digest
-from dpfed.places import local_path
-from dpfed.privacy.ledger import Ledger, Papers
+from dpfed.paths import local_path
+from dpfed.privacy.ledger import Artifacts, Ledger
 from dpfed.report.card import card_digest, table_rows
 
 
@@ -46,7 +46,7 @@ def ledger_of(run: RunDirectory) -> Ledger:
     for witness, steps in witnesses.items():
         if steps > ledger.charged:  # the next release is kept before it is paid for: its step, from 0, is the number of lines
             raise _lost(run, f"charged steps in it: {ledger.charged:,}, and {witness.format(f'{steps:,}')}")
-    if results.get("run", {}).get("ledger") and ledger.papers is None:
+    if results.get("run", {}).get("ledger") and ledger.artifacts is None:
         raise _lost(run, "results.json names its hash, and the line that names the card is gone")
     return ledger
 
@@ -104,15 +104,15 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the card {path}: {getattr(error, 'strerror', None) or error}.") from error
     ledger, stated = ledger_of(run), table_rows(text)
-    if ledger.papers is None:
+    if ledger.artifacts is None:
         raise UserError(f"{run.ledger} names no card: the run is not finished.")
     return [
         Check("every line of the ledger follows from the line before"),  # or `Ledger.open` had refused it
-        _same("the card is the one that the ledger names", "its hash is", card_digest(text), ledger.papers.card),
+        _same("the card is the one that the ledger names", "its hash is", card_digest(text), ledger.artifacts.card),
         _same("the card states the ledger's hash", "it says", stated.get(LEDGER), ledger.head),
         _plan(run, ledger),
         _results(run, ledger),
-        _model(run, stated.get(MODEL), ledger.papers),
+        _model(run, stated.get(MODEL), ledger.artifacts),
     ]
 
 
@@ -137,12 +137,12 @@ def _results(run: RunDirectory, ledger: Ledger) -> Check:
     return Check("results.json says what was spent", wrong and f"results.json says {wrong[0]}" or "")
 
 
-def _model(run: RunDirectory, stated: str | None, papers: Papers) -> Check:
+def _model(run: RunDirectory, stated: str | None, artifacts: Artifacts) -> Check:
     what = "the model has the weights that card and ledger name"
     try:
         found = weights_digest(run.model)
     except UserError as error:
         return Check(what, str(error))
-    if found != papers.model:
-        return Check(what, f"the weights have the hash {found}, and the ledger names {papers.model}")
-    return Check(what, "" if stated == papers.model else f"the card says {stated}, and the ledger {papers.model}")
+    if found != artifacts.model:
+        return Check(what, f"the weights have the hash {found}, and the ledger names {artifacts.model}")
+    return Check(what, "" if stated == artifacts.model else f"the card says {stated}, and the ledger {artifacts.model}")

@@ -34,7 +34,7 @@ from dpfed.progress import Silent, Watcher
 from dpfed.protocol.statement import terms_of
 from dpfed.runs import budgeting
 from dpfed.runs.assembly import assemble
-from dpfed.runs.outcome import rewrite_papers
+from dpfed.runs.outcome import rewrite_artifacts
 from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints
 
@@ -168,7 +168,7 @@ def audit_membership(
     audit = MembershipAudit(parts.config.name, sides.public, members, others, promise, tuple(outcomes))
     path = keep(run, "membership", dataclasses.asdict(audit))
     with run.locked(wait=_WAIT):
-        rewrite_papers(run, parts, results)
+        rewrite_artifacts(run, parts, results)
     return path, audit
 
 

@@ -17,13 +17,13 @@ from dpfed.audit.privacy import audit_claim
 from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
-from dpfed.places import local_path
+from dpfed.paths import local_path
 from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Silent, Watcher
 from dpfed.report.audit import audit_plot
 from dpfed.report.style import png_bytes
 from dpfed.runs.assembly import assemble
-from dpfed.runs.outcome import rewrite_papers
+from dpfed.runs.outcome import rewrite_artifacts
 from dpfed.runs.preflight import known_plan, refuse_many_owners
 from dpfed.runs.resolution import resolve
 
@@ -101,7 +101,7 @@ def audit_run(
         if audit.contradicted:
             results["privacy"]["guarantee"] = False
             run.write(run.results, json.dumps(results, indent=2, allow_nan=False) + "\n")
-        rewrite_papers(run, parts, results)
+        rewrite_artifacts(run, parts, results)
     return path, audit
 
 

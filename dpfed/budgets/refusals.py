@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dpfed.budgets.book import Book, Entry
-from dpfed.budgets.shelf import Found
+from dpfed.budgets.ledger import BudgetLedger, Entry
+from dpfed.budgets.registry import Found
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
@@ -31,12 +31,12 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordStore) -> N
             f"the budget of {store.path} is for adding or removing one record, and bounding.method = "
             f"'{plan.bounding.method_name}' promises something for one that is replaced: choose another method."
         )
-    unit = found.book.head.unit
+    unit = found.budget.head.unit
     if unit == "user" and found.by_name is not None:
         raise UserError(
-            f"records of {store.path} have the names of those of {found.book.head.store}, whose budget is for users, and names "
-            "do not tell whose records they are: train on that store. If these are other records, `dpfed budget set --distinct "
-            "WHY` says so."
+            f"records of {store.path} have the names of those of {found.budget.head.store}, whose budget is for users, and "
+            "names do not tell whose records they are: train on that store. If these are other records, `dpfed budget set "
+            "--distinct WHY` says so."
         )
     if unit == plan.promise.unit or (store.units is not None and store.training_units == store.training_records):
         return  # with one record for each user both are the same
@@ -139,16 +139,16 @@ def _rounded_down(value: float) -> float:
     return math.floor(value * scale) / scale
 
 
-def shown(book: Book) -> str:
+def shown(budget: BudgetLedger) -> str:
     """A budget in a few words."""
-    unit = "record" if book.head.unit == "record" else "user"
-    return f"({book.filter.epsilon!r}, {round_up(book.filter.delta)}) for each {unit}"
+    unit = "record" if budget.head.unit == "record" else "user"
+    return f"({budget.filter.epsilon!r}, {round_up(budget.filter.delta)}) for each {unit}"
 
 
-def told(entry: Entry, book: Book) -> str:
+def told(entry: Entry, budget: BudgetLedger) -> str:
     """A reservation or a settlement in a few words."""
     verb = "reserved" if entry.event == "reserve" else "settled"
-    return f"{verb} {entry.steps:,} steps, {percent(book.filter.part(entry.curve))} of the budget"
+    return f"{verb} {entry.steps:,} steps, {percent(budget.filter.part(entry.curve))} of the budget"
 
 
 def percent(part: float) -> str:

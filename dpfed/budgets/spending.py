@@ -1,6 +1,6 @@
 """What is done with a budget: it is set, a plan reserves its whole cost, a run that ends settles what it was charged.
 
-Every change is made while the books are held, on what all copies say together, and is on disk in all copies when it returns. So
+Every change is made while the ledgers are held, on what all replicas say together, and is on disk in all when it returns. So
 two processes cannot both take the last of a budget, and a crash leaves a reservation behind, never a gap.
 """
 
@@ -10,10 +10,10 @@ import contextlib
 import secrets
 from collections.abc import Sequence
 
-from dpfed.budgets.book import Book, Entry, Head, Unit
-from dpfed.budgets.claims import Claim, reserved, settled
+from dpfed.budgets.ledger import BudgetLedger, Entry, Head, Unit
 from dpfed.budgets.refusals import percent, refuse_uncountable, shown
-from dpfed.budgets.shelf import Found, budgets_of, held, keep, known_by, opened
+from dpfed.budgets.registry import Found, budgets_of, held, keep, known_by, opened
+from dpfed.budgets.reservations import Reservation, reserved, settled
 from dpfed.data.store.counting import no_units
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -22,7 +22,9 @@ from dpfed.privacy.promise import round_up
 from dpfed.privacy.renyi_filter import RenyiFilter
 
 
-def set_budget(store: RecordStore, epsilon: float, delta: float, unit: Unit | None = None, distinct: str | None = None) -> Book:
+def set_budget(
+    store: RecordStore, epsilon: float, delta: float, unit: Unit | None = None, distinct: str | None = None
+) -> BudgetLedger:
     """Sets the lifetime budget of a store's records, or changes it.
 
     Args:
@@ -38,9 +40,9 @@ def set_budget(store: RecordStore, epsilon: float, delta: float, unit: Unit | No
     epsilon, delta = float(epsilon), float(delta)
     with held(store.path):
         found = budgets_of(store)
-        own = next((one.book for one in found if one.by_name is None), None)
+        own = next((one.budget for one in found if one.by_name is None), None)
         _check_numbers(store, epsilon, delta, own.head.unit if own else unit or "record")
-        others = {one.book.head.id: one for one in found if one.by_name is not None}
+        others = {one.budget.head.id: one for one in found if one.by_name is not None}
         if distinct is not None and (own is not None or not others):
             raise UserError("--distinct has no effect here: no other budget has records with the same names. Leave it out.")
         if own is None:
@@ -52,25 +54,25 @@ def set_budget(store: RecordStore, epsilon: float, delta: float, unit: Unit | No
                 f"the budget of {store.path} is for each {own.head.unit}, and this cannot change: runs were counted for it."
             )
         number = 1 + max((entry.number for entry in own.sets), default=-1)
-        book = own.with_entries([Entry.new("set", number=number, epsilon=epsilon, delta=delta)])
-        if not book.filter.admits(book.spent):
+        budget = own.with_entries([Entry.new("set", number=number, epsilon=epsilon, delta=delta)])
+        if not budget.filter.admits(budget.spent):
             raise UserError(
                 f"({epsilon!r}, {round_up(delta)}) is less than what runs on the records of {store.path} spent and reserved: "
-                f"that is {percent(book.filter.part(book.spent))} of it. Set a larger budget, or settle runs that "
+                f"that is {percent(budget.filter.part(budget.spent))} of it. Set a larger budget, or settle runs that "
                 f"will not continue; `dpfed budget show {store.path}` has the numbers."
             )
-        keep(book, store)
-        return book
+        keep(budget, store)
+        return budget
 
 
-def reserve(store: RecordStore, claims: Sequence[Claim], dry: bool = False) -> list[Book]:
+def reserve(store: RecordStore, reservations: Sequence[Reservation], dry: bool = False) -> list[BudgetLedger]:
     """Reserves plans with every budget that holds for a store's records: all of them, or none.
 
     Who has reserved before, and goes on, reserves nothing more. Who was settled takes back what was left.
 
     Args:
         store: the records.
-        claims: the plans.
+        reservations: the plans.
         dry: only look whether it could be done.
 
     Returns:
@@ -78,42 +80,42 @@ def reserve(store: RecordStore, claims: Sequence[Claim], dry: bool = False) -> l
 
     Raises:
         UserError: for a plan that does not fit, with the numbers; for one that no budget of this kind can hold; for a copy of a
-            run; if a book cannot be written.
+            run; if a ledger cannot be written.
     """
     if dry:
-        return [reserved(one, store, claims) for one in budgets_of(store)]
+        return [reserved(one, store, reservations) for one in budgets_of(store)]
     with opened(store) as found:
-        books = [reserved(one, store, claims) for one in found]
-        for one, book in zip(found, books, strict=True):
-            keep(book, store if one.by_name is None else None)
-    return books
+        budgets = [reserved(one, store, reservations) for one in found]
+        for one, budget in zip(found, budgets, strict=True):
+            keep(budget, store if one.by_name is None else None)
+    return budgets
 
 
-def settle(store: RecordStore | None, ids: Sequence[str], claim: Claim) -> list[Book]:
+def settle(store: RecordStore | None, ids: Sequence[str], reservation: Reservation) -> list[BudgetLedger]:
     """Writes down that a run takes no further step, and gives back what it did not take.
 
     Args:
         store: the records, if they are at hand.
         ids: of the budgets that the run reserved with; those that hold for the store now count as well.
-        claim: the run, with what its ledger was charged. Charges that were never reserved are written down all the same.
+        reservation: the run, with what its ledger was charged. Charges that were never reserved are written down all the same.
 
     Raises:
         UserError: if the ledger is older than what was settled before; for charges that were never reserved and that no budget
-            of this kind can hold; if a book cannot be written.
+            of this kind can hold; if a ledger cannot be written.
     """
     if not any(known_by(id) for id in ids) and (store is None or not budgets_of(store)):
         return []  # nothing is written to a store that no budget holds for
     with held(None if store is None else store.path):
-        found = {} if store is None else {one.book.head.id: one for one in budgets_of(store)}
-        books = [one.book for one in found.values()]
-        books += [book for id in ids if id not in found and (book := known_by(id)) is not None]
+        found = {} if store is None else {one.budget.head.id: one for one in budgets_of(store)}
+        budgets = [one.budget for one in found.values()]
+        budgets += [budget for id in ids if id not in found and (budget := known_by(id)) is not None]
         for one in found.values():
-            if store is not None and claim.charged and claim.id not in one.book.accounts:
-                refuse_uncountable(claim.plan, one, store)
-        after = [settled(book, claim) for book in books]
-        for book in after:
-            own = book.head.id in found and found[book.head.id].by_name is None
-            keep(book, store if own else None)
+            if store is not None and reservation.charged and reservation.id not in one.budget.accounts:
+                refuse_uncountable(reservation.plan, one, store)
+        after = [settled(budget, reservation) for budget in budgets]
+        for budget in after:
+            own = budget.head.id in found and found[budget.head.id].by_name is None
+            keep(budget, store if own else None)
     return after
 
 
@@ -136,14 +138,14 @@ def note_uncovered(store: RecordStore, what: str, why: str | None, dry: bool = F
         for one in found:
             if not (why or "").strip():
                 raise UserError(
-                    f"the records of {store.path} have a lifetime budget of {shown(one.book)}, and {what}, which no budget "
+                    f"the records of {store.path} have a lifetime budget of {shown(one.budget)}, and {what}, which no budget "
                     "covers: leave it out, or give a reason.",
                     command="On the command line: --not-covered 'WHY'; in a configuration: privacy.not_covered.",
                 )
             said = f"{what}: {why}"
-            if not dry and said not in {entry.why for entry in one.book.uncovered}:
-                book = one.book.with_entries([Entry.new("uncovered", why=said)])
-                keep(book, store if one.by_name is None else None)
+            if not dry and said not in {entry.why for entry in one.budget.uncovered}:
+                budget = one.budget.with_entries([Entry.new("uncovered", why=said)])
+                keep(budget, store if one.by_name is None else None)
     return bool(found)
 
 
@@ -163,9 +165,9 @@ def _check_numbers(store: RecordStore, epsilon: float, delta: float, unit: Unit)
         raise UserError(f"no run fits into ({epsilon!r}, {delta!r}): raise epsilon or delta.")
 
 
-def _new(store: RecordStore, epsilon: float, delta: float, unit: Unit, distinct: dict[str, str]) -> Book:
+def _new(store: RecordStore, epsilon: float, delta: float, unit: Unit, distinct: dict[str, str]) -> BudgetLedger:
     new = RenyiFilter.of(epsilon, delta)
-    return Book(
+    return BudgetLedger(
         Head(
             budget=1,
             id=secrets.token_hex(8),
@@ -180,7 +182,7 @@ def _new(store: RecordStore, epsilon: float, delta: float, unit: Unit, distinct:
 
 
 def _same_names(store: RecordStore, others: list[Found]) -> str:
-    told = "; ".join(f"{one.by_name or 0:.0%} of those of {one.book.head.store}, {shown(one.book)}" for one in others)
+    told = "; ".join(f"{one.by_name or 0:.0%} of those of {one.budget.head.store}, {shown(one.budget)}" for one in others)
     return (
         f"training records of {store.path} have the names of records that have a budget already ({told}). That budget "
         "also holds here: runs are charged to it, and no other needs to be set. If these are other records, say why with "

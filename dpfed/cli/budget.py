@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 if TYPE_CHECKING:
-    from dpfed.budgets.book import Book, Entry
-    from dpfed.budgets.shelf import Found
+    from dpfed.budgets.ledger import BudgetLedger, Entry
+    from dpfed.budgets.registry import Found
     from dpfed.data.store.records import RecordStore
 
 app = typer.Typer(no_args_is_help=True)
@@ -48,8 +48,8 @@ def set_(
     from dpfed.data.store.records import RecordStore
 
     opened = RecordStore.open(store)
-    book = set_budget(opened, epsilon, delta, unit, distinct)
-    _print(opened, book)
+    budget = set_budget(opened, epsilon, delta, unit, distinct)
+    _print(opened, budget)
 
 
 @app.command()
@@ -60,11 +60,11 @@ def show(store: Store, as_json: Json = False) -> None:
     say(f"opening the records of {store}", as_json)
     opened, found = _found(store)
     if as_json:
-        print(json.dumps([_facts(one.book) | {"found_by_name": one.by_name} for one in found]))
+        print(json.dumps([_facts(one.budget) | {"found_by_name": one.by_name} for one in found]))
         return
     for one in found:
         _note(opened, one)
-        _print(opened, one.book)
+        _print(opened, one.budget)
 
 
 @app.command()
@@ -75,11 +75,11 @@ def history(store: Store, as_json: Json = False) -> None:
     say(f"opening the records of {store}", as_json)
     _, found = _found(store)
     for one in found:
-        for entry in one.book.entries:
+        for entry in one.budget.entries:
             if as_json:
                 print(entry.model_dump_json(exclude_none=True))
             else:
-                _line(entry.day, _told(entry, one.book))
+                _line(entry.day, _told(entry, one.budget))
 
 
 @app.command()
@@ -97,19 +97,19 @@ def settle(
         from dpfed.federation.budgeting import settle_site
         from dpfed.federation.site.folder import SiteFolder
 
-        books = settle_site(SiteFolder.open(run))
+        budgets = settle_site(SiteFolder.open(run))
     else:
         from dpfed.runs.budgeting import settle_run
 
-        books = settle_run(run)
-    if not books:
+        budgets = settle_run(run)
+    if not budgets:
         raise UserError(f"no budget has an entry of {run}, and its records have no budget: `dpfed budget set STORE` sets one.")
-    for book in {book.head.id: book for book in books}.values():
-        _line("budget", f"{shown(book)}: {percent(book.filter.part(book.spent))} is taken")
+    for budget in {budget.head.id: budget for budget in budgets}.values():
+        _line("budget", f"{shown(budget)}: {percent(budget.filter.part(budget.spent))} is taken")
 
 
 def _found(store: Path) -> tuple[RecordStore, list[Found]]:
-    from dpfed.budgets.shelf import budgets_of
+    from dpfed.budgets.registry import budgets_of
     from dpfed.data.store.records import RecordStore
     from dpfed.errors import UserError
 
@@ -127,52 +127,53 @@ def _note(store: RecordStore, one: Found) -> None:
             f"{store.path} has no copy of the ledger; the figures below are from the registry, and the next run writes a copy",
         )
     if one.by_name is not None:
-        said = f"{one.by_name:.0%} of the names of {one.book.head.store} are here, so this budget is taken to hold for both"
+        said = f"{one.by_name:.0%} of the names of {one.budget.head.store} are here, so this budget is taken to hold for both"
         _line("note", f"{said}; if these are other records, `dpfed budget set --distinct WHY` says so")
 
 
-def _print(store: RecordStore, book: Book) -> None:
+def _print(store: RecordStore, budget: BudgetLedger) -> None:
     from dpfed.budgets.refusals import percent
 
-    facts = _facts(book)
-    sides = "record" if book.head.unit == "record" else f"{store.unit_name or 'user'} with all records"
+    facts = _facts(budget)
+    sides = "record" if budget.head.unit == "record" else f"{store.unit_name or 'user'} with all records"
     _line("budget", f"epsilon {facts['epsilon']!r}, delta {facts['delta']!r}, for each {sides}, over all runs")
     _line(
-        "ledger", f"{book.head.id}, in the store and in the registry; runs: {len(book.accounts)}, entries: {len(book.entries)}"
+        "ledger",
+        f"{budget.head.id}, in the store and in the registry; runs: {len(budget.accounts)}, entries: {len(budget.entries)}",
     )
     _line("taken", f"{percent(facts['taken'])}, by the filter: runs may be chosen from the results of earlier ones")
     for name, what in (("spent", True), ("reserved", False)):
-        own = [account for account in book.accounts.values() if account.settled == what]
+        own = [account for account in budget.accounts.values() if account.settled == what]
         steps = sum(account.steps for account in own)
         if own:
             _line(name, f"{percent(facts[name])}, {len(own)} {'runs' if len(own) > 1 else 'run'}, {steps:,} steps")
-    if book.uncovered:
-        _line("not covered", f"{len(book.uncovered)}: released without being counted, see `dpfed budget history`")
+    if budget.uncovered:
+        _line("not covered", f"{len(budget.uncovered)}: released without being counted, see `dpfed budget history`")
 
 
-def _facts(book: Book) -> dict[str, Any]:
+def _facts(budget: BudgetLedger) -> dict[str, Any]:
     from dpfed.privacy.renyi_filter import added
 
     def part(settled: bool) -> float:
-        costs = [account.cost for account in book.accounts.values() if account.settled == settled]
-        return book.filter.part(added(costs, len(book.head.orders)))
+        costs = [account.cost for account in budget.accounts.values() if account.settled == settled]
+        return budget.filter.part(added(costs, len(budget.head.orders)))
 
     return {
-        "id": book.head.id,
-        "unit": book.head.unit,
-        "epsilon": book.filter.epsilon,
-        "delta": book.filter.delta,
-        "taken": book.filter.part(book.spent),
+        "id": budget.head.id,
+        "unit": budget.head.unit,
+        "epsilon": budget.filter.epsilon,
+        "delta": budget.filter.delta,
+        "taken": budget.filter.part(budget.spent),
         "spent": part(True),
         "reserved": part(False),
-        "not_covered": len(book.uncovered),
-        "orders": book.head.orders,
-        "limits": list(book.filter.limits),
-        "cost": [value if value < float("inf") else None for value in book.spent],
+        "not_covered": len(budget.uncovered),
+        "orders": budget.head.orders,
+        "limits": list(budget.filter.limits),
+        "cost": [value if value < float("inf") else None for value in budget.spent],
     }
 
 
-def _told(entry: Entry, book: Book) -> str:
+def _told(entry: Entry, budget: BudgetLedger) -> str:
     """An entry for people."""
     if entry.event == "set":
         return f"set: epsilon {entry.epsilon!r}, delta {entry.delta!r}"
@@ -180,7 +181,7 @@ def _told(entry: Entry, book: Book) -> str:
         return f"not covered: {entry.why}"
     from dpfed.budgets.refusals import told
 
-    return f"{told(entry, book)}: {entry.what} {entry.name} at {entry.place} ({str(entry.of)[:16]})"
+    return f"{told(entry, budget)}: {entry.what} {entry.name} at {entry.place} ({str(entry.of)[:16]})"
 
 
 def _line(name: str, value: str) -> None:

@@ -55,7 +55,7 @@ def search(
     from dpfed.data.named_pictures import NamedPictures, StoredPictures, pictures_at
     from dpfed.data.reasons import visible
     from dpfed.live.retrieval import SearchIndex, own_store, public_store
-    from dpfed.places import is_store
+    from dpfed.paths import is_store
 
     if pictures is None or is_store(pictures):
         among: NamedPictures = StoredPictures(own_store(run) if pictures is None else public_store(pictures))

@@ -23,22 +23,22 @@ def watch(
 
     say(f"reading {run}", True)
     from dpfed.live.figures import figures
-    from dpfed.live.gathering import Gathering
+    from dpfed.live.scan import Scan
     from dpfed.live.terminal import fitted, view
 
-    gathering = Gathering(run)
-    single = gathering.single is not None
+    scan = Scan(run)
+    single = scan.single is not None
     if as_json:
-        print(json.dumps([_facts(seen.name, seen.state, figures(seen)) for seen in gathering.all()], indent=1))
+        print(json.dumps([_facts(seen.name, seen.state, figures(seen)) for seen in scan.all()], indent=1))
         return
     if once or not console.is_terminal:
-        console.print(view(gathering.all(), single), highlight=False)
+        console.print(view(scan.all(), single), highlight=False)
         return
     from rich.live import Live
 
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, refresh_per_second=4) as live:
         while True:
-            seen = gathering.all()
+            seen = scan.all()
             shown = view(seen, single)
             if single and seen[0].state == "finished":
                 return live.update(shown)  # all of it stays on the screen, which scrolls
@@ -70,16 +70,16 @@ def serve(
 
     say(f"reading {runs}", True)
     from dpfed.live.access import Access
-    from dpfed.live.gathering import Gathering
+    from dpfed.live.scan import Scan
     from dpfed.live.serving import listen
 
-    gathering = Gathering(runs)
+    scan = Scan(runs)
     access = Access.of(port, token_file)
 
     def ready(address: str) -> None:
         console.print(f"{address}\nCtrl-C ends it.", highlight=False, soft_wrap=True)
 
-    listen(gathering, access, pictures, ready)
+    listen(scan, access, pictures, ready)
 
 
 def register(app: typer.Typer) -> None:

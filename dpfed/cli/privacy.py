@@ -65,12 +65,12 @@ def ledger(
     from dpfed.runs.budgeting import reservations, stated
 
     folder = RunDirectory.open(run)
-    book = ledger_of(folder)
-    plan, promise, charged = book.plan, book.plan.promise, book.charged
+    opened = ledger_of(folder)
+    plan, promise, charged = opened.plan, opened.plan.promise, opened.charged
     marks = sorted({charged * part // _POINTS for part in range(1, _POINTS + 1)} - {0})
     curve = [(count, plan.epsilon(count)) for count in marks]
     reserved = reservations(folder)
-    papers = None if book.papers is None else {"card": book.papers.card, "model": book.papers.model}
+    artifacts = None if opened.artifacts is None else {"card": opened.artifacts.card, "model": opened.artifacts.model}
     if as_json:
         finite = [[count, epsilon if math.isfinite(epsilon) else None] for count, epsilon in curve]
         facts: dict[str, Any] = {
@@ -79,11 +79,11 @@ def ledger(
             "delta": promise.delta,
             "accountant": promise.accountant,
             "epsilon": finite,
-            "resumed": book.resumed,
-            "replays": book.replays,
-            "owners": book.owners,
-            "hash": book.head,
-            "papers": papers,
+            "resumed": opened.resumed,
+            "replays": opened.replays,
+            "owners": opened.owners,
+            "hash": opened.head,
+            "papers": artifacts,
         }
         facts["reservations"] = [
             {"budget": id, "known": known is not None, "entries": [entry.model_dump(include=_SHOWN) for entry in entries]}
@@ -95,9 +95,9 @@ def ledger(
     _print(f"{charged:,} of {plan.steps:,} planned steps are charged; {rest}")
     for count, epsilon in curve:
         _print(f"  after {count:>9,} steps   epsilon {round_up(epsilon)}")
-    _print(_interruptions(book.resumed))
-    _print(f"charged releases that were replayed, bit for bit, at no further cost: {book.replays:,}")
-    _print(f"data owners that saw sums without noise: at most {book.owners:,}")
+    _print(_interruptions(opened.resumed))
+    _print(f"charged releases that were replayed, bit for bit, at no further cost: {opened.replays:,}")
+    _print(f"data owners that saw sums without noise: at most {opened.owners:,}")
     if not reserved:
         _print(f"lifetime budget of the records: {stated(folder)}")
     for id, known, entries in reserved:
@@ -105,7 +105,7 @@ def ledger(
         if known is not None:
             for entry in entries:
                 _print(f"  {entry.day}  {told(entry, known)}")
-    _print(f"hash of all lines: {book.head}" + ("" if papers else "; no card was written yet"))
+    _print(f"hash of all lines: {opened.head}" + ("" if artifacts else "; no card was written yet"))
 
 
 @app.command()

@@ -74,11 +74,11 @@ def set_up_site(
 ) -> None:
     """Make a site from the coordinator's kit: unpack and check it, make keys here, write the reply."""
     say(f"checking {kit}", True)
-    from dpfed.federation.provisioning.site_place import SitePlace
+    from dpfed.federation.provisioning.site_paths import SitePaths
 
     own = {"weights": weights, "architecture": architecture, "text": text, "start": start, "public": public}
     options = {"declared": declared, "budget": budget, "delta": delta, "device": device, "port": port, "proxy": proxy, **own}
-    place = SitePlace.set_up(kit, into, coordinator, store, **options)
+    place = SitePaths.set_up(kit, into, coordinator, store, **options)
     tell(f"Send {place.reply} to the coordinator. The keys in {place.path} stay here.")
     read_out = f"Read the card's fingerprint out to the other sites, by telephone: {place.site.own_card().fingerprint}"
     tell(read_out)
@@ -90,9 +90,9 @@ def unpack(
 ) -> None:
     """Replace the site's kit with a newer one; keys, settings and ledger stay."""
     say(f"checking {kit}", True)
-    from dpfed.federation.provisioning.site_place import SitePlace
+    from dpfed.federation.provisioning.site_paths import SitePaths
 
-    place = SitePlace.open(folder)
+    place = SitePaths.open(folder)
     changed = place.unpack(kit)
     said = f"{place.path} has the kit number {place.manifest.serial} now." if changed else "Nothing is new."
     tell(said)
@@ -111,9 +111,9 @@ def doctor_of_site(folder: KitFolder, as_json: Json = False) -> None:
 def link(folder: KitFolder) -> None:
     """Point the units at this Python environment; run it from the new one after an upgrade."""
     say(f"reading {folder}", True)
-    from dpfed.federation.provisioning.site_place import SitePlace
+    from dpfed.federation.provisioning.site_paths import SitePaths
 
-    place = SitePlace.open(folder)
+    place = SitePaths.open(folder)
     place.link_programs()
     tell(f"{place.path / 'venv'} leads to {(place.path / 'venv').readlink()}. Restart the worker, then node and app.")
 
@@ -122,11 +122,11 @@ def link(folder: KitFolder) -> None:
 def leave(folder: KitFolder) -> None:
     """Leave the federation permanently. What was spent stays spent; no budget is given back."""
     say(f"reading {folder}", True)
-    from dpfed.federation.provisioning.site_place import SitePlace
+    from dpfed.federation.provisioning.site_paths import SitePaths
     from dpfed.privacy.ledger import Ledger
     from dpfed.privacy.promise import round_up
 
-    place = SitePlace.open(folder)
+    place = SitePaths.open(folder)
     opened = place.site
     place.leave()
     tell(f"{opened.path} has left permanently. Its secret key for draws and noise is destroyed.")
@@ -171,10 +171,10 @@ def join(
     """Show what terms mean, ask, and join: from then on the site answers to these terms only."""
     say(f"checking {kit}", True)
     from dpfed.errors import UserError
-    from dpfed.federation.provisioning.site_place import SitePlace
+    from dpfed.federation.provisioning.site_paths import SitePaths
     from dpfed.protocol.terms import Terms
 
-    place = SitePlace.open(folder)
+    place = SitePaths.open(folder)
     opened = place.site
 
     def agreed(loaded: Terms) -> bool:
@@ -223,7 +223,7 @@ def serve(
     opened.terms()  # before torch, which takes seconds to import
     from dpfed.federation.site.serving import serve_site
 
-    serve_site(opened, socket or opened.door, _say, stop, group)
+    serve_site(opened, socket or opened.socket, _say, stop, group)
 
 
 @app.command()

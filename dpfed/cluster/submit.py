@@ -21,7 +21,7 @@ import typer
 from dpfed.cluster.reach import NOT_TAKEN, WAIT, last_line, patiently
 from dpfed.console.terminal import say, watching
 from dpfed.errors import UserError
-from dpfed.places import proxy_hint
+from dpfed.paths import proxy_hint
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient

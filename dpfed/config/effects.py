@@ -43,7 +43,7 @@ def _imports(c: Config) -> bool:
 
 def _finds_store(c: Config) -> bool:
     """Whether `data.path` is a record store, although the source is not called one."""
-    from dpfed.places import is_store
+    from dpfed.paths import is_store
 
     if c.data.path is None or c.data.source in ("store", *_FROM_NOTHING):
         return False

@@ -17,7 +17,7 @@ import typer
 
 from dpfed.console import logs
 from dpfed.errors import Notice, UserError
-from dpfed.places import without_proxy
+from dpfed.paths import without_proxy
 
 _NO_HOME = "Could not determine home directory"  # what pathlib says
 _INTERRUPTED = 130  # the exit code of Ctrl-C

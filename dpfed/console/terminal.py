@@ -27,7 +27,7 @@ from rich.text import Text
 import dpfed
 from dpfed.console import logs
 from dpfed.data.reasons import visible
-from dpfed.progress import Pace, duration
+from dpfed.progress import Throughput, duration
 
 if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do without
     from dpfed.artifacts.directory import RunDirectory
@@ -94,11 +94,11 @@ class TerminalWatcher:
         """See `Watcher`."""
         if not self._progress.console.is_terminal:
             return _lines(self._progress.console, name, total)
-        pace = Pace()
-        task = self._progress.add_task(name, total=total, counted=name in _RATED, pace=pace)
+        throughput = Throughput()
+        task = self._progress.add_task(name, total=total, counted=name in _RATED, throughput=throughput)
 
         def advance(done: int) -> None:
-            pace.see(done, time.monotonic())
+            throughput.see(done, time.monotonic())
             self._progress.update(task, completed=done)
 
         return advance
@@ -124,24 +124,24 @@ def _lines(out: Console, name: str, total: int | None) -> Callable[[int], None]:
     if total:
         out.print(f"[dim]{escape(name)}: {total}[/]", highlight=False, soft_wrap=True)
     started = last = time.monotonic()
-    pace = Pace()
+    throughput = Throughput()
 
     def advance(done: int) -> None:
         nonlocal last
         now = time.monotonic()
-        pace.see(done, now)
+        throughput.see(done, now)
         if now - last < _LINE_EVERY:
             return
         last = now
-        rate = f", {1 / pace.seconds:,.0f}/s" if pace.seconds and name in _RATED else ""
-        left = f", {_times(pace, total - done, now - started)}" if total else ""
+        rate = f", {1 / throughput.seconds:,.0f}/s" if throughput.seconds and name in _RATED else ""
+        left = f", {_times(throughput, total - done, now - started)}" if total else ""
         out.print(f"{name}: {done} of {total or 'unknown'}{rate}{left}", highlight=False, soft_wrap=True)
 
     return advance
 
 
-def _times(pace: Pace, steps: float, so_far: float) -> str:
-    left = pace.left(math.ceil(steps))
+def _times(throughput: Throughput, steps: float, so_far: float) -> str:
+    left = throughput.left(math.ceil(steps))
     return f"{f'about {duration(left)} left, ' if left else ''}{duration(so_far)} so far"
 
 

@@ -14,7 +14,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.data.views.pixels import BrokenImage, decode, decoders, square
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
-from dpfed.places import is_store
+from dpfed.paths import is_store
 
 if TYPE_CHECKING:
     from torch import Tensor

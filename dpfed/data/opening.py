@@ -18,7 +18,7 @@ from dpfed.data.store.counting import given_path, require_something_at
 from dpfed.data.store.layout import FORMAT_VERSION
 from dpfed.data.store.records import RecordStore, open_or_write
 from dpfed.errors import UserError, nearest
-from dpfed.places import is_store, local_path
+from dpfed.paths import is_store, local_path
 
 _ORIGINALS_FROM = 64  # pixels; smaller images are read raw far faster than their files are decoded
 _SQUARED = ("crop", "bicubic")  # how an import makes images square

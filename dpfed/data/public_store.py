@@ -19,7 +19,7 @@ from dpfed.data.opening import refuse_other_squares
 from dpfed.data.store.layout import read_layout
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.places import is_store
+from dpfed.paths import is_store
 
 _SEED = 2**32 - 2  # of generated public records: other ones than any generated data set holds
 _HASH_BYTES = 16

@@ -20,9 +20,9 @@ from dpfed.config import PrivacyConfig
 from dpfed.data.store.counting import no_units
 from dpfed.data.store.index import blocks
 from dpfed.data.store.records import RecordStore
+from dpfed.privacy.geometric_skips import Own
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.privacy.renewals import Own
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpfed.budgets.book import Book
-from dpfed.budgets.claims import Claim
-from dpfed.budgets.shelf import possible
+from dpfed.budgets.ledger import BudgetLedger
+from dpfed.budgets.registry import possible
+from dpfed.budgets.reservations import Reservation
 from dpfed.budgets.spending import reserve, settle
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LETTERS = 16
 
 
-def reserve_site(folder: SiteFolder, terms: Terms, store: RecordStore | None = None) -> list[Book]:
+def reserve_site(folder: SiteFolder, terms: Terms, store: RecordStore | None = None) -> list[BudgetLedger]:
     """Reserves the whole plan of a federation with the budgets of a site's records; again, it changes nothing.
 
     Args:
@@ -35,10 +35,10 @@ def reserve_site(folder: SiteFolder, terms: Terms, store: RecordStore | None = N
     place = Path(folder.settings().store)
     if not possible(place):
         return []
-    return reserve(RecordStore.open(place) if store is None else store, [_claim(folder, terms)])
+    return reserve(RecordStore.open(place) if store is None else store, [_reservation(folder, terms)])
 
 
-def settle_site(folder: SiteFolder) -> list[Book]:
+def settle_site(folder: SiteFolder) -> list[BudgetLedger]:
     """Gives back what a site reserved and will not be asked for.
 
     Raises:
@@ -48,12 +48,12 @@ def settle_site(folder: SiteFolder) -> list[Book]:
         return settle_locked(folder)
 
 
-def settle_locked(folder: SiteFolder) -> list[Book]:
+def settle_locked(folder: SiteFolder) -> list[BudgetLedger]:
     """The same of a folder that the caller has locked."""
-    return settle(RecordStore.open(folder.settings().store), (), _claim(folder, folder.terms()))
+    return settle(RecordStore.open(folder.settings().store), (), _reservation(folder, folder.terms()))
 
 
-def _claim(folder: SiteFolder, terms: Terms) -> Claim:
+def _reservation(folder: SiteFolder, terms: Terms) -> Reservation:
     key = folder.identity().signing_key
     id = hashlib.sha256(f"{terms.fingerprint}/{key}".encode()).hexdigest()[:_LETTERS]
     name = f"{terms.sites[terms.number_of(key)].name}, terms {terms.fingerprint[:_LETTERS]}"
@@ -65,4 +65,4 @@ def _claim(folder: SiteFolder, terms: Terms) -> Claim:
         except UserError:
             return False
 
-    return Claim(id, "site", name, folder.path.resolve(), terms.privacy_plan, charged, is_at=is_at)
+    return Reservation(id, "site", name, folder.path.resolve(), terms.privacy_plan, charged, is_at=is_at)

@@ -29,7 +29,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress
 from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity
-from dpfed.protocol.journal import Arrivals, Journal
+from dpfed.protocol.journal import ArrivalLog, Journal
 from dpfed.protocol.messages import Packet
 from dpfed.protocol.terms import Terms
 from dpfed.runs.assembly import Share
@@ -184,8 +184,8 @@ def _connect(job: Job, simulation: Simulation, watcher: Watcher) -> Federation:
         shares = Randomness(job.randomness.key("shares", number))
         sites[f"site-{number}"] = SiteWorker(terms, parties[number], worker, model, ledger, shares, watcher.note)
     channel, journal, paid = InProcessChannel(sites), Journal(run.journal), Ledger.open(run.ledger)
-    arrivals = Arrivals(run.arrivals)
-    return Federation(terms, coordinator, channel, parts.model, journal, paid, watcher.note, arrivals=arrivals)
+    arrival_log = ArrivalLog(run.arrival_log)
+    return Federation(terms, coordinator, channel, parts.model, journal, paid, watcher.note, arrival_log=arrival_log)
 
 
 def _divided(store: RecordStore, simulation: Simulation) -> list[np.ndarray]:

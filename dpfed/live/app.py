@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dpfed.live.access import Access
 from dpfed.live.figures import exposition, health
-from dpfed.live.gathering import Gathering, Seen
 from dpfed.live.rendering import Pages, script, style
 from dpfed.live.retrieval import Retrieval, reads_text
+from dpfed.live.scan import Scan, Seen
 
 _AGAIN, _QUIET = 1.0, 15.0  # seconds between two looks, and until a silent line is kept open
 _READERS = 32  # pages that are kept live at once
@@ -38,7 +38,7 @@ _HEADERS = {
 }
 
 
-def application(gathering: Gathering, access: Access, retrieval: Retrieval) -> ASGIApp:
+def application(scan: Scan, access: Access, retrieval: Retrieval) -> ASGIApp:
     """The page as an ASGI application.
 
     Args:
@@ -46,7 +46,7 @@ def application(gathering: Gathering, access: Access, retrieval: Retrieval) -> A
         access: who may see it.
         retrieval: answers searches by text.
     """
-    views = _Views(gathering, retrieval)
+    views = _Views(scan, retrieval)
     routes = [
         Route("/", views.home),
         Route("/compare", views.compare),
@@ -64,17 +64,17 @@ def application(gathering: Gathering, access: Access, retrieval: Retrieval) -> A
 class _Views:
     """What there is to see."""
 
-    def __init__(self, gathering: Gathering, retrieval: Retrieval) -> None:
-        self._gathering, self._retrieval = gathering, retrieval
-        self._pages = Pages(gathering.place.name, gathering.single is None)
+    def __init__(self, scan: Scan, retrieval: Retrieval) -> None:
+        self._scan, self._retrieval = scan, retrieval
+        self._pages = Pages(scan.place.name, scan.single is None)
         self._readers = 0
         self._lock = threading.Lock()
         self._made: dict[str, tuple[float, Markup]] = {}  # what was made for a page, and when
 
     def home(self, request: Request) -> Response:
         """All runs; the run itself, where there is one."""
-        if self._gathering.single is not None:
-            return self._run(self._gathering.single)
+        if self._scan.single is not None:
+            return self._run(self._scan.single)
         return self._live("dpfed", _events("runs"), self._runs)
 
     def run(self, request: Request) -> Response:
@@ -86,7 +86,7 @@ class _Views:
         names = request.query_params.getlist("run")
         if len(names) < 2:
             return self._refused("Choose at least two runs to compare.", 400)
-        if unknown := [name for name in names if name not in self._gathering.folders()]:
+        if unknown := [name for name in names if name not in self._scan.folders()]:
             return self._refused(f"There is no run {unknown[0]} here.", 404)
         return self._live("comparison", _events("compare", names), lambda: self._comparison(names))
 
@@ -152,30 +152,30 @@ class _Views:
         """The runs that a monitor asks for: all, or those that it names. One that is not there is not well."""
         names = request.query_params.getlist("run")
         if not names:
-            return self._gathering.all()
-        return [self._gathering.one(name) or Seen(name, None, "it is not there", "damaged") for name in dict.fromkeys(names)]
+            return self._scan.all()
+        return [self._scan.one(name) or Seen(name, None, "it is not there", "damaged") for name in dict.fromkeys(names)]
 
     def _run(self, name: str, text: str | None = None) -> Response:
-        seen = self._gathering.one(name)
+        seen = self._scan.one(name)
         if seen is None:
             return self._refused(f"There is no run {name} here." if name else "No run was named.", 404)
         beside = None
-        if seen.snapshot is not None and seen.snapshot.model:
-            found = self._retrieval.find(self._gathering.folders()[name], text) if text is not None else None
-            if text is not None or reads_text(self._gathering.folders()[name]):
+        if seen.run_state is not None and seen.run_state.model:
+            found = self._retrieval.find(self._scan.folders()[name], text) if text is not None else None
+            if text is not None or reads_text(self._scan.folders()[name]):
                 answers, trouble, searched = (found.pictures, found.trouble, found.searched) if found else ((), "", 0)
                 beside = self._pages.search(name, text or "", answers, trouble, searched)
         return self._live(name, _events("run", [name]), lambda: self._one(name), beside)
 
     def _runs(self) -> Markup:
-        return self._pages.runs(self._gathering.all())
+        return self._pages.runs(self._scan.all())
 
     def _one(self, name: str) -> Markup:
-        seen = self._gathering.one(name)
+        seen = self._scan.one(name)
         return Markup("<p>The run is gone.</p>") if seen is None else self._pages.run(seen)
 
     def _comparison(self, names: list[str]) -> Markup:
-        found = (self._gathering.one(name) for name in dict.fromkeys(names))
+        found = (self._scan.one(name) for name in dict.fromkeys(names))
         return self._pages.comparison([seen for seen in found if seen is not None])
 
     def _live(self, title: str, events: str, made: Callable[[], Markup], beside: Markup | None = None) -> Response:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dpfed.live.snapshot import Snapshot
+from dpfed.live.state import RunState
 from dpfed.privacy.promise import round_up
 from dpfed.report.curves import training_plots
 from dpfed.report.plots import HEIGHT, WIDTH, comparison_plot, progress_plot
@@ -21,7 +21,7 @@ _LONGEST = 30  # characters of a run's name in a chart
 _DRAWING = threading.Lock()  # matplotlib's fonts are shared
 
 
-def charts_of(one: Snapshot) -> list[tuple[str, Markup]]:
+def charts_of(one: RunState) -> list[tuple[str, Markup]]:
     """A run's charts with their titles."""
     with _DRAWING:
         drawn: list[tuple[str, Figure]] = []
@@ -33,7 +33,7 @@ def charts_of(one: Snapshot) -> list[tuple[str, Markup]]:
         return [(title, inline_svg(canvas, title)) for title, canvas in drawn]
 
 
-def training_of(one: Snapshot) -> list[tuple[str, Markup]]:
+def training_of(one: RunState) -> list[tuple[str, Markup]]:
     """Charts of training: what was released of it, the learning rate, the noisy gradient."""
     with _DRAWING:
         clip = one.plan.bounding.clip_norm if one.plan is not None and one.plan.bounding.clipping == "fixed" else None
@@ -45,7 +45,7 @@ def training_of(one: Snapshot) -> list[tuple[str, Markup]]:
         return [(title, inline_svg(canvas, title)) for title, canvas in drawn]
 
 
-def comparison_of(runs: Sequence[Snapshot]) -> list[tuple[str, Markup]]:
+def comparison_of(runs: Sequence[RunState]) -> list[tuple[str, Markup]]:
     """Charts of several runs side by side."""
     with _DRAWING:
         drawn: list[tuple[str, Figure]] = []
@@ -66,7 +66,7 @@ def comparison_of(runs: Sequence[Snapshot]) -> list[tuple[str, Markup]]:
         return [(title, inline_svg(canvas, title)) for title, canvas in drawn]
 
 
-def epsilon_chart(runs: Sequence[Snapshot]) -> Figure:
+def epsilon_chart(runs: Sequence[RunState]) -> Figure:
     """What was spent over steps (a line), what is planned (dashed), and a site's budget (dotted).
 
     Args:
@@ -98,7 +98,7 @@ def _short(name: str) -> str:
     return name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
 
 
-def _say(axes, one: Snapshot, tops: list[float]) -> None:  # type: ignore[no-untyped-def]
+def _say(axes, one: RunState, tops: list[float]) -> None:  # type: ignore[no-untyped-def]
     """Writes one run's figures beside its lines."""
     planned, (step, spent) = one.expected[-1][1], one.spent[-1]
     axes.annotate(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dpfed.budgets.refusals import percent
-from dpfed.live.gathering import Seen
-from dpfed.live.snapshot import Snapshot
+from dpfed.live.scan import Seen
+from dpfed.live.state import RunState
 from dpfed.privacy.promise import round_up
 from dpfed.progress import duration
 from dpfed.report.results import headlines, shown
@@ -51,7 +51,7 @@ def figures(seen: Seen) -> list[Figure]:
 def overview(seen: Seen) -> list[Figure]:
     """The figures that a list of runs and the head of a page show."""
     one, state = (
-        seen.snapshot,
+        seen.run_state,
         Figure("up", "state", float(seen.state == "running"), _state(seen), "1 while a process works on it"),
     )
     if one is None:
@@ -61,14 +61,14 @@ def overview(seen: Seen) -> list[Figure]:
 
 def details(seen: Seen) -> list[Figure]:
     """The other figures."""
-    return [] if seen.snapshot is None else [*_training(seen.snapshot), *_sites(seen.snapshot)]
+    return [] if seen.run_state is None else [*_training(seen.run_state), *_sites(seen.run_state)]
 
 
 def _state(seen: Seen) -> str:
     return "stopped, or running where this machine cannot see it" if seen.state == "stopped" else seen.state
 
 
-def _steps(seen: Seen, one: Snapshot) -> Iterator[Figure]:
+def _steps(seen: Seen, one: RunState) -> Iterator[Figure]:
     percent = f" ({100 * one.done // one.planned} %)" if one.planned else ""
     yield Figure(
         "steps_done",
@@ -80,8 +80,10 @@ def _steps(seen: Seen, one: Snapshot) -> Iterator[Figure]:
     yield Figure("steps_planned", "steps planned", one.planned or None, f"{one.planned:,}", "T, the planned steps")
     if seen.state != "running":
         return
-    pace = "not known before two steps" if seen.seconds is None else duration(seen.seconds)
-    yield Figure("step_seconds", "a step takes", seen.seconds, pace, "Seconds of a step, as seen during the run; not kept")
+    throughput = "not known before two steps" if seen.seconds is None else duration(seen.seconds)
+    yield Figure(
+        "step_seconds", "a step takes", seen.seconds, throughput, "Seconds of a step, as seen during the run; not kept"
+    )
     left = "not known before two steps" if seen.left is None else f"about {duration(seen.left)}"
     yield Figure("seconds_left", "time left", seen.left, left, "Seconds until the last step, at this pace")
     if seen.last is not None:
@@ -89,7 +91,7 @@ def _steps(seen: Seen, one: Snapshot) -> Iterator[Figure]:
         yield Figure("last_step_timestamp_seconds", "last step at", seen.last, at, "When the last step was done")
 
 
-def _privacy(one: Snapshot) -> Iterator[Figure]:
+def _privacy(one: RunState) -> Iterator[Figure]:
     plan = one.plan
     if plan is None:
         return
@@ -111,7 +113,7 @@ def _privacy(one: Snapshot) -> Iterator[Figure]:
         yield Figure("budget_taken", "lifetime budget", part, taken, what, {"budget": str(number)})
 
 
-def _utility(one: Snapshot) -> Iterator[Figure]:
+def _utility(one: RunState) -> Iterator[Figure]:
     first = {item.name for item in headlines(one.table, 2)}
     for item in sorted(one.table, key=lambda item: item.name not in first):
         if item.trained is None and item.untrained is None:
@@ -124,7 +126,7 @@ def _utility(one: Snapshot) -> Iterator[Figure]:
         yield Figure("evaluation", item.label, value, text, what, {"metric": item.name, "split": item.split, "model": model})
 
 
-def _training(one: Snapshot) -> Iterator[Figure]:
+def _training(one: RunState) -> Iterator[Figure]:
     plan, ledger = one.plan, one.ledger
     if plan is None or ledger is None:
         return
@@ -146,7 +148,7 @@ def _training(one: Snapshot) -> Iterator[Figure]:
         yield Figure(name, name.replace("_", " "), value, f"{value:,}", what)
 
 
-def _sites(one: Snapshot) -> Iterator[Figure]:
+def _sites(one: RunState) -> Iterator[Figure]:
     if not one.sites:
         return
     yield Figure(

@@ -14,8 +14,8 @@ from markupsafe import Markup, escape
 from dpfed.data.reasons import visible
 from dpfed.live.charts import charts_of, comparison_of, training_of
 from dpfed.live.figures import Figure, figures, overview
-from dpfed.live.gathering import Seen, at_work_first
-from dpfed.live.snapshot import Snapshot
+from dpfed.live.scan import Seen, at_work_first
+from dpfed.live.state import RunState
 from dpfed.progress import duration
 from dpfed.report.curves import training_note
 from dpfed.report.html import card_html, page_style
@@ -40,7 +40,7 @@ class Pages:
     def __init__(self, place: str, several: bool = True) -> None:
         """Takes the name of what is shown, and whether it is a folder of runs or a single one."""
         self._place = place
-        self._charts: dict[str, tuple[tuple[Snapshot, ...], list[tuple[str, Markup]]]] = {}
+        self._charts: dict[str, tuple[tuple[RunState, ...], list[tuple[str, Markup]]]] = {}
         self._environment = Environment(
             loader=PackageLoader("dpfed.live", "page"),
             autoescape=True,
@@ -69,9 +69,9 @@ class Pages:
 
     def run(self, seen: Seen) -> Markup:
         """One run."""
-        if seen.snapshot is None:
+        if seen.run_state is None:
             return Markup(self._render("damaged.html", seen=seen))  # noqa: S704
-        one, made = seen.snapshot, figures(seen)
+        one, made = seen.run_state, figures(seen)
         values: dict[str, Any] = {
             "tiles": _tiles(made),
             "figures": [figure for figure in made if figure.key not in _BESIDE and "site" not in figure.labels],
@@ -88,8 +88,8 @@ class Pages:
 
     def comparison(self, seen: Sequence[Seen]) -> Markup:
         """Several runs side by side."""
-        runs = [one.snapshot for one in seen if one.snapshot is not None]
-        tables = [{(figure.key, *figure.labels.values()): figure for figure in figures(one)} for one in seen if one.snapshot]
+        runs = [one.run_state for one in seen if one.run_state is not None]
+        tables = [{(figure.key, *figure.labels.values()): figure for figure in figures(one)} for one in seen if one.run_state]
         rows = dict.fromkeys(key for table in tables for key, figure in table.items() if "site" not in figure.labels)
         names = [(key, next(table[key].label for table in tables if key in table)) for key in rows]
         names = [
@@ -110,7 +110,7 @@ class Pages:
         return self.page("dpfed", "", Markup(self._render("refusal.html", sentence=sentence)))  # noqa: S704
 
     def _drawn(
-        self, key: str, runs: Sequence[Snapshot], draw: Callable[[], list[tuple[str, Markup]]]
+        self, key: str, runs: Sequence[RunState], draw: Callable[[], list[tuple[str, Markup]]]
     ) -> list[tuple[str, Markup]]:
         kept = self._charts.get(key)
         if kept is None or len(kept[0]) != len(runs) or any(old is not new for old, new in zip(kept[0], runs, strict=True)):
@@ -150,7 +150,7 @@ def _tiles(made: Sequence[Figure]) -> list[tuple[str, str, str]]:
     return tiles[:5]
 
 
-def _groups(one: Snapshot) -> list[tuple[str, str, list]]:
+def _groups(one: RunState) -> list[tuple[str, str, list]]:
     table = one.table
     keys = dict.fromkeys((item.split, item.protocol) for item in table)
     return [(*key, [item for item in table if (item.split, item.protocol) == key]) for key in keys]

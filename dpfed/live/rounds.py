@@ -69,7 +69,7 @@ def rounds_of(journal: Iterable[Mapping[str, Any]]) -> list[Round]:
     ]
 
 
-def sites_of(names: Sequence[str], rounds: Sequence[Round], arrivals: Mapping[int, Step]) -> list[SiteRow]:
+def sites_of(names: Sequence[str], rounds: Sequence[Round], arrival_log: Mapping[int, Step]) -> list[SiteRow]:
     """Every site's row.
 
     Args:
@@ -81,7 +81,7 @@ def sites_of(names: Sequence[str], rounds: Sequence[Round], arrivals: Mapping[in
     counted = Counter(site for one in over if one.event == "collected" for site in one.arrived)
     missed = Counter(site for one in over for site in one.missing)
     why = {site: f"step {one.step}: {reason}" for one in over for site, reason in one.missing.items()}
-    seconds = {site: value for _, step in sorted(arrivals.items()) for site, value in step.seconds.items()}
+    seconds = {site: value for _, step in sorted(arrival_log.items()) for site, value in step.seconds.items()}
     return [
         SiteRow(
             name,

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from dpfed.errors import UserError
 from dpfed.live.access import Access
-from dpfed.live.gathering import Gathering
+from dpfed.live.scan import Scan
 
 _HOST = "127.0.0.1"  # from elsewhere, people come through a tunnel of their own
 
 
-def listen(gathering: Gathering, access: Access, pictures: Path | None, ready: Callable[[str], None]) -> None:
+def listen(scan: Scan, access: Access, pictures: Path | None, ready: Callable[[str], None]) -> None:
     """Serves the page until the process is told to end.
 
     Args:
@@ -35,7 +35,7 @@ def listen(gathering: Gathering, access: Access, pictures: Path | None, ready: C
     except ImportError as error:
         raise UserError(f"the page needs the package {error.name}; install dpfed[live].") from error
     config = uvicorn.Config(
-        application(gathering, access, Retrieval(pictures)),
+        application(scan, access, Retrieval(pictures)),
         log_level="critical",
         access_log=False,  # the first address holds the token
         server_header=False,

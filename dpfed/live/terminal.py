@@ -12,8 +12,8 @@ from rich.text import Text
 
 from dpfed.data.reasons import visible
 from dpfed.live.figures import Figure, details, overview
-from dpfed.live.gathering import Seen, at_work_first
-from dpfed.live.snapshot import Snapshot
+from dpfed.live.scan import Seen, at_work_first
+from dpfed.live.state import RunState
 from dpfed.progress import duration
 
 STYLES = {"running": "bold green", "stopped": "yellow", "finished": "bold blue", "damaged": "bold red"}
@@ -59,7 +59,7 @@ def _list(seen: Sequence[Seen]) -> RenderableType:
 
 
 def _one(seen: Seen) -> RenderableType:
-    one = seen.snapshot
+    one = seen.run_state
     if one is None:
         return Text.assemble((f"{visible(seen.name)}: damaged\n", STYLES["damaged"]), visible(seen.trouble))
     parts: list[RenderableType] = [
@@ -98,7 +98,7 @@ def _table(rows: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-def _sites(one: Snapshot) -> Table:
+def _sites(one: RunState) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("site", "answered", "missed", "last answer", "last steps"):
         table.add_column(column, justify="right" if column in ("answered", "missed") else "left")

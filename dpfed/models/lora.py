@@ -24,7 +24,7 @@ from torch.nn.utils import parametrize
 
 from dpfed.errors import UserError
 from dpfed.files.reading import require_regular
-from dpfed.places import path_of
+from dpfed.paths import path_of
 
 BLOCKS = ("q", "k", "v")  # the order of the rows in a packed weight
 _SEPARATE = {"q_proj": "q", "query": "q", "k_proj": "k", "key": "k", "v_proj": "v", "value": "v"}

@@ -21,7 +21,7 @@ from dpfed.files.reading import open_regular, read_text
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 from dpfed.models.description import DESCRIPTION, HEAD, MOMENTS, WEIGHTS, Part, describe, read_file, weight_parts
-from dpfed.places import path_of
+from dpfed.paths import path_of
 from dpfed.schema.wording import shown
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dpfed.config import Config, DataConfig, PrivacyConfig
 from dpfed.data.store.counting import known_count
 from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError
-from dpfed.places import local_path
+from dpfed.paths import local_path
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Watcher
 from dpfed.runs.preflight import refuse_impossible

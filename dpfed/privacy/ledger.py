@@ -18,7 +18,7 @@ from pathlib import Path
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
 from dpfed.files.json_lines import DamagedLine, GrewElsewhere, Lines, append_line, drop_torn_line, read_lines
-from dpfed.places import path_of
+from dpfed.paths import path_of
 from dpfed.privacy.plan import PrivacyPlan
 
 FORMAT = 1
@@ -38,7 +38,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Papers:
+class Artifacts:
     """What came of the releases so far, as the ledger keeps it.
 
     Attributes:
@@ -85,7 +85,7 @@ class Ledger:
         self.resumed: list[int] = []
         self._goes_on: int | None = None
         self.owners = 1
-        self.papers: Papers | None = None
+        self.artifacts: Artifacts | None = None
         self.head = chain
         self._lines = Lines([])
 
@@ -139,12 +139,12 @@ class Ledger:
             raise UserError(f"cannot read the ledger {path}: {error.strerror or error}.") from error
         except DamagedLine as error:
             raise UserError(_damaged(path, error.number)) from None
-        entries, chain, head, papers = lines.entries, "", "", None
+        entries, chain, head, artifacts = lines.entries, "", "", None
         for number, entry in enumerate(entries, start=1):
             claimed = entry.pop("chain", None)
             chain = link(chain, entry)
             if "papers" in entry:
-                papers = entry["papers"]
+                artifacts = entry["papers"]
             else:
                 head = chain
             if claimed != chain or (number > 1 and not _is_whole(entry)):
@@ -163,7 +163,7 @@ class Ledger:
         ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, block)
         ledger._lines, ledger.head, ledger.fingerprint = lines, head, entries[0]["fingerprint"]
         ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]
-        ledger.papers = Papers(**papers) if papers else None
+        ledger.artifacts = Artifacts(**artifacts) if artifacts else None
         ledger.owners = max((entry["owners"] for entry in entries[1:] if "owners" in entry), default=1)
         return ledger
 
@@ -256,17 +256,17 @@ class Ledger:
             self.resumed.append(self._goes_on)
             self._goes_on = None
 
-    def note_papers(self, card: str, model: str) -> None:
+    def note_artifacts(self, card: str, model: str) -> None:
         """Writes down which card and which model came of the releases so far.
 
         Args:
             card: SHA-256 of the card, which states `head`.
             model: SHA-256 of the model's weights.
         """
-        papers, head = Papers(card, model), self.head
-        if papers != self.papers:
-            self._append({"papers": dataclasses.asdict(papers)})
-            self.papers, self.head = papers, head
+        artifacts, head = Artifacts(card, model), self.head
+        if artifacts != self.artifacts:
+            self._append({"papers": dataclasses.asdict(artifacts)})
+            self.artifacts, self.head = artifacts, head
 
     def _append(self, entry: dict) -> None:
         chain = link(self._chain, entry)

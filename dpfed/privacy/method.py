@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from dpfed.errors import UserError
 from dpfed.objectives import GroupLoss, loss_of
 from dpfed.privacy.accounting import Accountant
+from dpfed.privacy.geometric_skips import block_length
 from dpfed.privacy.mechanism import Mechanism
-from dpfed.privacy.renewals import block_length
 from dpfed.privacy.samplers import PoissonSampler
 from dpfed.schema.section import NoOptions, Section
 from dpfed.schema.wording import problem

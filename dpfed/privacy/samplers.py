@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dpfed.privacy.renewals import Own, Renewals
+from dpfed.privacy.geometric_skips import GeometricSkips, Own
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -126,7 +126,7 @@ class Sampler(ABC):
 
 @dataclass(frozen=True)
 class PoissonSampler(Sampler):
-    """Every record is drawn independently, by the gaps between its draws (`dpfed.privacy.renewals`).
+    """Every record is drawn independently, by the gaps between its draws (`dpfed.privacy.geometric_skips`).
 
     Args:
         rate: q, the probability of each.
@@ -152,7 +152,7 @@ class PoissonSampler(Sampler):
         if self.rate >= 1:  # every record takes part in every step
             places = np.arange(len(keys)) if own is None else np.flatnonzero(own(0, len(keys)))
             return lambda step: places
-        return Renewals(self.rate, self.block, randomness, keys, own)
+        return GeometricSkips(self.rate, self.block, randomness, keys, own)
 
     def poisson_steps(self, steps: int) -> tuple[float, int]:
         """See `Sampler`."""

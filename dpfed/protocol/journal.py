@@ -121,7 +121,7 @@ class Step:
         return [name for name in self.asked if name not in self.seconds]
 
 
-class Arrivals:
+class ArrivalLog:
     """Notes them.
 
     Args:
@@ -163,7 +163,7 @@ class Arrivals:
             self._path = None
 
 
-def read_arrivals(path: Path) -> dict[int, Step]:
+def read_arrival_log(path: Path) -> dict[int, Step]:
     """What the file says now; empty where there is none, or none that can be read."""
     try:
         found = json.loads(read_bytes(path))

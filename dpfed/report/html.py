@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from dpfed.errors import UserError
-from dpfed.places import path_of
+from dpfed.paths import path_of
 from dpfed.privacy.promise import round_up
 from dpfed.report.audit import audit_plot
 from dpfed.report.card import table_rows

@@ -17,7 +17,7 @@ from dpfed.config.shipped import configs
 from dpfed.config.toml_file import put, read_toml
 from dpfed.data.importers import detect
 from dpfed.errors import UserError
-from dpfed.places import is_store
+from dpfed.paths import is_store
 from dpfed.privacy.method import method_named
 from dpfed.progress import Watcher, import_progress
 from dpfed.reproduce.comparison import WITHOUT_PRIVACY, DataSet, Experiment, Scale, Variant

@@ -1,7 +1,7 @@
 """A run under a lifetime budget: it reserves its whole plan before the first step, and settles what it was charged.
 
 What no budget covers, such as figures of training labels, is refused unless the operator says why. It is then written into the
-budget's book.
+budget's ledger.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import uses_labelled_bank
 from dpfed.artifacts.verification import ledger_of
-from dpfed.budgets.book import Book, Entry
-from dpfed.budgets.claims import Claim
+from dpfed.budgets.ledger import BudgetLedger, Entry
 from dpfed.budgets.refusals import percent, shown
-from dpfed.budgets.shelf import BOOK, budgets_of, known_by, possible, shelf
+from dpfed.budgets.registry import BUDGET_LEDGER, budgets_of, known_by, possible, registry
+from dpfed.budgets.reservations import Reservation
 from dpfed.budgets.spending import note_uncovered, reserve, settle
 from dpfed.config import Config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.files.atomic import write_atomically
-from dpfed.places import is_store
+from dpfed.paths import is_store
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Watcher
@@ -35,7 +35,7 @@ _NONE = "none was set (`dpfed budget set STORE`): other runs on the same records
 _AT_SITES = "each site has its own: `dpfed budget show STORE` shows it there"
 
 
-def foresee_budget(folder: str | Path, config: Config, store: RecordStore, plan: PrivacyPlan) -> None:
+def preflight_budget(folder: str | Path, config: Config, store: RecordStore, plan: PrivacyPlan) -> None:
     """Refuses a run that its records' budget does not hold, before anything is written. `hold` decides.
 
     Args:
@@ -56,7 +56,7 @@ def foresee_budget(folder: str | Path, config: Config, store: RecordStore, plan:
             "releases. Leave it out."
         )
     if plan.promises:
-        reserve(store, [Claim("", "run", config.name, Path(folder).resolve(), plan)], dry=True)
+        reserve(store, [Reservation("", "run", config.name, Path(folder).resolve(), plan)], dry=True)
 
 
 def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher) -> None:
@@ -78,27 +78,27 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
         note_uncovered(store, f"{_called(run, config)}: {what}", config.privacy.not_covered)
     if not parts.plan.promises:
         return
-    claim = _claim(run, config.name, ledger)
-    books = reserve(store, [claim], dry=True)
-    if gone := set(claim.reserved_with) - {book.head.id for book in books}:
+    reservation = _reservation(run, config.name, ledger)
+    budgets = reserve(store, [reservation], dry=True)
+    if gone := set(reservation.reserved_with) - {budget.head.id for budget in budgets}:
         raise UserError(
             f"{run.path} reserved with the budget {', '.join(sorted(gone))} of {_noted(run.budget)['store']}, and neither "
-            f"{store.path} nor the registry {shelf()} has its ledger any more: restore `{BOOK}` there."
+            f"{store.path} nor the registry {registry()} has its ledger any more: restore `{BUDGET_LEDGER}` there."
         )
-    if not books:
+    if not budgets:
         return
-    # First this: a run that has taken steps, and whose reservation a book does not know, tells that the book has lost lines.
-    _write(run.budget, store, books)
-    for book in reserve(store, [claim]):
-        taken = f"{percent(book.filter.part(book.spent))} of it is taken"
-        watcher.note(f"reserved with the lifetime budget of {book.head.store}, {shown(book)}: {taken}")
+    # First this: a run with steps whose reservation a budget's ledger does not know tells that the ledger has lost lines.
+    _write(run.budget, store, budgets)
+    for budget in reserve(store, [reservation]):
+        taken = f"{percent(budget.filter.part(budget.spent))} of it is taken"
+        watcher.note(f"reserved with the lifetime budget of {budget.head.store}, {shown(budget)}: {taken}")
 
 
 def may_have_budget(config: Config) -> bool:
     """Whether the records of a configuration may have a budget; answers without opening them."""
     path = config.data.path
     own = Path(path).expanduser() if path else None
-    return possible(own or shelf())
+    return possible(own or registry())
 
 
 def hold_sweep(store: RecordStore, plans: dict[Path, tuple[str, PrivacyPlan]]) -> None:
@@ -113,7 +113,7 @@ def hold_sweep(store: RecordStore, plans: dict[Path, tuple[str, PrivacyPlan]]) -
     """
     # The account of a run that has not begun is named after its place, so that a sweep which goes on finds it again.
     places = {folder.resolve(): named for folder, named in plans.items()}
-    reserve(store, [Claim(f"sweep {place}", "sweep", name, place, plan) for place, (name, plan) in places.items()])
+    reserve(store, [Reservation(f"sweep {place}", "sweep", name, place, plan) for place, (name, plan) in places.items()])
 
 
 def settle_at_end(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher) -> None:
@@ -135,18 +135,21 @@ def settle_at_end(run: RunDirectory, parts: Components, ledger: Ledger, watcher:
             watcher.note(f"this run is not in the lifetime budget that was set while it trained: {error}")
 
 
-def reservations(run: RunDirectory) -> list[tuple[str, Book | None, list[Entry]]]:
-    """What the books of the budgets that a run reserved with say of it.
+def reservations(run: RunDirectory) -> list[tuple[str, BudgetLedger | None, list[Entry]]]:
+    """What the ledgers of the budgets that a run reserved with say of it.
 
     Returns:
-        Of each: its id, the book, if it is there still, and the entries about the run.
+        Of each: its id, the ledger, if it is there still, and the entries about the run.
     """
     noted, id = _noted(run.budget), run.identity[:_ID]
-    books = {one: known_by(one, Path(noted["store"])) for one in _ids(noted)}
-    return [(one, book, [entry for entry in book.entries if entry.of == id] if book else []) for one, book in books.items()]
+    budgets = {one: known_by(one, Path(noted["store"])) for one in _ids(noted)}
+    return [
+        (one, budget, [entry for entry in budget.entries if entry.of == id] if budget else [])
+        for one, budget in budgets.items()
+    ]
 
 
-def settle_run(folder: str | Path) -> list[Book]:
+def settle_run(folder: str | Path) -> list[BudgetLedger]:
     """Settles a run that will not go on, or the runs of a sweep that have not begun.
 
     Args:
@@ -158,8 +161,8 @@ def settle_run(folder: str | Path) -> list[Book]:
     Raises:
         UserError: if the run is in use; if its ledger has lost lines; if no budget knows of it.
     """
-    if not (Path(folder) / "config.toml").exists() and (books := _settle_sweep(Path(folder).resolve())):
-        return books
+    if not (Path(folder) / "config.toml").exists() and (budgets := _settle_sweep(Path(folder).resolve())):
+        return budgets
     run = RunDirectory.open(folder)
     if _of_institutions(run):
         raise UserError(f"{folder} is the coordinator's run, without records: each site runs `dpfed budget settle SITE`.")
@@ -167,7 +170,7 @@ def settle_run(folder: str | Path) -> list[Book]:
         return settled(run, ledger_of(run))
 
 
-def settled(run: RunDirectory, ledger: Ledger, store: RecordStore | None = None) -> list[Book]:
+def settled(run: RunDirectory, ledger: Ledger, store: RecordStore | None = None) -> list[BudgetLedger]:
     """Writes down what a run was charged, after its last step.
 
     Args:
@@ -184,7 +187,7 @@ def settled(run: RunDirectory, ledger: Ledger, store: RecordStore | None = None)
     if store is None and not noted:
         config = run.config()
         store = RecordStore.open(config.data.path) if config.data.path and is_store(config.data.path) else None
-    return settle(store, _ids(noted), _claim(run, run.config().name, ledger))
+    return settle(store, _ids(noted), _reservation(run, run.config().name, ledger))
 
 
 def not_covered(run: RunDirectory, store: RecordStore, what: str, why: str | None) -> None:
@@ -235,23 +238,23 @@ def _called(run: RunDirectory, config: Config) -> str:
     return f"{config.name} ({run.identity[:_ID]})"
 
 
-def _claim(run: RunDirectory, name: str, ledger: Ledger) -> Claim:
+def _reservation(run: RunDirectory, name: str, ledger: Ledger) -> Reservation:
     def is_at(place: Path) -> bool:
         return bool(run.identity) and RunDirectory(place).identity == run.identity
 
     place, ids = run.path.resolve(), tuple(_ids(_noted(run.budget)))
-    return Claim(run.identity[:_ID] or str(place), "run", name, place, ledger.plan, ledger.charged, ids, is_at=is_at)
+    return Reservation(run.identity[:_ID] or str(place), "run", name, place, ledger.plan, ledger.charged, ids, is_at=is_at)
 
 
-def _settle_sweep(folder: Path) -> list[Book]:
+def _settle_sweep(folder: Path) -> list[BudgetLedger]:
     """Gives back what a sweep reserved for runs that have not begun."""
     changed = []
-    for path in sorted(shelf().glob("*.jsonl")):
-        book = known_by(path.stem)
-        for one in book.accounts.values() if book is not None else ():
+    for path in sorted(registry().glob("*.jsonl")):
+        budget = known_by(path.stem)
+        for one in budget.accounts.values() if budget is not None else ():
             place = Path(one.place)
             if one.what == "sweep" and not one.settled and place.parent == folder and RunDirectory.unused(place):
-                changed += settle(None, [path.stem], Claim(one.id, "sweep", one.name, place, one.plan))
+                changed += settle(None, [path.stem], Reservation(one.id, "sweep", one.name, place, one.plan))
     return changed
 
 
@@ -270,11 +273,11 @@ def _ids(noted: dict[str, Any]) -> Sequence[str]:
     return [one["id"] for one in noted.get("budgets", ())]
 
 
-def _write(file: Path, store: RecordStore, books: Sequence[Book]) -> None:
+def _write(file: Path, store: RecordStore, budgets: Sequence[BudgetLedger]) -> None:
     known = _noted(file)
-    budgets = {one["id"]: one for one in known.get("budgets", ())} | {
-        book.head.id: {"id": book.head.id, "budget": shown(book)} for book in books
+    listed = {one["id"]: one for one in known.get("budgets", ())} | {
+        budget.head.id: {"id": budget.head.id, "budget": shown(budget)} for budget in budgets
     }
-    text = json.dumps({"store": str(store.path), "budgets": list(budgets.values())}, indent=1) + "\n"
+    text = json.dumps({"store": str(store.path), "budgets": list(listed.values())}, indent=1) + "\n"
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
         write_atomically(file, text)

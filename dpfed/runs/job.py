@@ -22,7 +22,7 @@ from dpfed.privacy.method import method_named
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components, assemble
-from dpfed.runs.budgeting import foresee_budget
+from dpfed.runs.budgeting import preflight_budget
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.resolution import resolve, settle
 from dpfed.runs.starts import origin_of, starting_weights
@@ -148,7 +148,7 @@ def begin(
     parts = assemble(resolve(config, watcher), randomness, watcher, owners=owners, terms=terms)
     refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
     if terms is None or RunDirectory.SIMULATION in (files or {}):  # otherwise the records are the sites'
-        foresee_budget(preflight.folder, parts.config, parts.store, parts.plan)
+        preflight_budget(preflight.folder, parts.config, parts.store, parts.plan)
     say_what_is_trained(parts, watcher)
     files = {
         RunDirectory.PROVENANCE: began(parts.store, parts.config.data, parts.public, origin_of(parts.config)),

@@ -98,11 +98,11 @@ def write_outcome(run: RunDirectory, parts: Components, ledger: Ledger) -> None:
         gallery.write(run.gallery)
     facts = facts_of_run(run, parts, ledger)
     results = results_of_run(run, parts, ledger, facts)
-    _write_papers(run, facts, results, ledger)
+    _write_artifacts(run, facts, results, ledger)
     run.write(run.results, json.dumps(results, indent=2, allow_nan=False) + "\n")
 
 
-def rewrite_papers(run: RunDirectory, parts: Components, results: dict[str, Any]) -> None:
+def rewrite_artifacts(run: RunDirectory, parts: Components, results: dict[str, Any]) -> None:
     """Writes card and report of a finished run again, with every mark that applies by now.
 
     Args:
@@ -114,10 +114,10 @@ def rewrite_papers(run: RunDirectory, parts: Components, results: dict[str, Any]
     config = parts.config.model_copy(update={"evaluation": own.evaluation})
     parts = dataclasses.replace(parts, config=config, plan=ledger.plan, terms=terms_of(run))
     results["run"]["ledger"] = ledger.head
-    _write_papers(run, facts_of_run(run, parts, ledger, results["evaluations"]), results, ledger)
+    _write_artifacts(run, facts_of_run(run, parts, ledger, results["evaluations"]), results, ledger)
 
 
-def _write_papers(run: RunDirectory, facts: CardFacts, results: dict[str, Any], ledger: Ledger) -> None:
+def _write_artifacts(run: RunDirectory, facts: CardFacts, results: dict[str, Any], ledger: Ledger) -> None:
     """Writes card and report, and into the ledger which card that is: `dpfed privacy verify` holds them against each other."""
     card = privacy_card(facts)
     run.write(run.card if facts.plan.bounding.method.sound else run.no_card, card)
@@ -125,7 +125,7 @@ def _write_papers(run: RunDirectory, facts: CardFacts, results: dict[str, Any], 
     config = run.config()
     about = config.name, str(run.path), config.dump(), results, run.metric_lines(), card, spent_curve(ledger)
     write_report(run.report, [RunView(*about, gallery, run.privacy_audit, run.federation_steps())])
-    ledger.note_papers(card_digest(card), weights_digest(run.model))
+    ledger.note_artifacts(card_digest(card), weights_digest(run.model))
 
 
 def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluations: Sequence[dict[str, Any]] = ()) -> CardFacts:

@@ -20,7 +20,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.description import TIMM_CONFIG
 from dpfed.models.images import preprocessing_of
-from dpfed.places import path_of
+from dpfed.paths import path_of
 from dpfed.privacy.method import method_named
 
 

@@ -18,7 +18,7 @@ from dpfed.progress import Silent, Watcher
 from dpfed.protocol.statement import terms_of
 from dpfed.runs import budgeting
 from dpfed.runs.assembly import assemble
-from dpfed.runs.outcome import rewrite_papers
+from dpfed.runs.outcome import rewrite_artifacts
 from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints
 
@@ -74,7 +74,7 @@ def evaluate_run(
         with run.locked(wait=_WAIT):
             # The card first: a crash in between leaves a mark without its figures, and never figures without their mark.
             results = _merged(run, figures)
-            rewrite_papers(run, parts, results)
+            rewrite_artifacts(run, parts, results)
             run.write(run.results, json.dumps(results, indent=2, allow_nan=False) + "\n")
     return figures
 

@@ -129,7 +129,7 @@ def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
     """The engine that is the fastest for a model of this kind, with any weights, on this machine."""
     watcher.note("timing the engines: which is the fastest for this model on this machine")
     require_memory(config, device)
-    model = _stand_in(config)
+    model = _proxy(config)
     plan, tokenizer = PrivacyPlan.sketch(config), tokenizer_for(config.model)
     towers = frozen_towers(model) if config.cached_views else None
     model = model if towers is None else from_features(model)
@@ -140,7 +140,7 @@ def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
         return fastest_engine(model.to(device), batch, config.training.precision, loss, groups, watcher.note, records)
 
 
-def _stand_in(config: Config) -> nn.Module:
+def _proxy(config: Config) -> nn.Module:
     """A model of the run's kind, with any weights."""
     with torch.random.fork_rng(devices=[]):
         model = build_model(config.model, config.objective, config.adaptation, image_size(config), load_weights=False)

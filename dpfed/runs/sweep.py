@@ -29,7 +29,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import large_delta, meaning, protected_by, round_up
 from dpfed.progress import Silent, Watcher
 from dpfed.report.html import write_report
-from dpfed.runs.budgeting import foresee_budget, hold_sweep, may_have_budget
+from dpfed.runs.budgeting import hold_sweep, may_have_budget, preflight_budget
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import carry_out
 from dpfed.runs.records import records_of
@@ -167,7 +167,7 @@ def _reserve(configs: dict[Path, Config]) -> None:
         settled = settle(config)
         store = records_of(settled)
         plan = PrivacyPlan.from_config(protected_count(store, config.privacy), settled)
-        foresee_budget(folder, settled, store, plan)
+        preflight_budget(folder, settled, store, plan)
         if plan.promises:
             stores[store.path] = store
             plans.setdefault(store.path, {})[folder] = (config.name, plan)

@@ -19,7 +19,7 @@ from dpfed.errors import UserError
 from dpfed.progress import Watcher
 from dpfed.protocol.statement import terms_of
 from dpfed.runs.assembly import assemble
-from dpfed.runs.outcome import rewrite_papers
+from dpfed.runs.outcome import rewrite_artifacts
 from dpfed.runs.resolution import resolve
 
 COVERED = frozenset(
@@ -73,7 +73,7 @@ def send(run: RunDirectory, boards: Sequence[str], watcher: Watcher) -> None:
         run.disclose(sent_to(board))
     parts = assemble(resolve(run.config(), watcher), watcher=watcher, terms=terms_of(run))
     with run.locked():
-        rewrite_papers(run, parts, results)
+        rewrite_artifacts(run, parts, results)
         run.write(run.results, json.dumps(results, indent=2, allow_nan=False) + "\n")
     for board in boards:
         watcher.note(f"sending {len(lines)} lines of figures to {board}")

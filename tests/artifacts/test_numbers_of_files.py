@@ -25,7 +25,7 @@ def run(tmp_path):
     ledger = Ledger.create(run.ledger, PLAN)
     for step in range(2):
         ledger.charge(Release(step, "d"))
-    ledger.note_papers("c", "m")
+    ledger.note_artifacts("c", "m")
     return run
 
 

@@ -41,8 +41,8 @@ def wrong(card, run):
 def test_a_finished_run_and_its_card_belong_together(run, tmp_path):
     assert wrong(run.card, run) == []
     assert wrong(shutil.copy(run.card, tmp_path / "copy.md"), run) == []
-    papers = Ledger.open(run.ledger).papers
-    assert papers and Ledger.open(run.ledger).head in run.card.read_text() and papers.model in run.card.read_text()
+    artifacts = Ledger.open(run.ledger).artifacts
+    assert artifacts and Ledger.open(run.ledger).head in run.card.read_text() and artifacts.model in run.card.read_text()
     assert Ledger.open(run.ledger).head in run.report.read_text()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpfed.budgets.claims import Claim
+from dpfed.budgets.reservations import Reservation
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
@@ -45,11 +45,11 @@ def store(written, tmp_path) -> RecordStore:
 
 
 @pytest.fixture
-def claim(tmp_path) -> Callable[..., Claim]:
+def reservation(tmp_path) -> Callable[..., Reservation]:
     """Claims of runs at places of their own, by number."""
 
-    def make(number: int, charged: int = 0, **changes) -> Claim:
+    def make(number: int, charged: int = 0, **changes) -> Reservation:
         plan = PLAN.replace(**changes)
-        return Claim(f"{number:016x}", "run", f"run-{number}", tmp_path / f"run-{number}", plan, charged)
+        return Reservation(f"{number:016x}", "run", f"run-{number}", tmp_path / f"run-{number}", plan, charged)
 
     return make

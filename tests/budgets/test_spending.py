@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from dp_accounting.rdp import RdpAccountant
 
-from dpfed.budgets import copies
-from dpfed.budgets.claims import Claim
+from dpfed.budgets import replicas
 from dpfed.budgets.refusals import largest_epsilon, most_steps
-from dpfed.budgets.shelf import BOOK, budgets_of, shelf
+from dpfed.budgets.registry import BUDGET_LEDGER, budgets_of, registry
+from dpfed.budgets.reservations import Reservation
 from dpfed.budgets.spending import note_uncovered, reserve, set_budget, settle
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
@@ -20,27 +20,27 @@ from dpfed.privacy.renyi_filter import added
 from tests.budgets.conftest import NAMES, PLAN, write_store
 
 
-def book_of(store):
+def budget_of(store):
     (found,) = budgets_of(store)
-    return found.book
+    return found.budget
 
 
-def test_what_is_taken_is_the_sum_of_the_runs_by_an_accountant(store, claim):
+def test_what_is_taken_is_the_sum_of_the_runs_by_an_accountant(store, reservation):
     set_budget(store, 8, 1e-6)
-    plans = [claim(1), claim(2, noise_multiplier=3.0, steps=400), claim(3, batch=200, noise_multiplier=6.0)]
+    plans = [reservation(1), reservation(2, noise_multiplier=3.0, steps=400), reservation(3, batch=200, noise_multiplier=6.0)]
     for one in plans:
         reserve(store, [one])
-    book = book_of(store)
-    accountant = RdpAccountant(book.head.orders)
+    budget = budget_of(store)
+    accountant = RdpAccountant(budget.head.orders)
     for one in plans:
         accountant.compose(one.plan.mechanism.event(one.plan.steps))
-    assert book.spent == pytest.approx(tuple(accountant._rdp), rel=1e-12)
+    assert budget.spent == pytest.approx(tuple(accountant._rdp), rel=1e-12)
 
 
-def test_runs_are_admitted_until_the_budget_is_full_and_not_one_more(store, claim):
+def test_runs_are_admitted_until_the_budget_is_full_and_not_one_more(store, reservation):
     """The oracle composes all of them at each order, at its share of delta, and takes the best order."""
     set_budget(store, 8, 1e-6)
-    budget = book_of(store).filter
+    budget = budget_of(store).filter
     for number in range(1, 100):
         spent = []
         for order, share in zip(budget.orders, budget.shares, strict=True):
@@ -49,162 +49,162 @@ def test_runs_are_admitted_until_the_budget_is_full_and_not_one_more(store, clai
             spent.append(accountant.get_epsilon(share * budget.delta))
         if min(spent) > budget.epsilon:
             break
-        reserve(store, [claim(number)])
+        reserve(store, [reservation(number)])
     assert number > 3
     with pytest.raises(UserError, match="no room"):
-        reserve(store, [claim(number)])
+        reserve(store, [reservation(number)])
 
 
-def test_a_plan_that_does_not_fit_is_refused_with_what_still_fits(store, claim):
+def test_a_plan_that_does_not_fit_is_refused_with_what_still_fits(store, reservation):
     set_budget(store, 8, 1e-6)
-    reserve(store, [claim(1, steps=300)])
-    large = claim(2, steps=2000)
+    reserve(store, [reservation(1, steps=300)])
+    large = reservation(2, steps=2000)
     with pytest.raises(UserError) as refused:
         reserve(store, [large])
-    book = book_of(store)
-    epsilon, sigma = largest_epsilon(book.filter, book.spent, large.plan)
-    steps = most_steps(book.filter, book.spent, large.plan)
+    budget = budget_of(store)
+    epsilon, sigma = largest_epsilon(budget.filter, budget.spent, large.plan)
+    steps = most_steps(budget.filter, budget.spent, large.plan)
     assert all(said in str(refused.value) for said in (f"epsilon {epsilon:g}", f"{sigma:g}", f"{steps:,} steps"))
-    assert len(book.accounts) == 1  # nothing was reserved
+    assert len(budget.accounts) == 1  # nothing was reserved
     fitting = PrivacyPlan.calibrate(1000, 50, 2000, epsilon, 1e-4, group_size=5, clip_norm=1.0, accountant="rdp")
     assert fitting.noise.multiplier == sigma
-    reserve(store, [claim(2, noise_multiplier=sigma, steps=2000)], dry=True)
+    reserve(store, [reservation(2, noise_multiplier=sigma, steps=2000)], dry=True)
     larger = PrivacyPlan.calibrate(1000, 50, 2000, 1.02 * epsilon, 1e-4, group_size=5, clip_norm=1.0, accountant="rdp")
     with pytest.raises(UserError, match="no room"):
-        reserve(store, [claim(2, noise_multiplier=larger.noise.multiplier, steps=2000)], dry=True)
-    reserve(store, [claim(2, steps=steps)], dry=True)
+        reserve(store, [reservation(2, noise_multiplier=larger.noise.multiplier, steps=2000)], dry=True)
+    reserve(store, [reservation(2, steps=steps)], dry=True)
     with pytest.raises(UserError, match="no room"):
-        reserve(store, [claim(2, steps=steps + 1)], dry=True)
+        reserve(store, [reservation(2, steps=steps + 1)], dry=True)
 
 
-def test_several_plans_are_reserved_together_or_not_at_all(store, claim):
+def test_several_plans_are_reserved_together_or_not_at_all(store, reservation):
     set_budget(store, 8, 1e-6)
     with pytest.raises(UserError, match="these 3 runs take"):
-        reserve(store, [claim(number, steps=500) for number in range(3)])
-    assert book_of(store).accounts == {}
+        reserve(store, [reservation(number, steps=500) for number in range(3)])
+    assert budget_of(store).accounts == {}
 
 
-def test_what_is_reserved_once_is_not_reserved_again(store, claim):
+def test_what_is_reserved_once_is_not_reserved_again(store, reservation):
     set_budget(store, 8, 1e-6)
     for charged in (0, 0, 60):
-        reserve(store, [claim(1, charged)])
-    assert len(book_of(store).entries) == 2
+        reserve(store, [reservation(1, charged)])
+    assert len(budget_of(store).entries) == 2
 
 
-def test_a_settled_run_costs_what_it_was_charged_and_may_take_the_rest_back(store, claim):
+def test_a_settled_run_costs_what_it_was_charged_and_may_take_the_rest_back(store, reservation):
     set_budget(store, 8, 1e-6)
-    reserve(store, [claim(1)])
-    whole = book_of(store).spent
-    settle(store, (), claim(1, 40))
-    assert book_of(store).spent == book_of(store).filter.curve(PLAN.mechanism, 40) < whole
-    settle(store, (), claim(1, 40))  # again changes nothing
-    reserve(store, [claim(1, 40)])
-    assert book_of(store).spent == whole
+    reserve(store, [reservation(1)])
+    whole = budget_of(store).spent
+    settle(store, (), reservation(1, 40))
+    assert budget_of(store).spent == budget_of(store).filter.curve(PLAN.mechanism, 40) < whole
+    settle(store, (), reservation(1, 40))  # again changes nothing
+    reserve(store, [reservation(1, 40)])
+    assert budget_of(store).spent == whole
     with pytest.raises(UserError, match="has settled 40 before"):
-        settle(store, (), claim(1, 39))
-    settle(store, (), claim(1, 100))
-    reserve(store, [claim(1, 100)])
-    assert book_of(store).spent == whole and len(book_of(store).entries) == 5
+        settle(store, (), reservation(1, 39))
+    settle(store, (), reservation(1, 100))
+    reserve(store, [reservation(1, 100)])
+    assert budget_of(store).spent == whole and len(budget_of(store).entries) == 5
 
 
-def test_nothing_is_written_where_no_budget_holds(store, claim):
+def test_nothing_is_written_where_no_budget_holds(store, reservation):
     before = sorted(store.path.iterdir())
-    assert settle(store, (), claim(1, 40)) == settle(None, ("0" * 16,), claim(1, 40)) == []
-    assert sorted(store.path.iterdir()) == before and not shelf().exists()
+    assert settle(store, (), reservation(1, 40)) == settle(None, ("0" * 16,), reservation(1, 40)) == []
+    assert sorted(store.path.iterdir()) == before and not registry().exists()
 
 
-def test_an_older_copy_of_a_settled_run_is_refused(store, claim):
+def test_an_older_copy_of_a_settled_run_is_refused(store, reservation):
     set_budget(store, 8, 1e-6)
-    reserve(store, [claim(1)])
-    settle(store, (), claim(1, 100))
+    reserve(store, [reservation(1)])
+    settle(store, (), reservation(1, 100))
     with pytest.raises(UserError, match="older copy of a run that has settled 100"):
-        reserve(store, [claim(1, 60)])
+        reserve(store, [reservation(1, 60)])
 
 
-def test_a_copy_of_a_run_is_refused_and_a_run_that_was_moved_is_not(store, claim, tmp_path):
+def test_a_copy_of_a_run_is_refused_and_a_run_that_was_moved_is_not(store, reservation, tmp_path):
     set_budget(store, 8, 1e-6)
-    reserve(store, [claim(1)])
-    there = {claim(1).place}
-    copy = dataclasses.replace(claim(1, 30), place=tmp_path / "copy", is_at=there.__contains__)
+    reserve(store, [reservation(1)])
+    there = {reservation(1).place}
+    copy = dataclasses.replace(reservation(1, 30), place=tmp_path / "copy", is_at=there.__contains__)
     for spend in (lambda: reserve(store, [copy]), lambda: settle(store, (), copy)):
         with pytest.raises(UserError, match=r"copy is a copy of .*run-1, which still exists"):
             spend()
     there.clear()
     reserve(store, [copy])
-    spent = book_of(store).filter.curve(PLAN.mechanism, 100)
-    assert book_of(store).spent == spent and len(book_of(store).accounts) == 1
-    original = dataclasses.replace(claim(1, 30), is_at={copy.place}.__contains__)
+    spent = budget_of(store).filter.curve(PLAN.mechanism, 100)
+    assert budget_of(store).spent == spent and len(budget_of(store).accounts) == 1
+    original = dataclasses.replace(reservation(1, 30), is_at={copy.place}.__contains__)
     with pytest.raises(UserError, match="is a copy of"):
         reserve(store, [original])
 
 
-def test_a_place_that_nobody_may_look_into_counts_as_another_one(store, claim, tmp_path):
+def test_a_place_that_nobody_may_look_into_counts_as_another_one(store, reservation, tmp_path):
     def is_at(place):
         raise PermissionError(13, "Permission denied")
 
     set_budget(store, 8, 1e-6)
-    reserve(store, [claim(1)])
+    reserve(store, [reservation(1)])
     with pytest.raises(UserError, match="is a copy of"):
-        reserve(store, [dataclasses.replace(claim(1), place=tmp_path / "moved", is_at=is_at)])
+        reserve(store, [dataclasses.replace(reservation(1), place=tmp_path / "moved", is_at=is_at)])
 
 
 @pytest.mark.parametrize("change", [{"steps": 101}, {"noise_multiplier": 1.49}, {"batch": 51}])
-def test_a_run_whose_plan_changed_spends_nothing_of_what_it_reserved_and_gives_nothing_back(store, claim, change):
+def test_a_run_whose_plan_changed_spends_nothing_of_what_it_reserved_and_gives_nothing_back(store, reservation, change):
     """Its config.toml was edited, and a ledger begun anew."""
     set_budget(store, 8, 1e-6)
-    reserve(store, [claim(1)])
-    before = book_of(store)
+    reserve(store, [reservation(1)])
+    before = budget_of(store)
     for spend in (lambda one: reserve(store, [one]), lambda one: settle(store, (), one)):
         with pytest.raises(UserError, match="reserved another plan than it has now"):
-            spend(claim(1, **change))
-    assert book_of(store) == before
+            spend(reservation(1, **change))
+    assert budget_of(store) == before
 
 
-def test_a_sweep_whose_plan_changed_before_it_began_reserves_the_new_one(store, claim):
+def test_a_sweep_whose_plan_changed_before_it_began_reserves_the_new_one(store, reservation):
     set_budget(store, 8, 1e-6)
     for steps in (100, 200, 50):
-        planned = claim(1, steps=steps)
+        planned = reservation(1, steps=steps)
         reserve(store, [dataclasses.replace(planned, id="sweep 1", what="sweep")])
-        assert book_of(store).spent == book_of(store).filter.curve(planned.plan.mechanism, steps)
+        assert budget_of(store).spent == budget_of(store).filter.curve(planned.plan.mechanism, steps)
 
 
-def test_charges_of_a_run_that_a_book_does_not_know_tell_that_it_lost_lines(store, claim):
+def test_charges_of_a_run_that_a_book_does_not_know_tell_that_it_lost_lines(store, reservation):
     set_budget(store, 8, 1e-6)
-    ids = (book_of(store).head.id,)
-    known = dataclasses.replace(claim(1), reserved_with=ids)
+    ids = (budget_of(store).head.id,)
+    known = dataclasses.replace(reservation(1), reserved_with=ids)
     reserve(store, [known])
-    for path in (store.path / BOOK, shelf() / f"{ids[0]}.jsonl"):
+    for path in (store.path / BUDGET_LEDGER, registry() / f"{ids[0]}.jsonl"):
         path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     with pytest.raises(UserError, match="it has lost lines"):
         reserve(store, [dataclasses.replace(known, charged=3)])
     reserve(store, [known])  # a crash between the two: nothing was charged yet
 
 
-def test_a_run_that_began_before_the_budget_was_set_is_counted_whole(store, claim):
+def test_a_run_that_began_before_the_budget_was_set_is_counted_whole(store, reservation):
     set_budget(store, 8, 1e-6)
-    reserve(store, [claim(1, 60)])
-    assert book_of(store).accounts[claim(1).id].steps == 100
+    reserve(store, [reservation(1, 60)])
+    assert budget_of(store).accounts[reservation(1).id].steps == 100
 
 
-def test_charges_that_were_never_reserved_are_written_down_even_beyond_the_budget(store, claim):
+def test_charges_that_were_never_reserved_are_written_down_even_beyond_the_budget(store, reservation):
     set_budget(store, 2, 1e-6)
-    settle(store, (), claim(1, 5000))
-    assert book_of(store).filter.part(book_of(store).spent) > 1
+    settle(store, (), reservation(1, 5000))
+    assert budget_of(store).filter.part(budget_of(store).spent) > 1
     with pytest.raises(UserError, match="Nothing fits any more"):
-        reserve(store, [claim(2, steps=1)])
-    reserve(store, [claim(1, 5000)])  # nothing is left of it
+        reserve(store, [reservation(2, steps=1)])
+    reserve(store, [reservation(1, 5000)])  # nothing is left of it
 
 
-def test_a_budget_may_grow_and_not_fall_below_what_is_spent(store, claim):
+def test_a_budget_may_grow_and_not_fall_below_what_is_spent(store, reservation):
     set_budget(store, 8, 1e-6)
-    reserve(store, [claim(1, steps=300)])
+    reserve(store, [reservation(1, steps=300)])
     with pytest.raises(UserError, match=r"\(2.0, 1.00e-6\) is less than what runs on the records"):
         set_budget(store, 2, 1e-6)
     with pytest.raises(UserError, match="less than what runs on the records"):
         set_budget(store, 8, 1e-30)
-    orders = book_of(store).head.orders
+    orders = budget_of(store).head.orders
     assert set_budget(store, 20, 1e-5).head.orders == orders  # they were fixed before the first result
-    assert set_budget(store, 7, 1e-6).filter.epsilon == 7 == book_of(store).filter.epsilon
+    assert set_budget(store, 7, 1e-6).filter.epsilon == 7 == budget_of(store).filter.epsilon
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_impossible_budgets_are_refused(store, epsilon, delta, said):
     assert budgets_of(store) == []
 
 
-def test_runs_of_records_and_of_users_do_not_mix(tmp_path, claim):
+def test_runs_of_records_and_of_users_do_not_mix(tmp_path, reservation):
     pairs = write_store(tmp_path / "pairs", NAMES[:600], unit=lambda name: f"{int(name[7:]) // 2}")
     alone = write_store(tmp_path / "alone", [f"{name}-alone" for name in NAMES[:600]], unit=lambda name: name)
     by_user = {"unit": "user", "records": 300}
@@ -233,33 +233,33 @@ def test_runs_of_records_and_of_users_do_not_mix(tmp_path, claim):
     with pytest.raises(
         UserError, match="protects single records, of which a person may have several: set privacy.unit = 'user'"
     ):
-        reserve(pairs, [claim(1, records=600)])
-    reserve(pairs, [claim(1, **by_user)])
+        reserve(pairs, [reservation(1, records=600)])
+    reserve(pairs, [reservation(1, **by_user)])
     with pytest.raises(UserError, match="is for each user, and this cannot change"):
         set_budget(pairs, 8, 1e-6, "record")
     set_budget(alone, 8, 1e-6, "user")
-    reserve(alone, [claim(2, records=600)])  # everybody has one record
+    reserve(alone, [reservation(2, records=600)])  # everybody has one record
     records = write_store(tmp_path / "records", [f"{name}-r" for name in NAMES[:600]], unit=lambda name: name[:9])
     set_budget(records, 8, 1e-6)
     with pytest.raises(UserError, match="for single records, and this run draws and clips whole units"):
-        reserve(records, [claim(3, **by_user)])
+        reserve(records, [reservation(3, **by_user)])
 
 
-def test_records_of_users_are_counted_only_where_it_is_known_whose_they_are(tmp_path, claim):
+def test_records_of_users_are_counted_only_where_it_is_known_whose_they_are(tmp_path, reservation):
     """An import done again, in which everybody has one record."""
     first = write_store(tmp_path / "first", NAMES[:600], unit=lambda name: f"{int(name[7:]) // 2}")
     again = write_store(tmp_path / "again", NAMES[:600], unit=lambda name: name)
     set_budget(first, 8, 1e-6, "user")
     for unit, count in (("user", 600), ("record", 600)):
         with pytest.raises(UserError, match="names do not tell whose records they are"):
-            reserve(again, [claim(1, unit=unit, records=count)])
+            reserve(again, [reservation(1, unit=unit, records=count)])
 
 
-def test_charges_that_no_budget_of_this_kind_can_hold_are_not_settled_as_if_it_could(tmp_path, claim):
+def test_charges_that_no_budget_of_this_kind_can_hold_are_not_settled_as_if_it_could(tmp_path, reservation):
     pairs = write_store(tmp_path / "pairs", NAMES[:600], unit=lambda name: f"{int(name[7:]) // 2}")
     set_budget(pairs, 8, 1e-6, "user")
     with pytest.raises(UserError, match="of which a person may have several"):
-        settle(pairs, (), claim(1, 60, records=600))
+        settle(pairs, (), reservation(1, 60, records=600))
 
 
 def test_what_no_budget_covers_wants_words_which_the_book_keeps(store):
@@ -269,14 +269,14 @@ def test_what_no_budget_covers_wants_words_which_the_book_keeps(store):
         with pytest.raises(UserError, match="an audit, which no budget covers"):
             note_uncovered(store, "an audit", nothing)
     assert note_uncovered(store, "an audit", "the board asked for it")
-    assert [entry.why for entry in book_of(store).uncovered] == ["an audit: the board asked for it"]
-    assert book_of(store).spent == (0.0,) * 8
+    assert [entry.why for entry in budget_of(store).uncovered] == ["an audit: the board asked for it"]
+    assert budget_of(store).spent == (0.0,) * 8
 
 
 def _take(store, number, plan, start, results):
     start.wait()
     try:
-        reserve(store, [Claim(f"{number:016x}", "run", f"run-{number}", Path(f"/run-{number}"), plan)])
+        reserve(store, [Reservation(f"{number:016x}", "run", f"run-{number}", Path(f"/run-{number}"), plan)])
         results.put(True)
     except UserError:
         results.put(False)
@@ -285,7 +285,7 @@ def _take(store, number, plan, start, results):
 def test_processes_that_race_for_the_last_of_a_budget_do_not_both_get_it(store):
     """Real processes, all at once; each wants 40 % or more of what there is."""
     set_budget(store, 8, 1e-6)
-    budget = book_of(store).filter
+    budget = budget_of(store).filter
     most = budget.times((0.0,) * 8, budget.curve(PLAN.mechanism, 1))
     plan = PLAN.replace(steps=int(0.4 * most))
     context = multiprocessing.get_context("fork")
@@ -297,13 +297,13 @@ def test_processes_that_race_for_the_last_of_a_budget_do_not_both_get_it(store):
     won = [results.get(timeout=120) for _ in racers]
     for racer in racers:
         racer.join()
-    assert sum(won) == 2 == len(book_of(store).accounts)
-    assert budget.admits(book_of(store).spent)
-    assert copies.read(store.path / BOOK) == copies.read(shelf() / f"{book_of(store).head.id}.jsonl")
+    assert sum(won) == 2 == len(budget_of(store).accounts)
+    assert budget.admits(budget_of(store).spent)
+    assert replicas.read(store.path / BUDGET_LEDGER) == replicas.read(registry() / f"{budget_of(store).head.id}.jsonl")
 
 
-def _killed(store, claim, moment):
-    done, written = [], copies.append_line
+def _killed(store, reservation, moment):
+    done, written = [], replicas.append_line
 
     def append(path, line, end):
         if len(done) == moment // 2 and not moment % 2:  # in the middle of writing it
@@ -317,49 +317,49 @@ def _killed(store, claim, moment):
             os.kill(os.getpid(), signal.SIGKILL)
         return end
 
-    copies.append_line = append
-    reserve(store, [claim])
+    replicas.append_line = append
+    reserve(store, [reservation])
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("moment", range(4))
-def test_a_process_that_is_killed_while_it_reserves_gives_nothing_back(store, claim, moment):
+def test_a_process_that_is_killed_while_it_reserves_gives_nothing_back(store, reservation, moment):
     """Killed in the write to the first copy, behind it, in the write to the second one, and behind that."""
     set_budget(store, 8, 1e-6)
-    reserve(store, [claim(1)])
-    process = multiprocessing.get_context("fork").Process(target=_killed, args=(store, claim(2), moment))
+    reserve(store, [reservation(1)])
+    process = multiprocessing.get_context("fork").Process(target=_killed, args=(store, reservation(2), moment))
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
     reserved = moment > 0
-    assert len(book_of(store).accounts) == 1 + reserved
-    reserve(store, [claim(2), claim(3)])  # the run goes on; and the lock does not outlive who held it
-    assert len(book_of(store).accounts) == 3 and len(book_of(store).entries) == 4
-    assert len(copies.read(store.path / BOOK).entries) == 4
+    assert len(budget_of(store).accounts) == 1 + reserved
+    reserve(store, [reservation(2), reservation(3)])  # the run goes on; and the lock does not outlive who held it
+    assert len(budget_of(store).accounts) == 3 and len(budget_of(store).entries) == 4
+    assert len(replicas.read(store.path / BUDGET_LEDGER).entries) == 4
 
 
-def test_a_store_that_cannot_be_written_begins_no_run(store, claim, monkeypatch):
+def test_a_store_that_cannot_be_written_begins_no_run(store, reservation, monkeypatch):
     set_budget(store, 8, 1e-6)
-    path = store.path / BOOK
-    real = copies.append_line
+    path = store.path / BUDGET_LEDGER
+    real = replicas.append_line
 
     def fail(file, line, end):
         if file == path:
             raise OSError(30, "Read-only file system")
         return real(file, line, end)
 
-    monkeypatch.setattr(copies, "append_line", fail)
+    monkeypatch.setattr(replicas, "append_line", fail)
     with pytest.raises(UserError, match="cannot be written .Read-only file system.*the run does not begin"):
-        reserve(store, [claim(1)])
+        reserve(store, [reservation(1)])
     monkeypatch.undo()
 
 
-def test_a_sweep_s_reservation_is_taken_over_by_the_run_at_its_place(store, claim):
+def test_a_sweep_s_reservation_is_taken_over_by_the_run_at_its_place(store, reservation):
     set_budget(store, 8, 1e-6)
-    planned = [dataclasses.replace(claim(number), id=f"sweep {number}", what="sweep") for number in (1, 2)]
+    planned = [dataclasses.replace(reservation(number), id=f"sweep {number}", what="sweep") for number in (1, 2)]
     reserve(store, planned)
-    both = book_of(store).spent
-    reserve(store, [claim(1)])
-    assert book_of(store).spent == both and sorted(one.what for one in book_of(store).accounts.values()) == ["run", "sweep"]
+    both = budget_of(store).spent
+    reserve(store, [reservation(1)])
+    assert budget_of(store).spent == both and sorted(one.what for one in budget_of(store).accounts.values()) == ["run", "sweep"]
     reserve(store, planned)  # the sweep goes on
-    assert book_of(store).spent == both == added([book_of(store).filter.curve(PLAN.mechanism, 100)] * 2, 8)
+    assert budget_of(store).spent == both == added([budget_of(store).filter.curve(PLAN.mechanism, 100)] * 2, 8)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from dpfed.budgets.shelf import budgets_of
+from dpfed.budgets.registry import budgets_of
 from dpfed.budgets.spending import set_budget
 from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
@@ -48,9 +48,9 @@ def join(config, store, tmp_path):
     return make
 
 
-def book_of(store):
+def budget_of(store):
     (found,) = budgets_of(store)
-    return found.book
+    return found.budget
 
 
 def test_two_federations_and_a_run_over_one_store_share_its_budget(store, join, config, tmp_path):
@@ -58,12 +58,12 @@ def test_two_federations_and_a_run_over_one_store_share_its_budget(store, join, 
     first = join(1)
     plan = first.terms().privacy_plan
     one = budget.filter.curve(plan.mechanism, plan.steps)
-    assert book_of(store).spent == one
+    assert budget_of(store).spent == one
     number = 1
     with pytest.raises(UserError, match="has no room"):
         for number in range(2, 9):
             join(number)
-    assert number > 2 and len(book_of(store).accounts) == number - 1
+    assert number > 2 and len(budget_of(store).accounts) == number - 1
     late = SiteFolder.open(tmp_path / f"ours-{number}")
     assert not late.ledger.exists()
     with pytest.raises(UserError, match="joined no federation"):
@@ -71,17 +71,17 @@ def test_two_federations_and_a_run_over_one_store_share_its_budget(store, join, 
     with pytest.raises(UserError, match="has no room"):
         pretrain(parse_config(config), tmp_path / "run")
     settle_site(first)  # its coordinator never came
-    assert len([account for account in book_of(store).accounts.values() if not account.settled]) == number - 2
+    assert len([account for account in budget_of(store).accounts.values() if not account.settled]) == number - 2
     late.join(Terms.load(tmp_path / f"federation-{number}" / "terms.json"))
 
 
 def test_a_site_that_is_served_again_reserves_nothing_more_and_a_copy_of_it_is_refused(store, join, tmp_path):
     set_budget(store, 10, 1e-5)
     site = join(1)
-    spent = book_of(store).spent
+    spent = budget_of(store).spent
     for _ in range(2):
         load_site(site, print)
-    assert book_of(store).spent == spent and len(book_of(store).entries) == 2
+    assert budget_of(store).spent == spent and len(budget_of(store).entries) == 2
     copy = SiteFolder.open(shutil.copytree(site.path, tmp_path / "copy"))
     with pytest.raises(UserError, match="is a copy of"):
         load_site(copy, print)
@@ -93,7 +93,7 @@ def test_a_site_that_joined_before_the_budget_was_set_is_counted_when_it_is_serv
     budget = set_budget(store, 10, 1e-5)
     load_site(site, print)
     plan = site.terms().privacy_plan
-    assert book_of(store).spent == budget.filter.curve(plan.mechanism, plan.steps)
+    assert budget_of(store).spent == budget.filter.curve(plan.mechanism, plan.steps)
 
 
 def test_a_site_that_is_stopped_after_the_last_step_gives_the_rest_back(store, join, monkeypatch):
@@ -102,9 +102,9 @@ def test_a_site_that_is_stopped_after_the_last_step_gives_the_rest_back(store, j
     monkeypatch.setattr(serving, "serve", lambda *_: None)
     for last in (plan.steps - 2, plan.steps - 1):  # it missed the others
         Ledger.open(site.ledger).charge(Release(last, "digest"))
-        serving.serve_site(site, site.door, print, threading.Event())
+        serving.serve_site(site, site.socket, print, threading.Event())
         taken = plan.steps if last < plan.steps - 1 else 2
-        assert book_of(store).spent == budget.filter.curve(plan.mechanism, taken)
+        assert budget_of(store).spent == budget.filter.curve(plan.mechanism, taken)
 
 
 def test_a_settled_site_is_served_again_only_where_there_is_room(store, join):
@@ -113,9 +113,9 @@ def test_a_settled_site_is_served_again_only_where_there_is_room(store, join):
     plan = site.terms().privacy_plan
     Ledger.open(site.ledger).charge(Release(0, "digest"))
     settle_site(site)
-    assert book_of(store).spent == budget.filter.curve(plan.mechanism, 1)
+    assert budget_of(store).spent == budget.filter.curve(plan.mechanism, 1)
     load_site(site, print)
-    assert book_of(store).spent == budget.filter.curve(plan.mechanism, plan.steps)
+    assert budget_of(store).spent == budget.filter.curve(plan.mechanism, plan.steps)
     settle_site(site)
     with pytest.raises(UserError, match="has no room"):
         for number in range(2, 9):

@@ -126,10 +126,10 @@ def test_institutions_with_flower_between_them_release_the_same(locally, config,
 
     sites, made = institutions(config, shapes, tmp_path)
     with tempfile.TemporaryDirectory(prefix="dpfed-") as place:
-        doors = {site.path.name: Path(place) / site.path.name / "door" for site in sites}
-        with loopback(Path(place) / "loopback", doors) as federation:
+        sockets = {site.path.name: Path(place) / site.path.name / "door" for site in sites}
+        with loopback(Path(place) / "loopback", sockets) as federation:
             for site in sites:
-                command = ["dpfed", "site", "serve", site.path, "--socket", doors[site.path.name]]
+                command = ["dpfed", "site", "serve", site.path, "--socket", sockets[site.path.name]]
                 federation.members.start(f"{site.path.name}-worker", command, {"OMP_NUM_THREADS": "1"})
                 federation.members.wait_for(f"{site.path.name}-worker", "ready", 120)
             root = Path(__file__).resolve().parents[2]

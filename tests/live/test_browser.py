@@ -12,8 +12,8 @@ import pytest
 from dpfed.budgets.spending import set_budget
 from dpfed.data.store.records import RecordStore
 from dpfed.live.access import Access
-from dpfed.live.gathering import Gathering
 from dpfed.live.retrieval import Retrieval
+from dpfed.live.scan import Scan
 from dpfed.privacy.ledger import Ledger
 from dpfed.protocol.journal import Journal
 from tests.live.conftest import advance, finish
@@ -44,8 +44,8 @@ def served(make, tmp_path, shapes):
     run, done = make("fed", done=3, sites=SITES), make("done", done=6)
     make("a-third-run-with-a-long-name", done=2)
     store = RecordStore.open(shutil.copytree(shapes.path, tmp_path / "store"))
-    book = set_budget(store, 10.0, 1e-5)
-    done.budget.write_text(json.dumps({"store": str(store.path), "budgets": [{"id": book.head.id}]}))
+    budget = set_budget(store, 10.0, 1e-5)
+    done.budget.write_text(json.dumps({"store": str(store.path), "budgets": [{"id": budget.head.id}]}))
     table = "| | |\n|---|---|\n| N | 600 |\n"
     card = f"# Privacy card of tiny\n\n**This run is (8.00, 1e-3)-differentially private.**\n\n{table}"
     finish(done, {"epsilon": 8.0, "delta": 1e-3}, card)
@@ -56,7 +56,7 @@ def served(make, tmp_path, shapes):
     )
     from dpfed.live.app import application  # needs what may not be installed
 
-    app = application(Gathering(tmp_path / "runs"), Access(0, "t" * 24), Retrieval())
+    app = application(Scan(tmp_path / "runs"), Access(0, "t" * 24), Retrieval())
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -3,8 +3,8 @@
 import pytest
 
 from dpfed.live.figures import figures
-from dpfed.live.gathering import Gathering
-from dpfed.protocol.journal import Arrivals, Journal
+from dpfed.live.scan import Scan
+from dpfed.protocol.journal import ArrivalLog, Journal
 from tests.live.conftest import finish
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -24,10 +24,10 @@ def monitor(make, tmp_path):
     make("one", done=3)
     run = make("fed", done=2, sites=SITES)
     Journal(run.journal).write("opened", 2)
-    arrivals = Arrivals(run.arrivals, iter([0.0, 0.0, 0.0, 2.5, 2.5, 2.5]).__next__)
-    arrivals.ask(2, SITES)
-    arrivals.came(2, "north")
-    app = application(Gathering(tmp_path / "runs"), Access(0, TOKEN), Retrieval())
+    arrival_log = ArrivalLog(run.arrival_log, iter([0.0, 0.0, 0.0, 2.5, 2.5, 2.5]).__next__)
+    arrival_log.ask(2, SITES)
+    arrival_log.came(2, "north")
+    app = application(Scan(tmp_path / "runs"), Access(0, TOKEN), Retrieval())
     return testclient.TestClient(app, base_url="http://127.0.0.1", headers={"Authorization": f"Bearer {TOKEN}"})
 
 
@@ -45,7 +45,7 @@ def test_every_figure_is_there_with_the_value_that_the_page_shows(monitor, tmp_p
     answer = monitor.get("/metrics")
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=")
     found, expected = samples(answer.text), {}
-    for seen in Gathering(tmp_path / "runs").all():
+    for seen in Scan(tmp_path / "runs").all():
         for figure in figures(seen):
             if figure.value is not None:
                 expected[f"dpfed_{figure.key}", frozenset({"run": seen.name, **figure.labels}.items())] = figure.value
@@ -72,7 +72,7 @@ def test_health(make, monitor, tmp_path, monkeypatch):
     run = make("bad")
     run.ledger.write_text("x\n")
     assert monitor.get("/healthz").status_code == 503 and monitor.get("/healthz?run=one").status_code == 200
-    monkeypatch.setattr("dpfed.live.gathering._FRESH", -1.0)
+    monkeypatch.setattr("dpfed.live.scan._FRESH", -1.0)
     assert monitor.get("/healthz?run=one").json() == {"well": False, "runs": {"one": "stopped"}}
     done = make("done", done=6)
     finish(done, {"epsilon": 8.0, "delta": 1e-3}, "# Privacy card of tiny\n\n**It is private.**\n")

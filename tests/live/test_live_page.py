@@ -19,7 +19,7 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.live.figures import details, overview
-from dpfed.live.gathering import Gathering
+from dpfed.live.scan import Scan
 from dpfed.live.terminal import view
 from dpfed.privacy.ledger import Ledger
 from dpfed.protocol.journal import Journal
@@ -40,7 +40,7 @@ SITES = ("north", "south")
 
 
 def client(place, **options):
-    app = application(Gathering(place), Access(0, TOKEN), Retrieval())
+    app = application(Scan(place), Access(0, TOKEN), Retrieval())
     return TestClient(app, base_url="http://127.0.0.1", follow_redirects=False, **options)
 
 
@@ -59,7 +59,7 @@ def plain(text):
 def test_terminal_and_page_show_the_same_figures(make):
     run = make(done=3, sites=SITES)
     with run.locked():
-        seen = Gathering(run.path).one("one")
+        seen = Scan(run.path).one("one")
         out = io.StringIO()
         Console(file=out, width=200).print(view([seen], single=True))
         page = plain(Pages("here").run(seen))
@@ -175,8 +175,8 @@ def test_changes_are_sent_and_nothing_else(make):
     """The stream is driven by hand: an HTTP client of this process would read it to its end."""
     run = make(done=2)
     ledger = Ledger.open(run.ledger)
-    gathering = Gathering(run.path)
-    views = _Views(gathering, Retrieval())
+    scan = Scan(run.path)
+    views = _Views(scan, Retrieval())
 
     class Reader:
         async def is_disconnected(self):

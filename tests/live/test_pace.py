@@ -2,38 +2,38 @@
 
 import pytest
 
-from dpfed.progress import Pace, duration
+from dpfed.progress import Throughput, duration
 
 
 def test_a_step_takes_what_the_last_ones_took():
-    pace = Pace()
-    assert pace.seconds is None and pace.left(10) is None
-    pace.see(3, 100.0)
-    assert pace.seconds is None
-    pace.see(3, 104.0)  # nothing new
-    pace.see(5, 110.0)
-    assert pace.seconds == 5.0 and pace.left(4) == 20.0 and pace.last == 110.0
+    throughput = Throughput()
+    assert throughput.seconds is None and throughput.left(10) is None
+    throughput.see(3, 100.0)
+    assert throughput.seconds is None
+    throughput.see(3, 104.0)  # nothing new
+    throughput.see(5, 110.0)
+    assert throughput.seconds == 5.0 and throughput.left(4) == 20.0 and throughput.last == 110.0
 
 
 def test_waits_and_steps_that_are_taken_again_do_not_count():
-    pace = Pace()
+    throughput = Throughput()
     for step, at in enumerate((0.0, 1.0, 2.0, 62.0, 63.0, 64.0)):  # at step 3 a site let the others wait
-        pace.see(step, at)
-    assert pace.left(10) == 10
-    pace = Pace()
-    pace.see(5, 100.0)
-    pace.see(5, 130.0, again=3)
-    pace.see(6, 131.0, again=3)
-    assert pace.left(10) == 10
+        throughput.see(step, at)
+    assert throughput.left(10) == 10
+    throughput = Throughput()
+    throughput.see(5, 100.0)
+    throughput.see(5, 130.0, again=3)
+    throughput.see(6, 131.0, again=3)
+    assert throughput.left(10) == 10
 
 
 @pytest.mark.parametrize("later", [(2, 120.0), (6, 90.0)])
 def test_a_run_that_was_set_back_begins_anew(later):
-    pace = Pace()
-    pace.see(4, 100.0)
-    pace.see(5, 110.0)
-    pace.see(*later)
-    assert pace.seconds is None
+    throughput = Throughput()
+    throughput.see(4, 100.0)
+    throughput.see(5, 110.0)
+    throughput.see(*later)
+    assert throughput.seconds is None
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def files(folder: Path) -> set[str]:
     return {path.as_posix() for path in found if "__pycache__" not in path.parts}
 
 
-def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
+def run_state(folder: Path) -> dict[str, tuple[int, int]]:
     return {name: ((folder / name).stat().st_mtime_ns, (folder / name).stat().st_size) for name in files(folder)}
 
 
@@ -58,7 +58,7 @@ def test_the_sdist_has_what_the_wheel_is_made_of_and_no_results(sdist):
 @pytest.mark.slow
 def test_it_runs_in_an_empty_folder(guarded):
     """The commands that a newcomer gives, on a modest terminal; none may look at the checkout, or write into the package."""
-    before = snapshot(guarded.packages)
+    before = run_state(guarded.packages)
     assert guarded.run("dpfed", "--version").stdout == f"dpfed {dpfed.__version__}\n"
     listed = guarded.run("dpfed", "config", "list").stdout
     assert all(name in listed for name in config_names())
@@ -72,7 +72,7 @@ def test_it_runs_in_an_empty_folder(guarded):
     assert {"config.toml", "ledger.jsonl", "model", "privacy_card.md", "report.html", "results.json"} <= set(os.listdir(run))
     assert json.loads((run / "results.json").read_text())["privacy"]["steps_charged"] == 2
     assert {path.name for path in guarded.folder.iterdir()} == {"runs", "stores"}
-    assert snapshot(guarded.packages) == before  # nothing is written into the package
+    assert run_state(guarded.packages) == before  # nothing is written into the package
 
 
 EVERYTHING = """

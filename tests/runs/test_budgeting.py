@@ -9,15 +9,15 @@ import signal
 import pytest
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.budgets.copies import read
-from dpfed.budgets.shelf import BOOK, budgets_of, shelf
+from dpfed.budgets.registry import BUDGET_LEDGER, budgets_of, registry
+from dpfed.budgets.replicas import read
 from dpfed.budgets.spending import set_budget
 from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.simulation import resume
 from dpfed.live.figures import figures
-from dpfed.live.gathering import Gathering
+from dpfed.live.scan import Scan
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs import running
 from dpfed.runs.budgeting import settle_run
@@ -49,9 +49,9 @@ def budget(store):
     return set_budget(store, 6, 1e-5)
 
 
-def book_of(store):
+def budget_of(store):
     (found,) = budgets_of(store)
-    return found.book
+    return found.budget
 
 
 def stopped_after(monkeypatch, steps):
@@ -67,10 +67,12 @@ def stopped_after(monkeypatch, steps):
 def test_a_run_reserves_its_plan_before_the_first_step_and_settles_it(config, store, budget, tmp_path, monkeypatch):
     seen = []
     charge = Ledger.charge
-    monkeypatch.setattr(Ledger, "charge", lambda ledger, release: (seen.append(book_of(store).spent), charge(ledger, release)))
+    monkeypatch.setattr(
+        Ledger, "charge", lambda ledger, release: (seen.append(budget_of(store).spent), charge(ledger, release))
+    )
     run = pretrain(parse_config(config), tmp_path / "run")
     plan = Ledger.open(run.ledger).plan
-    (account,) = book_of(store).accounts.values()
+    (account,) = budget_of(store).accounts.values()
     assert seen == [budget.filter.curve(plan.mechanism, 6)] * 6
     assert (account.id, account.steps, account.settled) == (run.identity[:16], 6, True)
     assert "(6.0, 1.00e-5) for each record, over all runs" in run.card.read_text()
@@ -85,11 +87,11 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(config, s
             refusal = str(error)
             break
     assert number > 0 and "has no room" in refusal and "What still fits at these steps is epsilon" in refusal
-    assert not (tmp_path / f"run-{number}").exists() and len(book_of(store).accounts) == number
+    assert not (tmp_path / f"run-{number}").exists() and len(budget_of(store).accounts) == number
     fitting = float(refusal.split("at these steps is epsilon ")[1].split()[0])
     config["privacy"]["epsilon"] = fitting
     pretrain(parse_config(config), tmp_path / "fitting")
-    assert budget.filter.admits(book_of(store).spent)
+    assert budget.filter.admits(budget_of(store).spent)
 
 
 def _killed(config, folder, after):
@@ -102,10 +104,10 @@ def test_a_run_that_is_killed_before_its_first_step_keeps_what_it_reserved(confi
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
-    (account,) = book_of(store).accounts.values()
+    (account,) = budget_of(store).accounts.values()
     assert (account.steps, account.settled) == (6, False) and Ledger.open(tmp_path / "run" / "ledger.jsonl").charged == 0
     resume(tmp_path / "run")
-    assert book_of(store).spent == account.cost
+    assert budget_of(store).spent == account.cost
 
 
 def test_a_run_that_is_given_up_gives_back_the_steps_that_it_did_not_take(config, store, budget, tmp_path, monkeypatch):
@@ -114,15 +116,15 @@ def test_a_run_that_is_given_up_gives_back_the_steps_that_it_did_not_take(config
         with pytest.raises(Stopped):
             pretrain(parse_config(config), tmp_path / "run")
     plan = Ledger.open(tmp_path / "run" / "ledger.jsonl").plan
-    open_page, fresh = Gathering(tmp_path), lambda: figures(Gathering(tmp_path).one("run"))
+    open_page, fresh = Scan(tmp_path), lambda: figures(Scan(tmp_path).one("run"))
     before = figures(open_page.one("run"))
     settle_run(tmp_path / "run")
-    assert book_of(store).spent == budget.filter.curve(plan.mechanism, 4)
+    assert budget_of(store).spent == budget.filter.curve(plan.mechanism, 4)
     assert before != figures(open_page.one("run")) == fresh()  # no file of the run has changed, and what it shows has
     set_budget(store, 7, 1e-5)
     assert {one.key: one.value for one in fresh()}["epsilon_budget"] == 7 and figures(open_page.one("run")) == fresh()
     resume(tmp_path / "run")  # it may go on after all, where there is room
-    assert book_of(store).spent == budget.filter.curve(plan.mechanism, 6)
+    assert budget_of(store).spent == budget.filter.curve(plan.mechanism, 6)
 
 
 def test_a_run_whose_ledger_lost_lines_is_not_settled(config, store, budget, tmp_path, monkeypatch):
@@ -156,11 +158,11 @@ def test_a_book_that_lost_a_run_s_reservation_is_noticed(config, store, budget, 
         stopped_after(patch, 3)
         with pytest.raises(Stopped):
             pretrain(parse_config(config), tmp_path / "run")
-    for path in (store.path / BOOK, own_shelf / f"{budget.head.id}.jsonl"):
+    for path in (store.path / BUDGET_LEDGER, own_shelf / f"{budget.head.id}.jsonl"):
         path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     with pytest.raises(UserError, match="it has lost lines"):
         resume(tmp_path / "run")
-    for path in (store.path / BOOK, own_shelf / f"{budget.head.id}.jsonl"):
+    for path in (store.path / BUDGET_LEDGER, own_shelf / f"{budget.head.id}.jsonl"):
         path.unlink()
     with pytest.raises(UserError, match=f"reserved with the budget {budget.head.id} .* restore `budget.jsonl` there"):
         resume(tmp_path / "run")
@@ -178,7 +180,7 @@ def test_a_run_that_was_edited_into_a_larger_one_before_its_first_step_is_refuse
     settings.write_text(settings.read_text().replace("steps = 6", "steps = 60"))
     with pytest.raises(UserError, match="has reserved another plan than it has now .6 steps"):
         resume(run.path)
-    assert [account.steps for account in book_of(store).accounts.values()] == [6]
+    assert [account.steps for account in budget_of(store).accounts.values()] == [6]
 
 
 def test_a_run_that_was_there_before_the_budget_is_written_down_when_it_ends(config, store, tmp_path, monkeypatch):
@@ -191,7 +193,7 @@ def test_a_run_that_was_there_before_the_budget_is_written_down_when_it_ends(con
     monkeypatch.setattr(running, "train", train)
     run = pretrain(parse_config(config), tmp_path / "run")
     plan = Ledger.open(run.ledger).plan
-    assert book_of(store).spent == set_[0].filter.curve(plan.mechanism, 6) and not run.budget.exists()
+    assert budget_of(store).spent == set_[0].filter.curve(plan.mechanism, 6) and not run.budget.exists()
 
 
 def test_the_ledger_s_command_shows_what_the_books_say(config, store, budget, tmp_path, monkeypatch, dpfed):
@@ -206,7 +208,7 @@ def test_the_ledger_s_command_shows_what_the_books_say(config, store, budget, tm
     assert code == 0 and "reserved 6 steps" in lines[place + 1] and "settled 4 steps" in lines[place + 2]
     (told,) = json.loads(dpfed("privacy", "ledger", tmp_path / "run", "--json")[1])["reservations"]
     assert (told["budget"], [entry["steps"] for entry in told["entries"]]) == (budget.head.id, [6, 4])
-    for path in (store.path / BOOK, shelf() / f"{budget.head.id}.jsonl"):
+    for path in (store.path / BUDGET_LEDGER, registry() / f"{budget.head.id}.jsonl"):
         path.unlink()
     assert "its ledger is gone" in dpfed("privacy", "ledger", tmp_path / "run")[1]
 
@@ -230,7 +232,7 @@ def test_what_no_epsilon_covers_is_refused_unless_said_in_words(config, store, b
     assert not (tmp_path / "run").exists()
     config["privacy"]["not_covered"] = "a test of ours"
     pretrain(parse_config(config), tmp_path / "run")
-    assert [entry.why.endswith("a test of ours") for entry in book_of(store).uncovered] == [True]
+    assert [entry.why.endswith("a test of ours") for entry in budget_of(store).uncovered] == [True]
 
 
 def test_figures_of_training_labels_want_words(config, store, tmp_path, monkeypatch):
@@ -243,7 +245,7 @@ def test_figures_of_training_labels_want_words(config, store, tmp_path, monkeypa
         evaluate_run(run.path, "test", ["knn"])
     assert not run.disclosures
     evaluate_run(run.path, "test", ["knn"], not_covered="a board's question")
-    (entry,) = book_of(private).uncovered
+    (entry,) = budget_of(private).uncovered
     assert entry.why.endswith("training labels: a board's question") and run.identity[:16] in entry.why
 
 
@@ -273,27 +275,27 @@ def test_a_sweep_reserves_all_its_runs_before_the_first_one(config, store, tmp_p
     set_budget(store, 3.5, 1e-5)
     with pytest.raises(UserError, match="these 2 runs take"):
         sweep(parse_config(config), tmp_path / "sweep.toml", tmp_path / "runs")
-    assert not (tmp_path / "runs" / "two").exists() and not book_of(store).accounts
+    assert not (tmp_path / "runs" / "two").exists() and not budget_of(store).accounts
     set_budget(store, 10, 1e-5)
     with monkeypatch.context() as patch:
         stopped_after(patch, 3)
         with pytest.raises(Stopped):
             sweep(parse_config(config), tmp_path / "sweep.toml", tmp_path / "runs")
-    spent = book_of(store).spent
-    assert sorted(account.what for account in book_of(store).accounts.values()) == ["run", "sweep"]
+    spent = budget_of(store).spent
+    assert sorted(account.what for account in budget_of(store).accounts.values()) == ["run", "sweep"]
     sweep(parse_config(config), tmp_path / "sweep.toml", tmp_path / "runs")
-    assert book_of(store).spent == spent and all(account.settled for account in book_of(store).accounts.values())
+    assert budget_of(store).spent == spent and all(account.settled for account in budget_of(store).accounts.values())
 
 
 def test_a_sweep_that_is_given_up_gives_back_the_runs_that_have_not_begun(config, store, tmp_path, monkeypatch):
     (tmp_path / "sweep.toml").write_text(SWEEP)
-    book = set_budget(store, 10, 1e-5)
+    budget = set_budget(store, 10, 1e-5)
     stopped_after(monkeypatch, 3)
     with pytest.raises(Stopped):
         sweep(parse_config(config), tmp_path / "sweep.toml", tmp_path / "runs")
     settle_run(tmp_path / "runs" / "two")
     plan = Ledger.open(tmp_path / "runs" / "two" / "one" / "ledger.jsonl").plan
-    assert book_of(store).spent == book.filter.curve(plan.mechanism, 6)
+    assert budget_of(store).spent == budget.filter.curve(plan.mechanism, 6)
 
 
 def test_a_simulated_federation_reserves_like_a_run(config, store, budget, tmp_path):
@@ -301,7 +303,7 @@ def test_a_simulated_federation_reserves_like_a_run(config, store, budget, tmp_p
     from dpfed.federation.simulation import simulate
 
     run = simulate(parse_config(config), tmp_path / "run", Simulation(sites=2, skew=0.0))
-    (account,) = book_of(store).accounts.values()
+    (account,) = budget_of(store).accounts.values()
     assert account.steps == Ledger.open(run.ledger).charged == 6 and account.settled
 
 
@@ -315,7 +317,7 @@ def test_the_commands_say_what_is_taken(config, store, tmp_path, dpfed):
     assert "1 run, 6 steps" in said
     _, shown, _ = dpfed("budget", "show", store.path, "--json")
     (facts,) = json.loads(shown)
-    assert facts["taken"] == facts["spent"] == pytest.approx(book_of(store).filter.part(book_of(store).spent))
+    assert facts["taken"] == facts["spent"] == pytest.approx(budget_of(store).filter.part(budget_of(store).spent))
     _, said, _ = dpfed("budget", "history", store.path)
     assert [line.split()[1] for line in said.splitlines()[1:]] == ["set:", "reserved", "settled"]
     code, said, _ = dpfed("budget", "settle", run.path)
@@ -330,8 +332,8 @@ def test_a_run_elsewhere_on_the_same_records_is_settled_into_a_budget(config, st
     budget = set_budget(store, 6, 1e-5)
     settle_run(run.path)
     plan = Ledger.open(run.ledger).plan
-    assert book_of(store).spent == budget.filter.curve(plan.mechanism, 6) == read(store.path / BOOK).spent
-    assert plan.replace() == next(iter(book_of(store).accounts.values())).plan
+    assert budget_of(store).spent == budget.filter.curve(plan.mechanism, 6) == read(store.path / BUDGET_LEDGER).spent
+    assert plan.replace() == next(iter(budget_of(store).accounts.values())).plan
     assert RunDirectory(run.path).finished
 
 
@@ -340,7 +342,7 @@ def test_a_run_that_goes_on_reserves_nothing_more(config, store, budget, tmp_pat
         stopped_after(patch, 3)
         with pytest.raises(Stopped):
             pretrain(parse_config(config), tmp_path / "run")
-    before = book_of(store)
+    before = budget_of(store)
     assert [account.settled for account in before.accounts.values()] == [False]
     resume(tmp_path / "run")
-    assert book_of(store).spent == before.spent and len(book_of(store).entries) == len(before.entries) + 1
+    assert budget_of(store).spent == before.spent and len(budget_of(store).entries) == len(before.entries) + 1

@@ -31,7 +31,7 @@ def private(tiny, shapes, tmp_path):
     return tiny
 
 
-def papers(run):
+def artifacts(run):
     return [run.card.read_text(), run.report.read_text()]
 
 
@@ -42,7 +42,7 @@ def marked(text):
 def test_figures_of_training_labels_mark_card_and_report_afterwards(private, tmp_path, monkeypatch):
     run = pretrain(parse_config(private), tmp_path / "run")
     evaluate_run(run.path)
-    assert [marked(text) for text in papers(run)] == [0, 0]  # retrieval again: nothing to mark
+    assert [marked(text) for text in artifacts(run)] == [0, 0]  # retrieval again: nothing to mark
     happened, evaluate, write = [], Components.evaluate, RunDirectory.write
 
     def evaluated(self, *arguments):
@@ -59,13 +59,13 @@ def test_figures_of_training_labels_mark_card_and_report_afterwards(private, tmp
         evaluate_run(run.path, tasks=["knn"])
     # Wherever a crash comes: there may be a mark without its figures, but never figures without their mark.
     assert happened == ["disclosures.json", "measured", "measured", run.card.name, run.results.name]
-    card, report = papers(run)
+    card, report = artifacts(run)
     assert marked(card) == 1 and marked(report) == 2  # above, and in its card
     assert "3-NN accuracy" in report and f"**Mark:** {LABELLED_BANK.text}" in card
     names = {item["name"] for item in json.loads(run.results.read_text())["evaluations"]}
     assert {"knn3_accuracy[shape]", "image_to_text_R@10"} <= names
     evaluate_run(run.path, tasks=["retrieval"])  # what was seen stays seen
-    assert [marked(text) for text in papers(run)] == [1, 2]
+    assert [marked(text) for text in artifacts(run)] == [1, 2]
 
 
 def test_an_unfinished_run_is_marked_when_it_ends(private, tmp_path, monkeypatch):
@@ -86,7 +86,7 @@ def test_an_unfinished_run_is_marked_when_it_ends(private, tmp_path, monkeypatch
     assert {figure.step for figure in evaluate_run(run.path, tasks=["linear"])} == {0, 2}
     assert not run.finished and not run.card.exists()
     resume(run.path)
-    assert [marked(text) for text in papers(run)] == [1, 2]
+    assert [marked(text) for text in artifacts(run)] == [1, 2]
     # The untrained model was measured by another process: the change has its error bar all the same.
     last = [item for item in json.loads(run.results.read_text())["evaluations"] if item["model"] == "trained"]
     assert last and all(item["change"][0] <= item["change"][1] for item in last)
@@ -139,7 +139,7 @@ def test_public_records_need_no_mark(tiny, tmp_path):
     tiny["privacy"]["steps"], tiny["evaluation"]["every"] = 2, 0
     run = pretrain(parse_config(tiny), tmp_path / "run")
     evaluate_run(run.path, tasks=["knn"])
-    assert [marked(text) for text in papers(run)] == [0, 0] and not run.disclosures
+    assert [marked(text) for text in artifacts(run)] == [0, 0] and not run.disclosures
 
 
 @pytest.mark.parametrize("key", [None, "ab" * 32])
@@ -149,7 +149,7 @@ def test_a_fingerprint_of_private_records_is_published_only_if_it_is_keyed(priva
     header["contents"] |= {"key": key} if key else {}
     file.write_text(json.dumps(header))
     run = pretrain(parse_config(private), tmp_path / "run")
-    for text in (*papers(run), run.results.read_text()):
+    for text in (*artifacts(run), run.results.read_text()):
         assert (header["contents"]["fingerprint"] in text) == (key is not None)
     written = b"".join(path.read_bytes() for path in run.path.rglob("*") if path.is_file())
     assert key is None or key.encode() not in written
@@ -172,8 +172,8 @@ def test_an_audit_stays_on_the_card_that_a_later_evaluation_writes(private, tmp_
     monkeypatch.setattr("dpfed.audit.sides._LEAST", 50)
     run = pretrain(parse_config(private), tmp_path / "run")
     audit_membership(run.path, records=60)
-    assert all(text.count("dpfed audit") == 1 and "do not publish it with the run" in text for text in papers(run))
+    assert all(text.count("dpfed audit") == 1 and "do not publish it with the run" in text for text in artifacts(run))
     shutil.rmtree(run.audits)  # who has seen it has seen it
     evaluate_run(run.path, tasks=["knn"])
-    assert all(text.count("dpfed audit") == 1 for text in papers(run))
-    assert [marked(text) for text in papers(run)] == [1, 2]
+    assert all(text.count("dpfed audit") == 1 for text in artifacts(run))
+    assert [marked(text) for text in artifacts(run)] == [1, 2]

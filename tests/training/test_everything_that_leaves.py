@@ -90,8 +90,8 @@ def without(names, moment):
     card = next((moment[path] for path in moment if str(path).endswith("privacy_card.md")), None)
     for path, content in moment.items():
         if str(path).endswith("ledger.jsonl") and b'"papers"' in content:
-            content, _, papers = content.removesuffix(b"\n").rpartition(b"\n")
-            assert card is not None and json.loads(papers)["papers"]["card"] == hashlib.sha256(card).hexdigest()
+            content, _, artifacts = content.removesuffix(b"\n").rpartition(b"\n")
+            assert card is not None and json.loads(artifacts)["papers"]["card"] == hashlib.sha256(card).hexdigest()
         if str(path).endswith("model.json"):  # it names the run, and has a hash of all that it says
             content = re.sub(rb'"digest": "[0-9a-f]{64}"', b"", content)
         for name in names:

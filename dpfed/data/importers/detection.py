@@ -24,7 +24,7 @@ from dpfed.data.importers.torchvision_sets import (
 )
 from dpfed.data.importers.webdataset import WebDatasetImporter
 from dpfed.errors import UserError
-from dpfed.places import is_store, local_path
+from dpfed.paths import is_store, local_path
 
 _PACKED = frozenset({".zip", ".7z", ".rar", ".gz", ".bz2", ".xz", ".zst", ".lz4"})
 # The most particular first: a folder of anything is recognised last.

@@ -34,7 +34,7 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
 from dpfed.files.atomic import check_destination
-from dpfed.places import local_path
+from dpfed.paths import local_path
 
 _DEEPEST = 32  # folders below a source
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from dpfed.config import DataConfig, PrivacyConfig
 from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError
-from dpfed.places import is_store, local_path
+from dpfed.paths import is_store, local_path
 
 
 def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:

@@ -25,7 +25,7 @@ from dpfed.data.store.record import SPLITS, record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.files.atomic import cannot_write, name_directory, refuse_existing, start_directory
-from dpfed.places import local_path
+from dpfed.paths import local_path
 from dpfed.privacy.randomness import Randomness
 
 EVALUATION = "evaluation"  # the folder of the held-out records

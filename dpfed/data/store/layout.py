@@ -20,7 +20,7 @@ from dpfed.data.limits import LARGEST_SIDE, MOST_VOLUMES, SMALLEST_SIDE
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError
 from dpfed.files.reading import read_bytes
-from dpfed.places import STORE_HEADER, is_store
+from dpfed.paths import STORE_HEADER, is_store
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 

@@ -24,7 +24,7 @@ from dpfed.data.store.pictures import Pictures
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError, nearest
 from dpfed.files.reading import read_text
-from dpfed.places import local_path
+from dpfed.paths import local_path
 
 if TYPE_CHECKING:  # torch takes seconds and half a gigabyte, and whoever imports or counts records does without
     from torch import Tensor

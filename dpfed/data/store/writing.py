@@ -21,7 +21,7 @@ from dpfed.data.store.record import KINDS, SPLITS, RecordInput, selected
 from dpfed.data.store.volume import Form, Volume, VolumeWriter, repeated
 from dpfed.errors import UserError
 from dpfed.files.atomic import cannot_write, name_directory, start_directory
-from dpfed.places import local_path
+from dpfed.paths import local_path
 
 
 class StoreWriter:

@@ -12,7 +12,7 @@ from dpfed.errors import UserError
 from dpfed.federation.own_folder import own_folder, refuse_unmakeable
 from dpfed.files.atomic import create_file, write_atomically
 from dpfed.files.reading import read_text
-from dpfed.places import local_path
+from dpfed.paths import local_path
 from dpfed.progress import Silent, Watcher, import_progress
 from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity

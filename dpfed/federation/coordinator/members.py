@@ -19,7 +19,7 @@ from dpfed.protocol.terms import Terms
 _LONGEST = 600.0  # seconds
 
 
-class Patience:
+class Backoff:
     """Sites that hang. Each time in a row one is left alone twice as long, up to ten minutes.
 
     Args:
@@ -89,11 +89,11 @@ class Members:
         identity: Identity,
         frozen: str,
         note: Callable[[str], None],
-        patience: Patience | None = None,
+        backoff: Backoff | None = None,
         left: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._terms, self._identity, self._frozen, self._note, self._left = terms, identity, frozen, note, left
-        self._patience = patience or Patience()
+        self._backoff = backoff or Backoff()
         self._addresses: dict[int, str] = {}
         self._offers: dict[int, Offer] = {}
         self._sessions: dict[int, str] = {}
@@ -139,7 +139,7 @@ class Members:
 
     def answered(self, number: int, release: str) -> None:
         """A site answered a step."""
-        self._patience.answered(number)
+        self._backoff.answered(number)
         self._heard(number, release)
 
     def lose(self, number: int, address: str, why: str) -> None:
@@ -151,9 +151,9 @@ class Members:
 
     def hung(self, number: int, address: str, seconds: float, step: int) -> None:
         """A site let a step wait until its deadline: it is left alone for a while, so that it does not cost the next one."""
-        self._patience.hung(number, seconds)
+        self._backoff.hung(number, seconds)
         self.lose(number, address, f"it did not answer step {step} within {seconds:g} s")
-        left = self._patience.left(number)
+        left = self._backoff.left(number)
         self._note(f"{self._name(number)} did not answer step {step} within {seconds:g} s: it is asked again in {left:.0f} s")
 
     def greetings(self, addresses: Iterable[str], step: int) -> dict[str, Packet]:
@@ -180,13 +180,13 @@ class Members:
         self._heard(number, hello.release)
         if self._sessions.get(number) != hello.session:
             self._sessions[number] = hello.session
-            self._patience.answered(number)  # it was started again
+            self._backoff.answered(number)  # it was started again
         self.ahead.pop(number, None)
         if hello.last >= step:
             self.ahead[number] = hello.last
             self._why[number] = f"it took part in step {hello.last} already"
             return
-        if self._patience.left(number):
+        if self._backoff.left(number):
             return
         self._addresses[number] = address
         self._why.pop(number, None)
@@ -203,7 +203,7 @@ class Members:
         return "it has not made its masks yet" if number in self._addresses else self._why.get(number, "it never came")
 
     def _reason(self, number: int) -> str:
-        why, left = self._why_absent(number), self._patience.left(number)
+        why, left = self._why_absent(number), self._backoff.left(number)
         return f"{why}, and is asked again in {left:.0f} s" if left else why
 
     def _heard(self, number: int, release: str) -> None:

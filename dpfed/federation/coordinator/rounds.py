@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.errors import UserError
-from dpfed.federation.coordinator.members import Channel, Members, Patience
+from dpfed.federation.coordinator.members import Backoff, Channel, Members
 from dpfed.federation.site.worker import frozen_digest
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.protocol.answers import Answer, Rejected, Sum, read
 from dpfed.protocol.identity import Identity
-from dpfed.protocol.journal import Arrivals, Journal
+from dpfed.protocol.journal import ArrivalLog, Journal
 from dpfed.protocol.messages import LONGEST_HEADER, Content, Packet, digest_of, sign
 from dpfed.protocol.terms import Terms
 from dpfed.protocol.vectors import encoded, grid_of, sum_of
@@ -63,8 +63,8 @@ class Federation:
         journal: Journal,
         paid: Ledger,
         note: Callable[[str], None],
-        patience: Patience | None = None,
-        arrivals: Arrivals | None = None,
+        backoff: Backoff | None = None,
+        arrival_log: ArrivalLog | None = None,
         left: Callable[[], Collection[str]] = tuple,
     ) -> None:
         if identity.signing_key != terms.coordinator:
@@ -73,11 +73,11 @@ class Federation:
         self._journal, self._paid, self._note = journal, paid, note
         self._plan, self._trust = terms.privacy_plan, terms.trust_model
         self._vector = TrainableVector(model)
-        self._members = Members(terms, identity, frozen_digest(model), note, patience, left)
+        self._members = Members(terms, identity, frozen_digest(model), note, backoff, left)
         self._secure, self._grid = terms.trust == "secure", grid_of(terms)
         self._numbers = self._vector.numel + self._plan.statistics_count  # of a sum
         self._threshold: dict[str, float] = {}  # what the steps ask about beside their gradients
-        self._arrivals = arrivals or Arrivals()
+        self._arrival_log = arrival_log or ArrivalLog()
         self._gathered = False  # whether all sites had their time to come
         self._addresses: dict[int, str] = {}  # of the sites that the current step asks
         self._masked: SecureSum | None = None  # of that step
@@ -147,7 +147,7 @@ class Federation:
                     "their run. Resume their run, or make new terms."
                 )
             if absent != (absent := list(self._members.absent(step).values())):
-                self._arrivals.ask(step, absent, left or None)
+                self._arrival_log.ask(step, absent, left or None)
             if time.monotonic() > say_at:
                 counts = f"{there} of {self._trust.sites}, {self._trust.least} are needed"
                 long = f", for all of them {left:.0f} s more" if left and there >= self._trust.least else ""
@@ -188,7 +188,7 @@ class Federation:
         missing = self._members.missing(step)
         waiting = set(roster)
         most = LONGEST_HEADER + 4 * self._numbers
-        self._arrivals.ask(step, [names[number] for number in roster], self._terms.deadline)
+        self._arrival_log.ask(step, [names[number] for number in roster], self._terms.deadline)
         for address, reply in self._channel.exchange(greetings | packets, self._terms.deadline, most):
             if address in greetings:
                 self._members.welcome(reply, address, greetings[address], step + 1)
@@ -200,7 +200,7 @@ class Federation:
                 arrived[number] = self._checked(number, reply.vector if reply else b"", answer)
                 self._members.keep(number, answer.offer, step + 1)
                 self._members.answered(number, answer.release)
-                self._arrivals.came(step, self._terms.sites[number].name)
+                self._arrival_log.came(step, self._terms.sites[number].name)
             except Rejected as rejected:
                 missing[self._terms.sites[number].name] = str(rejected)
                 if reply is None:

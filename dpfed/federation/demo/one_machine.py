@@ -61,7 +61,7 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
         _found(config, parties, sites, skew, options)
         (parties / _READY).touch()
     with tempfile.TemporaryDirectory(prefix="dpfed-") as folder:
-        doors = {site_folder(number): Path(folder) / site_folder(number) / "door" for number in range(sites)}
+        sockets = {site_folder(number): Path(folder) / site_folder(number) / "door" for number in range(sites)}
         starting = contextlib.ExitStack()  # until the coordinator says its first line
         starting.enter_context(signs_of_life(say, "starting the federation"))
 
@@ -69,10 +69,10 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
             app_folder = make_app_folder(Path(folder) / "app")
             say(f"the coordinator {'resumes' if goes_on else 'begins'} the run; it loads PyTorch and the held-out records")
             federation.submit(app_folder, {"federation": str(parties / "coordinator"), "run": str(place)})
-            _serve(federation, parties, doors)
+            _serve(federation, parties, sockets)
 
-        with starting, _refusing(), loopback(Path(folder) / "loopback", doors, say, meanwhile) as federation:
-            for name in doors:
+        with starting, _refusing(), loopback(Path(folder) / "loopback", sockets, say, meanwhile) as federation:
+            for name in sockets:
                 federation.members.wait_for(f"{name}-worker", "ready", _START)
                 say(f"{name} is ready: its records and the model are loaded")
             for line in federation.members.follow(RUN):
@@ -114,11 +114,11 @@ def _copies(config: Config) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value and Path(value.removeprefix(LOCAL_DIR)).is_absolute()}
 
 
-def _serve(federation: Loopback, parties: Path, doors: dict[str, Path]) -> None:
+def _serve(federation: Loopback, parties: Path, sockets: dict[str, Path]) -> None:
     """Starts the sites' workers; they share this machine, so each gets one thread."""
-    say(f"starting {len(doors)} site workers; each loads PyTorch, its records and the model")
-    for name, door in doors.items():
-        command = ["dpfed", "site", "serve", parties / name, "--socket", door]
+    say(f"starting {len(sockets)} site workers; each loads PyTorch, its records and the model")
+    for name, socket in sockets.items():
+        command = ["dpfed", "site", "serve", parties / name, "--socket", socket]
         federation.members.start(f"{name}-worker", command, {"OMP_NUM_THREADS": "1"})
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dpfed.places import without_proxy
+from dpfed.paths import without_proxy
 
 _MARK = "DPFED_PROCESSES"  # in the environment of all of them and of what they start
 _GRACE = 10.0  # seconds that a process may take to end by itself

@@ -20,7 +20,7 @@ from dpfed.federation.coordinator.rounds import Federation
 from dpfed.federation.flower.channel import FlowerChannel
 from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Watcher
-from dpfed.protocol.journal import Arrivals, Journal
+from dpfed.protocol.journal import ArrivalLog, Journal
 from dpfed.protocol.terms import Terms
 from dpfed.runs.job import Job, begin, take_up
 from dpfed.runs.preflight import Preflight
@@ -48,9 +48,9 @@ def coordinate(folder: Path, place: Path, channel: Channel, watcher: Watcher) ->
     terms, identity = Terms.load(party.terms), party.identity()
 
     def connect(job: Job) -> Federation:
-        journal, paid, arrivals = Journal(job.run.journal), Ledger.open(job.run.ledger), Arrivals(job.run.arrivals)
+        journal, paid, arrival_log = Journal(job.run.journal), Ledger.open(job.run.ledger), ArrivalLog(job.run.arrival_log)
         model, note = job.parts.model, watcher.note
-        return Federation(terms, identity, channel, model, journal, paid, note, arrivals=arrivals, left=party.left)
+        return Federation(terms, identity, channel, model, journal, paid, note, arrival_log=arrival_log, left=party.left)
 
     if RunDirectory.unused(place):
         RunDirectory.refuse_unusable(place)

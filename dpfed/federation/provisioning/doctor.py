@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dpfed import __version__
 from dpfed.budgets.refusals import percent, shown
-from dpfed.budgets.shelf import budgets_of
+from dpfed.budgets.registry import budgets_of
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder
@@ -19,16 +19,16 @@ from dpfed.federation.provisioning.certificates import AUTHORITY, SERVER
 from dpfed.federation.provisioning.kits import TERMS, Reply, altered
 from dpfed.federation.provisioning.network import Finding, State, of_certificate, of_connection, of_port
 from dpfed.federation.provisioning.own_files import (
-    of_door,
     of_keys,
     of_ledger,
     of_party,
     of_permissions,
     of_programs,
     of_server,
+    of_socket,
 )
 from dpfed.federation.provisioning.services import LINK_PORT, NODE_PORT
-from dpfed.federation.provisioning.site_place import SitePlace
+from dpfed.federation.provisioning.site_paths import SitePaths
 from dpfed.federation.site.folder import SiteFolder, refuse_too_few
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.promise import round_up
@@ -47,7 +47,7 @@ def examine_site(folder: Path) -> list[Finding]:
     Raises:
         UserError: if it is none.
     """
-    place = SitePlace.open(folder)
+    place = SitePaths.open(folder)
     manifest = place.manifest
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("kit", lambda: _kit(place)),
@@ -60,7 +60,7 @@ def examine_site(folder: Path) -> list[Finding]:
         ),
         ("coordinator", lambda: of_connection(manifest.superlink, place.path / AUTHORITY, place.env())),
         ("ports", lambda: _node_ports(place)),
-        ("door", lambda: of_door(place)),
+        ("door", lambda: of_socket(place)),
         ("disk", lambda: _disk(place.path)),
         ("store", lambda: _store(place.site)),
         ("terms", lambda: _terms(place)),
@@ -127,7 +127,7 @@ def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]
         ]
 
 
-def _kit(place: SitePlace) -> Iterator[Finding]:
+def _kit(place: SitePaths) -> Iterator[Finding]:
     manifest = place.manifest
     if changed := altered(place.path, manifest):
         said = f"{', '.join(changed)}: not as the coordinator signed it"
@@ -173,7 +173,7 @@ def _disk(folder: Path) -> Iterator[Finding]:
         yield Finding("disk", State.GOOD, said)
 
 
-def _node_ports(place: SitePlace) -> Iterator[Finding]:
+def _node_ports(place: SitePaths) -> Iterator[Finding]:
     port = place.env().get("DPFED_PORT", str(NODE_PORT))
     if has_left(place.site.path):
         return
@@ -195,7 +195,7 @@ def _store(site: SiteFolder) -> Iterator[Finding]:
     yield Finding("store", State.GOOD, f"{settings.store}, {store.training_records:,} training records")
 
 
-def _terms(place: SitePlace) -> Iterator[Finding]:
+def _terms(place: SitePaths) -> Iterator[Finding]:
     site = place.site
     if has_left(site.path):
         yield Finding("terms", State.CARE, "this site has left its federation permanently", "stop SuperNode and worker")
@@ -240,7 +240,7 @@ def _budget(site: SiteFolder) -> Iterator[Finding]:
         yield Finding(
             "budget",
             State.GOOD,
-            f"lifetime budget {shown(found.book)}: {percent(found.book.filter.part(found.book.spent))} is taken",
+            f"lifetime budget {shown(found.budget)}: {percent(found.budget.filter.part(found.budget.spent))} is taken",
         )
     if not site.ledger.exists():
         return

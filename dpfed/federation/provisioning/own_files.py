@@ -16,7 +16,7 @@ from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.leaving import has_left
 from dpfed.federation.provisioning.certificates import NODE, NODE_PUBLIC, RUNTIME, SERVER, SERVER_KEY, certificates_in, is_whole
 from dpfed.federation.provisioning.network import Finding, State
-from dpfed.federation.provisioning.site_place import SitePlace
+from dpfed.federation.provisioning.site_paths import SitePaths
 from dpfed.files.reading import read_bytes
 from dpfed.privacy.ledger import Ledger
 from dpfed.protocol.terms import Terms
@@ -39,7 +39,7 @@ def of_permissions(name: str, *places: Path) -> Iterator[Finding]:
         yield Finding(name, State.GOOD, "closed to other users")
 
 
-def of_keys(place: SitePlace) -> Iterator[Finding]:
+def of_keys(place: SitePaths) -> Iterator[Finding]:
     """Whether the keys are there, whole, and closed to other users.
 
     Raises:
@@ -57,7 +57,7 @@ def of_keys(place: SitePlace) -> Iterator[Finding]:
     yield from _whole_keys(place)
 
 
-def _whole_keys(place: SitePlace) -> Iterator[Finding]:
+def _whole_keys(place: SitePaths) -> Iterator[Finding]:
     left = has_left(place.site.path)
     for name in ("identity.key",) if left else ("identity.key", "secret.key"):
         read_bytes(place.site.path / name)  # an error of the system's says whether this user may not
@@ -68,7 +68,7 @@ def _whole_keys(place: SitePlace) -> Iterator[Finding]:
         yield Finding("keys", State.BAD, f"{place.site.path / 'identity.key'} is not the key of the site's card", _RESTORE)
 
 
-def of_ledger(place: SitePlace) -> Iterator[Finding]:
+def of_ledger(place: SitePaths) -> Iterator[Finding]:
     """Whether the ledger and the terms that it belongs to are both there, can be written, and cost what the site agrees to.
 
     Raises:
@@ -90,7 +90,7 @@ def of_ledger(place: SitePlace) -> Iterator[Finding]:
         site.refuse_cost(site.terms().privacy_plan)
 
 
-def of_door(place: SitePlace) -> Iterator[Finding]:
+def of_socket(place: SitePaths) -> Iterator[Finding]:
     """Whether the worker will take its locks and open its door, in the folder that the units name."""
     folder, owner = place.path / "door", place.site.path.stat().st_uid
     made = f"see Part 2 of {place.path / 'README.md'}"
@@ -115,7 +115,7 @@ def of_door(place: SitePlace) -> Iterator[Finding]:
         yield Finding("door", State.GOOD, f"{folder}, for the worker's user to open")
 
 
-def of_programs(place: SitePlace) -> Iterator[Finding]:
+def of_programs(place: SitePaths) -> Iterator[Finding]:
     """Whether there are programs where the units look for them."""
     if not (place.path / "venv" / "bin" / "python").exists():
         said = f"{place.path / 'venv'} leads to no Python environment, and systemd's units start their programs from there"

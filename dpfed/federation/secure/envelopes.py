@@ -115,6 +115,6 @@ class View:
         """The statement that a vector was masked for this roster."""
         return _ROSTER + self._digest
 
-    def arrivals(self, arrived: frozenset[int]) -> bytes:
+    def arrival_log(self, arrived: frozenset[int]) -> bytes:
         """The statement that these members of the roster have arrived, and no others."""
         return _ARRIVALS + hashlib.sha256(self._keys.label("arrivals", *sorted(arrived)) + self._digest).digest()

@@ -203,7 +203,7 @@ class Masking:
         masked, arrived = self._at(step), frozenset(arrived)
         self._check(masked, arrived)
         masked.arrived = arrived
-        return self._identity.sign(masked.view.arrivals(arrived))
+        return self._identity.sign(masked.view.arrival_log(arrived))
 
     def reveal(self, step: int, arrived: Iterable[int], rosters: dict[int, bytes], votes: dict[int, bytes]) -> bytes:
         """Hands out what the server needs to take the remaining masks away: one share for each member of the roster.
@@ -231,7 +231,7 @@ class Masking:
         if wrong:
             raise OtherView(f"step {step}: sites {sorted(wrong)} have not signed the roster that site {self._me} was told.")
         if arrived != masked.view.members:
-            agreeing = sum(self._is_signed(site, masked.view.arrivals(arrived), votes) for site in masked.view.members)
+            agreeing = sum(self._is_signed(site, masked.view.arrival_log(arrived), votes) for site in masked.view.members)
             if agreeing < self._parties.needed:
                 raise OtherView(
                     f"step {step}: {agreeing} sites have signed who arrived, at least {self._parties.needed} must; nothing is "

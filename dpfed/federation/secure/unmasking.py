@@ -114,7 +114,7 @@ class Unmasking:
         Returns:
             Whether it is.
         """
-        valid = is_signed(self._view.arrivals(frozenset(self._arrived)), signature, self._sites[site].signing_key)
+        valid = is_signed(self._view.arrival_log(frozenset(self._arrived)), signature, self._sites[site].signing_key)
         if valid:
             self.votes[site] = signature
         return valid

@@ -25,7 +25,7 @@ from dpfed.files.atomic import create_file
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes
 from dpfed.models.starting import find_start
-from dpfed.places import local_path
+from dpfed.paths import local_path
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
@@ -67,7 +67,7 @@ class SiteFolder:
     def __init__(self, path: Path) -> None:
         self.path = local_path(path, "the folder of a site or a coordinator")
         self.card = self.path / "card.json"
-        self.door = self.path / "door" / "socket"
+        self.socket = self.path / "door" / "socket"
         self.ledger, self.features = self.path / "ledger.jsonl", self.path / "features"
         self._settings, self._terms = self.path / "site.toml", self.path / "terms.json"
         self.confirmed = ConfirmedCards(self.path / "confirmed.json")

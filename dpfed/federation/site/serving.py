@@ -96,7 +96,7 @@ def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
 
 
 def serve_site(
-    folder: SiteFolder, door: Path, log: Callable[[str], None], stop: threading.Event, group: str | None = None
+    folder: SiteFolder, socket: Path, log: Callable[[str], None], stop: threading.Event, group: str | None = None
 ) -> None:
     """Answers questions at the site's door until `stop` is set.
 
@@ -114,11 +114,12 @@ def serve_site(
         refuse_if_left(folder.path)
         worker = load_site(folder, log)
         log("ready")
-        serve(door, worker.answer, stop, group, worker.longest)
+        serve(socket, worker.answer, stop, group, worker.longest)
         ledger = Ledger.open(folder.ledger)
         if ledger.last_step + 1 >= ledger.plan.steps:  # it will not be asked again
-            for book in settle_locked(folder):
-                log(f"settled with the lifetime budget {shown(book)}: {percent(book.filter.part(book.spent))} of it is taken")
+            for budget in settle_locked(folder):
+                taken = percent(budget.filter.part(budget.spent))
+                log(f"settled with the lifetime budget {shown(budget)}: {taken} of it is taken")
             folder.forget_features()
 
 
@@ -139,8 +140,8 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     share = Share(number, OwnRows(parts.store, parts.store.keys), terms.sites[number].groups)
     worker = parts.worker(randomness, share=share)
     ledger = Ledger.open(folder.ledger)
-    for book in reserve_site(folder, terms, parts.store):
-        log(f"lifetime budget {shown(book)}: {percent(book.filter.part(book.spent))} of it is taken")
+    for budget in reserve_site(folder, terms, parts.store):
+        log(f"lifetime budget {shown(budget)}: {percent(budget.filter.part(budget.spent))} of it is taken")
     ledger.require_current()
     if ledger.plan.fingerprint != terms.privacy_plan.fingerprint:
         raise UserError(f"{folder.ledger} was started for another plan than that of the terms: restore the one that was.")

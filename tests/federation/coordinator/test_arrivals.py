@@ -9,7 +9,7 @@ from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation import simulation as rooms
 from dpfed.federation.simulated import Simulation
-from dpfed.protocol.journal import Arrivals, read_arrivals
+from dpfed.protocol.journal import ArrivalLog, read_arrival_log
 
 
 def clock(of):
@@ -20,23 +20,23 @@ def clock(of):
 
 def test_answers_are_seen_as_they_come(tmp_path):
     file, now = tmp_path / "arrivals.json", [0.0]
-    arrivals = Arrivals(file, lambda: now[0])
-    arrivals.ask(4, ["a", "b"])
-    assert read_arrivals(file)[4].awaited == ["a", "b"] and file.stat().st_mode & 0o777 == 0o600
+    arrival_log = ArrivalLog(file, lambda: now[0])
+    arrival_log.ask(4, ["a", "b"])
+    assert read_arrival_log(file)[4].awaited == ["a", "b"] and file.stat().st_mode & 0o777 == 0o600
     now[0] = 1.5
-    arrivals.came(4, "b")
-    assert read_arrivals(file)[4].awaited == ["a"] and read_arrivals(file)[4].seconds == {"b": 1.5}
+    arrival_log.came(4, "b")
+    assert read_arrival_log(file)[4].awaited == ["a"] and read_arrival_log(file)[4].seconds == {"b": 1.5}
     now[0] = 1.75
-    arrivals.came(4, "a")
-    assert read_arrivals(file)[4].awaited == []
+    arrival_log.came(4, "a")
+    assert read_arrival_log(file)[4].awaited == []
 
 
 @pytest.mark.parametrize(("sites", "kept"), [(3, 20), (500, 4), (5000, 1)])
 def test_only_the_last_steps_are_kept(tmp_path, sites, kept):
-    arrivals = Arrivals(tmp_path / "arrivals.json")
+    arrival_log = ArrivalLog(tmp_path / "arrivals.json")
     for step in range(30):
-        arrivals.ask(step, [f"site-{number}" for number in range(sites)])
-    assert list(read_arrivals(tmp_path / "arrivals.json")) == list(range(30 - kept, 30))
+        arrival_log.ask(step, [f"site-{number}" for number in range(sites)])
+    assert list(read_arrival_log(tmp_path / "arrivals.json")) == list(range(30 - kept, 30))
 
 
 def content(path):
@@ -49,7 +49,7 @@ def content(path):
 
 
 def folders(monkeypatch, tmp_path, tiny, name, seconds):
-    monkeypatch.setattr(rooms, "Arrivals", lambda path: Arrivals(path, clock(seconds)))
+    monkeypatch.setattr(rooms, "Arrivals", lambda path: ArrivalLog(path, clock(seconds)))
     run = rooms.simulate(parse_config(tiny), tmp_path / name, Simulation(sites=2, trust="distributed"))
     files = {path.relative_to(run.path).as_posix(): content(path) for path in run.path.rglob("*") if path.is_file()}
     return {name: said for name, said in files.items() if name not in (".lock", "provenance.json")}
@@ -71,7 +71,7 @@ def test_times_go_with_the_process_however_it_ends(monkeypatch, tmp_path, tiny, 
     tiny["privacy"] |= {"steps": 4}
     there = []
 
-    class Ending(Arrivals):
+    class Ending(ArrivalLog):
         def ask(self, step, sites, seconds):
             super().ask(step, sites, seconds)
             there.append(self._path.is_file())

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dpfed.federation.coordinator.members import Patience
+from dpfed.federation.coordinator.members import Backoff
 from dpfed.federation.coordinator.rounds import Federation
 from dpfed.protocol import messages
 from dpfed.protocol.messages import sign
@@ -50,7 +50,7 @@ def patient(one: Lab, clock: Clock) -> None:
     """A server whose patience follows the test's clock."""
     before = one.server
     one.server = Federation(
-        one.terms, one.coordinator, one.wire, one.parts.model, before._journal, before._paid, one.notes.append, Patience(clock)
+        one.terms, one.coordinator, one.wire, one.parts.model, before._journal, before._paid, one.notes.append, Backoff(clock)
     )
 
 
@@ -171,18 +171,18 @@ def test_a_site_that_has_left_is_said_to_have_left(lab):
 
 def test_patience_doubles_ends_and_is_forgotten():
     clock = Clock()
-    patience = Patience(clock)
+    backoff = Backoff(clock)
     for left in (120, 240, 480, 600, 600):
-        patience.hung(3, 120.0)
-        assert patience.left(3) == left
-    assert patience.left(1) == 0
+        backoff.hung(3, 120.0)
+        assert backoff.left(3) == left
+    assert backoff.left(1) == 0
     clock.now = 500.0
-    assert patience.left(3) == 100
-    patience.answered(3)
-    assert patience.left(3) == 0
+    assert backoff.left(3) == 100
+    backoff.answered(3)
+    assert backoff.left(3) == 0
     for _ in range(5000):
-        patience.hung(4, 1e300)
-    assert patience.left(4) == 600
+        backoff.hung(4, 1e300)
+    assert backoff.left(4) == 600
 
 
 def test_steps_are_not_paid_again_and_again_for_a_site_that_hangs_and_is_needed(lab, monkeypatch):

@@ -45,7 +45,7 @@ class Bombs(HostileSite):
 
 
 if __name__ == "__main__":
-    place, door, other = map(Path, sys.argv[1:])
+    place, socket, other = map(Path, sys.argv[1:])
     site = Bombs(SiteFolder.open(place), SiteFolder.open(other).identity())
     print("ready", flush=True)
-    serve(door, site.answer, threading.Event())
+    serve(socket, site.answer, threading.Event())

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dpfed.federation.demo.processes import Processes
-from dpfed.federation.provisioning.site_place import SitePlace
+from dpfed.federation.provisioning.site_paths import SitePaths
 
 HOST = "127.0.0.2"  # loopback, and not what NO_PROXY names
 START = 120.0
@@ -43,7 +43,7 @@ def start_unit(members: Processes, name: str, unit: Path, folder: Path, **change
     members.start(name, [changes.get(word, word) for word in words], {**environment, "OMP_NUM_THREADS": "1"})
 
 
-def start_site(members: Processes, place: SitePlace, *programs: str) -> None:
+def start_site(members: Processes, place: SitePaths, *programs: str) -> None:
     """Starts programs of a site: ``worker``, ``node``, ``app``"""
     group = grp.getgrgid(os.getgid()).gr_name
     for program in programs:

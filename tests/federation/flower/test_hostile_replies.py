@@ -45,13 +45,13 @@ def test_bombs_and_forgeries_cost_their_senders_only(tmp_path, monkeypatch):
     found(parties, tmp_path / "stores", "central")
     first, second, third = map(site_folder, range(3))
     with tempfile.TemporaryDirectory(prefix="dpfed-") as place:
-        doors = {name: Path(place) / name / "door" for name in (first, second, third)}
-        with loopback(Path(place) / "loopback", doors) as federation:
+        sockets = {name: Path(place) / name / "door" for name in (first, second, third)}
+        with loopback(Path(place) / "loopback", sockets) as federation:
             members = federation.members
-            hostile = [sys.executable, HERE / "hostile_worker.py", parties / first, doors[first], parties / second]
+            hostile = [sys.executable, HERE / "hostile_worker.py", parties / first, sockets[first], parties / second]
             members.start(f"{first}-worker", hostile, {"OMP_NUM_THREADS": "1"})
             for name in (second, third):
-                start_worker(federation, parties, name, doors[name])
+                start_worker(federation, parties, name, sockets[name])
             members.wait_for(f"{first}-worker", "ready", 300)
             federation.start_app(second, [sys.executable, HERE / "hostile_app.py"])
             federation.submit(ROOT, {"federation": str(parties / "coordinator"), "run": str(run.path)})

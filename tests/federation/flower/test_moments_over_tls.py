@@ -47,15 +47,15 @@ def carry_out(parties, run, kept):
     """The run; whatever sums are released are kept, also when the run forgets them. Returns what it said."""
     kept.mkdir()
     with tempfile.TemporaryDirectory(prefix="dpfed-") as place:
-        doors = {name: Path(place) / name / "door" for name in (FIRST, *OTHERS)}
-        with loopback(Path(place) / "loopback", doors) as federation:
-            for name, door in doors.items():
-                command = ["dpfed", "site", "serve", parties / name, "--socket", door]
+        sockets = {name: Path(place) / name / "door" for name in (FIRST, *OTHERS)}
+        with loopback(Path(place) / "loopback", sockets) as federation:
+            for name, socket in sockets.items():
+                command = ["dpfed", "site", "serve", parties / name, "--socket", socket]
                 if name == FIRST:
                     faults = json.dumps({1: "killed in mid-step"})
-                    command = [sys.executable, "-m", "benchmarks.hostile_site", parties / name, door, faults]
+                    command = [sys.executable, "-m", "benchmarks.hostile_site", parties / name, socket, faults]
                 federation.members.start(f"{name}-worker", command, {"OMP_NUM_THREADS": "1"})
-            for name in doors:
+            for name in sockets:
                 federation.members.wait_for(f"{name}-worker", "ready", LONGEST)
             federation.submit(ROOT, {"federation": str(parties / "coordinator"), "run": str(run.path)})
             started = time.monotonic()

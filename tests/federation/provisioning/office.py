@@ -10,7 +10,7 @@ import tomli_w
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.federation.provisioning.project import Project
 from dpfed.federation.provisioning.provision import Provisioned, provision
-from dpfed.federation.provisioning.site_place import SitePlace
+from dpfed.federation.provisioning.site_paths import SitePaths
 
 SITES = ("north", "south")
 PLAN = {
@@ -58,19 +58,19 @@ class Office:
         """A site's records."""
         return self.stores / site_folder(SITES.index(site))
 
-    def set_up(self, site: str, done: Provisioned, **settings: object) -> SitePlace:
+    def set_up(self, site: str, done: Provisioned, **settings: object) -> SitePaths:
         """A site's first command, with the kit as it came."""
         place = self.folder / "machines" / site
         place.mkdir(parents=True, exist_ok=True)
         kit = shutil.copy(done.kits[site], place)
-        return SitePlace.set_up(Path(kit), place, done.fingerprint, self.store(site), budget=8.0, **settings)
+        return SitePaths.set_up(Path(kit), place, done.fingerprint, self.store(site), budget=8.0, **settings)
 
-    def send(self, place: SitePlace, name: str | None = None) -> Path:
+    def send(self, place: SitePaths, name: str | None = None) -> Path:
         """A site's reply reaches the coordinator."""
         into = self.folder / "chest" / "replies" / f"{name or place.manifest.site}.json"
         return Path(shutil.copy(place.reply, into))
 
-    def joined(self) -> dict[str, SitePlace]:
+    def joined(self) -> dict[str, SitePaths]:
         """All sites, after they have joined."""
         done = self.provision()
         places = {site: self.set_up(site, done) for site in SITES}

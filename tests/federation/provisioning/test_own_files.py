@@ -9,7 +9,7 @@ from dpfed.errors import UserError
 from dpfed.federation.leaving import refuse_if_left
 from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.network import State
-from dpfed.federation.provisioning.site_place import SitePlace
+from dpfed.federation.provisioning.site_paths import SitePaths
 from dpfed.federation.site.serving import load_site
 from tests.federation.provisioning.office import Office
 
@@ -21,7 +21,7 @@ def joined(tmp_path_factory, shapes):
 
 @pytest.fixture
 def place(joined, tmp_path):
-    return SitePlace(shutil.copytree(joined.path, tmp_path / "chest-south", symlinks=True))
+    return SitePaths(shutil.copytree(joined.path, tmp_path / "chest-south", symlinks=True))
 
 
 @pytest.fixture(autouse=True)

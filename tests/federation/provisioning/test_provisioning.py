@@ -9,14 +9,14 @@ import tomllib
 import pytest
 import tomli_w
 
-from dpfed.budgets.shelf import budgets_of
+from dpfed.budgets.registry import budgets_of
 from dpfed.budgets.spending import set_budget
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.kits import MANIFEST, Kit, Reply, read_kit
 from dpfed.federation.provisioning.network import State
-from dpfed.federation.provisioning.site_place import SitePlace
+from dpfed.federation.provisioning.site_paths import SitePaths
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.protocol.identity import Identity
@@ -86,7 +86,7 @@ def test_a_kit_of_another_coordinator_is_refused_before_anything_is_made(invited
     forged = Kit.made(Identity.fresh(), {name: content for name, content in read.files.items() if name != MANIFEST}, **said)
     (tmp_path / "k.tar.gz").write_bytes(forged.archive())
     with pytest.raises(UserError, match="was not made by the coordinator with the fingerprint"):
-        SitePlace.set_up(tmp_path / "k.tar.gz", tmp_path / "new", done.fingerprint, office.store("south"))
+        SitePaths.set_up(tmp_path / "k.tar.gz", tmp_path / "new", done.fingerprint, office.store("south"))
     assert not (tmp_path / "new").exists()
 
 
@@ -98,11 +98,11 @@ def test_nothing_is_set_up_over_a_site_or_in_a_folder_in_use(invited, tmp_path):
         (place.path, None, "with keys of its own"),
     ):
         with pytest.raises(UserError, match=said):
-            SitePlace.set_up(kit, into, done.fingerprint, office.store("north"))
+            SitePaths.set_up(kit, into, done.fingerprint, office.store("north"))
     (tmp_path / "chest-north").mkdir()
     (tmp_path / "chest-north" / "photo.jpg").touch()
     with pytest.raises(UserError, match="not empty"):
-        SitePlace.set_up(done.kits["north"], tmp_path, done.fingerprint, office.store("north"))
+        SitePaths.set_up(done.kits["north"], tmp_path, done.fingerprint, office.store("north"))
     assert before == everything(place.path)
 
 
@@ -163,11 +163,11 @@ def test_a_kit_of_somebody_else_that_tar_put_over_a_site_is_noticed_and_mended(o
 def test_a_setup_that_was_refused_or_cut_short_goes_on(office, monkeypatch):
     done = office.provision()
     with pytest.raises(UserError, match="nowhere"):
-        SitePlace.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.folder / "nowhere")
+        SitePaths.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.folder / "nowhere")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(SitePlace, "write_reply", lambda place: (_ for _ in ()).throw(KeyboardInterrupt))
-        SitePlace.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.store("north"))
-    place = SitePlace.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.store("north"))
+        patch.setattr(SitePaths, "write_reply", lambda place: (_ for _ in ()).throw(KeyboardInterrupt))
+        SitePaths.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.store("north"))
+    place = SitePaths.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.store("north"))
     assert place.reply.exists() and place.env()["DPFED_STORE"] == str(office.store("north"))
 
 
@@ -232,7 +232,7 @@ def test_a_reply_that_was_altered_or_is_none_is_refused(invited):
 def test_two_sites_of_one_name_or_one_key_are_told_apart(office, tmp_path):
     done = office.provision()
     place = office.set_up("north", done)
-    again = SitePlace.set_up(done.kits["north"], tmp_path / "again", done.fingerprint, office.store("north"))
+    again = SitePaths.set_up(done.kits["north"], tmp_path / "again", done.fingerprint, office.store("north"))
     office.send(place)
     office.send(again, "north-2")
     with pytest.raises(UserError, match="both of north, with different cards: call the site"):
@@ -314,10 +314,10 @@ def test_who_leaves_keeps_what_was_spent_and_gives_no_budget_back(office):
     set_budget(store, 40.0, 1e-3)
     place = office.joined()["north"]
     Ledger.open(place.site.ledger).charge(Release(0, "0" * 32))
-    ledger, taken = place.site.ledger.read_bytes(), budgets_of(store)[0].book.spent
+    ledger, taken = place.site.ledger.read_bytes(), budgets_of(store)[0].budget.spent
     place.leave()
     place.leave()  # again, it changes nothing
-    assert place.site.ledger.read_bytes() == ledger and budgets_of(store)[0].book.spent == taken
+    assert place.site.ledger.read_bytes() == ledger and budgets_of(store)[0].budget.spent == taken
     assert not (place.site.path / "secret.key").exists()
     with pytest.raises(UserError, match="left its federation permanently on "):
         place.site.join(place.site.terms())
@@ -387,5 +387,5 @@ def test_a_store_or_a_copy_that_is_not_there_is_refused_before_the_kit_is_unpack
     place, store = office.folder / "elsewhere", office.store("north")
     for wrong, named, settings in ((office.folder / "nowhere", "no record store at", {}), (store, said, {copy: "nowhere"})):
         with pytest.raises(UserError, match=named):
-            SitePlace.set_up(done.kits["north"], place, done.fingerprint, wrong, **settings)
+            SitePaths.set_up(done.kits["north"], place, done.fingerprint, wrong, **settings)
         assert not place.exists()

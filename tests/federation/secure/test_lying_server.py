@@ -83,7 +83,9 @@ def test_signatures_are_for_one_roster_one_set_one_step_and_one_run():
         View(StepKeys(TERMS, 0), public | {1: b"c" * 32}),
         View(StepKeys(TERMS, 0), {0: b"b" * 32, 1: b"a" * 32}),
     ]
-    said = [view.roster() for view in views] + [view.arrivals(frozenset(own)) for view in views for own in ({0}, {0, 1}, {1})]
+    said = [view.roster() for view in views] + [
+        view.arrival_log(frozenset(own)) for view in views for own in ({0}, {0, 1}, {1})
+    ]
     assert len(set(said)) == len(said)
 
 
@@ -106,7 +108,7 @@ class Liar:
         size = self.needed if self.rng.random() < 0.75 else self.rng.integers(self.needed, len(sites) + 1)
         return frozenset(self.rng.choice(sorted(sites), size, replace=False).tolist())
 
-    def arrivals(self, stories: list[frozenset[int]]) -> list[frozenset[int]]:
+    def arrival_log(self, stories: list[frozenset[int]]) -> list[frozenset[int]]:
         """What sites are told about who arrived: one set for most of them, or all that lack most of a few victims."""
         everyone, drops = frozenset(range(self.sites)), self.sites - self.needed
         if self.rng.random() < 0.5:
@@ -124,9 +126,9 @@ class Liar:
             rosters[site] = stories[self.rng.integers(2) if site in stories[1] else 0]
             self.federation.mask(site, step, vectors(self.sites)[0], {other: offers[other] for other in rosters[site]})
         views = {roster: View(StepKeys(TERMS, step), {site: keys[site] for site in roster}) for roster in stories}
-        arrivals, voted, told = self.arrivals(stories), {}, {}
+        arrival_log, voted, told = self.arrival_log(stories), {}, {}
         for site in rosters:
-            told[site] = arrivals[self.rng.integers(len(arrivals))]
+            told[site] = arrival_log[self.rng.integers(len(arrival_log))]
             with contextlib.suppress(OtherView):
                 if self.rng.integers(5):
                     voted[site, rosters[site], told[site]] = masking[site].confirm(step, told[site])
@@ -134,9 +136,9 @@ class Liar:
         for site, roster in rosters.items():
             signed = {other: masking[other].signed_roster(step) for other in rosters if rosters[other] == roster}
             signed |= {other: self.federation.identities[other].sign(views[roster].roster()) for other in self.colluding}
-            for arrived in (told[site], *arrivals):
+            for arrived in (told[site], *arrival_log):
                 votes = {other: vote for (other, *said), vote in voted.items() if said == [roster, arrived]}
-                statement = views[roster].arrivals(arrived)
+                statement = views[roster].arrival_log(arrived)
                 votes |= {other: self.federation.identities[other].sign(statement) for other in self.colluding}
                 try:
                     masking[site].reveal(step, arrived, signed, votes)

@@ -1,9 +1,9 @@
-"""Where the copies of a budget's book lie, and whose they are: one in the store, one on this user's shelf.
+"""Where the replicas of a budget's ledger lie, and whose they are: one in the store, one in this user's registry.
 
-The shelf is a folder of this user (or one that DPFED_BUDGETS names). It knows every budget that was set or met here. So a store
-is recognised that was copied, whose book was removed, or whose book is older than the last run: by the fingerprint of its
-records, which a copy keeps, and by the names of its training records (hashed with a secret of the shelf), which an import that
-is done again keeps. What two copies know together counts, and each is given what it lacks.
+The registry is a folder of this user (or one that DPFED_BUDGETS names). It knows every budget that was set or met here. So a
+store is recognised that was copied, whose ledger was removed, or whose ledger is older than the last run: by the fingerprint
+of its records, which a copy keeps, and by the names of its training records (hashed with a secret of the registry), which an
+import that is done again keeps. What two replicas know together counts, and each is given what it lacks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfed.budgets.book import Book
-from dpfed.budgets.copies import damaged, read, write_missing
+from dpfed.budgets.ledger import BudgetLedger
+from dpfed.budgets.replicas import damaged, read, write_missing
 from dpfed.data.store.index import blocks
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -29,12 +29,12 @@ from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 
-BOOK = "budget.jsonl"
+BUDGET_LEDGER = "budget.jsonl"
 _LOCK = ".budget.lock"
 _FOLDER = "DPFED_BUDGETS"
-_SAMPLE = 256  # hashed names that the shelf keeps of a record set, the smallest
+_SAMPLE = 256  # hashed names that the registry keeps of a record set, the smallest
 _NAMES = ".names.json"
-_REMEMBERED = 1 << 20  # records of a store of which the shelf keeps which budgets' names it shares
+_REMEMBERED = 1 << 20  # records of a store of which the registry keeps which budgets' names it shares
 _WAIT = 60.0  # seconds for another process; what is done under a lock takes less than one
 
 
@@ -43,17 +43,17 @@ class Found:
     """A budget that holds for a store.
 
     Attributes:
-        book: what its copies say together.
+        budget: what its copies say together.
         missing: the store has no copy, although it should.
         by_name: the share of the budget's records whose names are in the store, where nothing else tells that it is theirs.
     """
 
-    book: Book
+    budget: BudgetLedger
     missing: bool
     by_name: float | None = None
 
 
-def shelf() -> Path:
+def registry() -> Path:
     """The folder in which this user's budgets are known.
 
     Raises:
@@ -71,42 +71,43 @@ def shelf() -> Path:
 
 def possible(store: Path) -> bool:
     """Whether there may be a budget for the records of a store; answers without opening it."""
-    return os.path.lexists(store / BOOK) or any(shelf().glob("*.jsonl"))
+    return os.path.lexists(store / BUDGET_LEDGER) or any(registry().glob("*.jsonl"))
 
 
 def budgets_of(store: RecordStore) -> list[Found]:
     """The budgets that hold for a store's records, as far as it can be known here. Nothing is written.
 
     Raises:
-        UserError: for a damaged book, or one that is of other records.
+        UserError: for a damaged ledger, or one that is of other records.
     """
     if not possible(store.path):
         return []
-    own, (known, cut) = read(store.path / BOOK), _on_shelf()
+    own, (known, cut) = read(store.path / BUDGET_LEDGER), _in_registry()
     if own is not None and own.head.fingerprint != store.contents:
         raise UserError(
-            f"{store.path / BOOK} is a budget's ledger of other records than those of {store.path}: move it to their store."
+            f"{store.path / BUDGET_LEDGER} is a budget's ledger of other records than those of {store.path}: move it to their "
+            "store."
         )
     if lost := [path for path in cut if path.stem not in known and not (own and own.head.id == path.stem)]:
         raise UserError(damaged(lost[0], 1))  # it may be this store's
-    books = {id: _together(book, own if own is not None and own.head.id == id else None) for id, book in known.items()}
+    budgets = {id: _together(budget, own if own is not None and own.head.id == id else None) for id, budget in known.items()}
     if own is not None:
-        books.setdefault(own.head.id, own)
+        budgets.setdefault(own.head.id, own)
     found: list[Found] = []
-    shares = _Names(store).shares(books.keys() - {own.head.id if own else None}) if _samples() else {}
-    for id, book in books.items():
+    shares = _Names(store).shares(budgets.keys() - {own.head.id if own else None}) if _samples() else {}
+    for id, budget in budgets.items():
         if own is not None and own.head.id == id:
-            found.append(Found(book, missing=False))
-        elif book.head.fingerprint == store.contents:
-            found.append(Found(book, missing=True))
+            found.append(Found(budget, missing=False))
+        elif budget.head.fingerprint == store.contents:
+            found.append(Found(budget, missing=True))
         elif share := shares.get(id):
-            found.append(Found(book, missing=False, by_name=share))
-    if own is None and os.path.lexists(store.path / BOOK) and not any(one.by_name is None for one in found):
-        raise UserError(damaged(store.path / BOOK, 1))
-    own_ids = {one.book.head.id for one in found if one.by_name is None}
-    distinct = {id for one in found if one.by_name is None for id in one.book.head.distinct}
-    distinct |= {one.book.head.id for one in found if own_ids & one.book.head.distinct.keys()}
-    return [one for one in found if one.by_name is None or one.book.head.id not in distinct]
+            found.append(Found(budget, missing=False, by_name=share))
+    if own is None and os.path.lexists(store.path / BUDGET_LEDGER) and not any(one.by_name is None for one in found):
+        raise UserError(damaged(store.path / BUDGET_LEDGER, 1))
+    own_ids = {one.budget.head.id for one in found if one.by_name is None}
+    distinct = {id for one in found if one.by_name is None for id in one.budget.head.distinct}
+    distinct |= {one.budget.head.id for one in found if own_ids & one.budget.head.distinct.keys()}
+    return [one for one in found if one.by_name is None or one.budget.head.id not in distinct]
 
 
 @contextlib.contextmanager
@@ -125,9 +126,9 @@ def opened(store: RecordStore) -> Iterator[list[Found]]:
 
 @contextlib.contextmanager
 def held(store: Path | None) -> Iterator[None]:
-    """Holds a store's book, and the shelf, for this process. Always in this order, so that nobody waits in a circle."""
+    """Holds a store's ledger, and the registry, for this process. Always in this order, so that nobody waits in a circle."""
     taken = "another process has been writing the budget for a minute: try again when it has ended."
-    folder = shelf()
+    folder = registry()
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -142,73 +143,73 @@ def held(store: Path | None) -> Iterator[None]:
         yield
 
 
-def keep(book: Book, store: RecordStore | None) -> None:
-    """Writes a book to its copies: to the shelf first, then to the store that it belongs to.
+def keep(budget: BudgetLedger, store: RecordStore | None) -> None:
+    """Writes a ledger to its copies: to the registry first, then to the store that it belongs to.
 
     Args:
-        book: all that they should hold; `held` by the caller.
+        budget: all that they should hold; `held` by the caller.
         store: a store of the budget's own records, or a copy of it; ``None``: none is at hand, or it only shares names.
 
     Raises:
         UserError: if a copy cannot be written.
     """
-    folder, id = shelf(), book.head.id
-    write_missing(folder / f"{id}.jsonl", book)
+    folder, id = registry(), budget.head.id
+    write_missing(folder / f"{id}.jsonl", budget)
     if store is None:
         return
     try:
         _Names(store).keep(id)
     except OSError as error:
         raise UserError(f"the registry {folder} cannot be written: {error.strerror or error}.") from error
-    own = read(store.path / BOOK)
+    own = read(store.path / BUDGET_LEDGER)
     if own is None or own.head.id == id:
-        write_missing(store.path / BOOK, book)
+        write_missing(store.path / BUDGET_LEDGER, budget)
 
 
-def known_by(id: str, store: Path | None = None) -> Book | None:
-    """A budget by its id, as the shelf knows it, and a store.
+def known_by(id: str, store: Path | None = None) -> BudgetLedger | None:
+    """A budget by its id, as the registry knows it, and a store.
 
     Args:
         id: of the budget.
         store: a folder that may have a copy; it need not be a store any more.
     """
-    on_shelf, in_store = copies_of(id, store)
-    book, own = read(on_shelf), read(in_store) if in_store else None
+    in_registry, in_store = replicas_of(id, store)
+    budget, own = read(in_registry), read(in_store) if in_store else None
     if own is None or own.head.id != id:
-        return book
-    return own if book is None else _together(book, own)
+        return budget
+    return own if budget is None else _together(budget, own)
 
 
-def copies_of(id: str, store: Path | None = None) -> tuple[Path, Path | None]:
-    """Where copies of a budget's book may lie: on the shelf, and in a store."""
-    return shelf() / f"{id}.jsonl", store / BOOK if store else None
+def replicas_of(id: str, store: Path | None = None) -> tuple[Path, Path | None]:
+    """Where replicas of a budget's ledger may lie: on the registry, and in a store."""
+    return registry() / f"{id}.jsonl", store / BUDGET_LEDGER if store else None
 
 
-def _on_shelf() -> tuple[dict[str, Book], list[Path]]:
-    """The books by id, and the files of those whose first line is cut short."""
-    books: dict[str, Book] = {}
+def _in_registry() -> tuple[dict[str, BudgetLedger], list[Path]]:
+    """The ledgers by id, and the files of those whose first line is cut short."""
+    budgets: dict[str, BudgetLedger] = {}
     cut: list[Path] = []
-    for path in sorted(shelf().glob("*.jsonl")):
-        if (book := read(path)) is not None:  # somebody may have put a copy beside it
-            books[book.head.id] = _together(book, books.get(book.head.id))
+    for path in sorted(registry().glob("*.jsonl")):
+        if (budget := read(path)) is not None:  # somebody may have put a copy beside it
+            budgets[budget.head.id] = _together(budget, budgets.get(budget.head.id))
         else:
             cut.append(path)
-    return books, cut
+    return budgets, cut
 
 
-def _together(first: Book, second: Book | None) -> Book:
+def _together(first: BudgetLedger, second: BudgetLedger | None) -> BudgetLedger:
     if second is None:
         return first
     if second.head != first.head:
         raise UserError(
-            f"two copies of the budget {first.head.id} begin differently (in the registry {shelf()} and in the store "
+            f"two copies of the budget {first.head.id} begin differently (in the registry {registry()} and in the store "
             f"{second.head.store}): one was changed. Restore it from a backup."
         )
     return first.with_entries(first.lacks(second))
 
 
 class _Names:
-    """The names of a store's training records, hashed with the shelf's secret, a million at a time."""
+    """The names of a store's training records, hashed with the registry's secret, a million at a time."""
 
     def __init__(self, store: RecordStore) -> None:
         self._store = store
@@ -257,7 +258,7 @@ class _Names:
             return None
         some = self._store.keys[np.linspace(0, len(self._store) - 1, _SAMPLE).astype(np.int64)]
         known_by = repr((self._store.contents, len(self._store), some.tolist()))
-        return shelf() / f"{hashlib.blake2b(known_by.encode(), digest_size=8).hexdigest()}.shares.json"
+        return registry() / f"{hashlib.blake2b(known_by.encode(), digest_size=8).hexdigest()}.shares.json"
 
     def _remembered(self) -> dict[str, float]:
         path = self._memory()
@@ -284,16 +285,16 @@ def _sample(path: Path) -> np.ndarray:
 
 
 def _samples() -> bool:
-    return any(shelf().glob(f"*{_NAMES}"))
+    return any(registry().glob(f"*{_NAMES}"))
 
 
 def _sample_of(id: str) -> Path:
-    return shelf() / f"{id}{_NAMES}"
+    return registry() / f"{id}{_NAMES}"
 
 
 def _secret() -> Randomness:
-    """What names are hashed with; made with the first of them, while the shelf is held."""
-    path = shelf() / "secret.key"
+    """What names are hashed with; made with the first of them, while the registry is held."""
+    path = registry() / "secret.key"
     if not path.exists() and not _samples():
         write_atomically(path, secrets.token_bytes(KEY_BYTES), mode=0o600)
     try:

@@ -45,7 +45,7 @@ def block_length(rate: float, steps: int) -> int:
     return max(1, min(math.ceil(1 / rate), steps, LONGEST))
 
 
-class Renewals:
+class GeometricSkips:
     """Who takes part in which step. It keeps one block of L steps: about N q L numbers of 32 bits.
 
     Args:

@@ -1,9 +1,9 @@
-"""One budget's book: what its lines say. `dpfed.budgets.copies` reads and writes it, as there may be several copies.
+"""One budget's ledger: what its lines say. `dpfed.budgets.replicas` reads and writes it, as there may be several copies.
 
 The first line says whose budget it is. Every other line is an entry: the budget was set, a plan was reserved, a reservation
-was settled, or something was released that no budget covers. Each entry has an id of its own, and what follows from a book does
-not depend on the order of its entries. So copies that grew apart are made one by adding to each what it lacks. No clock is
-asked: days are for people.
+was settled, or something was released that no budget covers. Each entry has an id of its own, and what follows from a ledger
+does not depend on the order of its entries. So replicas that grew apart are made one by adding to each what it lacks. No clock
+is asked: days are for people.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ class Account:
 
 
 @dataclass(frozen=True)
-class Book:
-    """What a book says.
+class BudgetLedger:
+    """What a ledger says.
 
     Attributes:
         head: its first line.
@@ -207,14 +207,14 @@ class Book:
         """How the budget was set."""
         return self._of("set")
 
-    def lacks(self, other: Book) -> list[Entry]:
+    def lacks(self, other: BudgetLedger) -> list[Entry]:
         """The entries of another copy that this one does not have."""
         own = {entry.id for entry in self.entries}
         return [entry for entry in other.entries if entry.id not in own]
 
-    def with_entries(self, entries: list[Entry]) -> Book:
+    def with_entries(self, entries: list[Entry]) -> BudgetLedger:
         """The same with further entries."""
-        return Book(self.head, (*self.entries, *entries))
+        return BudgetLedger(self.head, (*self.entries, *entries))
 
     def _of(self, event: Event) -> list[Entry]:
         return [entry for entry in self.entries if entry.event == event]

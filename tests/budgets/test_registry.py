@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from dpfed.budgets import shelf as shelf_room
-from dpfed.budgets.copies import read
-from dpfed.budgets.shelf import BOOK, budgets_of, shelf
+from dpfed.budgets import registry as registry_module
+from dpfed.budgets.registry import BUDGET_LEDGER, budgets_of, registry
+from dpfed.budgets.replicas import read
 from dpfed.budgets.spending import reserve, set_budget
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.records import RecordStore
@@ -17,123 +17,127 @@ from tests.budgets.conftest import NAMES, write_store
 
 
 @pytest.fixture
-def budgeted(store, claim):
+def budgeted(store, reservation):
     """A store with a budget, of which one run has taken a part."""
     set_budget(store, 8, 1e-6)
-    reserve(store, [claim(1)])
+    reserve(store, [reservation(1)])
     return store
 
 
 def taken(store):
     (found,) = budgets_of(store)
-    return len(found.book.accounts)
+    return len(found.budget.accounts)
 
 
-def test_a_store_without_a_budget_is_left_alone(store, claim, own_shelf):
+def test_a_store_without_a_budget_is_left_alone(store, reservation, own_registry):
     before = sorted(store.path.rglob("*"))
-    assert budgets_of(store) == [] and reserve(store, [claim(1)]) == []
-    assert sorted(store.path.rglob("*")) == before and not own_shelf.exists()
+    assert budgets_of(store) == [] and reserve(store, [reservation(1)]) == []
+    assert sorted(store.path.rglob("*")) == before and not own_registry.exists()
 
 
-def test_another_store_than_the_budgeted_one_is_not_written_to(budgeted, tmp_path, claim):
+def test_another_store_than_the_budgeted_one_is_not_written_to(budgeted, tmp_path, reservation):
     other = write_store(tmp_path / "other", [f"someone-{number}" for number in range(50)])
     before = sorted(other.path.rglob("*"))
-    assert reserve(other, [claim(1)]) == [] and sorted(other.path.rglob("*")) == before
+    assert reserve(other, [reservation(1)]) == [] and sorted(other.path.rglob("*")) == before
 
 
 def test_both_copies_hold_the_same_and_only_the_owner_sees_the_shelf(budgeted):
     (found,) = budgets_of(budgeted)
-    assert read(budgeted.path / BOOK) == found.book == read(shelf() / f"{found.book.head.id}.jsonl")
-    assert shelf().stat().st_mode & 0o077 == 0
+    assert read(budgeted.path / BUDGET_LEDGER) == found.budget == read(registry() / f"{found.budget.head.id}.jsonl")
+    assert registry().stat().st_mode & 0o077 == 0
 
 
-def test_a_book_that_was_removed_is_known_on_the_shelf_and_written_again(budgeted, claim):
-    (budgeted.path / BOOK).unlink()
+def test_a_book_that_was_removed_is_known_on_the_shelf_and_written_again(budgeted, reservation):
+    (budgeted.path / BUDGET_LEDGER).unlink()
     (found,) = budgets_of(budgeted)
-    assert found.missing and len(found.book.accounts) == 1
-    reserve(budgeted, [claim(2)])
-    assert len(read(budgeted.path / BOOK).accounts) == 2
+    assert found.missing and len(found.budget.accounts) == 1
+    reserve(budgeted, [reservation(2)])
+    assert len(read(budgeted.path / BUDGET_LEDGER).accounts) == 2
 
 
 @pytest.mark.parametrize("kept", [0, 40])
-def test_a_copy_whose_first_line_is_cut_short_is_written_again_from_the_other_one(budgeted, claim, kept):
+def test_a_copy_whose_first_line_is_cut_short_is_written_again_from_the_other_one(budgeted, reservation, kept):
     (found,) = budgets_of(budgeted)
-    copies = [budgeted.path / BOOK, shelf() / f"{found.book.head.id}.jsonl"]
+    copies = [budgeted.path / BUDGET_LEDGER, registry() / f"{found.budget.head.id}.jsonl"]
     for number, copy in enumerate(copies, start=2):
         os.truncate(copy, kept)
         assert taken(budgeted) == number - 1
-        reserve(budgeted, [claim(number)])
+        reserve(budgeted, [reservation(number)])
         assert len(read(copy).accounts) == number
 
 
 @pytest.mark.parametrize("kept", [0, 40])
 @pytest.mark.parametrize("other", ["cut", "gone"])
 @pytest.mark.parametrize("first", [True, False], ids=["store", "shelf"])
-def test_a_budget_of_which_no_copy_can_be_read_is_not_taken_for_none(budgeted, claim, kept, other, first):
+def test_a_budget_of_which_no_copy_can_be_read_is_not_taken_for_none(budgeted, reservation, kept, other, first):
     (found,) = budgets_of(budgeted)
-    copies = [budgeted.path / BOOK, shelf() / f"{found.book.head.id}.jsonl"]
+    copies = [budgeted.path / BUDGET_LEDGER, registry() / f"{found.budget.head.id}.jsonl"]
     here, there = copies if first else reversed(copies)
     os.truncate(here, kept)
     os.truncate(there, kept) if other == "cut" else there.unlink()
-    for asked in (lambda: budgets_of(budgeted), lambda: reserve(budgeted, [claim(2)]), lambda: set_budget(budgeted, 99, 1e-6)):
+    for asked in (
+        lambda: budgets_of(budgeted),
+        lambda: reserve(budgeted, [reservation(2)]),
+        lambda: set_budget(budgeted, 99, 1e-6),
+    ):
         with pytest.raises(UserError, match="damaged at line 1"):
             asked()
 
 
 def test_a_book_that_is_a_link_to_nowhere_is_not_taken_for_none(budgeted, tmp_path):
-    shutil.rmtree(shelf())
-    (budgeted.path / BOOK).unlink()
-    (budgeted.path / BOOK).symlink_to(tmp_path / "not mounted")
+    shutil.rmtree(registry())
+    (budgeted.path / BUDGET_LEDGER).unlink()
+    (budgeted.path / BUDGET_LEDGER).symlink_to(tmp_path / "not mounted")
     with pytest.raises(UserError, match="damaged"):
         budgets_of(budgeted)
 
 
-def test_a_shelf_that_was_removed_is_written_again_from_the_store(budgeted, claim):
-    shutil.rmtree(shelf())
+def test_a_shelf_that_was_removed_is_written_again_from_the_store(budgeted, reservation):
+    shutil.rmtree(registry())
     assert taken(budgeted) == 1
-    reserve(budgeted, [claim(2)])
-    assert len(read(next(shelf().glob("*.jsonl"))).accounts) == 2 and next(shelf().glob("*.names.json"))
+    reserve(budgeted, [reservation(2)])
+    assert len(read(next(registry().glob("*.jsonl"))).accounts) == 2 and next(registry().glob("*.names.json"))
 
 
-def test_an_old_copy_beside_a_book_on_the_shelf_hides_nothing_of_it(budgeted, claim):
-    (path,) = shelf().glob("*.jsonl")
+def test_an_old_copy_beside_a_book_on_the_shelf_hides_nothing_of_it(budgeted, reservation):
+    (path,) = registry().glob("*.jsonl")
     shutil.copy(path, path.with_stem(f"{path.stem}_old"))
-    reserve(budgeted, [claim(2)])
-    (budgeted.path / BOOK).unlink()
+    reserve(budgeted, [reservation(2)])
+    (budgeted.path / BUDGET_LEDGER).unlink()
     assert taken(budgeted) == 2
 
 
-def test_an_older_book_is_given_what_it_lacks(budgeted, claim):
-    older = (budgeted.path / BOOK).read_bytes()
-    reserve(budgeted, [claim(2)])
-    (budgeted.path / BOOK).write_bytes(older)
+def test_an_older_book_is_given_what_it_lacks(budgeted, reservation):
+    older = (budgeted.path / BUDGET_LEDGER).read_bytes()
+    reserve(budgeted, [reservation(2)])
+    (budgeted.path / BUDGET_LEDGER).write_bytes(older)
     assert taken(budgeted) == 2
-    reserve(budgeted, [claim(3)])
-    assert len(read(budgeted.path / BOOK).accounts) == 3
+    reserve(budgeted, [reservation(3)])
+    assert len(read(budgeted.path / BUDGET_LEDGER).accounts) == 3
 
 
 @pytest.mark.parametrize("book", ["kept", "removed", "older"])
-def test_a_copy_of_a_store_spends_from_the_same_budget(budgeted, tmp_path, claim, book):
+def test_a_copy_of_a_store_spends_from_the_same_budget(budgeted, tmp_path, reservation, budget):
     copy = RecordStore.open(shutil.copytree(budgeted.path, tmp_path / "copy"))
-    reserve(budgeted, [claim(2)])
-    if book == "removed":
-        (copy.path / BOOK).unlink()
+    reserve(budgeted, [reservation(2)])
+    if budget == "removed":
+        (copy.path / BUDGET_LEDGER).unlink()
     assert taken(copy) == 2
-    reserve(copy, [claim(3)])
+    reserve(copy, [reservation(3)])
     assert taken(budgeted) == taken(copy) == 3
 
 
 @pytest.mark.parametrize(
     "names", [NAMES, NAMES[:-1], NAMES[500:], [*NAMES, "somebody-else"]], ids=["same", "less", "half", "more"]
 )
-def test_an_import_done_again_is_recognised_by_its_names(budgeted, tmp_path, claim, names):
+def test_an_import_done_again_is_recognised_by_its_names(budgeted, tmp_path, reservation, names):
     """Its fingerprint is another, as every import of private records draws a key."""
     again = write_store(tmp_path / "again", names)
     assert again.contents != budgeted.contents
     (found,) = budgets_of(again)
     assert found.by_name == pytest.approx(len(set(names) & set(NAMES)) / len(NAMES), abs=0.1)
-    reserve(again, [claim(2)])
-    assert taken(budgeted) == 2 and not (again.path / BOOK).exists()
+    reserve(again, [reservation(2)])
+    assert taken(budgeted) == 2 and not (again.path / BUDGET_LEDGER).exists()
 
 
 def test_a_copy_whose_header_was_changed_is_recognised_by_its_names(budgeted, tmp_path):
@@ -144,87 +148,89 @@ def test_a_copy_whose_header_was_changed_is_recognised_by_its_names(budgeted, tm
     (copy / HEADER).write_text(json.dumps(header))
     with pytest.raises(UserError, match="ledger of other records"):
         budgets_of(RecordStore.open(copy))
-    (copy / BOOK).unlink()
+    (copy / BUDGET_LEDGER).unlink()
     (found,) = budgets_of(RecordStore.open(copy))
     assert found.by_name == 1
 
 
-def test_a_budget_of_its_own_is_refused_to_records_of_the_same_names_unless_said_in_words(budgeted, tmp_path, claim):
+def test_a_budget_of_its_own_is_refused_to_records_of_the_same_names_unless_said_in_words(budgeted, tmp_path, reservation):
     other = write_store(tmp_path / "other", NAMES)
     with pytest.raises(UserError, match="100% of those of .*--distinct"):
         set_budget(other, 100, 1e-6)
-    book = set_budget(other, 5, 1e-6, distinct="another hospital's, which numbers its patients alike")
-    assert list(book.head.distinct.values()) == ["another hospital's, which numbers its patients alike"]
-    reserve(other, [claim(2)])
+    budget = set_budget(other, 5, 1e-6, distinct="another hospital's, which numbers its patients alike")
+    assert list(budget.head.distinct.values()) == ["another hospital's, which numbers its patients alike"]
+    reserve(other, [reservation(2)])
     assert taken(other) == 1 and taken(budgeted) == 1
 
 
-def test_two_users_with_shelves_of_their_own_meet_in_the_store(budgeted, claim, monkeypatch, tmp_path):
-    first = shelf()
+def test_two_users_with_shelves_of_their_own_meet_in_the_store(budgeted, reservation, monkeypatch, tmp_path):
+    first = registry()
     monkeypatch.setenv("DPFED_BUDGETS", str(tmp_path / "another user's"))
     assert taken(budgeted) == 1
-    reserve(budgeted, [claim(2)])
+    reserve(budgeted, [reservation(2)])
     monkeypatch.setenv("DPFED_BUDGETS", str(first))
     assert taken(budgeted) == 2
 
 
-def test_a_copy_that_came_back_from_another_machine_brings_what_it_spent(budgeted, claim, monkeypatch, tmp_path):
-    first, copy = shelf(), RecordStore.open(shutil.copytree(budgeted.path, tmp_path / "copy"))
+def test_a_copy_that_came_back_from_another_machine_brings_what_it_spent(budgeted, reservation, monkeypatch, tmp_path):
+    first, copy = registry(), RecordStore.open(shutil.copytree(budgeted.path, tmp_path / "copy"))
     monkeypatch.setenv("DPFED_BUDGETS", str(tmp_path / "another machine's"))
-    reserve(copy, [claim(2)])
+    reserve(copy, [reservation(2)])
     set_budget(copy, 9, 1e-6)
     monkeypatch.setenv("DPFED_BUDGETS", str(first))
-    reserve(budgeted, [claim(3)])
+    reserve(budgeted, [reservation(3)])
     assert taken(copy) == 3
-    reserve(copy, [claim(4)])
-    assert taken(budgeted) == 4 and budgets_of(budgeted)[0].book.filter.epsilon == 9
+    reserve(copy, [reservation(4)])
+    assert taken(budgeted) == 4 and budgets_of(budgeted)[0].budget.filter.epsilon == 9
 
 
-def test_a_budget_that_was_set_anew_for_a_copy_elsewhere_does_not_replace_the_first(budgeted, claim, monkeypatch, tmp_path):
+def test_a_budget_that_was_set_anew_for_a_copy_elsewhere_does_not_replace_the_first(
+    budgeted, reservation, monkeypatch, tmp_path
+):
     """A hostile copy: without its book, under another user's name, with a budget of a hundred."""
-    first, copy = shelf(), RecordStore.open(shutil.copytree(budgeted.path, tmp_path / "copy"))
-    (copy.path / BOOK).unlink()
+    first, copy = registry(), RecordStore.open(shutil.copytree(budgeted.path, tmp_path / "copy"))
+    (copy.path / BUDGET_LEDGER).unlink()
     monkeypatch.setenv("DPFED_BUDGETS", str(tmp_path / "another user's"))
     set_budget(copy, 100, 1e-6)
     monkeypatch.setenv("DPFED_BUDGETS", str(first))
-    assert sorted(found.book.filter.epsilon for found in budgets_of(copy)) == [8, 100]
+    assert sorted(found.budget.filter.epsilon for found in budgets_of(copy)) == [8, 100]
     with pytest.raises(UserError, match="no room"):
-        reserve(copy, [claim(9, steps=100_000)])
-    reserve(copy, [claim(2)])
-    assert {found.book.filter.epsilon: len(found.book.accounts) for found in budgets_of(budgeted)} == {8: 2, 100: 1}
+        reserve(copy, [reservation(9, steps=100_000)])
+    reserve(copy, [reservation(2)])
+    assert {found.budget.filter.epsilon: len(found.budget.accounts) for found in budgets_of(budgeted)} == {8: 2, 100: 1}
 
 
-def test_a_damaged_book_is_refused_and_the_other_copy_takes_its_place_when_it_is_moved_away(budgeted, claim):
-    path = budgeted.path / BOOK
+def test_a_damaged_book_is_refused_and_the_other_copy_takes_its_place_when_it_is_moved_away(budgeted, reservation):
+    path = budgeted.path / BUDGET_LEDGER
     path.write_bytes(path.read_bytes().replace(b"run-1", b"run-7"))
     with pytest.raises(UserError, match="damaged at line 3.*its other copy"):
-        reserve(budgeted, [claim(2)])
+        reserve(budgeted, [reservation(2)])
     path.rename(path.with_name("damaged"))
-    reserve(budgeted, [claim(2)])
+    reserve(budgeted, [reservation(2)])
     assert len(read(path).accounts) == 2
 
 
 def test_a_book_of_another_store_is_refused(budgeted, tmp_path):
     other = write_store(tmp_path / "other", [f"someone-{number}" for number in range(50)])
-    shutil.copy(budgeted.path / BOOK, other.path / BOOK)
+    shutil.copy(budgeted.path / BUDGET_LEDGER, other.path / BUDGET_LEDGER)
     with pytest.raises(UserError, match="ledger of other records"):
         budgets_of(other)
 
 
 def test_the_shelf_holds_no_name_and_nothing_is_compared_without_its_secret(budgeted):
-    known = b"".join(path.read_bytes() for path in shelf().iterdir())
+    known = b"".join(path.read_bytes() for path in registry().iterdir())
     assert b"person-" not in known
-    (shelf() / "secret.key").unlink()
+    (registry() / "secret.key").unlink()
     with pytest.raises(UserError, match="secret.key is missing or damaged"):
         budgets_of(budgeted)
 
 
 @pytest.mark.parametrize("share", ["NaN", "Infinity", "-1.0", "2.0"])
 def test_a_share_that_is_none_is_found_again(budgeted, tmp_path, monkeypatch, share):
-    monkeypatch.setattr(shelf_room, "_REMEMBERED", 1)
+    monkeypatch.setattr(registry_module, "_REMEMBERED", 1)
     again = write_store(tmp_path / "again", NAMES)
     assert [one.by_name for one in budgets_of(again)] == [1.0]
-    (kept,) = shelf().glob("*.shares.json")
+    (kept,) = registry().glob("*.shares.json")
     kept.write_text(kept.read_text().replace("1.0", share))
     assert [one.by_name for one in budgets_of(again)] == [1.0]
 
@@ -232,14 +238,14 @@ def test_a_share_that_is_none_is_found_again(budgeted, tmp_path, monkeypatch, sh
 @pytest.mark.parametrize("content", ["[NaN]", "[0.5, Infinity]", "[-1.0]", "7", "[[0.5]]", "null", '["x"]', "{"])
 def test_a_sample_of_names_that_is_damaged_hides_no_budget(budgeted, tmp_path, content):
     again = write_store(tmp_path / "again", NAMES)
-    next(shelf().glob("*.names.json")).write_text(content)
+    next(registry().glob("*.names.json")).write_text(content)
     with pytest.raises(UserError, match="is damaged"):
         budgets_of(again)
 
 
 def test_a_large_store_that_is_changed_is_not_taken_for_the_one_that_was_read(budgeted, tmp_path, monkeypatch):
     """Somebody gives it the header's fingerprint of a store that shares no name."""
-    monkeypatch.setattr(shelf_room, "_REMEMBERED", 1)
+    monkeypatch.setattr(registry_module, "_REMEMBERED", 1)
     other = write_store(tmp_path / "other", [f"other-{number}" for number in range(len(NAMES))])
     assert budgets_of(other) == []
     again = write_store(tmp_path / "again", NAMES)

@@ -1,4 +1,4 @@
-"""A copy of a book on disk: JSON lines that only grow, chained like a ledger.
+"""A copy of a ledger on disk: JSON lines that only grow, chained like a ledger.
 
 A line without its newline was never acted on: a reservation counts when it is whole and on disk. Only then does a run begin.
 """
@@ -12,15 +12,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dpfed.budgets.book import Book, Entry, Head
+from dpfed.budgets.ledger import BudgetLedger, Entry, Head
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
 from dpfed.files.json_lines import DamagedLine, GrewElsewhere, append_line, drop_torn_line, read_lines
 from dpfed.privacy.ledger import link
 
 
-def read(path: Path) -> Book | None:
-    """Reads a copy of a book and checks every line; ``None``: there is none, or its first line is cut short.
+def read(path: Path) -> BudgetLedger | None:
+    """Reads a copy of a ledger and checks every line; ``None``: there is none, or its first line is cut short.
 
     A first line is written whole or not at all, so one that is cut short is damage: whoever finds no other copy refuses.
 
@@ -30,21 +30,23 @@ def read(path: Path) -> Book | None:
     return _read(path)[0]
 
 
-def write_missing(path: Path, book: Book) -> None:
+def write_missing(path: Path, budget: BudgetLedger) -> None:
     """Adds to a copy what it lacks, or makes it; when this returns, it is on disk.
 
     Args:
         path: of the copy; the caller holds its lock.
-        book: all that it should hold.
+        budget: all that it should hold.
 
     Raises:
         UserError: if the copy is damaged, is of another budget, or cannot be written.
     """
     try:
         known, chain, end = _read(path, mend=True)
-        missing = [entry.model_dump(exclude_none=True) | _cost(entry) for entry in (known or Book(book.head)).lacks(book)]
+        missing = [
+            entry.model_dump(exclude_none=True) | _cost(entry) for entry in (known or BudgetLedger(budget.head)).lacks(budget)
+        ]
         if known is None:  # at once: a head without a budget says nothing
-            write_atomically(path, "".join(json.dumps(line) + "\n" for line in _chained([book.head.model_dump(), *missing])))
+            write_atomically(path, "".join(json.dumps(line) + "\n" for line in _chained([budget.head.model_dump(), *missing])))
             return
         for line in _chained(missing, chain):
             end = append_line(path, line, end)
@@ -67,7 +69,7 @@ def _cost(entry: Entry) -> dict[str, Any]:
     return {} if entry.cost is None else {"cost": entry.cost}  # with its nulls
 
 
-def _read(path: Path, mend: bool = False) -> tuple[Book | None, str, int]:
+def _read(path: Path, mend: bool = False) -> tuple[BudgetLedger | None, str, int]:
     """A copy, the hash of its last line, and where it ends."""
     try:
         lines = read_lines(path)
@@ -85,7 +87,7 @@ def _read(path: Path, mend: bool = False) -> tuple[Book | None, str, int]:
     head, chain = parsed[0][0], parsed[-1][1]
     entries = tuple(model for model, _ in parsed if isinstance(model, Entry))
     assert isinstance(head, Head)
-    return Book(head, entries), chain, lines.end
+    return BudgetLedger(head, entries), chain, lines.end
 
 
 def _parsed(path: Path, lines: list[dict[str, Any]]) -> Iterator[tuple[Head | Entry, str]]:

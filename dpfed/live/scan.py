@@ -13,9 +13,9 @@ from pathlib import Path
 from dpfed.data.reasons import visible
 from dpfed.errors import UserError
 from dpfed.files.locking import is_held
-from dpfed.live.snapshot import SITE, Snapshot, books_outside, is_run, is_site, read
-from dpfed.places import path_of
-from dpfed.progress import Pace
+from dpfed.live.state import SITE, RunState, budget_files_outside, is_run, is_site, read
+from dpfed.paths import path_of
+from dpfed.progress import Throughput
 
 _DEEP = 3  # folders below the given one
 _FRESH = 30.0  # seconds in which a change says that somebody is at work
@@ -27,7 +27,7 @@ class Seen:
 
     Attributes:
         name: in the list.
-        snapshot: from its files; ``None``: they cannot be read.
+        run_state: from its files; ``None``: they cannot be read.
         trouble: why not, in a sentence.
         state: ``finished``, ``running``, ``stopped`` (or at work where nobody here sees it), or ``damaged``.
         seconds: of a step; ``None``: not known, or the run does not go on.
@@ -36,7 +36,7 @@ class Seen:
     """
 
     name: str
-    snapshot: Snapshot | None
+    run_state: RunState | None
     trouble: str
     state: str
     seconds: float | None = None
@@ -44,7 +44,7 @@ class Seen:
     last: float | None = None
 
 
-class Gathering:
+class Scan:
     """Looks at the runs of a folder.
 
     Args:
@@ -60,8 +60,8 @@ class Gathering:
         if not self.place.is_dir():
             raise UserError(f"there is no folder {place}: expected a run, a folder of runs, or a site's folder.")
         self._clock, self._lock = clock, threading.Lock()
-        self._kept: dict[str, tuple[object, Snapshot | None, str]] = {}
-        self._paces: dict[str, Pace] = {}
+        self._kept: dict[str, tuple[object, RunState | None, str]] = {}
+        self._paces: dict[str, Throughput] = {}
 
     @property
     def single(self) -> str | None:
@@ -91,28 +91,28 @@ class Gathering:
             mark = (running, signature, _changed_outside(folder))
             if name not in self._kept or self._kept[name][0] != mark:
                 self._kept[name] = (mark, *_read(folder, name, running))
-            _, snapshot, trouble = self._kept[name]
-            if snapshot is None:
+            _, run_state, trouble = self._kept[name]
+            if run_state is None:
                 return Seen(name, None, trouble, "damaged")
-            if snapshot.finished:
-                return Seen(name, snapshot, "", "finished")
-            pace = self._paces.setdefault(name, Pace())
-            self._follow(pace, snapshot, folder)
+            if run_state.finished:
+                return Seen(name, run_state, "", "finished")
+            throughput = self._paces.setdefault(name, Throughput())
+            self._follow(throughput, run_state, folder)
             if not running:
-                return Seen(name, snapshot, "", "stopped")
-            left = pace.left(snapshot.planned - snapshot.done)
-            return Seen(name, snapshot, "", "running", pace.seconds, left, pace.last)
+                return Seen(name, run_state, "", "stopped")
+            left = throughput.left(run_state.planned - run_state.done)
+            return Seen(name, run_state, "", "running", throughput.seconds, left, throughput.last)
 
-    def _follow(self, pace: Pace, snapshot: Snapshot, folder: Path) -> None:
-        ledger = snapshot.ledger
-        if ledger is None or not snapshot.done:
+    def _follow(self, throughput: Throughput, run_state: RunState, folder: Path) -> None:
+        ledger = run_state.ledger
+        if ledger is None or not run_state.done:
             return
         again = ledger.replays + len(ledger.resumed)
-        if pace.last is None:  # the newest checkpoint is a first point, unless the run was interrupted since
+        if throughput.last is None:  # the newest checkpoint is a first point, unless the run was interrupted since
             for step, at in _checkpoints(folder):
-                if max([0, *(since + 1 for since in ledger.resumed)]) <= step < snapshot.done:
-                    pace.see(step, at, again)
-        pace.see(snapshot.done, ledger.path.stat().st_mtime, again)
+                if max([0, *(since + 1 for since in ledger.resumed)]) <= step < run_state.done:
+                    throughput.see(step, at, again)
+        throughput.see(run_state.done, ledger.path.stat().st_mtime, again)
 
     def _fresh(self, signature: dict[Path, tuple[int, int]]) -> bool:
         """Whether somebody wrote a moment ago: on another machine, or in a container, a lock is not seen."""
@@ -166,14 +166,14 @@ def _signature(files: Iterable[Path]) -> dict[Path, tuple[int, int]]:
 
 
 def _changed_outside(folder: Path) -> dict[Path, tuple[int, int]]:
-    """The same of the budgets' books, which tell nothing of who is at work here."""
+    """The same of the budgets' ledgers, which tell nothing of who is at work here."""
     try:
-        return _signature(books_outside(folder))
+        return _signature(budget_files_outside(folder))
     except UserError:  # `_read` says it
         return {}
 
 
-def _read(folder: Path, name: str, running: bool) -> tuple[Snapshot | None, str]:
+def _read(folder: Path, name: str, running: bool) -> tuple[RunState | None, str]:
     try:
         return read(folder, name, running), ""
     except UserError as error:

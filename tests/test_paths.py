@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from dpfed.budgets.shelf import shelf
+from dpfed.budgets.registry import registry
 from dpfed.errors import UserError
 from dpfed.federation.demo.processes import Processes
-from dpfed.places import is_url, proxy_hint, without_proxy
+from dpfed.paths import is_url, proxy_hint, without_proxy
 
 NOWHERE = "http://me:secret@127.0.0.1:9"
 HOSTS = "localhost,127.0.0.1,::1"
@@ -59,7 +59,7 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 54321)
     with pytest.raises(UserError, match="user 54321 has no home directory.*DPFED_BUDGETS"):
-        shelf()
+        registry()
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/store", "file:///a", "memory://x", "simplecache::s3://b/x", "gs://b"])

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpfed.privacy import renewals
+from dpfed.privacy import geometric_skips
+from dpfed.privacy.geometric_skips import GeometricSkips, block_length, gap_thresholds
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.privacy.renewals import Renewals, block_length, gap_thresholds
 from dpfed.privacy.samplers import PoissonSampler
 from tests.privacy.gaps import drawn_by_hand
 
@@ -22,7 +22,7 @@ def keys(count, seed=0):
 
 def drawn(rate, length, key, steps, randomness=RANDOMNESS):
     """Who was drawn: ``(steps, n)`` bool."""
-    taking_part, found = Renewals(rate, length, randomness, key), np.zeros((steps, len(key)), bool)
+    taking_part, found = GeometricSkips(rate, length, randomness, key), np.zeros((steps, len(key)), bool)
     for step in range(steps):
         found[step, taking_part(step)] = True
     return found
@@ -63,7 +63,7 @@ def test_the_draws_are_independent_coins_over_records_and_steps(rate, length):
 def test_blocks_of_any_number_of_records_are_alike(monkeypatch):
     key = keys(500)
     whole = drawn(0.1, 10, key, 25)
-    monkeypatch.setattr(renewals, "_AT_ONCE", 64)
+    monkeypatch.setattr(geometric_skips, "_AT_ONCE", 64)
     np.testing.assert_array_equal(drawn(0.1, 10, key, 25), whole)
 
 
@@ -72,7 +72,7 @@ def test_a_step_is_drawn_alike_from_wherever_a_run_goes_on():
     whole = drawn(0.07, 15, key, 60)
     for step in (59, 0, 31, 30, 14, 15):
         fresh = np.zeros(300, bool)
-        fresh[Renewals(0.07, 15, RANDOMNESS, key)(step)] = True
+        fresh[GeometricSkips(0.07, 15, RANDOMNESS, key)(step)] = True
         np.testing.assert_array_equal(fresh, whole[step])
     assert (drawn(0.07, 15, key, 60, Randomness.from_seed(4)) != whole).any()
 
@@ -99,11 +99,13 @@ def test_a_plan_draws_in_blocks_of_about_one_draw_a_record_and_every_record_wher
 
 @pytest.mark.parametrize(("rate", "length"), [(0.9, 1), (0.5, 64), (0.004, 245), (0.3, 4096), (1.5e-5, 65_536), (1e-12, 5000)])
 def test_leading_bits_say_the_gap_that_all_bits_say(rate, length):
-    thresholds, leading = gap_thresholds(rate, length), renewals.gaps_by_leading_bits(rate, length)
+    thresholds, leading = gap_thresholds(rate, length), geometric_skips.gaps_by_leading_bits(rate, length)
     generator = np.random.default_rng(2)
     words = generator.integers(0, 2**64, 100_000, np.uint64)
     one, ends = np.uint64(1), np.array([0, 2**64 - 1], np.uint64)
     below = words % np.maximum(thresholds[-1], one)
     words = np.concatenate([words, below, thresholds, thresholds - one, thresholds + one, ends])
-    np.testing.assert_array_equal(renewals._gaps(words, thresholds, leading), np.searchsorted(thresholds, words, side="right"))
+    np.testing.assert_array_equal(
+        geometric_skips._gaps(words, thresholds, leading), np.searchsorted(thresholds, words, side="right")
+    )
     assert (leading >= 0).mean() > 0.9  # most words need no search

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpfed.budgets.shelf import possible
+from dpfed.budgets.registry import possible
 from dpfed.errors import UserError
 from dpfed.federation.leaving import has_left
 from dpfed.federation.provisioning.certificates import NODE_PUBLIC, make_site_keys
@@ -33,7 +33,7 @@ from dpfed.files.reading import read_text
 from dpfed.protocol.terms import Terms
 
 
-class SitePlace:
+class SitePaths:
     """A folder with a kit and a site.
 
     Attributes:
@@ -52,7 +52,7 @@ class SitePlace:
         self.keys, self._pin = self.path / "keys", self.path / "keys" / "coordinator.json"
 
     @classmethod
-    def set_up(cls, kit: Path, into: Path | None, coordinator: str, store: Path, **settings: Any) -> SitePlace:
+    def set_up(cls, kit: Path, into: Path | None, coordinator: str, store: Path, **settings: Any) -> SitePaths:
         """Makes a site from its kit: unpacks it, and makes keys, card and reply.
 
         Args:
@@ -105,7 +105,7 @@ class SitePlace:
         return place
 
     @classmethod
-    def open(cls, path: Path) -> SitePlace:
+    def open(cls, path: Path) -> SitePaths:
         """Opens a site that was set up from a kit.
 
         Raises:

@@ -6,21 +6,21 @@ from types import SimpleNamespace
 import pytest
 
 from dpfed.live.figures import figures
-from dpfed.live.gathering import _READ, Gathering
+from dpfed.live.scan import _READ, Scan
 from dpfed.privacy.ledger import Ledger, Release
-from dpfed.protocol.journal import Arrivals, Journal
+from dpfed.protocol.journal import ArrivalLog, Journal
 from tests.live.conftest import advance, finish
 
 SITES = ("north", "south")
 
 
 def look(run, **options):
-    gathering = Gathering(run.path, **options)
-    return gathering.one(gathering.single)
+    scan = Scan(run.path, **options)
+    return scan.one(scan.single)
 
 
 def test_steps_and_epsilon_are_those_of_the_ledger(make, plan):
-    one = look(make(done=3)).snapshot
+    one = look(make(done=3)).run_state
     assert (one.done, one.planned) == (3, 6)
     assert one.epsilon == plan.epsilon(3) and one.epsilon_planned == plan.epsilon()
     assert one.spent[-1] == (3, plan.epsilon(3)) and one.expected[-1] == (6, plan.epsilon())
@@ -32,22 +32,22 @@ def test_a_replayed_step_is_paid_for_once_and_shown(make, plan):
     ledger.note_resumed(2)
     ledger.note_replay(ledger.release_of(2))
     run.append(run.metrics, {"step": 1, "epsilon": 7.2})  # no curve follows what another file says
-    assert look(run).snapshot.spent == [(0, 0.0), *((step, plan.epsilon(step)) for step in (1, 2, 3))]
+    assert look(run).run_state.spent == [(0, 0.0), *((step, plan.epsilon(step)) for step in (1, 2, 3))]
     shown = {figure.key: figure.value for figure in figures(look(run))}
     assert (shown["steps_replayed"], shown["interruptions"], shown["epsilon_spent"]) == (1, 1, plan.epsilon(3))
 
 
 def test_a_fixed_seed_leaves_no_epsilon(make):
     seen = look(make(marks={"fixed_seed": True, "raw_diagnostics": False}))
-    assert seen.snapshot.epsilon is None and not seen.snapshot.spent and not seen.snapshot.expected
-    assert "No guarantee" in seen.snapshot.guarantee
+    assert seen.run_state.epsilon is None and not seen.run_state.spent and not seen.run_state.expected
+    assert "No guarantee" in seen.run_state.guarantee
     assert next(figure for figure in figures(seen) if figure.key == "epsilon_spent").value is None
 
 
 def test_a_void_card_wins_over_the_ledger(make):
     run = make(done=6)
     finish(run, {}, "# Privacy card of tiny: no privacy guarantee holds\n\n**No privacy guarantee holds.** It was broken.\n")
-    assert look(run).snapshot.epsilon is None
+    assert look(run).run_state.epsilon is None
 
 
 def test_sites_of_a_federation(make):
@@ -56,7 +56,7 @@ def test_sites_of_a_federation(make):
     journal.write("opened", 2)
     journal.write("discarded", 2, reason="1 of 2 sites came", arrived=["north"], missing={"south": "not there"})
     advance(run, ledger, 3, SITES)
-    one = look(run).snapshot
+    one = look(run).run_state
     north, south = one.sites
     assert (north.answered, north.missed, north.past) == (3, 0, ("answered", "answered", "discarded", "answered"))
     assert (south.answered, south.missed, south.last_reason) == (3, 1, "step 2: not there")
@@ -65,20 +65,20 @@ def test_sites_of_a_federation(make):
 
 def test_who_is_awaited_and_how_long_the_others_took(make):
     run, now = make(done=1, sites=SITES), [10.0]
-    arrivals = Arrivals(run.arrivals, lambda: now[0])
+    arrival_log = ArrivalLog(run.arrival_log, lambda: now[0])
     Journal(run.journal).write("opened", 1)
-    arrivals.ask(1, SITES, 120.0)
+    arrival_log.ask(1, SITES, 120.0)
     now[0] = 12.5
-    arrivals.came(1, "south")
+    arrival_log.came(1, "south")
     seen = look(run)
-    one, shown = seen.snapshot, {figure.key: figure for figure in figures(seen)}
+    one, shown = seen.run_state, {figure.key: figure for figure in figures(seen)}
     assert (one.awaited[0], one.awaited[1].awaited) == (1, ["north"])
     assert one.sites[1].seconds == 2.5 and one.sites[0].seconds is None
     assert 100 < shown["sites_awaited_seconds"].value <= 120 and shown["sites_awaited_seconds"].shown == "2 min at most"
-    arrivals.ask(2, ["north"])  # there are not enough sites to open the next step
+    arrival_log.ask(2, ["north"])  # there are not enough sites to open the next step
     Journal(run.journal).write("collected", 1, arrived=["south"], missing={}, noise_of_sites=1.0)
-    assert look(run).snapshot.awaited[0] == 2 and "sites_awaited_seconds" not in {one.key for one in figures(look(run))}
-    assert run.arrivals.stat().st_mode & 0o777 == 0o600
+    assert look(run).run_state.awaited[0] == 2 and "sites_awaited_seconds" not in {one.key for one in figures(look(run))}
+    assert run.arrival_log.stat().st_mode & 0o777 == 0o600
 
 
 def test_nothing_but_the_files_that_may_be_seen_is_opened(make, tmp_path):
@@ -123,7 +123,7 @@ def test_a_damaged_file_is_named_and_the_others_are_seen(make, tmp_path, name, t
     run = make("bad")
     make("good")
     (run.path / name).write_text(text)
-    bad, good = Gathering(tmp_path / "runs").all()
+    bad, good = Scan(tmp_path / "runs").all()
     assert bad.state == "damaged" and name in bad.trouble and good.state == "running"
 
 
@@ -133,7 +133,7 @@ def test_runs_are_found_below_a_folder_but_nothing_hidden_or_linked(make, tmp_pa
     make(".hidden/inside/c")
     (tmp_path / "runs" / "linked").symlink_to(tmp_path / "runs" / "b")
     (tmp_path / "runs" / "empty").mkdir()
-    assert list(Gathering(tmp_path / "runs").folders()) == ["b", "sweep/a"]
+    assert list(Scan(tmp_path / "runs").folders()) == ["b", "sweep/a"]
 
 
 def test_the_curve_of_a_site_follows_what_its_ledger_says(tmp_path, plan):
@@ -144,7 +144,7 @@ def test_the_curve_of_a_site_follows_what_its_ledger_says(tmp_path, plan):
     ledger = Ledger.create(folder / "ledger.jsonl", plan)
     for step in (0, 2, 4):  # it was not there at steps 1 and 3
         ledger.charge(Release(step, f"{step:032x}"))
-    seen = look(SimpleNamespace(path=folder)).snapshot
+    seen = look(SimpleNamespace(path=folder)).run_state
     paid = {0: 0, 1: 1, 2: 1, 3: 2, 4: 2, 5: 3}
     assert seen.spent == [(step, plan.epsilon(paid[step]) if step else 0.0) for step, _ in seen.spent]
     assert len(seen.spent) > 3 and seen.spent[-1] == (5, plan.epsilon(3))

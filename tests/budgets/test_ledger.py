@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from dpfed.budgets.book import Book, Entry, Head
-from dpfed.budgets.copies import read, write_missing
+from dpfed.budgets.ledger import BudgetLedger, Entry, Head
+from dpfed.budgets.replicas import read, write_missing
 from dpfed.errors import UserError
 from dpfed.files.json_lines import append_line
 from dpfed.privacy.ledger import link
@@ -45,31 +45,31 @@ ENTRIES = [
 def path(tmp_path):
     path = tmp_path / "budget.jsonl"
     for count in range(1, len(ENTRIES) + 1):
-        write_missing(path, Book(head(), tuple(ENTRIES[:count])))
+        write_missing(path, BudgetLedger(head(), tuple(ENTRIES[:count])))
     return path
 
 
 def test_it_reads_back_what_was_written(path):
-    book = read(path)
-    assert book == Book(head(), tuple(ENTRIES))
-    assert (book.filter.epsilon, book.filter.delta) == (12.0, 1e-6)
-    assert {id: (one.steps, one.settled, one.least) for id, one in book.accounts.items()} == {
+    budget = read(path)
+    assert budget == BudgetLedger(head(), tuple(ENTRIES))
+    assert (budget.filter.epsilon, budget.filter.delta) == (12.0, 1e-6)
+    assert {id: (one.steps, one.settled, one.least) for id, one in budget.accounts.items()} == {
         "a": (4, True, 4),
         "c": (3, False, 0),
     }
-    assert book.spent == (7.0,) * 8 and len(book.uncovered) == 1 and read(path.with_name("other")) is None
+    assert budget.spent == (7.0,) * 8 and len(budget.uncovered) == 1 and read(path.with_name("other")) is None
 
 
 def test_what_follows_does_not_depend_on_the_order_of_entries():
     """Two machines whose clocks disagree write copies that are put together in any order."""
-    book = Book(head(), tuple(ENTRIES))
+    budget = BudgetLedger(head(), tuple(ENTRIES))
     for seed in range(20):
-        shuffled = Book(head(), tuple(random.Random(seed).sample(ENTRIES, len(ENTRIES))))
-        assert shuffled.accounts == book.accounts and shuffled.filter == book.filter and shuffled.spent == book.spent
+        shuffled = BudgetLedger(head(), tuple(random.Random(seed).sample(ENTRIES, len(ENTRIES))))
+        assert shuffled.accounts == budget.accounts and shuffled.filter == budget.filter and shuffled.spent == budget.spent
 
 
 def test_copies_that_grew_apart_become_one_by_what_each_lacks(tmp_path):
-    one, other = Book(head(), tuple(ENTRIES[:3])), Book(head(), (*ENTRIES[:2], *ENTRIES[4:]))
+    one, other = BudgetLedger(head(), tuple(ENTRIES[:3])), BudgetLedger(head(), (*ENTRIES[:2], *ENTRIES[4:]))
     together = one.with_entries(one.lacks(other))
     backward = other.with_entries(other.lacks(one))
     assert together.accounts == backward.accounts and {e.id for e in together.entries} == {e.id for e in backward.entries}
@@ -82,8 +82,8 @@ def test_copies_that_grew_apart_become_one_by_what_each_lacks(tmp_path):
 def test_a_run_that_went_on_in_two_places_costs_what_was_settled_most(path):
     """Its copy elsewhere settled 8 steps; here it settled 4, went on, and settled 5."""
     here = [ENTRIES[0], entry("reserve"), entry("settle", 1, steps=4), entry("reserve", 2), entry("settle", 3, steps=5)]
-    book = Book(head(), (*here, entry("settle", 1, steps=8)))
-    account = book.accounts["a"]
+    budget = BudgetLedger(head(), (*here, entry("settle", 1, steps=8)))
+    account = budget.accounts["a"]
     assert (account.steps, account.cost, account.settled, account.least) == (8, (8.0,) * 8, True, 8)
 
 
@@ -106,7 +106,7 @@ def test_every_changed_byte_is_noticed_by_its_line(path):
         with pytest.raises(UserError, match=f"damaged at line ({number}|{number + 1})"):
             read(path)
         with pytest.raises(UserError, match="damaged"):
-            write_missing(path, Book(head(), tuple(ENTRIES)))
+            write_missing(path, BudgetLedger(head(), tuple(ENTRIES)))
         assert path.read_bytes() == bytes(changed)
 
 
@@ -131,7 +131,7 @@ def test_a_line_of_another_kind_is_noticed_although_its_hash_is_right(path):
 def test_an_entry_is_on_disk_when_the_call_returns(path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(path.read_bytes()))
-    write_missing(path, Book(head(), (*ENTRIES, entry("reserve", of="d"))))
+    write_missing(path, BudgetLedger(head(), (*ENTRIES, entry("reserve", of="d"))))
     assert synced[-1] == path.read_bytes() and b'"d"' in synced[-1]
 
 
@@ -140,9 +140,9 @@ def test_a_book_that_cannot_be_written_is_a_sentence(path, monkeypatch, error):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("dpfed.budgets.copies.append_line", fail)
+    monkeypatch.setattr("dpfed.budgets.replicas.append_line", fail)
     with pytest.raises(UserError, match=f"{error.strerror}.*the run does not begin"):
-        write_missing(path, Book(head(), (*ENTRIES, entry("reserve", of="d"))))
+        write_missing(path, BudgetLedger(head(), (*ENTRIES, entry("reserve", of="d"))))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0])

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.budgets.book import Book
+from dpfed.budgets.ledger import BudgetLedger
 from dpfed.budgets.refusals import shown
-from dpfed.budgets.shelf import copies_of, known_by
+from dpfed.budgets.registry import known_by, replicas_of
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.reading import read_text
@@ -22,7 +22,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.phase import Phase, planned_curve, spent_curve
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import meaning, round_up
-from dpfed.protocol.journal import Journal, Step, read_arrivals
+from dpfed.protocol.journal import Journal, Step, read_arrival_log
 from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.facts import FIXED_SEED, RAW_DIAGNOSTICS, Mark
 from dpfed.report.results import Result, results_of
@@ -31,7 +31,7 @@ SITE = "site.toml"
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class RunState:
     """What is seen.
 
     Attributes:
@@ -63,7 +63,7 @@ class Snapshot:
     card: str = ""
     rounds: Sequence[Round] = ()
     sites: Sequence[SiteRow] = ()
-    arrivals: dict[int, Step] = field(default_factory=dict)
+    arrival_log: dict[int, Step] = field(default_factory=dict)
     model: bool = False
 
     @property
@@ -137,8 +137,8 @@ class Snapshot:
     def awaited(self) -> tuple[int, Step] | None:
         """The step that is open, or for which there are not enough sites yet, and who has answered it."""
         over = max((one.step for one in self.rounds if one.event != "opened"), default=-1)
-        step = max(self.arrivals, default=-1)
-        return None if self.finished or step <= over or not self.arrivals[step].awaited else (step, self.arrivals[step])
+        step = max(self.arrival_log, default=-1)
+        return None if self.finished or step <= over or not self.arrival_log[step].awaited else (step, self.arrival_log[step])
 
     @property
     def guarantee(self) -> str:
@@ -177,7 +177,7 @@ def is_site(folder: Path) -> bool:
     return (folder / SITE).is_file()
 
 
-def read(folder: Path, name: str, running: bool) -> Snapshot:
+def read(folder: Path, name: str, running: bool) -> RunState:
     """Reads a run's or a site's folder.
 
     Args:
@@ -191,7 +191,7 @@ def read(folder: Path, name: str, running: bool) -> Snapshot:
     return _site(folder, name) if is_site(folder) else _run(folder, name, running)
 
 
-def _run(folder: Path, name: str, running: bool) -> Snapshot:
+def _run(folder: Path, name: str, running: bool) -> RunState:
     run = RunDirectory(folder)
     config = _toml(folder / "config.toml")
     ledger = Ledger.open(run.ledger) if run.ledger.exists() and run.ledger.stat().st_size else None
@@ -199,33 +199,33 @@ def _run(folder: Path, name: str, running: bool) -> Snapshot:
     terms = _terms(run.terms)
     names = [str(site["name"]) for site in terms.get("sites", ())]
     rounds = rounds_of(journal)
-    arrivals = read_arrivals(run.arrivals) if running and not run.finished else {}
-    books = _books(run.budget)
+    arrival_log = read_arrival_log(run.arrival_log) if running and not run.finished else {}
+    budgets = _budget_ledgers(run.budget)
     page = next((page for page in (run.no_card, run.card) if page.exists()), None)
-    return Snapshot(
+    return RunState(
         name=name,
         title=str(config.get("name", folder.name)),
         kind=_kind(terms, ledger, run.simulation.exists()),
         finished=run.finished,
         ledger=ledger,
-        budget=min((book.filter.epsilon for book in books), default=None),
-        lifetime=[(shown(book), book.filter.part(book.spent)) for book in books],
+        budget=min((budget.filter.epsilon for budget in budgets), default=None),
+        lifetime=[(shown(budget), budget.filter.part(budget.spent)) for budget in budgets],
         metrics=run.metric_lines(),
         results=_evaluations(run.results) if run.finished else (),
         card=_card(page) if page else "",
         rounds=rounds,
-        sites=sites_of(names, rounds, arrivals),
-        arrivals=arrivals,
+        sites=sites_of(names, rounds, arrival_log),
+        arrival_log=arrival_log,
         model=run.finished and run.model.is_dir(),
     )
 
 
-def _site(folder: Path, name: str) -> Snapshot:
+def _site(folder: Path, name: str) -> RunState:
     settings, terms = _toml(folder / SITE), _terms(folder / "terms.json")
     path, budget = folder / "ledger.jsonl", settings.get("budget")
     ledger = Ledger.open(path) if path.exists() and path.stat().st_size else None
     others = len(terms.get("sites", ()))
-    return Snapshot(
+    return RunState(
         name=name,
         title=str(settings.get("name", folder.name)),
         kind=f"a site among {others}, trust {terms['trust']}" if terms else "a site that has joined no federation",
@@ -267,18 +267,18 @@ def _evaluations(path: Path) -> list[dict[str, Any]]:
     return items
 
 
-def books_outside(folder: Path) -> list[Path]:
-    """Where the books of a run's lifetime budgets may lie: other runs write into them.
+def budget_files_outside(folder: Path) -> list[Path]:
+    """Where the ledgers of a run's lifetime budgets may lie: other runs write into them.
 
     Raises:
         UserError: if the run's ``budget.json`` is damaged.
     """
-    return [path for id, store in _budgets(RunDirectory(folder).budget) for path in copies_of(id, store) if path]
+    return [path for id, store in _budgets(RunDirectory(folder).budget) for path in replicas_of(id, store) if path]
 
 
-def _books(path: Path) -> list[Book]:
-    """The books of the lifetime budgets that a ``budget.json`` names, as far as this user can read them."""
-    return [book for book in (known_by(id, store) for id, store in _budgets(path)) if book is not None]
+def _budget_ledgers(path: Path) -> list[BudgetLedger]:
+    """The lifetime budgets that a ``budget.json`` names, as far as this user can read them."""
+    return [budget for budget in (known_by(id, store) for id, store in _budgets(path)) if budget is not None]
 
 
 def _budgets(path: Path) -> list[tuple[str, Path]]:

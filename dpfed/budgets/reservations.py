@@ -1,0 +1,176 @@
+"""What a run's reservation changes in a ledger: a plan is reserved, or settled. Nothing is read or written here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfed.budgets.ledger import Account, BudgetLedger, Entry, Event, What
+from dpfed.budgets.refusals import does_not_fit, refuse_uncountable, shown
+from dpfed.budgets.registry import Found
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.renyi_filter import added
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A plan that is to be carried out.
+
+    Attributes:
+        id: of the run.
+        what: ``run``, ``site`` or ``sweep``.
+        name: for people.
+        place: the run's folder, absolute.
+        plan: what it promises.
+        charged: steps that its ledger holds.
+        reserved_with: ids of the budgets that it wrote down as its own.
+        is_at: whether this very run is at another place, too.
+    """
+
+    id: str
+    what: What
+    name: str
+    place: Path
+    plan: PrivacyPlan
+    charged: int = 0
+    reserved_with: tuple[str, ...] = ()
+    is_at: Callable[[Path], bool] = lambda place: False
+
+
+def reserved(found: Found, store: RecordStore, reservations: Sequence[Reservation]) -> BudgetLedger:
+    """A budget's ledger with reservations for the reservations, as far as they have none.
+
+    Args:
+        found: the budget.
+        store: the records.
+        reservations: the plans.
+
+    Raises:
+        UserError: see `dpfed.budgets.spending.reserve`.
+    """
+    budget, entries = found.budget, []
+    for reservation in reservations:
+        refuse_uncountable(reservation.plan, found, store)
+        known = budget.accounts.get(reservation.id)
+        if known is None and reservation.charged and budget.head.id in reservation.reserved_with:
+            raise UserError(
+                f"{reservation.place} has reserved with the budget {budget.head.id} and was charged "
+                f"{reservation.charged} steps, and the budget's ledger has no such entry: it has lost lines. "
+                "Restore it from a backup."
+            )
+        if reservation.id not in budget.replaced and not (known and _holds_already(known, reservation)):
+            number = known.number + 1 if known else 0
+            entries.append(
+                _entry("reserve", budget, reservation, reservation.plan.steps, number, _expected(budget, reservation))
+            )
+    after = budget.with_entries(entries)
+    if after.spent != budget.spent and not after.filter.admits(after.spent):
+        new = [reservation for reservation in reservations if any(entry.of == reservation.id for entry in entries)]
+        others = (account.cost for id, account in after.accounts.items() if id not in {reservation.id for reservation in new})
+        where = f"{budget.head.store}, whose records these are by their names" if found.by_name else str(store.path)
+        spent = added(others, len(budget.head.orders))
+        raise UserError(does_not_fit(after.filter, spent, [reservation.plan for reservation in new], shown(budget), where))
+    return after
+
+
+def _holds_already(known: Account, reservation: Reservation) -> bool:
+    """Whether a reservation need reserve nothing.
+
+    Raises:
+        UserError: if this is a copy of the run that reserved, or its plan has changed.
+    """
+    if known.what == "sweep" and known.plan.fingerprint != reservation.plan.fingerprint:  # it has not begun
+        return False
+    _refuse_another_plan(known, reservation)
+    if known.settled:
+        if reservation.charged < known.steps:
+            raise UserError(
+                f"{reservation.place} is an older copy of a run that has settled {known.steps} steps with the budget, and its "
+                f"ledger holds {reservation.charged}: resume the run itself, or start a new one."
+            )
+        return reservation.charged >= reservation.plan.steps
+    _refuse_copy(known, reservation)
+    return known.place == str(reservation.place)  # otherwise it was moved, and the entry says where to
+
+
+def _refuse_another_plan(known: Account, reservation: Reservation) -> None:
+    if known.what != "sweep" and known.plan.fingerprint != reservation.plan.fingerprint:
+        raise UserError(
+            f"{reservation.place} has reserved another plan than it has now ({known.plan.steps:,} steps with "
+            f"noise multiplier {known.plan.noise.multiplier:g}, now {reservation.plan.steps:,} with "
+            f"{reservation.plan.noise.multiplier:g}): restore config.toml and the ledger, or start a new run."
+        )
+
+
+def _refuse_copy(known: Account, reservation: Reservation) -> None:
+    if known.place != str(reservation.place) and _is_elsewhere(known, reservation):
+        raise UserError(
+            f"{reservation.place} is a copy of {known.place}, which still exists, and only one of them can spend the "
+            "reservation: resume the original, or start a new run."
+        )
+
+
+def _is_elsewhere(known: Account, reservation: Reservation) -> bool:
+    """Whether the run is in another folder, too, and not only under another name of this one."""
+    place = Path(known.place)
+    try:
+        same = place.exists() and reservation.place.exists() and place.samefile(reservation.place)
+        return not same and reservation.is_at(place)
+    except PermissionError:
+        return True  # nobody can tell
+
+
+def _expected(budget: BudgetLedger, reservation: Reservation) -> str | None:
+    """What a sweep reserved for the run at this place."""
+    sweeps = (one for one in budget.accounts.values() if one.what == "sweep" and reservation.what == "run" and not one.settled)
+    return next((one.id for one in sweeps if one.place == str(reservation.place)), None)
+
+
+def settled(budget: BudgetLedger, reservation: Reservation) -> BudgetLedger:
+    """A ledger that says what a run was charged, after its last step.
+
+    Args:
+        budget: of the budget.
+        reservation: the run.
+
+    Raises:
+        UserError: see `dpfed.budgets.spending.settle`.
+    """
+    known = budget.accounts.get(reservation.id)
+    if known is None and not reservation.charged:
+        return budget
+    if known is not None and reservation.charged < known.least:
+        raise UserError(
+            f"the ledger of {reservation.place} holds {reservation.charged} steps, and it has settled {known.least} before: it "
+            "has lost lines. Restore it."
+        )
+    if known is not None:
+        _refuse_another_plan(known, reservation)
+    if known is not None and known.settled and known.steps == reservation.charged:
+        return budget
+    if known is not None and not known.settled:
+        _refuse_copy(known, reservation)  # its ledger may hold less than that of the run
+    number = known.number + 1 if known else 0
+    return budget.with_entries([_entry("settle", budget, reservation, reservation.charged, number)])
+
+
+def _entry(
+    event: Event, budget: BudgetLedger, reservation: Reservation, steps: int, number: int, instead: str | None = None
+) -> Entry:
+    cost = budget.filter.curve(reservation.plan.mechanism, steps)
+    return Entry.new(
+        event,
+        number=number,
+        of=reservation.id,
+        what=reservation.what,
+        name=reservation.name,
+        place=str(reservation.place),
+        plan=reservation.plan.as_dict(),
+        steps=steps,
+        cost=[value if math.isfinite(value) else None for value in cost],
+        instead=instead,
+    )
