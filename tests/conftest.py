@@ -142,16 +142,16 @@ def drawn(undrawn) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def shelves(tmp_path_factory) -> Iterator[Path]:
+def registries(tmp_path_factory) -> Iterator[Path]:
     """Places for budgets, one after the other; `mktemp` would look at all folders of the session for each."""
-    folder = tmp_path_factory.mktemp("shelves")
+    folder = tmp_path_factory.mktemp("registries")
     return (folder / str(number) for number in itertools.count())
 
 
 @pytest.fixture(autouse=True)
-def own_shelf(shelves, monkeypatch) -> Path:
+def own_registry(registries, monkeypatch) -> Path:
     """Lifetime budgets that a test sets are known to no other test, and never to the user who runs them."""
-    folder = next(shelves) / "budgets"
+    folder = next(registries) / "budgets"
     folder.parent.mkdir()
     monkeypatch.setenv("DPFED_BUDGETS", str(folder))
     return folder

@@ -88,7 +88,7 @@ def test_rooms_import_only_rooms_below_them_but_for_what_the_map_says(graph):
     assert not upward, dict(upward)
     assert {room_of(name) for name in graph} - {"dpfed", "dpfed.__main__"} == set(ROOMS)
     said = (ROOT / MAPS[0]).read_text(encoding="utf-8")
-    order = re.findall(r"`(\w+)`", said[said.index("`errors`, `places`") :].partition("\n\n")[0])
+    order = re.findall(r"`(\w+)`", said[said.index("`errors`, `paths`") :].partition("\n\n")[0])
     assert order == [name.removeprefix("dpfed.") for name in ROOMS]
 
 

@@ -116,7 +116,7 @@ def test_an_older_book_is_given_what_it_lacks(budgeted, reservation):
     assert len(read(budgeted.path / BUDGET_LEDGER).accounts) == 3
 
 
-@pytest.mark.parametrize("book", ["kept", "removed", "older"])
+@pytest.mark.parametrize("budget", ["kept", "removed", "older"])
 def test_a_copy_of_a_store_spends_from_the_same_budget(budgeted, tmp_path, reservation, budget):
     copy = RecordStore.open(shutil.copytree(budgeted.path, tmp_path / "copy"))
     reserve(budgeted, [reservation(2)])

@@ -153,16 +153,16 @@ def test_a_copy_of_an_unfinished_run_does_not_spend_the_reservation_twice(config
         resume(tmp_path / "later")
 
 
-def test_a_book_that_lost_a_run_s_reservation_is_noticed(config, store, budget, tmp_path, monkeypatch, own_shelf):
+def test_a_book_that_lost_a_run_s_reservation_is_noticed(config, store, budget, tmp_path, monkeypatch, own_registry):
     with monkeypatch.context() as patch:
         stopped_after(patch, 3)
         with pytest.raises(Stopped):
             pretrain(parse_config(config), tmp_path / "run")
-    for path in (store.path / BUDGET_LEDGER, own_shelf / f"{budget.head.id}.jsonl"):
+    for path in (store.path / BUDGET_LEDGER, own_registry / f"{budget.head.id}.jsonl"):
         path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     with pytest.raises(UserError, match="it has lost lines"):
         resume(tmp_path / "run")
-    for path in (store.path / BUDGET_LEDGER, own_shelf / f"{budget.head.id}.jsonl"):
+    for path in (store.path / BUDGET_LEDGER, own_registry / f"{budget.head.id}.jsonl"):
         path.unlink()
     with pytest.raises(UserError, match=f"reserved with the budget {budget.head.id} .* restore `budget.jsonl` there"):
         resume(tmp_path / "run")
