@@ -111,7 +111,7 @@ class RunDirectory:
             UserError: if nobody can tell, as for a name that is too long or a folder that this user may not read.
         """
         path = path_of(path, "the folder of a run")
-        if "\0" in str(path):  # it is no name at all to the system, and nothing is there to it
+        if "\0" in str(path):  # the system refuses such a name
             raise _cannot_make(path, ValueError("a path holds no null byte"))
         try:
             return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
@@ -246,8 +246,8 @@ class RunDirectory:
             self.write(self._disclosures, json.dumps(sorted({*known, what})) + "\n")
         except OSError as error:
             raise UserError(
-                f"{self.path} cannot be written ({error.strerror or error}), and its card must say what was made of its "
-                "records: measure a copy of the run that can be."
+                f"{self.path} cannot be written ({error.strerror or error}), and its card must list every evaluation of its "
+                "records: evaluate a copy of the run that is writable."
             ) from error
 
     def config(self) -> Config:
@@ -280,7 +280,7 @@ class RunDirectory:
         """Refuses terms of a federation that are not the run's.
 
         Raises:
-            UserError: if they differ, or the run is no federation's.
+            UserError: if they differ, or the run is not a federation's.
         """
         if not self.terms.is_file() or self.terms.read_text(encoding="utf-8") != terms:
             raise UserError(f"{self.path} holds a run with other terms, or with none: choose another directory for this one.")

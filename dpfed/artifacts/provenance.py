@@ -73,7 +73,7 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the dpfed checkout that runs, with ``-dirty`` where it was changed since; ``None``: it is no checkout."""
+    """The commit of the dpfed checkout that runs, with ``-dirty`` where it was changed since; ``None``: no checkout."""
     root = Path(__file__).resolve().parents[2]
     # An installed package may lie inside somebody else's repository, whose commit would say nothing of dpfed.
     if not (root / ".git").exists() or not (root / "pyproject.toml").is_file() or shutil.which("git") is None:

@@ -252,5 +252,5 @@ def most_moved(under: UnderTest) -> float:
 
 
 def _finite(distance: float) -> float:
-    """A distance; infinity where a sum is not finite: it may be any, and `max` would drop what is no number."""
+    """A distance; infinity where a sum is not finite: it may be any, and `max` would drop NaN."""
     return distance if math.isfinite(distance) else math.inf

@@ -118,7 +118,7 @@ def _known(own: dict[str, float | None], measured: dict[str, float | None]) -> d
     """Figures of the command line, or else of a measured file."""
     figures = {name: measured.get(name) if value is None else value for name, value in own.items()}
     if missing := [f"--{name.replace('_', '-')}" for name, value in figures.items() if value is None]:
-        raise UserError(f"nothing is known of {', '.join(missing)}: give a value, or a measured file with --measured.")
+        raise UserError(f"no value is known for {', '.join(missing)}: give one, or a measured file with --measured.")
     return {name: value for name, value in figures.items() if value is not None}
 
 
@@ -164,9 +164,7 @@ def _trained(config: Config, path: Path | None) -> int:
     from dpfed.runs.resolution import settle_model
 
     if path is None:
-        raise UserError(
-            "nothing is known of --parameters: give the number of trained parameters, or a --config that has a model."
-        )
+        raise UserError("--parameters is missing: give the number of trained parameters, or a --config that has a model.")
     config = settle_model(config)
     model = build_model(config.model, config.objective, config.adaptation, config.data.size, load_weights=False)
     add_centres(model, config)
@@ -191,7 +189,9 @@ def _measured(path: Path | None, model: str | None) -> dict[str, float | None]:
     except OSError as error:
         raise UserError(f"cannot read the measured file {path}: {error.strerror or error}.") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no result of `python -m benchmarks.throughput`: make one, or give the figures.") from error
+        raise UserError(
+            f"{path} is not a result of `python -m benchmarks.throughput`: make one, or give the figures."
+        ) from error
 
 
 def _further(path: Path | None, model: str | None) -> dict[str, Any]:

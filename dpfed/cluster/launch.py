@@ -76,7 +76,7 @@ class Resources:
 
     def __post_init__(self) -> None:
         _check(self.workers >= 1, f"--workers must be at least 1, got {self.workers}")
-        _check(self.least is None or 1 <= self.least <= self.workers, f"--workers {self.least}-{self.workers} is no range")
+        _check(self.least is None or 1 <= self.least <= self.workers, f"--workers {self.least}-{self.workers} is not a range")
         _check(self.gpus in (None, 0, 1), f"--gpus-per-worker must be 0 or 1, got {self.gpus}")
         _check(self.cpus is None or self.cpus >= 1, f"--cpus-per-worker must be at least 1, got {self.cpus}")
         _check(self.restarts >= 0, f"--restarts must not be negative, got {self.restarts}")

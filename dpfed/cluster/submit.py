@@ -53,7 +53,7 @@ def main(
     if not _is_address(address):
         raise UserError(f"--address {address}: expected where the cluster's dashboard listens, such as {_DEFAULT}.")
     if not working_dir.is_dir():
-        raise UserError(f"--working-dir {working_dir} is no folder.")
+        raise UserError(f"--working-dir {working_dir} is not a folder.")
     say("loading Ray")
     try:
         import ray.job_submission  # noqa: F401

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do 
     from dpfed.evaluation.suite import Evaluation
 
 console = Console()
-beside = Console(stderr=True)  # for what is no part of a command's output, such as progress where the output is JSON
+beside = Console(stderr=True)  # for what is not part of a command's output, such as progress where the output is JSON
 _RATED = ("records", "public records", "files found")  # stages of so many units that a rate says more than their number
 _LINE_EVERY = 15.0  # seconds between two lines of progress where there is no terminal
 

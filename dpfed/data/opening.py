@@ -93,7 +93,7 @@ def _from_path(
     size: int | None = None,
     say: Callable[[str], None] | None = None,
 ) -> RecordStore:
-    """Opens ``data.path``, after importing it if it is no store; without a format the importer is found by looking at it."""
+    """Opens ``data.path``, after importing it if it is not a store; without a format the importer is found by looking at it."""
     path = local_path(given_path(config), "data.path")
     if format == "store" or is_store(path):
         return RecordStore.open(path)

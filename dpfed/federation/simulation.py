@@ -149,7 +149,7 @@ def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation 
     """
     if not run.simulation.is_file():
         raise UserError(
-            f"{run.path} is no simulated federation: resume it without simulated sites.",
+            f"{run.path} is not a simulated federation: resume it without simulated sites.",
             command="On the command line: leave --federated out.",
         )
     try:

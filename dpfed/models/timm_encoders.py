@@ -91,7 +91,7 @@ def adapt_timm(encoder: nn.Module, adaptation: AdaptationConfig, kind: str) -> N
 
 
 def _draw_nothing(module: nn.Module) -> None:
-    """Turns dropout and stochastic depth off: torch's global generator is no part of a run, and engines could not agree."""
+    """Turns dropout and stochastic depth off: torch's global generator is not part of a run, and engines could not agree."""
     from timm.layers import DropBlock2d, DropPath, PatchDropout
     from torchvision.ops import StochasticDepth
 
@@ -161,7 +161,7 @@ def _features_dim(title: str, net: nn.Module, size: int) -> int:
     if isinstance(patch, int) and size % patch:
         near = max(patch, size // patch * patch)
         raise UserError(
-            f"{title} cuts images into patches of {patch} pixels, and data.size = {size} is no multiple of that: set it to "
+            f"{title} cuts images into patches of {patch} pixels, and data.size = {size} is not a multiple of that: set it to "
             f"{near} or {near + patch}."
         )
     weight = next(net.parameters())

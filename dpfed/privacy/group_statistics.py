@@ -36,7 +36,7 @@ class GroupStatistics:
 
     Args:
         names: of the numbers, in order: `BELOW` (the norm is below the threshold that follows a quantile), `LOSS`, and `WITHIN`
-            (the norm is within C), where C is no such threshold itself.
+            (the norm is within C), where C is not such a threshold itself.
         progress: the plan's.
         phase: steps whose figures are averaged.
         unit: what the range of a figure is in the sum.

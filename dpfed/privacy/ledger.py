@@ -111,7 +111,7 @@ class Ledger:
         """
         path = path_of(path, "the file of the ledger")
         if not isinstance(plan, PrivacyPlan):
-            raise UserError(f"a ledger is of a plan: expected a dpfed.PrivacyPlan, got {type(plan).__name__}.")
+            raise UserError(f"a ledger needs a plan: expected a dpfed.PrivacyPlan, got {type(plan).__name__}.")
         if path.exists():
             raise UserError(f"{path} exists already: a ledger is never started twice; resume the run or choose another folder.")
         ledger = cls(path, plan, marks or {}, [], 0, "", block)

@@ -54,7 +54,7 @@ def positive(value: float) -> bool:
 
 
 def require_epsilon(name: str, value: float) -> None:
-    """Refuses an epsilon that is no promise, or one so small that accounting cannot tell it from none at all."""
+    """Refuses an epsilon that is not a promise, or one so small that accounting cannot tell it from none at all."""
     require(
         positive(value) and value >= LEAST_EPSILON,
         f"{name} must be positive, at least {LEAST_EPSILON:g} (noise for less leaves nothing to learn), got {value}",

@@ -65,7 +65,7 @@ class RenyiFilter:
 
     def part(self, cost: Curve) -> float:
         """How much of the budget a cost takes, at the order where it is least; above 1: it does not fit."""
-        known = (one if one >= 0 else math.inf for one in cost)  # NaN is no cost that fits, and nothing gives budget back
+        known = (one if one >= 0 else math.inf for one in cost)  # NaN is not a cost that fits, and nothing gives budget back
         parts = (one / most for one, most in zip(known, self.limits, strict=True) if most > 0)
         return min(parts, default=0.0 if not any(cost) else math.inf)
 
@@ -135,7 +135,7 @@ def _accounted(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> C
     accountant = RdpAccountant(list(orders), mechanism.sampler.relation.of_accountants)
     accountant.compose(mechanism.event(steps))
     # It has no public name in dp-accounting 0.6; a test holds it against the epsilon that follows from it.
-    # Of next to nothing, rounding makes a little less; what is no number is not known.
+    # Of next to nothing, rounding makes a little less; NaN is not known.
     return tuple(math.inf if math.isnan(value) else max(0.0, float(value)) for value in accountant._rdp)
 
 

@@ -40,7 +40,7 @@ class Failure(StrEnum):
 
     UNREACHABLE = "unreachable"  # no site worker behind the socket
     TIMEOUT = "timeout"  # it did not answer in time
-    GARBLED = "garbled"  # what came is no packet
+    GARBLED = "garbled"  # the answer is not a packet
     INTERNAL = "internal"  # the site worker's own trouble, which its operator can read in its log
 
 
@@ -68,7 +68,7 @@ def failed(reason: Failure) -> Packet:
 
 
 def failure_of(packet: Packet) -> Failure | None:
-    """Why a packet is no answer; ``None`` if it is one."""
+    """Why a packet is not an answer; ``None`` if it is one."""
     return _FAILURES.get(packet.header)
 
 
@@ -102,7 +102,7 @@ def receive_packet(sock: socket.socket, most: int = MOST_VECTOR) -> Packet:
     """
     magic, header, signature, vector = _PREFIX.unpack(_read(sock, _PREFIX.size))
     if magic != _MAGIC:
-        raise PacketError("what came is no packet")
+        raise PacketError("the answer is not a packet")
     _check(header, signature, vector, most)
     return Packet(bytes(_read(sock, header)), bytes(_read(sock, signature)), _read(sock, vector))
 
@@ -213,6 +213,6 @@ def alleged(packet: Packet) -> dict[str, Any]:
     """What a header says, whoever wrote it; empty if it is none."""
     try:
         header = json.loads(packet.header) if len(packet.header) <= LONGEST_HEADER else None
-    except (ValueError, RecursionError):  # of what is no JSON, or deeper than anything meant
+    except (ValueError, RecursionError):  # of text that is not JSON, or deeper than anything meant
         return {}
     return header if isinstance(header, dict) else {}

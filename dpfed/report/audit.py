@@ -95,7 +95,7 @@ def audit_plot(audit: dict[str, Any]) -> Figure:
     canvas, axes = figure(_WIDTH, max(2.0, 0.8 + 2 * _BAR * len(found)))
     for place, one in enumerate(found):
         pairs = [(one["epsilon_f_dp"], TRAINED, "f-DP")]
-        if one["of_run"]:  # otherwise it is no bound on what is claimed for the run
+        if one["of_run"]:  # otherwise it is not a bound on what is claimed for the run
             pairs.append((one["epsilon"], UNTRAINED, "any mechanism"))
         for offset, (value, colour, form) in zip((-0.2, 0.2) if one["of_run"] else (0.0,), pairs, strict=True):
             axes.barh(place + offset, value, height=0.36, color=colour)

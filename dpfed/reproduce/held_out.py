@@ -38,7 +38,7 @@ def relative_losses(run: RunDirectory) -> list[tuple[int, float]]:
             f"the loss on held-out records takes {GROUP} of them at least, and {parts.store.name} has {len(indices)}."
         )
     indices = indices[: len(indices) // GROUP * GROUP].reshape(-1, GROUP)
-    # Held-out records and a loss that is no release: the views need to be the same every time, not secret.
+    # Held-out records and a loss that is not released: the views need to be the same every time, not secret.
     batch = parts.view_maker()(indices.reshape(-1), Randomness.from_seed(0), 0, parts.device)
     loss, losses = loss_of(config.objective), []
     for path in Checkpoints(run.checkpoints, config.training.keep).paths():

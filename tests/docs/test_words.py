@@ -36,6 +36,7 @@ WORST = {
     r"\b(?:left|leaves?|, ) ?for good\b": "permanently",
     r"\bbehind step\b": "after step",
     r"\bcannot be had\b|\bdoes not take (?:it|them)\b": "is not available, is refused",
+    r"(?<![Tt]here )\bis no (?!longer|measurable|better|worse|more|less)": "is not a",
     r"\bdo(?:es)? not travel\b|\bnothing but itself\b": "is not sent; only itself",
 }
 MOST = 30  # words of a sentence

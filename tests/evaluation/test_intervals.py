@@ -64,4 +64,4 @@ def test_ranks_have_the_bootstraps_interval(statistic):
     assert found == pytest.approx(tuple(expected.confidence_interval), rel=0.1)
     assert found == alone(ranks, statistic).interval()
     low, high = alone(ranks + 5, statistic).change_from(alone(ranks, statistic))
-    assert (low, high) == pytest.approx((5, 5))  # the same records: their own spread is no part of the change
+    assert (low, high) == pytest.approx((5, 5))  # the same records: their own spread is not part of the change

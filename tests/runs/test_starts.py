@@ -1,4 +1,4 @@
-"""What a run starts from: procedural starts are made once, starts are the model of step 0, and the card says what they saw."""
+"""What a run starts from: procedural initialisations are made once, starts are the model of step 0, and the card says what they saw."""
 
 import json
 import shutil
@@ -125,7 +125,7 @@ def test_a_start_is_made_once_and_is_the_model_of_step_0(tree, tmp_path):
         pretrain(config, tmp_path / "run", notes)
     assert not (tmp_path / "run").exists() and not any("timing" in line for line in notes.said)
     make_start(config, notes)
-    assert any("making the procedural start" in line for line in notes.said)
+    assert any("training initial weights" in line for line in notes.said)
     run = pretrain(parse_config(tree), tmp_path / "run")
     place, was_there = make_start(config)
     assert was_there and run.config().model.start_digest == json.loads((place / "model" / "model.json").read_text())["sha256"]

@@ -203,7 +203,7 @@ class VolumesPlan:
             again = {number: own for number, own in taken.items() if own != dict(volumes[number].taken)}
             if not again:
                 break
-            self._place.say(f"naming equal records apart, in {len(again):,} of {len(volumes):,} parts")
+            self._place.say(f"giving equal records distinct names, in {len(again):,} of {len(volumes):,} parts")
             for number in again:
                 self._place.forget(number)
             self._write(sorted(again), again, None)

@@ -114,7 +114,7 @@ class Workplace:
         if old is None or _identity(old) != _identity(new):
             raise UserError(
                 f"{self.folder} holds an interrupted import of other files, or with other options: repeat that import to "
-                "resume it, or remove the folder to begin anew."
+                "resume it, or remove the folder to start again."
             )
         changed = {piece[0]: piece for volume in new["volumes"] for piece in volume}
         for number, volume in enumerate(old["volumes"]):

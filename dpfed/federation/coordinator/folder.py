@@ -98,7 +98,7 @@ class CoordinatorFolder:
         """
         folder = cls(Path(path))
         if not folder.terms.is_file():
-            raise UserError(f"{path} is no federation: `dpfed federation provision` makes one.")
+            raise UserError(f"{path} is not a federation: `dpfed federation provision` makes one.")
         return folder
 
     def identity(self) -> Identity:

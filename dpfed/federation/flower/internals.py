@@ -51,7 +51,7 @@ def misfit(what: str) -> UserError:
         what: that is missing.
     """
     return UserError(
-        f"Flower {version('flwr')} is installed, and it lacks something that dpfed takes from Flower {VERSION} ({what}): "
+        f"Flower {version('flwr')} is installed, and it lacks an interface that dpfed uses of Flower {VERSION} ({what}): "
         f"pip install 'flwr~={VERSION}.0'."
     )
 

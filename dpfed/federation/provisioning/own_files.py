@@ -22,7 +22,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.protocol.terms import Terms
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_RESTORE = "restore it, if it was moved away; otherwise the site is out: docs/a-site-in-15-minutes.md, Backups"
+_RESTORE = "restore it, if it was moved away; otherwise the site cannot continue: docs/a-site-in-15-minutes.md, Backups"
 
 
 def of_permissions(name: str, *places: Path) -> Iterator[Finding]:
@@ -96,13 +96,13 @@ def of_socket(place: SitePaths) -> Iterator[Finding]:
     made = f"see Part 2 of {place.path / 'README.md'}"
     for lock in (place.site.path / ".lock", folder / "socket.lock"):
         if os.path.lexists(lock) and not stat.S_ISREG(lock.lstat().st_mode):
-            yield Finding("door", State.BAD, f"{lock} is no ordinary file, and a lock is taken there", f"rm -r {lock}")
+            yield Finding("door", State.BAD, f"{lock} is not an ordinary file, and a lock is taken there", f"rm -r {lock}")
     if not os.path.lexists(folder):
         yield Finding("door", State.CARE, f"{folder} is missing: the SuperNode's user may not reach the worker", made)
         return
     found = folder.stat()
     if not stat.S_ISDIR(found.st_mode):
-        yield Finding("door", State.BAD, f"{folder} is no directory, and the worker's socket goes there", made)
+        yield Finding("door", State.BAD, f"{folder} is not a directory, and the worker's socket goes there", made)
     elif found.st_uid not in (owner, 0):
         said = f"{folder} belongs to user {found.st_uid}, who could put a socket of theirs there"
         yield Finding("door", State.BAD, said, f"chown {owner} {folder}")
@@ -110,7 +110,7 @@ def of_socket(place: SitePaths) -> Iterator[Finding]:
         said = f"other users may write to {folder}, and could put a socket of theirs there"
         yield Finding("door", State.BAD, said, f"chmod go-w {folder}")
     elif os.path.lexists(socket := folder / "socket") and not stat.S_ISSOCK(socket.lstat().st_mode):
-        yield Finding("door", State.BAD, f"{socket} is there and is no socket", f"rm -r {socket}")
+        yield Finding("door", State.BAD, f"{socket} is there and is not a socket", f"rm -r {socket}")
     else:
         yield Finding("door", State.GOOD, f"{folder}, for the worker's user to open")
 

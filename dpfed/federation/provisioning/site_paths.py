@@ -75,7 +75,7 @@ class SitePaths:
         records_of_site(store, settings.get("declared"), settings)  # before anything is unpacked
         port, proxy = settings.pop("port", None) or NODE_PORT, settings.pop("proxy", None)
         if not 1 <= port <= 65535:
-            raise UserError(f"--port {port} is none: expected 1 to 65535.")
+            raise UserError(f"--port {port} is not a port: expected 1 to 65535.")
         _refuse_proxy(proxy)
         path = kit if kit.is_dir() else (into or Path()) / read.manifest.folder
         place = cls(require_plain(path.resolve()))

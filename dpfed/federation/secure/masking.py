@@ -229,7 +229,7 @@ class Masking:
         self._check(masked, arrived)
         wrong = [site for site in arrived if not self._is_signed(site, masked.view.roster(), rosters)]
         if wrong:
-            raise OtherView(f"step {step}: sites {sorted(wrong)} have not signed the roster that site {self._me} was told.")
+            raise OtherView(f"step {step}: sites {sorted(wrong)} have not signed the roster that site {self._me} received.")
         if arrived != masked.view.members:
             agreeing = sum(self._is_signed(site, masked.view.arrival_log(arrived), votes) for site in masked.view.members)
             if agreeing < self._parties.needed:
@@ -246,9 +246,9 @@ class Masking:
 
     def _at(self, step: int) -> _Masked:
         if not self._parties.drops:
-            raise OtherView("no site may drop out of this run: its sums hold no masks that have to be taken away.")
+            raise OtherView("no site may drop out of this run: its sums hold no masks to remove.")
         if self._masked is None or self._masked.step != step:
-            raise NotOffered(f"step {step} is over: site {self._me} did not mask it, or has gone on to a later step.")
+            raise NotOffered(f"step {step} is over: site {self._me} did not mask it, or is at a later step.")
         return self._masked
 
     def _check(self, masked: _Masked, arrived: frozenset[int]) -> None:

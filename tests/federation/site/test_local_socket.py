@@ -135,7 +135,7 @@ def test_what_the_user_can_mend_is_said(path):
         with pytest.raises(UserError, match=message):
             serve(place, echo, threading.Event(), **options)
     path.write_text("mine")
-    with pytest.raises(UserError, match="is no socket"):
+    with pytest.raises(UserError, match="is not a socket"):
         serve(path, echo, threading.Event())
     assert path.read_text() == "mine"
 
