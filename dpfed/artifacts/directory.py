@@ -83,7 +83,7 @@ class RunDirectory:
         Args:
             path: of the directory.
             config: resolved.
-            randomness: whose key is kept while the run goes on.
+            randomness: whose key is kept while the run continues.
             files: further text files, by name.
 
         Raises:
@@ -173,7 +173,7 @@ class RunDirectory:
 
     @property
     def has_key(self) -> bool:
-        """Whether the secret key is there, without which an unfinished run cannot go on."""
+        """Whether the secret key is there, without which an unfinished run cannot continue."""
         return self._key.is_file()
 
     @property
@@ -207,7 +207,7 @@ class RunDirectory:
         return facts
 
     def note_environment(self, environment: dict[str, Any]) -> None:
-        """Adds what the run goes on with, if that is not what it was made with last."""
+        """Adds what the run continues with, if that is not what it was made with last."""
         facts = self.provenance
         if facts["environments"][-1] != environment:
             facts["environments"].append(environment)
@@ -307,7 +307,7 @@ class RunDirectory:
         self._key.unlink(missing_ok=True)
 
     def forget_times(self) -> None:
-        """Deletes what says how long the sites of a federation took: it is for who watches a process at work."""
+        """Deletes what says how long the sites of a federation took: it is for who watches a running process."""
         for file in (self.arrival_log, self.arrival_log.with_name(f".{self.arrival_log.name}{DRAFT}")):
             with contextlib.suppress(OSError):  # a folder that cannot be written any more, which ends the run otherwise
                 file.unlink(missing_ok=True)

@@ -180,7 +180,7 @@ def with_origin(facts: CardFacts, start: dict[str, Any] | None) -> CardFacts:
         return facts
     runs = start["trained"] or [UNKNOWN]
     kept = facts.not_protected
-    if all(run["generated"] for run in runs):  # nobody's data are in them
+    if all(run["generated"] for run in runs):  # they hold no person's data
         kept = tuple(item for item in kept if item != STARTING_WEIGHTS)
     marks = tuple(
         started_privately(run["run"], run["data"], round_up(run["epsilon"]), round_up(run["delta"]))

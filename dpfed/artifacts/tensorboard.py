@@ -23,7 +23,7 @@ class TensorBoard:
 
     It holds what that file holds, nothing more. A resumed run writes it anew. Without tensorboardX (``dpfed[tensorboard]``, and
     Ray Train installs it) it does nothing, and it ends where it cannot be written: it is a copy, and the run says why it cannot
-    go on.
+    continue.
 
     Args:
         run: the run, on the machine of its coordinator.

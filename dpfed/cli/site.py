@@ -278,7 +278,7 @@ def resident_app(
 
     try:
         stay(runtime_api_address, superexec_auth_secret_file)
-    except (UserError, OSError) as error:  # the SuperNode may be the one to mend: a service manager tries again
+    except (UserError, OSError) as error:  # it may be the SuperNode: a service manager tries again
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import large_delta, meaning, round_up
 from dpfed.privacy.samplers import PoissonSampler
 
-_RESTART = 120.0  # seconds from a death until all workers are at work again
+_RESTART = 120.0  # seconds from a death until all workers run again
 _WIDTH = 116  # columns of the table: a pipe or a narrow terminal wraps its lines rather than cutting figures
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)

@@ -44,7 +44,7 @@ class Machines:
         each_step: seconds of the coordinator in a step, whatever is trained.
         checkpoint: seconds per million parameters in which the coordinator writes a checkpoint.
         failures: deaths of one worker per hour.
-        restart: seconds from a death until all workers are at work again.
+        restart: seconds from a death until all workers run again.
 
     Raises:
         UserError: if a figure is impossible.
@@ -81,7 +81,7 @@ class Estimate:
 
     Attributes:
         workers: W, one GPU each.
-        gpus: paid for: whole nodes.
+        gpus: that are rented: whole nodes.
         largest_shard: records that the busiest worker of a step is expected to draw.
         sampling: seconds of a step in which the busiest worker draws; a block's are shared out over its steps.
         decoding: seconds of a step in which it waits for images.
@@ -253,7 +253,7 @@ def _drawing(plan: PrivacyPlan, machines: Machines, workers: int) -> float:
 def _productive(machines: Machines, workers: int, step: float, coordinator: float, checkpoint_every: int) -> float:
     """The share of the hours in which the run gets on.
 
-    A death costs the time until all are at work again, half a step, and the releases since the last checkpoint, which the
+    A death costs the time until all run again, half a step, and the releases since the last checkpoint, which the
     coordinator repeats: half as many as lie between two, each at most as long as its own part of a step.
     """
     lost = machines.restart + step / 2 + checkpoint_every / 2 * coordinator

@@ -85,7 +85,7 @@ def submit(
         arguments: of ``dpfed pretrain --cluster ray``.
         address: of the cluster's dashboard.
         working_dir: travels along.
-        watcher: is told what it waits for.
+        watcher: learns what it waits for.
         wait: seconds for a cluster that is starting.
 
     Returns:
@@ -97,7 +97,7 @@ def submit(
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
-    os.environ["RAY_API_SERVER_ADDRESS"] = address  # Ray prefers it, and RAY_ADDRESS, to what it is told
+    os.environ["RAY_API_SERVER_ADDRESS"] = address  # Ray prefers it, and RAY_ADDRESS, to its argument
     job = f"dpfed-{secrets.token_hex(6)}"  # the same for each attempt, so that two of them are one job
     remedy = "Look at `ray status` and at the head's logs, or give --address, or more time with --wait." + proxy_hint()
 

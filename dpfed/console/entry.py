@@ -28,7 +28,7 @@ _NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory"
 def run(app: typer.Typer) -> None:
     """Runs a command line: a user's mistake is one sentence and exit code 2, never a traceback.
 
-    What the machine refuses (a full disk, a folder that is not ours, too little memory) is for the user to mend as well.
+    What the machine refuses (a full disk, a folder that is not ours, too little memory) is for the user to fix as well.
     A mistake in dpfed itself keeps its traceback. Where lines are for machines, each of these is one.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal does not know must not end a run

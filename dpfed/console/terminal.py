@@ -54,7 +54,7 @@ def chosen_config(given: Path, assignments: list[str] | None) -> Config:
 
 
 def on_command_line(given: Path | str, options: Iterable[tuple[str, str | None]]) -> str:
-    """A configuration as a command takes it, with the options that were given: for a command that goes on from there.
+    """A configuration as a command takes it, with the options that were given: for a command that continues from there.
 
     Args:
         given: the file, or the name.

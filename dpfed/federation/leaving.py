@@ -18,7 +18,7 @@ _LEFT = "left.json"
 def leave(folder: Path, secret: Path) -> None:
     """Writes down that a site has left, and destroys the secret of its draws and its noise.
 
-    Nobody can go on with the site then, and nobody can take its noise off. The ledger and what is reserved of the records'
+    Nobody can resume the site then, and nobody can take its noise off. The ledger and what is reserved of the records'
     lifetime budget are not touched.
 
     Args:
@@ -48,7 +48,7 @@ def day_of_leaving(folder: Path) -> str | None:
 
 
 def refuse_if_left(folder: Path) -> None:
-    """Refuses to go on with a site that has left.
+    """Refuses a site that has left.
 
     Raises:
         UserError: saying when.

@@ -72,7 +72,7 @@ def simulate(
         folder: must not be in use, but by this very run if `resume`.
         simulation: with which sites.
         watcher: sees the stages.
-        resume: go on if the run is there already.
+        resume: continue if the run is there already.
 
     Raises:
         UserError: before anything is written, for whatever can be known to be wrong by then.

@@ -144,7 +144,7 @@ class _Views:
         return Response(exposition(self._seen(request)), media_type="text/plain; version=1.0.0; charset=utf-8")
 
     def health(self, request: Request) -> Response:
-        """Whether all runs, or those that are named, are finished or at work: 200, otherwise 503."""
+        """Whether all runs, or those that are named, are finished or running: 200, otherwise 503."""
         well, states = health(self._seen(request))
         return JSONResponse({"well": well, "runs": states}, 200 if well else 503)
 

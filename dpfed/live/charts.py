@@ -1,4 +1,4 @@
-"""The charts of the page that a report has not: of a run that goes on, and of several runs."""
+"""The charts of the page that a report has not: of a run in progress, and of several runs."""
 
 from __future__ import annotations
 

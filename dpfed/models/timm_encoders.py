@@ -52,7 +52,7 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
         load_weights: fetch or read the weights that the configuration names.
 
     Raises:
-        UserError: if the architecture has BatchNorm and no weights, or does not take such images, or the weights cannot be had
+        UserError: if the architecture has BatchNorm and no weights, or does not take such images, or the weights are missing
             or do not fit.
     """
     spec = timm_blueprint(model)
@@ -141,7 +141,7 @@ def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: di
         places = spec.cfg.get("classifier") or ()
         heads = [state.get(f"{place}.weight") for place in ((places,) if isinstance(places, str) else places)]
         classes = next((len(head) for head in heads if head is not None), 0)
-        # With as many classes as the file has, timm wants every tensor to be there and to fit.
+        # With as many classes as the file has, timm expects every tensor to be there and to fit.
         given = {"state_dict": state, "num_classes": classes, "label_offset": 0, "custom_load": False}
         net: Any = create_model(spec.name, pretrained=True, pretrained_cfg_overlay=given, num_classes=classes, **options)
         net.reset_classifier(0)

@@ -105,7 +105,7 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, watcher: Watcher |
         config: of the private run.
         plan: of the private run (`dpfed.planning.proxy.declared_plan`).
         stand: the public records (`dpfed.planning.proxy.chosen`).
-        watcher: is told what is done.
+        watcher: learns what is done.
 
     Raises:
         UserError: whatever `assemble` refuses.

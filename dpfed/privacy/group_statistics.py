@@ -69,7 +69,7 @@ class GroupStatistics:
         )
 
     def _wanted(self, noise_std: float, steps: int) -> int:
-        """How many steps make a phase whose figures can be told apart, in a run of so many steps."""
+        """How many steps make a phase whose figures can be distinguished, in a run of so many steps."""
         fine = (self.error(noise_std) / _FINE) ** 2
         return math.ceil(min(max(fine, steps / _MOST_PHASES), steps / _LEAST_PHASES))
 

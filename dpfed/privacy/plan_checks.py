@@ -31,7 +31,7 @@ def _beyond(value: float, limits: tuple[float, float], advice: str) -> str:
 
 
 def plain_number(name: str, kind: type, value: Any) -> Any:
-    """A number of the kind that is wanted; one of an array becomes Python's own, which can be written down."""
+    """A number of the expected kind; one of an array becomes Python's own, which can be written to a file."""
     if isinstance(value, np.generic):
         value = value.item()
     right = isinstance(value, int | kind) and not isinstance(value, bool)

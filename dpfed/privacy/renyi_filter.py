@@ -113,7 +113,7 @@ def renyi_curve(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> 
     The accountant's series for a broken order need not converge, and then it says infinity: for many mechanisms at all orders
     near 1, at which a large epsilon is counted. There the bound of a higher order stands, such as that of the next whole one,
     whose sum is finite. A divergence does not fall as its order grows (van Erven and Harremoes 2014, theorem 3), so it bounds
-    this one as well, step by step, as the filter's proof wants it.
+    this one as well, step by step, as the filter's proof requires it.
     """
     if steps == 0:
         return (0.0,) * len(orders)

@@ -39,7 +39,7 @@ class Relation:
 
     @property
     def of_accountants(self) -> dp_accounting.NeighboringRelation:
-        """As accountants want it."""
+        """As accountants expect it."""
         import dp_accounting
 
         return dp_accounting.NeighboringRelation[self.known]

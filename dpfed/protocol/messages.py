@@ -146,7 +146,7 @@ class OtherVersion(Untrusted):
 
     Attributes:
         speaks: its version; 1 is that of messages that name none.
-        release: of dpfed, as far as it is said.
+        release: of dpfed, where it is known.
     """
 
     def __init__(self, speaks: int, release: str) -> None:

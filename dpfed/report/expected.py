@@ -1,4 +1,4 @@
-"""A forecast or a rehearsal beside what came of it."""
+"""A forecast or a rehearsal beside the results."""
 
 from __future__ import annotations
 

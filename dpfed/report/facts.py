@@ -30,7 +30,7 @@ ASSUMED_OF_BITS = (
 )
 SHARED_PASSES = (
     "A machine on which a group's gradient depends on the other groups of its pass (bounding.engine = 'layerwise'): the proof "
-    "assumes that there is none. Each machine was checked on noise before its first pass, which is no proof. "
+    "assumes that there is none. Each machine was checked on noise before its first pass; this is not a proof. "
     "bounding.engine = 'loop' computes every group by itself."
 )
 NOT_PROTECTED = (

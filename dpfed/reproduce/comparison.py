@@ -56,7 +56,7 @@ class Experiment:
         largest_on_cpu: variants beyond this `x` are left out at ``--scale cpu``.
         on_the_way: evaluations and checkpoints during training.
         raw: needs raw diagnostics, and so public records.
-        timed: the steps of the methods are timed in turns, which wants public records, too.
+        timed: the steps of the methods are timed in turns, which needs public records, too.
         sweep: the file in ``configs/sweeps/`` that has the variants.
         pretrained: it is about the pretrained towers, which ``--scale cpu`` does not have.
         small: what ``--scale cpu`` changes beyond what the data set does; for generated data, which are small, at either scale.

@@ -2,7 +2,7 @@
 
 Goes on with a run that was interrupted.
 
-Makes the procedural initialisation of a model: an ordinary run, once, into the folder where every run that wants it finds it.
+Makes the procedural initialisation of a model: an ordinary run, once, into the folder where every run that needs it finds it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def pretrain(
         config: what to do; a path, or the name of a config that dpfed ships, is read by `load_config`.
         folder: must not be in use, but by this very run if `resume`.
         watcher: sees the stages.
-        resume: go on if the run is there already.
+        resume: continue if the run is there already.
 
     Returns:
         The finished run.
@@ -85,7 +85,7 @@ def carry_out(preflight: Preflight, watcher: Watcher) -> RunDirectory:
 
 
 def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bool]:
-    """Makes the procedural initialisation of a configuration's model, goes on with one that was interrupted, or finds it.
+    """Makes the procedural initialisation of a configuration's model, resumes one that was interrupted, or finds it.
 
     Args:
         config: that it is for.

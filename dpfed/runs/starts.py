@@ -85,7 +85,7 @@ def procedural_start(place: Path) -> StartingWeights:
         raise
     except UserError as error:
         raise UserError(
-            f"model.start: the procedural initialisation in {place} is damaged: delete that folder, and `dpfed start` makes it again."
+            f"model.start: the procedural initialisation in {place} is damaged: delete it, and `dpfed start` makes it again."
         ) from error
     return found
 
@@ -109,7 +109,7 @@ def start_is_there(config: Config) -> bool:
 def refuse_start(config: Config) -> None:
     """Refuses starting weights that are not there, or not of the model, or that would give private records away.
 
-    A procedural initialisation is looked for later (`starting_weights`): its place follows from the architecture, which needs torch.
+    A procedural initialisation is looked for later (`starting_weights`): its place follows from the architecture (torch).
 
     Raises:
         UserError: see `starting_weights`; also for a run without a guarantee on records that are not public.
@@ -195,7 +195,7 @@ def runs_of(run: RunDirectory, parts: Components, ledger: Ledger) -> list[dict[s
 
     Returns:
         Of each run ``run`` (its id), ``data`` (the name of its records), ``public`` (anyone may see them; ``None``: not known),
-        ``generated`` (they are nobody's), ``guarantee`` (whether one holds), ``epsilon``, ``delta`` and ``unit`` (of the
+        ``generated`` (they show no person), ``guarantee`` (whether one holds), ``epsilon``, ``delta`` and ``unit`` (of the
         guarantee).
     """
     from dpfed.models.summary import start_of

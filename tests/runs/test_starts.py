@@ -1,4 +1,4 @@
-"""What a run starts from: procedural initialisations are made once, starts are the model of step 0, and the card says what they saw."""
+"""What a run starts from: procedural weights are made once, starts are the model of step 0, and the card says what they saw."""
 
 import json
 import shutil

@@ -99,7 +99,7 @@ def import_records(
 ) -> ImportReport:
     """Imports a data set into a new record store.
 
-    An import of archives or Parquet files that was interrupted goes on where it stopped, when it is started again
+    An import of archives or Parquet files that was interrupted resumes where it stopped, when it is started again
     (`dpfed.data.importers.workplace`). The store is the same for any number of workers, and after any interruption.
 
     Args:
@@ -271,7 +271,7 @@ def _refuse_level(level: int, format: str) -> None:
 
 
 def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, format_given: bool) -> None:
-    """Refuses a source below which lie files that would be lost, unless that is what the user wants."""
+    """Refuses a source below which lie files that would be lost, unless the user allows it."""
     if not opened.unread or (skip_broken and (format_given or not opened.doubtful)):
         return
     lost = [(entry.id, entry.reason) for entry in opened.unread]

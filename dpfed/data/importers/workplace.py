@@ -5,7 +5,7 @@
     .NAME.import/.import/volume-00000.*   what is known of a volume that is complete
     .NAME.import/records-00000.arrow      its records
 
-The same import goes on there, whether it was killed, or met a file that has been mended since. In the end the folder gets the
+The same import resumes there, whether it was killed, or met a file that has been fixed since. In the end the folder gets the
 store's name.
 """
 
@@ -126,7 +126,7 @@ class Workplace:
 
 
 def _identity(plan: dict[str, Any]) -> Any:
-    """What two imports share if one can go on with the other: all but key, sizes and times, and which volume a piece is in."""
+    """What two imports share if one can resume the other: all but key, sizes and times, and which volume a piece is in."""
     pieces = sorted((number, path, *rest) for volume in plan["volumes"] for number, path, _, _, *rest in volume)
     return {name: value for name, value in plan.items() if name not in ("key", "volumes")}, pieces
 

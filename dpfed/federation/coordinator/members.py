@@ -125,7 +125,7 @@ class Members:
         return {number: self._offers[number] for number in self.present(step) if number in self._offers}
 
     def connected(self, addresses: Iterable[str]) -> None:
-        """Forgets the sites that cannot be reached any more: a step that asks them would be paid for in vain."""
+        """Forgets the sites that cannot be reached any more: a step that asks them would be charged in vain."""
         there = set(addresses)
         for number, address in list(self._addresses.items()):
             if address not in there:

@@ -81,7 +81,7 @@ class Federation:
         self._gathered = False  # whether all sites had their time to come
         self._addresses: dict[int, str] = {}  # of the sites that the current step asks
         self._masked: SecureSum | None = None  # of that step
-        self._without: list[str] = []  # the sites without which the last step went on
+        self._without: list[str] = []  # the sites without which the last step continued
 
     def collect(self, step: int) -> BoundedSum | None:
         """See `Transport`.
@@ -157,7 +157,7 @@ class Federation:
             pause = min(1.5 * pause, _PAUSES[1])
 
     def _say_who_is_missing(self, step: int) -> None:
-        """Names the sites without which a step goes on, whenever they are others than before, and those that came."""
+        """Names the sites without which a step continues, whenever they are others than before, and those that came."""
         there = self._members.present(step)
         names = [site.name for site in self._terms.sites]
         without = [name for number, name in enumerate(names) if number not in there]

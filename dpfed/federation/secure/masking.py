@@ -138,7 +138,7 @@ class Masking:
         return offered.offer
 
     def open(self, step: int, offers: dict[int, bytes]) -> Opened:
-        """Opens the others' offers. Nothing changes: a step can be opened before anything is paid for it, and again.
+        """Opens the others' offers. Nothing changes: a step can be opened before anything is charged for it, and again.
 
         Args:
             step: that was offered.
@@ -146,7 +146,7 @@ class Masking:
 
         Raises:
             NotOffered: if this site holds no offer of its own for the step.
-            BadOffer: if an offer was not made for this site, step and run by the one it is said to be from.
+            BadOffer: if an offer was not made for this site, step and run by its stated sender.
             OtherView: if the roster is too small.
         """
         if (offered := self._offered.get(step)) is None:
@@ -195,7 +195,7 @@ class Masking:
         return self._identity.sign(self._at(step).view.roster())
 
     def confirm(self, step: int, arrived: Iterable[int]) -> bytes:
-        """Signs who is said to have arrived. A site signs one set in a step.
+        """Signs which sites the server names as arrived. A site signs one set in a step.
 
         Raises:
             OtherView: see `reveal`.

@@ -25,7 +25,7 @@ from dpfed.protocol.messages import MOST_VECTOR, Failure, Packet, PacketError, f
 
 _LONGEST_PATH = 100  # bytes; operating systems allow 104 to 108
 _LONGEST_READ = 10.0  # seconds that one read or write on a connection may take
-_CONNECTIONS = 32  # at a time; one more, and the oldest that has not said what it wants is hung up on
+_CONNECTIONS = 32  # at a time; one more, and the oldest that has not said what it asks for is hung up on
 _TICK = 0.2  # seconds between looks at the stop event
 _QUEUE = 0.02  # seconds between two attempts at a door where too many wait
 
