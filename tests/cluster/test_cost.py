@@ -178,7 +178,7 @@ def test_measured_figures_take_the_place_of_flags(run, tmp_path):
         ([*PLAN, *FLAGS, "--workers", "2", "--parameters", "0"], "parameters must be at least 1"),
         ([*PLAN[2:], *FLAGS, "--workers", "2", "--parameters", "5"], "--records"),
         ([*PLAN, *FLAGS, "--workers", "2", "--measured", "nowhere.json"], "cannot read"),
-        ([*PLAN, *FLAGS, "--workers", "2", "--measured", __file__], "no result of"),
+        ([*PLAN, *FLAGS, "--workers", "2", "--measured", __file__], "not a result of"),
         ([*PLAN, *FLAGS, "--workers", "2", "--model", "small CNN"], "--measured"),
         ([*PLAN, *FLAGS, "--workers", "2", "--set", "privacy.batch=5"], "--config"),
         (["--config", "configs/imagenet.toml", *FLAGS, "--workers", "2"], "--records"),

@@ -73,7 +73,7 @@ def test_what_is_no_card_of_another_site_is_not_confirmed(sites, tmp_path):
     for wrong, said in (
         ("abc", "neither the fingerprint"),
         (str(tmp_path / "nowhere.json"), "neither the fingerprint"),
-        (str(sites[0].path / "site.toml"), "no site's card"),
+        (str(sites[0].path / "site.toml"), "not a site's card"),
         (str(sites[0].card), "this site's own card"),
     ):
         with pytest.raises(UserError, match=said):

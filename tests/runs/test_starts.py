@@ -195,7 +195,7 @@ def test_a_damaged_start_is_never_taken_for_a_whole_one_and_is_made_again_when_i
         shutil.copytree(place, tmp_path / "kept")
         damage(place)
         for attempt in (make_start, settle, lambda config: pretrain(config, tmp_path / "run")):
-            with pytest.raises(UserError, match=f"{place.name} is damaged: delete that folder, and `dpfed start` makes it"):
+            with pytest.raises(UserError, match=f"{place.name} is damaged: delete it, and `dpfed start` makes it"):
                 attempt(config)
         assert not (tmp_path / "run").exists()
         shutil.rmtree(place)
