@@ -41,7 +41,7 @@ WORST = {
     r"(?<![Tt]here )\bis no (?!longer|measurable|better|worse|more|less)": "is not a",
     r"\bdo(?:es)? not travel\b|\bnothing but itself\b": "is not sent; only itself",
 }
-MOST = 30  # words of a sentence
+MOST = 25  # words of a sentence
 
 
 def prose(text):
