@@ -152,7 +152,7 @@ class _Times(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """What the column shows."""
-        return Text(_times(task.fields["pace"], task.remaining or 0, task.elapsed or 0.0), style="progress.remaining")
+        return Text(_times(task.fields["throughput"], task.remaining or 0, task.elapsed or 0.0), style="progress.remaining")
 
 
 class _Rate(ProgressColumn):
