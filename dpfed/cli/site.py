@@ -63,7 +63,7 @@ def set_up_site(
     own: dict[str, str] = {name: value for name, _, value in (text.partition("=") for text in settings or [])}
     known = sorted(SiteSettings.model_fields.keys() - {"name", "store", "budget", "delta"})
     if unknown := [name for name in own if name not in known]:
-        raise UserError(f"--set {unknown[0]} is no key of a site: {nearest(unknown[0], known)}")
+        raise UserError(f"--set {unknown[0]} is not a key of a site: {nearest(unknown[0], known)}")
     options = {"declared": declared, "budget": budget, "delta": delta, "proxy": proxy, **own}
     paths = SitePaths.set_up(kit, into, coordinator, store, **options)
     tell(f"Send {paths.reply} to the coordinator. The keys in {paths.path} stay here.")
@@ -104,9 +104,7 @@ def confirm(
     folder: SiteDirectory,
     cards: Annotated[
         list[str],
-        typer.Argument(
-            help="Fingerprints of other sites' cards, in quotes.", show_default=False
-        ),
+        typer.Argument(help="Fingerprints of other sites' cards, in quotes.", show_default=False),
     ],
 ) -> None:
     """Confirm other sites' cards, whose fingerprints you heard from the sites themselves."""
