@@ -22,7 +22,7 @@ from dpfed.report.card import table_rows
 from dpfed.report.curves import training_note, training_plots
 from dpfed.report.expected import Expected
 from dpfed.report.ladder import ladder
-from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, noise_plot, progress_plot
+from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, norm_plot, progress_plot
 from dpfed.report.results import Result, headlines, label, shown, tied
 from dpfed.report.style import inline_svg, palette, uri
 from dpfed.report.timeline import TITLE as TIMELINE
@@ -85,14 +85,14 @@ def _single(run: RunView) -> dict:
     plots: list[tuple[str, Figure]] = []
     # Epsilon of a voided run is an accountant's figure, not privacy spent: a curve would look like a promise.
     if run.spent and not run.void:
-        plots.append(("Privacy spent: epsilon over steps", epsilon_plot(run.spent, run.target)))
+        target = [] if run.target is None else [(0, run.target), (run.spent[-1][0], run.target)]
+        plots.append(("Privacy spent: epsilon over steps", epsilon_plot(run.spent, target)))
     measured = {item["step"] for item in run.evaluations if item["model"] == "trained"}
     if first and len(measured) > 1:
         plots.insert(0, ("Evaluation over steps", progress_plot(run.evaluations, [item.name for item in first])))
     norms = [(item["step"], item["noisy_gradient_norm"]) for item in run.metrics if item.get("noisy_gradient_norm")]
     if len(norms) > 2 and run.noise_norm is not None:
-        steps, values = zip(*norms, strict=True)
-        plots.append(("Gradient with its noise (blue), noise alone (orange)", noise_plot(steps, values, run.noise_norm)))
+        plots.append(("Gradient with its noise (blue), noise alone (orange)", norm_plot(norms, run.noise_norm)))
     if sites_in(run.steps_of_sites):
         plots.append((TIMELINE, timeline_plot(run.steps_of_sites)))
     if run.audit is not None:
