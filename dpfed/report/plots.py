@@ -126,13 +126,13 @@ def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> Fi
 
 
 def bar_chart(results: Sequence[Result], tall: bool) -> Figure:
-    """Untrained beside trained, one pair of bars for each metric that is a fraction, and a tick where guessing would be.
+    """Untrained beside trained, one pair of bars for each metric, and a tick where guessing would be.
 
     Args:
-        results: at least one of them a fraction.
+        results: at least one.
         tall: as high as two other charts, which stand beside it.
     """
-    rows = [item for item in results if item.is_fraction]
+    rows = list(results)
     canvas, axes = figure(WIDTH, 2 * HEIGHT + 0.6 if tall else max(HEIGHT, 0.4 * len(rows) + 0.4))
     ends = [0.0]
     for sign, colour, key in ((-1, UNTRAINED, "untrained"), (1, TRAINED, "trained")):
@@ -144,7 +144,7 @@ def bar_chart(results: Sequence[Result], tall: bool) -> Figure:
             _whisker(axes, y, interval)
             ends.append(interval[1] if interval else value or 0.0)
             axes.annotate(
-                shown(value, item.name),
+                shown(value),
                 (ends[-1], y),
                 (4, 0),
                 textcoords="offset points",
@@ -182,7 +182,7 @@ def comparison_plot(names: Sequence[str], results: Sequence[Result | None], void
             continue
         colour = UNTRAINED if void[y] else TRAINED
         axes.barh(y, item.trained, height=0.56, color=colour)
-        text = shown(item.trained, item.name, item.trained_interval)
+        text = shown(item.trained, item.trained_interval)
         _whisker(axes, y, item.trained_interval)
         ends.append(item.trained_interval[1] if item.trained_interval else item.trained)
         axes.annotate(
