@@ -89,7 +89,7 @@ def test_what_is_too_large_is_refused_before_it_comes(lengths):
             raw.flush()
             if length:
                 break
-        with pytest.raises(PacketError, match="no packet"):
+        with pytest.raises(PacketError, match="not a packet"):
             receive_packet(theirs, 1000)
 
 
