@@ -208,7 +208,7 @@ def evaluate(
         return
     for figure in figures:
         console.print(
-            f"{figure.model:>10}  {escape(figure.name):<28} {shown(figure.value, figure.name, figure.interval):>16}  "
+            f"{figure.model:>10}  {escape(figure.name):<28} {shown(figure.value, figure.interval):>16}  "
             f"[dim]{escape(figure.protocol)}[/]",
             highlight=False,
             soft_wrap=True,

@@ -92,26 +92,12 @@ def require_cluster(watcher: Watcher, wait: float | None = None) -> None:
     address, source = cluster_address()
     if not address:
         return
-    host, port = parsed(address)
+    there = parsed(address)
     if wait is None:
         wait = WAIT if source == "RAY_ADDRESS" else _LEFT_BEHIND
-    remedy = "start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone"
-    deadline, tell = time.monotonic() + wait, time.monotonic()
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=max(0.1, min(_EACH, wait))).close()
-            return
-        except OSError as error:  # an unknown name as well
-            if time.monotonic() >= deadline:
-                raise UserError(
-                    f"no Ray cluster answers at {address!r} ({source}) within {wait:g} seconds "
-                    f"({error.strerror or error}): {remedy}."
-                ) from None
-        if time.monotonic() >= tell:
-            left = deadline - time.monotonic()
-            watcher.note(f"waiting up to {max(left, 0):.0f} seconds for the Ray cluster at {address}")
-            tell += _TOLD_AGAIN
-        time.sleep(min(0.5, wait))
+    what = f"reaching the Ray cluster at {address!r} ({source})"
+    remedy = "Start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone."
+    patiently(lambda: socket.create_connection(there, timeout=_EACH).close(), what, watcher, lambda error: False, remedy, wait)
 
 
 def cluster_address() -> tuple[str, str]:
@@ -150,10 +136,6 @@ def parsed(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-NOT_TAKEN = (
-    "does not take this machine's token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of "
-    "that cluster."
-)
 _ANSWER = 2.0  # seconds; a head that takes longer is starting, and Ray asks it again
 _QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # what every member asks first; only whether it is let in matters here
 
@@ -179,7 +161,10 @@ def require_admission() -> None:
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.UNAUTHENTICATED:
                 return
-            raise UserError(f"the Ray cluster at {address!r} ({source}) {NOT_TAKEN}") from None
+            raise UserError(
+                f"the Ray cluster at {address!r} ({source}) does not take this machine's token: set RAY_AUTH_MODE=token, and "
+                "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of that cluster."
+            ) from None
 
 
 _EVERY = 5.0  # seconds between looks; Ray takes about half a minute until it knows that a machine is gone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from dpfed.data.store.counting import given_path, require_something_at
 from dpfed.data.store.layout import FORMAT_VERSION
 from dpfed.data.store.records import RecordStore, open_or_write
 from dpfed.errors import UserError, nearest
+from dpfed.files.atomic import cannot_write
+from dpfed.files.locking import file_lock
 from dpfed.paths import is_store, local_path
 
 _ORIGINALS_FROM = 64  # pixels; smaller images are read raw far faster than their files are decoded
@@ -101,22 +104,28 @@ def _from_path(
     format = format or detect(path)
 
     def write(target: Path) -> None:
+        lock = target.with_name(f".{target.name}.lock")
         try:
-            report = import_records(
-                path,
-                target,
-                format=format,
-                size=size,
-                validation=config.validation,
-                test=config.test,
-                public=config.public,
-                progress=progress,
-                workers=cores(),
-                wait=True,
-                say=say,
-            )
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with file_lock(lock, "", math.inf):
+                if target.exists():  # another process of the run has imported it meanwhile
+                    return
+                report = import_records(
+                    path,
+                    target,
+                    format=format,
+                    size=size,
+                    validation=config.validation,
+                    test=config.test,
+                    public=config.public,
+                    progress=progress,
+                    workers=cores(),
+                    say=say,
+                )
             for sentence in report.ignored():
                 (say or (lambda text: None))(sentence)
+        except OSError as error:
+            raise cannot_write(target, error) from error
         except UserError as error:  # it may name records
             public = f"the records at {path} cannot be imported: `dpfed data import {path} DEST` says why."
             raise UserError(str(error), public) from error

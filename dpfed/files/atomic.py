@@ -238,6 +238,21 @@ def name_directory(partial: Path, path: Path) -> None:
     name_folder(partial, path)
 
 
+@contextlib.contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """A hidden directory that becomes `path` at the end of the ``with`` block, and is removed when the block fails.
+
+    Raises:
+        UserError: when `path` exists or nothing can be written there.
+    """
+    partial = start_directory(path)
+    try:
+        yield partial
+        name_directory(partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def cannot_write(path: Path, error: OSError) -> UserError:
     """The error of a store that the disk or its permissions do not let be written."""
     return UserError(f"cannot write the record store {path}: {error.strerror or error}.")

@@ -118,7 +118,7 @@ def _utility(one: RunState) -> Iterator[Figure]:
     for item in sorted(one.table, key=lambda item: item.name not in first):
         if item.trained is None and item.untrained is None:
             continue
-        before, now = shown(item.untrained, item.name), shown(item.trained, item.name, item.trained_interval)
+        before, now = shown(item.untrained), shown(item.trained, item.trained_interval)
         text = f"{now}, before {before}" if item.trained is not None else f"{before} before training"
         what = "A figure of evaluation: exact, and not covered by epsilon"
         value = item.trained if item.trained is not None else item.untrained

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import Field
 
-from dpfed.schema.section import NoOptions, Rule, Section
+from dpfed.schema.section import NoOptions, Section
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +52,6 @@ class Objective:
         images_only: whether it compares views of an image, and knows nothing of captions.
         least: so many records of a group at least have anything to learn from together.
         enough: with fewer, what they say together is mostly chance.
-        rules: when some of its keys have no effect although the loss is chosen.
     """
 
     title: str
@@ -65,7 +64,6 @@ class Objective:
     images_only: bool = False
     least: int = 1
     enough: int = 1
-    rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.bias is not None) != ("bias" in self.options.model_fields):

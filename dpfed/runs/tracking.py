@@ -11,9 +11,8 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.directory import RunDirectory, scalars
 from dpfed.artifacts.provenance import sent_to
-from dpfed.artifacts.tensorboard import scalars
 from dpfed.artifacts.view import results_in
 from dpfed.errors import UserError
 from dpfed.progress import Watcher

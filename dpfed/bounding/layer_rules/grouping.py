@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from dpfed.data.transfer import to_device
 from dpfed.errors import Notice, UserError
 
 
@@ -111,7 +112,8 @@ class Grouping:
         self.typical = typical or longest
         self._ends = [0, *itertools.accumulate(sizes)]
         if starts is None:
-            starts = torch.tensor(self._ends + self._ends[-1:] * (self.places - self.count), dtype=torch.int32).to(device)
+            ends = self._ends + self._ends[-1:] * (self.places - self.count)
+            starts = to_device(torch.tensor(ends, dtype=torch.int32), device)
         self.starts = starts
         each, sizes_there = torch.arange(longest, device=device), starts.diff().unsqueeze(1)
         self.present = each < sizes_there

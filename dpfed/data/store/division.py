@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from dpfed.data.store.mapped import with_starts
 from dpfed.data.store.record import SPLITS, record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.files.atomic import cannot_write, name_directory, refuse_existing, start_directory
+from dpfed.files.atomic import cannot_write, refuse_existing, whole_directory
 from dpfed.paths import local_path
 from dpfed.privacy.randomness import Randomness
 
@@ -114,11 +113,14 @@ def divide_store(
         part_of_record[store.split(split)] = sites  # the last part
     _refuse_empty(store, np.bincount(part_of_record, minlength=sites + 1))
     names = [*map(site_folder, range(sites)), EVALUATION]
-    with _all_or_nothing(path) as partial:
-        _write_parts(store, [partial / name for name in names], part_of_record, progress)
-        for part, name in enumerate(names):
-            _write_header(store, np.flatnonzero(part_of_record == part), partial / name)
-            _add_contents(partial / name)
+    try:
+        with whole_directory(path) as partial:
+            _write_parts(store, [partial / name for name in names], part_of_record, progress)
+            for part, name in enumerate(names):
+                _write_header(store, np.flatnonzero(part_of_record == part), partial / name)
+                _add_contents(partial / name)
+    except OSError as error:
+        raise cannot_write(path, error) from error
     return [RecordStore.open(path / name) for name in names]
 
 
@@ -177,23 +179,6 @@ def _add_contents(folder: Path) -> None:
     store, header = RecordStore.open(folder), read_layout(folder).header
     header["contents"] = contents_of(store, None).header(splits_of(store))
     (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _all_or_nothing(path: Path) -> Iterator[Path]:
-    """A hidden directory that becomes `path` at the end of the ``with`` block, and is removed when the block fails.
-
-    Raises:
-        UserError: when `path` exists or cannot be written.
-    """
-    partial = start_directory(path)
-    try:
-        yield partial
-        name_directory(partial, path)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_parts(
