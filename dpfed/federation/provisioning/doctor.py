@@ -228,7 +228,7 @@ def _terms(paths: SitePaths) -> Iterator[Finding]:
 
 
 def _copies(site: SiteFolder) -> Iterator[Finding]:
-    """What was agreed on and does not travel, such as public records."""
+    """What was agreed on and is not sent, such as public records."""
     if site.joined:
         from dpfed.federation.site.serving import require_copies  # with torch, which takes seconds
 
