@@ -15,6 +15,7 @@ from dpfed.runs.pretraining import resume
     ("said", "words"),
     [
         ("CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later", "the GPU failed"),
+        ("Triton Error [CUDA]: unspecified launch failure", "the GPU failed"),
         ("CUDA out of memory. Tried to allocate 2.00 GiB.", "not enough memory"),
     ],
 )

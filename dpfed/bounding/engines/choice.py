@@ -98,7 +98,7 @@ def fastest_engine(
         if isinstance(fit, _Candidate):
             candidates[name] = fit
         else:
-            refused.append(f"{name} {fit}")
+            refused.append(f"{name} {_why(fit, allowed)}")
     long = batch.first(max(2 * lanes, int(allowed / (_ROUNDS * loop.rate))))
     for part in (few, *[long] * _ROUNDS):
         for candidate in candidates.values():  # in turns, so that a busy moment of the machine meets all
@@ -115,14 +115,17 @@ def require_fitting(
 ) -> None:
     """Refuses an engine that does not come to the loop's result: it may take records of one group for those of another.
 
+    An engine whose groups change beside others is not refused: it will take one group at a time, and say so.
+
     Raises:
         UserError: saying which to use.
     """
-    if name not in fitting_engines(model, batch.first(_FEW), precision, loss, (name,)):
-        raise UserError(
-            f"bounding.engine = '{name}' gives other clipped gradients than 'loop' for this model (compared on noise): set it "
-            "to 'auto' or 'loop'."
-        )
+    found = _trials(model, batch.first(_FEW), precision, loss, (name,)).get(name)
+    if isinstance(found, Exception) and not isinstance(found, DependsOnOthers):
+        if isinstance(found, UserError):
+            raise found
+        said = str(found).partition("\n")[0]
+        raise UserError(f"bounding.engine = '{name}' fails for this model on noise ({said}): set it to 'auto' or 'loop'.")
 
 
 def fitting_engines(
@@ -178,7 +181,7 @@ def _trials(
     names: Collection[str],
     allowed: float | None = None,
     records: int | None = None,
-) -> dict[str, _Candidate | str]:
+) -> dict[str, _Candidate | Exception]:
     """Engines besides the loop that were compared with it on noise, in float64, and that compute groups alike.
 
     In float32 two right ways through a deep network differ by parts in a thousand: where the input of a ReLU is about zero,
@@ -194,7 +197,7 @@ def _trials(
         records: see `LayerwiseEngine`.
 
     Returns:
-        For each name the engine, or why it is none for this model and this run.
+        For each name the engine, or the error that says why it is none for this model and this run.
     """
     exact, few = _in_float64(model, batch.first(max(2, len(batch.sizes) // 2)))
     oracle = LoopEngine(exact, "fp32", loss)
@@ -204,7 +207,7 @@ def _trials(
     expected = oracle.zeros()
     oracle.add_clipped(few, clip_norm, expected)
     size = round(batch.starts[-1] / (len(batch.starts) - 1))
-    found: dict[str, _Candidate | str] = {}
+    found: dict[str, _Candidate | Exception] = {}
     for name in names:
         if name == "loop":
             continue
@@ -212,26 +215,29 @@ def _trials(
             into = oracle.zeros()
             with contextlib.nullcontext() if allowed is None else Deadline(allowed):
                 build_engine(name, exact, "fp32", loss, size, "go on").add_clipped(few, clip_norm, into)
+                if not torch.linalg.vector_norm(into - expected) <= _DIFFERENCE * torch.linalg.vector_norm(expected):
+                    raise UserError(
+                        f"bounding.engine = '{name}' gives other clipped gradients than 'loop' for this model (compared on "
+                        "noise): set it to 'auto' or 'loop'."
+                    )
                 engine = build_engine(name, model, precision, loss, size, "try", records)
                 engine.add_clipped(batch, clip_norm, engine.zeros())
-        except TooSlow:
-            found[name] = f"stopped after {allowed:.2g} s"
+        except (TooSlow, RuntimeError, UserError) as error:  # also an operation without a rule, too little memory of the GPU
+            found[name] = error
             continue
-        except DependsOnOthers:
-            found[name] = "groups change beside others"
-            continue
-        except (RuntimeError, UserError):  # an operation without a rule, too little memory of the GPU
-            found[name] = "does not fit"
-            continue
-        if torch.linalg.vector_norm(into - expected) <= _DIFFERENCE * torch.linalg.vector_norm(expected):
-            found[name] = candidate = _Candidate(engine)
-            if next(iter(batch.views.values())).device.type != "cpu":
-                candidate.time(batch)  # under no deadline, a pass is recorded
-                candidate.spent = 0.0
-            candidate.time(batch)  # what it did once, before its first pass, does not count
-        else:
-            found[name] = "does not fit"
+        found[name] = candidate = _Candidate(engine)
+        if next(iter(batch.views.values())).device.type != "cpu":
+            candidate.time(batch)  # under no deadline, a pass is recorded
+            candidate.spent = 0.0
+        candidate.time(batch)  # what it did once, before its first pass, does not count
     return found
+
+
+def _why(error: Exception, allowed: float) -> str:
+    """Why an engine is none for a run, in words for its log."""
+    if isinstance(error, TooSlow):
+        return f"stopped after {allowed:.2g} s"
+    return "groups change beside others" if isinstance(error, DependsOnOthers) else "does not fit"
 
 
 def _in_float64(model: nn.Module, batch: GroupBatch) -> tuple[nn.Module, GroupBatch]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from dpfed.bounding.bounded_sum import GROUPS_OF_A_PASS, PLACES_OF_A_PASS, Clip
 from dpfed.bounding.engines import ENGINES, GroupBatch, LayerwiseEngine, LoopEngine, build_engine, fastest_engine
-from dpfed.bounding.engines.choice import fitting_engines
+from dpfed.bounding.engines.choice import fitting_engines, require_fitting
 from dpfed.bounding.engines.engine import sound_kernels
 from dpfed.bounding.engines.pass_shape import PassShape
 from dpfed.bounding.engines.same_bits import DependsOnOthers
@@ -157,6 +157,7 @@ def test_a_device_that_looks_at_neighbours_is_found_out_and_the_loop_is_taken(by
     loop.add_clipped(batch, 1.0, expected)
     assert torch.equal(found, expected)
     assert "layerwise" not in fitting_engines(model, batch, precision)
+    require_fitting("layerwise", model, batch, precision)  # it is slow then, and nothing is lost
 
 
 def test_a_model_that_drops_at_random_takes_one_group_at_a_time():
