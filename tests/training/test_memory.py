@@ -61,7 +61,7 @@ def test_the_sizes_are_taken_without_drawing_a_random_number(tower):
 def test_a_gpu_with_too_little_memory_is_refused(tower, monkeypatch):
     small = types.SimpleNamespace(total_memory=1 << 20)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: small)
-    with pytest.raises(UserError, match=r"takes at least .* there are 1\.0 MB of memory\. Choose a smaller model"):
+    with pytest.raises(UserError, match=r"takes at least .* there are 0.0 GB of memory. Choose a smaller model"):
         require_memory(config_of(tower()), torch.device("cuda"))
 
 

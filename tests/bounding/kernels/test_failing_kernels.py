@@ -24,7 +24,7 @@ from tests.bounding.kernels.tape import KERNELS  # noqa: E402
 
 ERRORS = {
     "memory": (OutOfResources(232_448, 101_376, "shared memory"), "shared memory"),
-    "compiler": (CompilationError("def add(): ...", None, "this architecture is unknown"), "kernel"),
+    "compiler": (CompilationError("def add(): ...", None, "this architecture is unknown"), "is unknown"),
 }
 
 
