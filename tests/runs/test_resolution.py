@@ -96,4 +96,6 @@ def test_a_device_that_was_chosen_is_kept(asked, there, found, monkeypatch):
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     monkeypatch.setattr("dpfed.training.memory.memory_of", lambda device: 2**34)  # of the GPU that is not there
     bounding = {**OPEN["bounding"], "engine": "loop"}
-    assert resolve(parse_config({**OPEN, "bounding": bounding, "training": {"device": asked}})).training.device == found
+    resolved = resolve(parse_config({**OPEN, "bounding": bounding, "training": {"device": asked}}))
+    assert resolved.training.device == found
+    assert resolved.bounding.pass_records == (512 if found == "cuda" else None)  # a public number, from the GPU's memory

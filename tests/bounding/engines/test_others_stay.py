@@ -217,7 +217,7 @@ def test_passes_hold_every_group_once_and_have_public_shapes(sizes, size, lanes,
     passes, alone = shape.passes(batch, lanes), shape.alone(batch)
     assert sorted([*alone, *(group for groups in passes for group in groups)]) == sorted(batch.by_size())
     assert shape.groups <= {"cpu": GROUPS_OF_A_PASS, "cuda": PLACES_OF_A_PASS, "mps": GROUPS_OF_A_PASS}[device]
-    assert shape.slots <= shape.room
+    assert shape.slots <= shape.room and (device == "cpu" or len(shape.totals) == 1)
     for groups in passes:
         records = sum(sizes[group] for group in groups)
         assert len(groups) <= shape.groups and max(sizes[group] for group in groups) <= shape.slots
