@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from benchmarks.record import write_result
 from benchmarks.throughput import stand_in_views
 from dpfed.bounding import foreach
-from dpfed.bounding.engines import ENGINES, GroupBatch, Views, build_engine, fastest_engine
+from dpfed.bounding.engines import ENGINES, GroupBatch, Views, build_engine, choose_engine
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model
 from dpfed.models.parameters import TrainableVector
@@ -81,7 +81,7 @@ def overheads(
     chosen = {}
     for size in SIZES:
         batch = GroupBatch(views, list(range(0, records + 1, size)))
-        chosen[f"S = {size}"] = fastest_engine(model, batch)
+        chosen[f"S = {size}"] = choose_engine(model, batch)
         for name in ENGINES:
             into = TrainableVector(model).zeros()
             ready = build_engine(name, model, "fp32", group_loss, size, "go on")  # a run's first pass asks more, once

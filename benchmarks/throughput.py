@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from benchmarks.draws import draws
 from benchmarks.record import write_result
 from dpfed.bounding.bounded_sum import BoundedSum
-from dpfed.bounding.engines import ENGINES, GroupBatch, Precision, Views, fastest_engine
+from dpfed.bounding.engines import ENGINES, GroupBatch, Precision, Views, choose_engine
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, ViewsConfig
 from dpfed.data.store.pictures import Wanted, in_processes
 from dpfed.data.store.record import RecordInput
@@ -84,7 +84,7 @@ def gradients(
     model = build_model(config, objective, AdaptationConfig(), size).to(device).train()
     views = stand_in_views(config, records, size, device)
     batch = GroupBatch(views, list(range(0, records + 1, group)))
-    name = fastest_engine(model, batch, precision)
+    name = choose_engine(model, batch, precision)
     engine = ENGINES[name](model, precision)
     into = engine.zeros()
 

@@ -16,7 +16,6 @@ from torch.nn.utils import parametrize
 
 from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import Clip
-from dpfed.bounding.engines.deadline import Deadline
 from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, shared_out
 from dpfed.bounding.engines.lanes import Lanes
 from dpfed.bounding.engines.loop import LoopEngine
@@ -141,7 +140,7 @@ class LayerwiseEngine(Engine):
         """What repeats a recorded pass over such views, where the device can: a pass is recorded for each kind of views, and
         anew where the model's weights have moved."""
         recording = recording_on(self._vector.device)
-        if recording is None or self._if_unlike == "go on" or Deadline.is_near():
+        if recording is None or self._if_unlike == "go on":
             return None
         weights = (*self._loss.model.parameters(), *self._loss.model.buffers())
         kind = (*((name, view.shape[1:], view.dtype) for name, view in views.items()), *(part.data_ptr() for part in weights))

@@ -7,8 +7,7 @@ import types
 import pytest
 import torch
 
-from dpfed.bounding.engines import LayerwiseEngine, fastest_engine, require_fitting
-from dpfed.bounding.engines.choice import fitting_engines
+from dpfed.bounding.engines import LayerwiseEngine, choose_engine, require_fitting
 from dpfed.bounding.layer_rules.grouping import computes_together
 from dpfed.config import ObjectiveConfig
 from dpfed.errors import Notice, UserError
@@ -48,10 +47,9 @@ def test_an_engine_whose_kernels_fail_is_not_chosen_and_refused_in_a_sentence(er
         file, kernel = path.split(".")
         monkeypatch.setattr(importlib.import_module(f"dpfed.bounding.kernels.{file}"), kernel, Failing(error))
     model, batch, told = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"]), []
-    assert list(fitting_engines(model, batch)) == ["loop"]
-    assert fastest_engine(model, batch, told=told.append) == "loop" and "layerwise does not fit" in told[0]
+    assert choose_engine(model, batch, told=told.append) == "loop" and "does not fit" in told[0]
     for attempt in (
-        lambda: require_fitting("layerwise", model, batch),
+        lambda: require_fitting(model, batch),
         lambda: LayerwiseEngine(model).add_clipped(batch, 1.0, LayerwiseEngine(model).zeros()),
     ):
         with pytest.raises(UserError, match=rf"a kernel of Triton failed on this GPU.*{words}.*'loop' or 'auto'"):
