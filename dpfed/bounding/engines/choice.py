@@ -79,7 +79,7 @@ def choose_engine(
     if refusal is None:
         told("engine: layerwise")
         return "layerwise"
-    why = {DependsOnOthers: "groups change beside others", torch.OutOfMemoryError: "too little memory"}
+    why = {DependsOnOthers: "groups affect each other", torch.OutOfMemoryError: "too little memory"}
     told(f"engine: loop; layerwise: {why.get(type(refusal), 'does not fit')}")
     return "loop"
 
@@ -87,7 +87,7 @@ def choose_engine(
 def require_fitting(model: nn.Module, batch: GroupBatch, precision: Precision = "fp32", loss: GroupLoss = group_loss) -> None:
     """Refuses `layerwise` where it does not come to the loop's result: it may take records of one group for those of another.
 
-    Where groups change beside others it is not refused: it will take one group at a time, and say so.
+    Where groups affect each other it is not refused: it will take one group at a time, and say so.
 
     Raises:
         UserError: saying which to use.

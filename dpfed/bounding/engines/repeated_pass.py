@@ -84,7 +84,7 @@ class RepeatedPass:
     Args:
         recording: keeps it.
         summed: makes a pass over the views of `PassShape.room` records, from where groups begin, ``(places + 1,)`` int32, and
-            how gradients are clipped. It must ask nothing of the device, and bring nothing to it.
+            how gradients are clipped. It must neither read from the device nor write to it.
         views: of any records; only their shapes and types are read.
         shape: of all passes.
         exact: type of norms.

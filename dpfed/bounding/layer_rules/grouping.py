@@ -4,7 +4,7 @@ Shapes: n records, k rows of a layer's leading dimension for each record (its vi
 after the other; records behind the last group are fillers and belong to none. Every figure of a group is computed from the
 group's own rows, in a shape that only the group's own size decides.
 
-What a model is told that the rules do not cover.
+The message for a model that the rules do not cover.
 """
 
 from __future__ import annotations
