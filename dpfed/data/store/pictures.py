@@ -130,7 +130,7 @@ class _Pool:
         return _Block(size + size // 4)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.cache
 def _pool(process: int, workers: int) -> _Pool:
     return _Pool(workers)  # those of a parent are not a fork's
 
