@@ -18,11 +18,12 @@ import pytest
 import torch
 
 from dpfed.cli import main
+from tests import accounted
 from tests.undrawn import undraw
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
-    ["dpfed.cluster.torchrun", "dpfed.console.terminal", "dpfed.runs.pretraining", "pandas", "tests.undrawn"]
+    ["dpfed.cluster.torchrun", "dpfed.console.terminal", "dpfed.runs.pretraining", "pandas", "tests.undrawn", "tests.accounted"]
 )  # pyarrow takes pandas
 
 _PATIENCE = 60.0  # seconds; far below the hours after which torch.distributed gives up
@@ -119,6 +120,7 @@ def _enter(rank: int, world: int, port: int, output: Path, task: Callable[..., N
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": "lo"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    accounted.keep()
     with pytest.MonkeyPatch.context() as patch:
         undraw(patch)
         task(rank, *args)
