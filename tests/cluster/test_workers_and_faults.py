@@ -120,6 +120,7 @@ def test_a_crash_in_a_step_costs_nothing_twice_whoever_goes_on(crashed, undistur
     assert not (run.path / "secret.key").exists() and not run.releases.exists()
 
 
+@pytest.mark.parametrize("crashed", ["between keeping and paying"], indirect=True)
 def test_another_number_of_workers_cannot_release_a_paid_step_again(crashed, tmp_path):
     folder, _ = crashed
     shutil.copytree(folder, tmp_path / "run")
