@@ -105,7 +105,7 @@ def privacy(
         print(json.dumps(facts))
     else:
         _show_claim(facts)
-        console.print(f"[dim]result, picture[/]  {path}, {path.with_suffix('.png')}", highlight=False, soft_wrap=True)
+        console.print(f"[dim]result[/]  {path}", highlight=False, soft_wrap=True)
     if audit.contradicted:
         raise typer.Exit(_CONTRADICTED)
 
@@ -115,23 +115,16 @@ def _show_claim(facts: dict[str, Any]) -> None:
     from rich.table import Table
 
     from dpfed.console.terminal import console
-    from dpfed.privacy.promise import round_down, round_up
+    from dpfed.privacy.promise import round_down
     from dpfed.report.audit import attacked, label, verdict
 
     table = Table(box=None, pad_edge=False)
     table.add_column("attack", no_wrap=True)
-    for column in (
-        "tries",
-        "epsilon shown",
-        "of claimed",
-        "noise at most",
-        "epsilon of the run (f-DP)",
-    ):
+    for column in ("tries", "noise at most", "epsilon of the run"):
         table.add_column(column, justify="right")
     for one in facts["findings"]:
         noise = "" if one["noise"] is None else f"{one['noise']:.3g}"
-        shown = round_down(one["epsilon"]), round_up(one["claim"]), noise, round_down(one["epsilon_f_dp"])
-        table.add_row(label(one), f"{one['tries']:,}", *shown)
+        table.add_row(label(one), f"{one['tries']:,}", noise, round_down(one["epsilon"]))
     console.print(table)
     moved = f"{facts['moved']:.4f}" if facts["moved"] else "not known (the method also releases statistics)"
     console.print(
