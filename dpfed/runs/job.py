@@ -30,10 +30,7 @@ from dpfed.training.trainer import InProcess, Transport
 from dpfed.training.worker import GroupObserver
 
 if TYPE_CHECKING:
-    from dpfed.data.store.records import RecordStore
     from dpfed.protocol.terms import Terms
-
-_LOOKED_AT = 50_000  # public records whose captions are counted
 
 
 def say_what_is_trained(parts: Components, watcher: Watcher) -> None:
@@ -44,24 +41,11 @@ def say_what_is_trained(parts: Components, watcher: Watcher) -> None:
     if parts.store.public and split != "none" and parts.store.share_units("train", split):
         watcher.note(f"a {parts.store.unit_name} may be in both the train and the {split} split: figures then look better")
     say_sizes(parts, watcher.note)
-    if parts.config.model.kind == "open_clip":
-        _say_what_stock_sees(parts.store, watcher)
     _say_few_contrasted(parts, watcher)
     if parts.tokenizer is None:
         return
-    read = (
-        f"{parts.tokenizer.context} {'words' if isinstance(parts.tokenizer, WordTokenizer) else 'tokens'} of a caption are read"
-    )
-    if not parts.store.count("train"):  # a coordinator's, which holds none of the records
-        watcher.note(read)
-        return
-    if not parts.store.public:  # how many are longer is a fact about private records: for whoever asks
-        watcher.note(f"{read}; `dpfed data inspect {parts.store.path} --config CONFIG` counts longer ones")
-        return
-    looked_at = parts.store.smallest(parts.store.within("train"), _LOOKED_AT)
-    captions = [text for texts in parts.store.captions(looked_at) for text in texts]
-    of = "" if len(looked_at) == parts.store.count("train") else f" (those of {len(looked_at):,} records)"
-    watcher.note(f"{read}; {parts.tokenizer.truncated(captions):,} of {len(captions):,}{of} are longer and are cut")
+    counted = "words" if isinstance(parts.tokenizer, WordTokenizer) else "tokens"
+    watcher.note(f"{parts.tokenizer.context} {counted} of a caption are read; what is longer is cut")
 
 
 def say_sizes(parts: Components, tell: Callable[[str], None]) -> None:
@@ -90,16 +74,6 @@ def _say_few_contrasted(parts: Components, watcher: Watcher) -> None:
             f"'{config.objective.name}' learns from the spread of a group's records, and {contrasted} are too few for that: "
             f"groups of {least} or more serve better ({key})"
         )
-
-
-def _say_what_stock_sees(store: RecordStore, watcher: Watcher) -> None:
-    """Which images stock open_clip, given the files, would show to the model otherwise than this run does."""
-    if not store.public:  # whether there are any is a fact about private records: for whoever asks
-        watcher.note(
-            f"`dpfed data inspect {store.path}` counts images that were converted because stock open_clip misreads them"
-        )
-    for what, count in store.converted.items() if store.public else ():
-        watcher.note(f"{count:,} images: {what}; stock open_clip misreads their files")
 
 
 @dataclass(frozen=True)
