@@ -5,7 +5,6 @@ What a user should know before the first step: what is trained, and what of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,7 @@ from dpfed.config.effects import refuse_unmeasured
 from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.evaluation.tasks import tasks_of
-from dpfed.models.images import image_size
 from dpfed.models.summary import trained_part
-from dpfed.privacy.method import method_named
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components, assemble
@@ -40,40 +37,10 @@ def say_what_is_trained(parts: Components, watcher: Watcher) -> None:
     split = parts.config.evaluation.split
     if parts.store.public and split != "none" and parts.store.share_units("train", split):
         watcher.note(f"a {parts.store.unit_name} may be in both the train and the {split} split: figures then look better")
-    say_sizes(parts, watcher.note)
-    _say_few_contrasted(parts, watcher)
     if parts.tokenizer is None:
         return
     counted = "words" if isinstance(parts.tokenizer, WordTokenizer) else "tokens"
     watcher.note(f"{parts.tokenizer.context} {counted} of a caption are read; what is longer is cut")
-
-
-def say_sizes(parts: Components, tell: Callable[[str], None]) -> None:
-    """Tells what images lose on their way to the model: nothing where the store has them in the size that is read."""
-    size = image_size(parts.config)
-    for whose, store in (("images", parts.store), ("public images", parts.public)):
-        if store is None:
-            continue
-        if store.size is None:
-            tell(f"{whose} become squares of {size} pixels (data.size) when they are read")
-        elif store.size == size:
-            if store.resized and store is parts.store and parts.config.data.source != "store":
-                tell(f"{whose} became squares of {size} pixels (data.size) when they were imported")
-        else:
-            once = "; stock open_clip scales once" if parts.config.model.kind == "open_clip" else ""
-            tell(f"{whose} are scaled from the store's squares of {store.size} pixels to {size} (data.size){once}")
-
-
-def _say_few_contrasted(parts: Components, watcher: Watcher) -> None:
-    """That a loss which estimates something from the records of a group has few of them."""
-    config, least = parts.config, parts.config.objective.loss.enough
-    method = method_named(config.bounding.method)
-    if (contrasted := method.contrasted(config)) < least:
-        key = "public.records" if method.public_records else "privacy.batch" if method.whole_batch else "bounding.group_size"
-        watcher.note(
-            f"'{config.objective.name}' learns from the spread of a group's records, and {contrasted} are too few for that: "
-            f"groups of {least} or more serve better ({key})"
-        )
 
 
 @dataclass(frozen=True)
