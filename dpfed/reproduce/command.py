@@ -76,8 +76,8 @@ def _list(scale: Literal["cpu", "gpu"]) -> None:
         console.print(f"[bold]{item.name}[/]  {item.title}", highlight=False, soft_wrap=True)
         console.print(f"    [dim]{runs} runs for each of {', '.join(item.data)}{gpu}[/]", highlight=False, soft_wrap=True)
     console.print(
-        "shapes is generated; for the others, give your copy of the data (--path). cpu has a smaller model and batch, and fewer "
-        "steps than the paper: its figures are not comparable with the paper's.",
+        "shapes is generated; for the others, give your copy of the data (--path). cpu has a smaller model and batch, and "
+        "fewer steps than the paper: its figures are not comparable with the paper's.",
         highlight=False,
         soft_wrap=True,
     )
