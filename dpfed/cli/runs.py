@@ -146,7 +146,7 @@ def _watch(
     boards: Sequence[str] = (),
     only_shown: Path | None = None,
 ) -> None:
-    """Has a run carried out before the user's eyes, and shows what came of it.
+    """Has a run carried out before the user's eyes, and shows its results.
 
     Args:
         carry_out: does it.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do 
     from dpfed.evaluation.suite import Evaluation
 
 console = Console()
-beside = Console(stderr=True)  # for what is no part of a command's output, such as progress where the output is JSON
+beside = Console(stderr=True)  # for what is not part of a command's output, such as progress where the output is JSON
 _LINE_EVERY = 15.0  # seconds between two lines of progress where there is no terminal
 
 
@@ -53,7 +53,7 @@ def chosen_config(given: Path, assignments: list[str] | None) -> Config:
 
 
 def on_command_line(given: Path | str, options: Iterable[tuple[str, str | None]]) -> str:
-    """A configuration as a command takes it, with the options that were given: for a command that goes on from there.
+    """A configuration as a command takes it, with the options that were given: for a command that continues from there.
 
     Args:
         given: the file, or the name.

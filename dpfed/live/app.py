@@ -133,7 +133,7 @@ class _Views:
         return Response(exposition(self._seen(request)), media_type="text/plain; version=1.0.0; charset=utf-8")
 
     def health(self, request: Request) -> Response:
-        """Whether all runs, or those that are named, are finished or at work: 200, otherwise 503."""
+        """Whether all runs, or those that are named, are finished or running: 200, otherwise 503."""
         well, states = health(self._seen(request))
         return JSONResponse({"well": well, "runs": states}, 200 if well else 503)
 
@@ -209,11 +209,11 @@ class _Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         if not self._access.knows(request.headers.get("host", "")):
-            return PlainTextResponse("this page has another name", 421)
+            return PlainTextResponse("this page has another address", 421)
         given = request.query_params.get("token")
         if not self._access.allows(given, request.headers.get("cookie", ""), request.headers.get("authorization", "")):
             return PlainTextResponse("this page needs its token: open the address that `dpfed serve` printed\n", 401)
-        return PlainTextResponse("this page is for reading\n", 405) if request.method not in ("GET", "HEAD") else None
+        return PlainTextResponse("this page is read-only\n", 405) if request.method not in ("GET", "HEAD") else None
 
     def _entrance(self, request: Request) -> Response | None:
         if "token" not in request.query_params:

@@ -217,6 +217,6 @@ def _in_utf8(text: str) -> str:
 
 
 def health(seen: Iterable[Seen]) -> tuple[bool, dict[str, str]]:
-    """Whether every run is finished or at work, and the state of each."""
+    """Whether every run is finished or running, and the state of each."""
     states = {one.name: one.state for one in seen}
     return all(state in ("running", "finished") for state in states.values()), states

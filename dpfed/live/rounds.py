@@ -20,7 +20,7 @@ class SiteRow:
         missed: steps in which it was not there, or its answer was no good.
         last_reason: why, the last time.
         seconds: that its last answer took, as the coordinator saw it; ``None``: not known.
-        past: of the last steps: ``answered``, ``missed``, or ``discarded`` where its answer came to nothing.
+        past: of the last steps: ``answered``, ``missed``, or ``discarded`` where the step was discarded.
     """
 
     name: str
@@ -39,7 +39,7 @@ def sites_of(names: Sequence[str], steps: Sequence[Mapping[str, Any]], arrival_l
     Args:
         names: of the terms.
         steps: in order, each as the journal's last line about it has it.
-        arrival_log: of the last ones, while the run goes on.
+        arrival_log: of the last ones, while the run lasts.
     """
     over = [line for line in steps if line["event"] != "opened"]
     counted = Counter(site for line in over if line["event"] == "collected" for site in line.get("arrived", ()))

@@ -42,7 +42,7 @@ class Objective:
         loss: ``loss(embeddings, present, temperature, bias, options=...)``: see `GroupLoss`; `options` are the loss's own.
         options: its keys in the section ``[objective]``. Losses may share a key, if it is the same in all of them.
         unit_length: whether the model gives it embeddings of unit length.
-        bias: where the model's bias starts, by the number of records that are contrasted; it wants a key ``bias``. ``None``:
+        bias: where the model's bias starts, by the number of records that are contrasted; it needs a key ``bias``. ``None``:
             the loss adds no bias to its logits.
         own_terms: whether it is a sum of terms that each belong to one record, or to a pair; `loss` then takes
             ``counted``, ``(S,)`` bool, the records whose terms are added up (default: all that are present). What a record

@@ -151,7 +151,7 @@ def rehearse(
 ) -> Rehearsal:
     """Trains on public records as the private run will, with several settings, and writes the best configuration.
 
-    What is finished is kept in the folder, and a rehearsal that was interrupted goes on.
+    What is finished is kept in the folder, and a rehearsal that was interrupted resumes.
 
     Args:
         config: of the private run.

@@ -40,13 +40,13 @@ def label(finding: dict[str, Any]) -> str:
 
 
 def on_card(audit: dict[str, Any]) -> str:
-    """What a card says: when, of what, what came of it, and what each attack showed."""
+    """What a card says: when, of what, its verdict, and what each attack showed."""
     each = "; ".join(f"{label(one)}: {round_down(one['epsilon'])}" for one in audit["findings"])
     return f"{audit['day']}, {attacked(audit)}: {verdict(audit)} At least, by attack: {each}"
 
 
 def verdict(audit: dict[str, Any]) -> str:
-    """What came of it, in a sentence or two."""
+    """The verdict, in a sentence or two."""
     claim = f"epsilon {round_up(audit['claim'])}, delta {round_up(audit['delta'])}"
     reasons = []
     if not audit["moved"] <= audit["sensitivity"] * 1.001:

@@ -1,4 +1,4 @@
-"""A forecast or a rehearsal beside what came of it."""
+"""A forecast or a rehearsal beside the results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Expected:
         except OSError as error:
             raise UserError(f"cannot read the forecast {path}: {error.strerror or error}.") from error
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise UserError(f"{path} is no forecast ({type(error).__name__}: {error}): {_HOW}.") from error
+            raise UserError(f"{path} is not a forecast ({type(error).__name__}: {error}): {_HOW}.") from error
 
 
 def _read(said: dict[str, Any], run: RunView, path: Path) -> tuple[str, tuple[tuple[str, str, str], ...]]:

@@ -162,7 +162,7 @@ def _comparison(runs: Sequence[RunView]) -> dict:
     for run, table in zip(runs, tables, strict=True):
         privacy = ("none", "no guarantee") if run.void else (round_up(run.epsilon), round_up(run.delta))
         rows.append((run, *privacy, [table.get(name) for name in names]))
-    # A run without a guarantee is no winner: it bought its figures with the records' privacy.
+    # A run without a guarantee is not a winner: it bought its figures with the records' privacy.
     fair = [{} if run.void else table for run, table in zip(runs, tables, strict=True)]
     marks = [_marks([table.get(name) for table in fair]) for name in names]
     return {

@@ -1,4 +1,4 @@
-"""A run that is ready to go on: begun in a new directory, or taken up from one that is there.
+"""A run that is ready to continue: begun in a new directory, or taken up from one that is there.
 
 What a user should know before the first step: what is trained, and what of the records the model does not see.
 """
@@ -45,7 +45,7 @@ def say_what_is_trained(parts: Components, watcher: Watcher) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is ready to go on.
+    """A run that is ready to continue.
 
     Attributes:
         run: its directory, which must be locked while it is carried out.

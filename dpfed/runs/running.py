@@ -65,11 +65,11 @@ def run_job(
 
 
 def stopped(run: RunDirectory, options: str = "") -> str:
-    """How far a run came that the user ended, and what goes on with it.
+    """How far a run came that the user ended, and which command resumes it.
 
     Args:
         run: its directory.
-        options: of the command that goes on.
+        options: of the command that resumes it.
     """
     done = Ledger.open(run.ledger).last_step + 1 if _has_header(run.ledger) else 0
     return f"stopped {f'after step {done:,}' if done else 'before the first step'}; {_how(run, options)} resumes"
@@ -155,7 +155,7 @@ def _progress(watcher: Watcher, plan: PrivacyPlan, start: int, paid: int) -> Cal
         watcher: sees the stages.
         plan: of the run.
         start: steps that need not be taken again.
-        paid: steps that are paid for.
+        paid: steps that are charged.
     """
 
     def begun(done: int) -> Callable[[int], None]:
@@ -178,7 +178,7 @@ def _progress(watcher: Watcher, plan: PrivacyPlan, start: int, paid: int) -> Cal
 
 
 def _untrained_again(parts: Components, checkpoints: Checkpoints, watcher: Watcher) -> list[Evaluation]:
-    """The figures before training, of a run that goes on; none where its first checkpoint is gone."""
+    """The figures before training, of a run that is resumed; none where its first checkpoint is gone."""
     first = next((path for path in checkpoints.paths() if path.stem == "step-00000000"), None)
     if first is None or parts.config.evaluation.split == "none":
         return []

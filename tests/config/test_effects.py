@@ -182,7 +182,7 @@ def changed(tree: dict, keys) -> dict:
 
 @pytest.fixture
 def constant(monkeypatch):
-    """The fingerprint holds all numbers of a plan, and seeds the noise: another seed is no effect."""
+    """The fingerprint holds all numbers of a plan, and seeds the noise: another seed is not an effect."""
     monkeypatch.setattr(PrivacyPlan, "fingerprint", "0" * 16)
 
 

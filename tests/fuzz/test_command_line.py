@@ -185,7 +185,7 @@ COMMANDS = st.one_of(
         _option("--budget", _WHOLE),
         _option("--declared", _WHOLE),
     ),
-    _command("site", st.sampled_from(["join", "status"]), PLACES, _option("--x", TEXTS)),
+    _command("site", st.sampled_from(["join", "leave"]), PLACES, _option("--x", TEXTS)),
     _command("federation", "show", PLACES),
     _command("budget", "set", st.sampled_from(["done", "new", "", "tiny.toml"]), "--epsilon", _WHOLE, "--delta", _WHOLE),
     _command("budget", st.sampled_from(["show", "history", "settle"]), PLACES, _JSON),

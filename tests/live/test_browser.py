@@ -52,7 +52,11 @@ def served(make, tmp_path, shapes):
     journal = Journal(run.journal)
     journal.write("opened", 3)
     journal.write(
-        "discarded", 3, reason="1 of 3 sites came, 2 are needed", arrived=["north"], missing={"south": "gone", "west": "gone"}
+        "discarded",
+        3,
+        reason="1 of 3 sites answered, 2 are needed",
+        arrived=["north"],
+        missing={"south": "gone", "west": "gone"},
     )
     from dpfed.live.app import application  # needs what may not be installed
 
@@ -125,7 +129,7 @@ def test_the_page_follows_the_run(opened, served):
     playwright.expect(page.locator(".tile b").first).to_have_text("3")
     advance(run, Ledger.open(run.ledger), 3 + 1, SITES)
     playwright.expect(page.locator(".tile b").first).to_have_text("5", timeout=20_000)
-    assert page.locator("#sites td.past").count() == 3 and "1 of 3 sites came" in page.locator("#discarded").inner_text()
+    assert page.locator("#sites td.past").count() == 3 and "1 of 3 sites answered" in page.locator("#discarded").inner_text()
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def steps(monkeypatch) -> list[int]:
 def test_each_configuration_is_trained_once_and_kept(request_for, steps, kept):
     assert not list(kept.iterdir()), "this test must come first"
     outcome = reproduce(request_for())
-    assert len(steps) == SMALL.count("cpu") * 4 == 3 * 4  # two promises and, once, no privacy; "Base" is no run of its own
+    assert len(steps) == SMALL.count("cpu") * 4 == 3 * 4  # two promises and, once, no privacy; "Base" is not a run of its own
     assert {row.method for row in outcome.rows} == {"group", "none"}
     again = reproduce(request_for())
     assert len(steps) == 12
