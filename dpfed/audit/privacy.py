@@ -198,5 +198,5 @@ def _secrets() -> tuple[Randomness, Randomness]:
 
 def _joined(runs: list[Scores]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The experiments of several runs."""
-    which, scores = zip(*(run.of_blocks(1) for run in runs), strict=True)
+    which, scores = zip(*(run.experiments() for run in runs), strict=True)
     return np.concatenate(which), {name: np.concatenate([one[name] for one in scores]) for name in scores[0]}
