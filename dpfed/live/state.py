@@ -24,7 +24,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import meaning, round_up
 from dpfed.protocol.journal import Step, read_arrival_log
 from dpfed.report.card import is_void, lead, marks_of
-from dpfed.report.facts import FIXED_SEED, RAW_DIAGNOSTICS, Mark
+from dpfed.report.facts import FIXED_SEED, Mark
 from dpfed.report.results import Result, results_of
 
 SITE = "site.toml"
@@ -162,9 +162,7 @@ class RunState:
 
     @property
     def _marks(self) -> list[Mark]:
-        marks = self.ledger.marks if self.ledger else {}
-        known = {"fixed_seed": FIXED_SEED, "raw_diagnostics": RAW_DIAGNOSTICS}
-        return [mark for name, mark in known.items() if marks.get(name)]
+        return [FIXED_SEED] if self.ledger and self.ledger.marks.get("fixed_seed") else []
 
 
 def is_run(folder: Path) -> bool:

@@ -24,7 +24,6 @@ from dpfed.runs.preflight import Preflight
 from dpfed.runs.resolution import resolve, settle
 from dpfed.runs.starts import origin_of, starting_weights
 from dpfed.training.trainer import InProcess, Transport
-from dpfed.training.worker import GroupObserver
 
 if TYPE_CHECKING:
     from dpfed.protocol.terms import Terms
@@ -56,11 +55,6 @@ class Job:
     run: RunDirectory
     parts: Components
     randomness: Randomness
-
-    @property
-    def observe(self) -> GroupObserver | None:
-        """Receives raw, private figures of each step where the user asked for them."""
-        return self.run.append_diagnostics if self.parts.config.diagnostics == "raw" else None
 
 
 def begin(
@@ -127,4 +121,4 @@ def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1, terms: Terms |
 
 def alone(job: Job) -> Transport:
     """This process has all records and does all the work."""
-    return InProcess([job.parts.worker(job.randomness.for_owners(), job.observe)])
+    return InProcess([job.parts.worker(job.randomness.for_owners())])
