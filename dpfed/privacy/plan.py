@@ -124,7 +124,7 @@ class PrivacyPlan:
             "diagnostics = 'private'",
         )
         if progress is not None:
-            bounding.require_measured("diagnostics = 'private'", ", or set diagnostics = 'raw'")
+            bounding.require_measured("diagnostics = 'private'")
             if progress.phase is not None:
                 require_within("progress.phase", progress.phase, 1, steps, " (the steps)")
 

@@ -172,7 +172,7 @@ COMMANDS = st.one_of(
     _command(
         "data", "import", PLACES, PLACES, _option("--size", _WHOLE), _option("--validation", _WHOLE), _option("--format", TEXTS)
     ),
-    _command("data", "inspect", PLACES, _option("--context", _WHOLE), _option("--config", PLACES)),
+    _command("data", "inspect", PLACES),
     _command("audit", "membership", PLACES, _option("--non-members", PLACES), "--records", _WHOLE),
     _command(
         "site",

@@ -26,7 +26,6 @@ from dpfed.privacy.method import method_named
 from dpfed.progress import Silent
 from dpfed.protocol.terms import Terms
 from dpfed.runs.assembly import Share, assemble
-from dpfed.runs.job import say_sizes
 from dpfed.runs.resolution import resolve, settle, settle_model
 from dpfed.runs.starts import start_is_there, starting_weights
 
@@ -134,7 +133,6 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     folder.refuse_cost(terms.privacy_plan)  # its operator may have lowered the budget since
     parts = assemble(resolve(site_config(terms, settings)), randomness, terms=terms)
     parts = dataclasses.replace(parts, kept=(folder.features, Silent()))
-    say_sizes(parts, log)
     # The store may have grown since the site was made.
     refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
     share = Share(number, OwnRows(parts.store, parts.store.keys), terms.sites[number].groups)
