@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +17,25 @@ from dpfed.data.importers.dicom import DicomImporter
 from dpfed.data.importers.folder import FolderImporter
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.parquet import ParquetImporter
-from dpfed.data.importers.pieces import Progress, store_records, write_volumes
-from dpfed.data.importers.source import CONTENT, Source
+from dpfed.data.importers.source import CONTENT, FileRecord, Source, Unreadable, content_hash
 from dpfed.data.importers.table import TableImporter, common_folder
 from dpfed.data.importers.table_rows import TABLES
 from dpfed.data.importers.webdataset import WebDatasetImporter
 from dpfed.data.limits import stored_side, whole_number
-from dpfed.data.processes import MOST_WORKERS, Processes, Tell
 from dpfed.data.reasons import by_reason, mending
-from dpfed.data.store.fingerprint import new_key
 from dpfed.data.store.index import blocks
 from dpfed.data.store.record import SPLITS
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.volume import Form
-from dpfed.data.store.writing import StoreWriter, write_around
+from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
-from dpfed.files.atomic import check_destination, whole_directory
+from dpfed.files.atomic import check_destination
 from dpfed.paths import local_path
 
+Progress = Callable[[int, int | None], None]  # (records so far, of how many)
+
 _DEEPEST = 32  # folders below a source
+_TOLD = 256  # records between two reports
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,6 @@ class ImportReport:
         passed_over: what lies below the source and holds no records by its name, and how often.
         empty_classes: label -> its classes that no record has.
         converted: what was done to images that stock open_clip would destroy -> to how many.
-        bytes_read: of archives and Parquet files.
     """
 
     path: Path
@@ -69,7 +67,6 @@ class ImportReport:
     passed_over: dict[str, int]
     empty_classes: dict[str, list[str]]
     converted: dict[str, int]
-    bytes_read: int = 0
 
     def ignored(self) -> list[str]:
         """A sentence about what the source says of its records and the store does not."""
@@ -90,15 +87,12 @@ def import_records(
     id: str | None = None,
     allow_outside: bool = False,
     watch: Callable[[int], None] | None = None,
-    workers: int = 1,
     say: Callable[[str], None] | None = None,
     surveyed: Progress | None = None,
     window: tuple[float, float] | None = None,
     splits: int | None = None,
 ) -> ImportReport:
     """Imports a data set into a new record store.
-
-    The store is the same for any number of workers.
 
     Args:
         source: a local file or folder, or several tables of one folder.
@@ -115,7 +109,6 @@ def import_records(
             source, where it has one, otherwise a hash.
         allow_outside: also read files outside of the source's folder, which tables or links name.
         watch: called now and then, with how many files were found, while the source is looked through.
-        workers: processes that read archives and Parquet files at a time.
         say: told what the user should know.
         surveyed: called now and then with how many archives were looked through, and of how many, before records are stored.
         window: centre and width through which DICOM files become pictures, in the modality's units; ``None``: each file's own.
@@ -129,7 +122,7 @@ def import_records(
     started = time.monotonic()
     dest = local_path(dest, "the place of the new store")
     check_destination(dest)
-    size, workers = stored_side(size), whole_number(workers, "the number of workers", 1, MOST_WORKERS)
+    size = stored_side(size)
     sources: list[Any] = list(source) if isinstance(source, list | tuple) else [source]
     paths = [existing(one) for one in sources]
     asked = {"validation": validation, "test": test}
@@ -137,9 +130,7 @@ def import_records(
     held_out = [(count, split) for split, count in counts.items() if count]
     wanted = _Asked(paths, dest, format, size, held_out, skip_broken, public, id, allow_outside, window, splits)
     try:
-        with Processes(workers) as processes:
-            options = {"watch": watch, "surveyed": surveyed, "processes": processes}
-            chosen, opened = wanted.carry_out(options, progress, say)
+        chosen, opened = wanted.carry_out({"watch": watch, "surveyed": surveyed}, progress, say)
     except OSError as error:
         where = error.filename or paths[0]
         raise UserError(f"the import stopped at {where}: {error.strerror or error}; nothing was written.") from error
@@ -173,17 +164,7 @@ class _Asked:
             say(opened.notice)
         _refuse_unread(opened, path, chosen, self.skip_broken, self.format is not None)
         _refuse_splits(opened, path, self.held_out)
-        of_import = tuple(split for _, split in self.held_out)
-        name = path.stem if path.is_file() else path.name
-        form = Form(name, opened.kind, self.size, self.public, opened.label_names, opened.unit_name, of_import)
-        by_content = self.id == CONTENT or not opened.named
-        if opened.pieces:
-            left_out, key = [(entry.id, entry.reason) for entry in opened.unread], new_key(form.public)
-            with whole_directory(self.dest) as folder:
-                volumes = write_volumes(folder, opened, form, key, access, by_content, progress)
-                write_around(folder, self.dest, form, key, volumes, self.held_out, self.skip_broken, left_out)
-        else:
-            self._write(opened, form, access, by_content, progress)
+        self._write(opened, access, path, progress)
         return chosen, opened
 
     def _open(self, access: Access) -> tuple[str, Source]:
@@ -219,22 +200,32 @@ class _Asked:
             return format, TableImporter().open_tables(paths, access)
         return format, known[format].open(paths[0], access)
 
-    def _write(self, opened: Source, form: Form, access: Access, by_content: bool, progress: Progress | None) -> None:
-        """Writes the records of a source that is read from beginning to end."""
+    def _write(self, opened: Source, access: Access, path: Path, progress: Progress | None) -> None:
         with StoreWriter(
             self.dest,
-            name=form.name,
-            kind=form.kind,
-            size=form.size,
-            public=form.public,
-            label_names=form.label_names,
+            name=path.stem if path.is_file() else path.name,
+            kind=opened.kind,
+            size=self.size,
+            public=self.public,
+            label_names=opened.label_names,
             skip_broken=self.skip_broken,
-            unit_name=form.unit_name,
+            unit_name=opened.unit_name,
         ) as writer:
             for entry in opened.unread:
                 writer.reject(entry.id, entry.reason)
-            tell: Tell = (lambda done: None) if progress is None else lambda done: progress(done, opened.total)
-            done = store_records(opened.records, writer, access, by_content, opened.named, form, tell)
+            done = 0
+            for done, item in enumerate(opened.records, start=1):  # noqa: B007 - the count is read after the loop
+                record = item.read(access) if isinstance(item, FileRecord) else item
+                if isinstance(record, Unreadable):
+                    writer.reject(record.id, record.reason)
+                elif self.id == CONTENT or not opened.named:
+                    beginning = f"{record.split}/" if opened.named else record.id
+                    name = writer.counted(beginning + content_hash(record, opened.label_names))
+                    writer.add(replace(record, id=name, place=record.place or record.id))
+                else:
+                    writer.add(record)
+                if progress is not None and done % _TOLD == 0:
+                    progress(done, opened.total)
             if progress is not None:
                 progress(done, done)
             for count, split in self.held_out:
@@ -254,7 +245,6 @@ def _report(store: RecordStore, format: str, opened: Source, seconds: float) -> 
         passed_over=dict(opened.passed_over),
         empty_classes=_empty_classes(store),
         converted=store.converted,
-        bytes_read=sum(piece.size for piece in opened.pieces),
     )
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ from dpfed.data.importers.source import (
     FileRecord,
     Importer,
     Item,
-    Piece,
     Source,
     Unreadable,
     captions_in,
@@ -36,7 +33,6 @@ from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
 
 _ROWS_AT_ONCE = 256
-_PIECE_BYTES = 16 << 20
 
 
 class ParquetImporter(Importer):
@@ -78,13 +74,12 @@ class ParquetImporter(Importer):
             if first.id is not None:
                 _refuse_repeated(files, first.id)
             by_path = functools.cache(lambda: any(_lacks_bytes(content, first.image) for _, _, content in opened))
-            pieces = list(_pieces(files, settled.columns))
             unread = found.unread(lambda file: suffix(file) in EXTENSIONS and by_path())
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read the Parquet files of {path} ({_first_line(error)}); are they complete?") from error
         return Source(
             kind="image-text" if settled.captioned else "image",
-            records=itertools.chain.from_iterable(piece.records() for piece in pieces),
+            records=_records(files, settled.columns),
             label_names=settled.label_names,
             splits=_splits(files, first.split),
             total=total,
@@ -93,7 +88,6 @@ class ParquetImporter(Importer):
             named=first.id is not None,
             unread=[*unread, *settled.unread],
             passed_over=found.passed_over,
-            pieces=pieces,
             notice=settled.notice,
         )
 
@@ -152,46 +146,17 @@ def _lacks_bytes(file: pq.ParquetFile, image: str) -> bool:
     return any(pc.struct_field(batch.column(0), "bytes").null_count for batch in batches)
 
 
-@dataclass(frozen=True)
-class _RowGroups(Piece):
-    """Some row groups of a file.
-
-    Attributes:
-        split: that its rows belong to.
-        columns: which column holds what.
-        groups: numbers of the first row group, and of the one after the last.
-        first: rows of the split before it.
-    """
-
-    split: str
-    columns: Columns
-    groups: tuple[int, int]
-    first: int
-
-    def records(self) -> Iterator[Item]:
-        """See `Piece`."""
-        row = self.first
-        try:
-            file = pq.ParquetFile(self.file)
-            for batch in file.iter_batches(_ROWS_AT_ONCE, range(*self.groups), columns=self.columns.used()):
-                for cells in batch.to_pylist():
-                    yield _record(f"{self.split}/{row}", cells, self.columns, self.split, self.file.parent)
-                    row += 1
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{self.file} is damaged after row {row:,} of {self.split} ({_first_line(error)}).") from error
-
-
-def _pieces(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> Iterator[_RowGroups]:
-    """The row groups of all files, some megabytes of them in a piece."""
+def _records(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> Iterator[Item]:
+    """The rows of all files, which are numbered in their split."""
     rows = dict.fromkeys((split for split, _ in files), 0)
     for (split, path), own in zip(files, columns, strict=True):
-        metadata, size = pq.ParquetFile(path).metadata, path.stat().st_size
-        each = max(1, _PIECE_BYTES * metadata.num_row_groups // max(size, 1))  # row groups of a file are of about one size
-        for start in range(0, metadata.num_row_groups, each):
-            end = min(start + each, metadata.num_row_groups)
-            share = size * (end - start) // metadata.num_row_groups
-            yield _RowGroups(path, share, split, own, (start, end), rows[split])
-            rows[split] += sum(metadata.row_group(group).num_rows for group in range(start, end))
+        try:
+            for batch in pq.ParquetFile(path).iter_batches(_ROWS_AT_ONCE, columns=own.used()):
+                for cells in batch.to_pylist():
+                    yield _record(f"{split}/{rows[split]}", cells, own, split, path.parent)
+                    rows[split] += 1
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is damaged after row {rows[split]:,} of {split} ({_first_line(error)}).") from error
 
 
 def _record(place: str, row: dict[str, Any], columns: Columns, split: str, folder: Path) -> Item:
