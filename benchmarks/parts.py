@@ -1,7 +1,7 @@
 """How long the parts of a configuration's own step take on this machine, in the form that `dpfed cluster cost` reads.
 
     python -m benchmarks.parts CONFIG [KEY=VALUE ...] > measured.json      CONFIG: a file, or a name such as quickstart
-    dpfed cluster cost --config CONFIG --measured measured.json --model NAME ...
+    dpfed cluster cost CONFIG --records N --workers W --measured measured.json --model NAME ...
 
 NAME is the configuration's own. How long a step takes depends on its records, so these must be public. Cores are those that
 ``OMP_NUM_THREADS`` gives.

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from dpfed.progress import Watcher
 
 cluster = typer.Typer(
-    cls=lazy_group({"submit": "dpfed.cluster.submit", "cost": "dpfed.cluster.cost"}),
-    help="For many workers of one organisation: submit a run to a Ray cluster, say what it would cost.",
+    cls=lazy_group({"cost": "dpfed.cluster.cost"}),
+    help="For many workers of one organisation: say what a run would cost.",
     no_args_is_help=True,
 )
 

@@ -27,19 +27,6 @@ Declared = Annotated[
     int | None,
     typer.Option(help="Training records to declare. The number is public. Default: the true one; it may be larger."),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-Weights = Annotated[str | None, typer.Option(help="This site's copy of model.weights.", show_default=False)]
-Architecture = Annotated[
-    str | None, typer.Option(help="This site's copy of model.architecture, where that is a file.", show_default=False)
-]
-Text = Annotated[str | None, typer.Option(help="This site's copy of model.text, where that is a folder.", show_default=False)]
-Start = Annotated[
-    str | None,
-    typer.Option(help="This site's copy of the starting weights, where a tower is frozen or adapted.", show_default=False),
-]
-Public = Annotated[
-    str | None, typer.Option(help="This site's copy of the public records, where some join every group.", show_default=False)
-]
 _BEFORE_JOINING = (
     "\nCompare the terms' fingerprint with the coordinator's, by another channel than the file's: for example, by telephone. "
     "Joining reserves the whole plan in the lifetime budget of the records, if they have one. This folder can never join "
@@ -60,42 +47,28 @@ def set_up_site(
     budget: Budget = None,
     delta: Delta = None,
     declared: Declared = None,
-    device: Device = "auto",
-    weights: Weights = None,
-    architecture: Architecture = None,
-    text: Text = None,
-    start: Start = None,
-    public: Public = None,
-    into: Annotated[Path | None, typer.Option(help="Where the kit's folder goes.", show_default=False)] = None,
-    port: Annotated[
-        int | None, typer.Option(help="The SuperNode's port on loopback; default 9200.", show_default=False)
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of site.toml: device, or this site's copy of an agreed file."),
     ] = None,
+    into: Annotated[Path | None, typer.Option(help="Where the kit's folder goes.", show_default=False)] = None,
     proxy: Annotated[str | None, typer.Option(help="The network's HTTP proxy, http://HOST:PORT.", show_default=False)] = None,
 ) -> None:
     """Make a site from the coordinator's kit: unpack and check it, make keys here, write the reply."""
     say(f"checking {kit}", True)
+    from dpfed.errors import UserError, nearest
     from dpfed.federation.provisioning.site_paths import SitePaths
+    from dpfed.federation.site.folder import SiteSettings
 
-    own = {"weights": weights, "architecture": architecture, "text": text, "start": start, "public": public}
-    options = {"declared": declared, "budget": budget, "delta": delta, "device": device, "port": port, "proxy": proxy, **own}
-    place = SitePaths.set_up(kit, into, coordinator, store, **options)
-    tell(f"Send {place.reply} to the coordinator. The keys in {place.path} stay here.")
-    read_out = f"Read the card's fingerprint out to the other sites, by telephone: {place.site.own_card().fingerprint}"
+    own: dict[str, str] = {name: value for name, _, value in (text.partition("=") for text in settings or [])}
+    known = sorted(SiteSettings.model_fields.keys() - {"name", "store", "budget", "delta"})
+    if unknown := [name for name in own if name not in known]:
+        raise UserError(f"--set {unknown[0]} is not a key of a site: {nearest(unknown[0], known)}")
+    options = {"declared": declared, "budget": budget, "delta": delta, "proxy": proxy, **own}
+    paths = SitePaths.set_up(kit, into, coordinator, store, **options)
+    tell(f"Send {paths.reply} to the coordinator. The keys in {paths.path} stay here.")
+    read_out = f"Read the card's fingerprint out to the other sites, by telephone: {paths.site.own_card().fingerprint}"
     tell(read_out)
-
-
-@app.command()
-def unpack(
-    folder: KitFolder, kit: Annotated[Path, typer.Argument(help="A newer kit of this site.", show_default=False)]
-) -> None:
-    """Replace the site's kit with a newer one; keys, settings and ledger stay."""
-    say(f"checking {kit}", True)
-    from dpfed.federation.provisioning.site_paths import SitePaths
-
-    place = SitePaths.open(folder)
-    changed = place.unpack(kit)
-    said = f"{place.path} has the kit number {place.manifest.serial} now." if changed else "Nothing is new."
-    tell(said)
 
 
 @app.command("doctor")
@@ -108,17 +81,6 @@ def doctor_of_site(folder: KitFolder, as_json: Json = False) -> None:
 
 
 @app.command()
-def link(folder: KitFolder) -> None:
-    """Point the units at this Python environment; run it from the new one after an upgrade."""
-    say(f"reading {folder}", True)
-    from dpfed.federation.provisioning.site_paths import SitePaths
-
-    place = SitePaths.open(folder)
-    place.link_programs()
-    tell(f"{place.path / 'venv'} leads to {(place.path / 'venv').readlink()}. Restart the worker, then node and app.")
-
-
-@app.command()
 def leave(folder: KitFolder) -> None:
     """Leave the federation permanently. What was spent stays spent; no budget is given back."""
     say(f"reading {folder}", True)
@@ -126,15 +88,15 @@ def leave(folder: KitFolder) -> None:
     from dpfed.privacy.ledger import Ledger
     from dpfed.privacy.promise import round_up
 
-    place = SitePaths.open(folder)
-    opened = place.site
-    place.leave()
+    paths = SitePaths.open(folder)
+    opened = paths.site
+    paths.leave()
     tell(f"{opened.path} has left permanently. Its secret key for draws and noise is destroyed.")
     if opened.ledger.exists():
         ledger = Ledger.open(opened.ledger)
         spent = f"epsilon {round_up(ledger.epsilon)} at delta {round_up(ledger.plan.promise.delta)}"
         line("spent", f"{spent}, {ledger.charged} of {ledger.plan.steps} steps. It stays spent: keep {opened.ledger}")
-    tell(f"Send {place.reply} to the coordinator, and stop the SuperNode.")
+    tell(f"Send {paths.reply} to the coordinator, and stop the SuperNode.")
 
 
 @app.command()
@@ -142,9 +104,7 @@ def confirm(
     folder: SiteDirectory,
     cards: Annotated[
         list[str],
-        typer.Argument(
-            help="Fingerprints of other sites' cards, in quotes, or card.json as it came from them.", show_default=False
-        ),
+        typer.Argument(help="Fingerprints of other sites' cards, in quotes.", show_default=False),
     ],
 ) -> None:
     """Confirm other sites' cards, whose fingerprints you heard from the sites themselves."""
@@ -168,14 +128,14 @@ def join(
     kit: Annotated[Path, typer.Argument(help="The coordinator's kit that holds the terms.", show_default=False)],
     yes: Annotated[bool, typer.Option("--yes", help="Join without a question.")] = False,
 ) -> None:
-    """Show what terms mean, ask, and join: from then on the site answers to these terms only."""
+    """Take a kit with terms, show what they mean, ask, and join: from then on the site answers to these terms only."""
     say(f"checking {kit}", True)
     from dpfed.errors import UserError
     from dpfed.federation.provisioning.site_paths import SitePaths
     from dpfed.protocol.terms import Terms
 
-    place = SitePaths.open(folder)
-    opened = place.site
+    paths = SitePaths.open(folder)
+    opened = paths.site
 
     def agreed(loaded: Terms) -> bool:
         show_terms(loaded, loaded.number_of(opened.identity().signing_key), opened.confirmed.read())
@@ -185,9 +145,12 @@ def join(
         except typer.Abort:
             raise UserError("nobody answered, so the site has not joined: give --yes to join without a question.") from None
 
-    if kit.resolve() not in (place.path, place.terms):
-        place.unpack(kit)
-    loaded = place.join(agreed)
+    if kit.resolve() not in (paths.path, paths.terms):
+        paths.unpack(kit)
+    if opened.joined:
+        tell(f"{paths.path} has joined already; its kit is number {paths.manifest.serial} now.")
+        return
+    loaded = paths.join(agreed)
     if loaded is None:
         tell("The site has not joined, and nothing is reserved.")
         raise typer.Exit(1)
@@ -226,38 +189,6 @@ def serve(
     serve_site(opened, socket or opened.socket, _say, stop, group)
 
 
-@app.command()
-def status(folder: SiteDirectory) -> None:
-    """Show what the site has spent."""
-    say(f"reading {folder}", True)
-    from dpfed.federation.leaving import day_of_leaving
-    from dpfed.federation.site.folder import SiteFolder
-    from dpfed.privacy.ledger import Ledger
-    from dpfed.privacy.promise import meaning, round_up
-    from dpfed.protocol.statement import confirmation
-
-    opened = SiteFolder.open(folder)
-    terms, ledger = opened.terms(), Ledger.open(opened.ledger)
-    number = terms.number_of(opened.identity().signing_key)
-    own = terms.sites[number]
-    plan, delta, budget = ledger.plan, ledger.plan.promise.delta, opened.settings().budget
-    if (day := day_of_leaving(opened.path)) is not None:
-        tell(f"{'left':>15}  on {day}, permanently; what is spent stays spent")
-    for name, value in (
-        ("site", f"{own.name}, {own.records:,} records declared, {own.groups} of {plan.groups} groups"),
-        ("terms", terms.fingerprint),
-        ("confirmed", confirmation(terms, number, opened.confirmed.read())),
-        ("steps answered", f"{ledger.charged} of {plan.steps}"),
-        ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(delta)}, of {round_up(plan.epsilon())} planned"),
-        ("which means", meaning(plan.epsilon(), delta, plan.promise.protected, "what all planned steps release")),
-        (
-            "budget",
-            f"{'none set' if budget is None else repr(budget)}, at a delta of {round_up(opened.most_delta(plan))} at most",
-        ),
-    ):
-        tell(f"{name:>15}  {value}")
-
-
 @app.command("supernode", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def supernode(context: typer.Context) -> None:
     """Run Flower's SuperNode with shorter polls and longer retries; takes the options of `flower-supernode`."""
@@ -278,7 +209,7 @@ def resident_app(
 
     try:
         stay(runtime_api_address, superexec_auth_secret_file)
-    except (UserError, OSError) as error:  # the SuperNode may be the one to mend: a service manager tries again
+    except (UserError, OSError) as error:  # it may be the SuperNode: a service manager tries again
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

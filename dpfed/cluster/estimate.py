@@ -3,8 +3,7 @@
 A step has three parts, one after the other. Every worker draws its records, reads them, makes their views and computes the
 clipped gradients of its groups; all wait for the one that drew most. The sums go to the coordinator, and the new parameters
 come back. In between the coordinator adds the noise and takes the optimizer's step. It writes its books while the next sum is
-computed. Now and then it writes a checkpoint. When a worker dies, all start again at the last
-checkpoint and repeat the releases that were kept since. Evaluation is left out.
+computed. Checkpoints, deaths of workers and evaluation are left out.
 """
 
 from __future__ import annotations
@@ -42,9 +41,6 @@ class Machines:
         ahead: whether it does so while gradients are computed.
         views: seconds in which a worker makes a record's views.
         each_step: seconds of the coordinator in a step, whatever is trained.
-        checkpoint: seconds per million parameters in which the coordinator writes a checkpoint.
-        failures: deaths of one worker per hour.
-        restart: seconds from a death until all workers are at work again.
 
     Raises:
         UserError: if a figure is impossible.
@@ -63,9 +59,6 @@ class Machines:
     ahead: bool = True
     views: float = 0.0
     each_step: float = 0.0
-    checkpoint: float = 0.0
-    failures: float = 0.0
-    restart: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("throughput", "bandwidth", "gpus_per_node"):
@@ -89,11 +82,8 @@ class Estimate:
         gradients: seconds of a step in which the busiest worker computes.
         transport: seconds of a step for reduce and broadcast.
         coordinator: seconds of a step in which all wait for noise, optimizer, or bookkeeping that takes longer than a sum.
-        checkpoints: seconds of a step, on average, for checkpoints.
         bytes_per_step: what a worker's own sum and the new parameters add up to.
-        bytes_per_run: the same over all steps.
-        restarts: hours of the whole run that deaths of workers are expected to cost.
-        hours: of the whole run, these included.
+        hours: of the whole run.
         dollars: hours x GPUs x price.
         efficiency: seconds of one worker's step over the seconds that W workers spend on one; 1 is perfect.
     """
@@ -107,17 +97,14 @@ class Estimate:
     gradients: float
     transport: float
     coordinator: float
-    checkpoints: float
     bytes_per_step: int
-    bytes_per_run: int
-    restarts: float
     hours: float
     dollars: float
     efficiency: float
 
     @property
     def step(self) -> float:
-        """Seconds of a step, without checkpoints."""
+        """Seconds of a step."""
         return self.data + self.gradients + self.transport + self.coordinator
 
     @property
@@ -130,13 +117,7 @@ class Estimate:
         return {**vars(self), "step": self.step}
 
 
-def estimate(
-    plan: PrivacyPlan,
-    machines: Machines,
-    parameters: int,
-    workers: int,
-    checkpoint_every: int = 50,
-) -> Estimate:
+def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int) -> Estimate:
     """The cost of a run.
 
     Args:
@@ -144,10 +125,9 @@ def estimate(
         machines: speeds and price.
         parameters: P, what is trained.
         workers: W.
-        checkpoint_every: steps between two checkpoints.
 
     Raises:
-        UserError: if there are no parameters, more workers than groups, or workers that die faster than they start again.
+        UserError: if there are no parameters, or more workers than groups.
     """
     _check(parameters >= 1, f"parameters must be at least 1, got {parameters}")
     _check(
@@ -155,22 +135,14 @@ def estimate(
         f"workers must lie in 1..{plan.groups} (the groups of a step, of which each worker needs one), got {workers}",
     )
     step, alone = (_seconds(plan, machines, parameters, count) for count in (workers, 1))
-    checkpoints = machines.checkpoint * parameters / 1e6 / checkpoint_every
-    payload = 0 if workers == 1 else 2 * _FLOAT_BYTES * parameters
     gpus = math.ceil(workers / machines.gpus_per_node) * machines.gpus_per_node
-    undisturbed = plan.steps * (sum(step.values()) + checkpoints) / 3600
-    noise = machines.noise if plan.private else 0.0
-    repeated = machines.each_step + (noise + machines.bookkeeping) * parameters / 1e6  # a kept release is read and checked
-    hours = undisturbed / _productive(machines, workers, sum(step.values()), repeated, checkpoint_every)
+    hours = plan.steps * sum(step.values()) / 3600
     return Estimate(
         workers=workers,
         gpus=gpus,
         largest_shard=largest_shard(_records(plan) / workers, workers),
         **step,
-        checkpoints=checkpoints,
-        bytes_per_step=payload,
-        bytes_per_run=payload * plan.steps,
-        restarts=hours - undisturbed,
+        bytes_per_step=0 if workers == 1 else 2 * _FLOAT_BYTES * parameters,
         hours=hours,
         dollars=hours * gpus * machines.price,
         efficiency=sum(alone.values()) / (workers * sum(step.values())),
@@ -248,22 +220,6 @@ def _drawing(plan: PrivacyPlan, machines: Machines, workers: int) -> float:
     # Keys' figure is of a block in which each record is drawn once: its first gap, and one for each draw.
     once = 0.5 * (1 + plan.sampling.rate * block)
     return machines.keys * millions * once * math.ceil(plan.steps / block) / plan.steps
-
-
-def _productive(machines: Machines, workers: int, step: float, coordinator: float, checkpoint_every: int) -> float:
-    """The share of the hours in which the run gets on.
-
-    A death costs the time until all are at work again, half a step, and the releases since the last checkpoint, which the
-    coordinator repeats: half as many as lie between two, each at most as long as its own part of a step.
-    """
-    lost = machines.restart + step / 2 + checkpoint_every / 2 * coordinator
-    share = 1 - machines.failures * workers * lost / 3600
-    _check(
-        share > 0,
-        f"{workers} workers die {machines.failures * workers:,.6g} times an hour, and each death costs {lost:,.0f} s: the run "
-        "would never end",
-    )
-    return share
 
 
 def _records(plan: PrivacyPlan) -> int:

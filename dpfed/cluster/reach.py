@@ -4,7 +4,7 @@ Whether a Ray cluster takes this machine's token: Ray tries a wrong one again an
 
 Trying again, in sight of the user, until something of Ray's is there: on a busy machine it takes minutes to start.
 
-The machines of a Ray cluster: how many workers they have room for, now and while a run is at work.
+The machines of a Ray cluster: how many workers they have room for, now and while a run lasts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def patiently(
     Args:
         attempt: is made again after any exception but a hopeless one.
         what: is attempted, such as ``connecting to Ray``.
-        watcher: is told why it waits, and every half minute that it still does.
+        watcher: learns why it waits, and every half minute that it still does.
         hopeless: whether another attempt would end alike.
         remedy: what the user can do, in the sentence at the end.
         wait: seconds; an attempt that has begun is not cut short.
@@ -72,7 +72,7 @@ def last_line(error: Exception) -> str:
 
 
 _LEFT_BEHIND = 20.0  # seconds for a cluster that this machine started last: it was up by then, so it answers, or is gone
-_TOLD_AGAIN = 30.0  # seconds after which it is told once more that this waits
+_TOLD_AGAIN = 30.0  # seconds after which it learns once more that this waits
 _EACH = 2.0  # seconds for one attempt
 _RAYS = "ray://"
 
@@ -83,7 +83,7 @@ def require_cluster(watcher: Watcher, wait: float | None = None) -> None:
     Nothing is asked of it where none is named: one is then started on this machine.
 
     Args:
-        watcher: is told that it waits.
+        watcher: learns that it waits.
         wait: seconds; ``None``: as long as for any head that is starting, if it is named, and otherwise a few.
 
     Raises:
@@ -92,26 +92,12 @@ def require_cluster(watcher: Watcher, wait: float | None = None) -> None:
     address, source = cluster_address()
     if not address:
         return
-    host, port = parsed(address)
+    there = parsed(address)
     if wait is None:
         wait = WAIT if source == "RAY_ADDRESS" else _LEFT_BEHIND
-    remedy = "start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone"
-    deadline, tell = time.monotonic() + wait, time.monotonic()
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=max(0.1, min(_EACH, wait))).close()
-            return
-        except OSError as error:  # an unknown name as well
-            if time.monotonic() >= deadline:
-                raise UserError(
-                    f"no Ray cluster answers at {address!r} ({source}) within {wait:g} seconds "
-                    f"({error.strerror or error}): {remedy}."
-                ) from None
-        if time.monotonic() >= tell:
-            left = deadline - time.monotonic()
-            watcher.note(f"waiting up to {max(left, 0):.0f} seconds for the Ray cluster at {address}")
-            tell += _TOLD_AGAIN
-        time.sleep(min(0.5, wait))
+    what = f"reaching the Ray cluster at {address!r} ({source})"
+    remedy = "Start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone."
+    patiently(lambda: socket.create_connection(there, timeout=_EACH).close(), what, watcher, lambda error: False, remedy, wait)
 
 
 def cluster_address() -> tuple[str, str]:
@@ -150,16 +136,12 @@ def parsed(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-NOT_TAKEN = (
-    "does not take this machine's token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of "
-    "that cluster."
-)
 _ANSWER = 2.0  # seconds; a head that takes longer is starting, and Ray asks it again
 _QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # what every member asks first; only whether it is let in matters here
 
 
 def require_admission() -> None:
-    """Refuses at once what Ray would try for minutes: a cluster that wants another token.
+    """Refuses at once what Ray would try for minutes: a cluster that expects another token.
 
     Raises:
         UserError: if the cluster says that the token is missing or wrong.
@@ -179,7 +161,10 @@ def require_admission() -> None:
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.UNAUTHENTICATED:
                 return
-            raise UserError(f"the Ray cluster at {address!r} ({source}) {NOT_TAKEN}") from None
+            raise UserError(
+                f"the Ray cluster at {address!r} ({source}) does not take this machine's token: set RAY_AUTH_MODE=token, and "
+                "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of that cluster."
+            ) from None
 
 
 _EVERY = 5.0  # seconds between looks; Ray takes about half a minute until it knows that a machine is gone
@@ -206,14 +191,14 @@ def room_for(cpus: int, gpus: int, there: list[dict[str, float]]) -> int:
 
 @contextlib.contextmanager
 def watched(least: int, room: Callable[[], int], watcher: Watcher, every: float = _EVERY) -> Iterator[None]:
-    """Within it, the operator is told when machines are missing without which a run cannot go on, and when they are back.
+    """Within it, the operator learns when machines are missing without which a run cannot continue, and when they are back.
 
     Ray waits for them without a word, and without an end.
 
     Args:
         least: workers that the run needs.
         room: for how many there is room now.
-        watcher: is told.
+        watcher: receives messages.
         every: seconds between two looks.
     """
     ended = threading.Event()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dpfed.progress import Watcher
+from dpfed.progress import Watcher, signs_of_life
 
 if TYPE_CHECKING:
     from ray.util.queue import Queue
@@ -98,7 +98,7 @@ def in_a_thread(work: Callable[[], _Result]) -> _Result:
     return outcome.result()
 
 
-@contextmanager
+@contextlib.contextmanager
 def relayed(watcher: Watcher) -> Iterator[Queue]:
     """A queue whose events reach a watcher of this process while the block runs."""
     import ray
@@ -119,13 +119,17 @@ def relayed(watcher: Watcher) -> Iterator[Queue]:
                 getattr(watcher, kind)(*content)
 
     def drain() -> None:
-        def take() -> tuple[Any, ...] | None:
-            try:
-                return tuple(queue.get(timeout=0.2))
-            except Empty:
-                return None
-
-        deliver_all(take, deliver, ended, watcher)
+        with contextlib.ExitStack() as starting:  # until a worker says its first word, which takes minutes on a busy machine
+            starting.enter_context(signs_of_life(watcher.note, "starting workers"))
+            while True:
+                try:
+                    event = tuple(queue.get(timeout=0.2))
+                except Empty:
+                    if ended.is_set():
+                        return
+                    continue
+                starting.close()
+                deliver(*event)
 
     thread = threading.Thread(target=drain, daemon=True)
     thread.start()
@@ -135,32 +139,3 @@ def relayed(watcher: Watcher) -> Iterator[Queue]:
         ended.set()
         thread.join(timeout=10)
         queue.shutdown(force=True)
-
-
-def deliver_all(
-    take: Callable[[], tuple[Any, ...] | None],
-    deliver: Callable[..., None],
-    ended: threading.Event,
-    watcher: Watcher,
-    every: float = 15.0,
-) -> None:
-    """Delivers events until there is nothing more to come. Says that workers are starting as long as none has said anything.
-
-    Args:
-        take: the next event; ``None``: there is none just now.
-        deliver: is called with what an event holds.
-        ended: once it is set, nothing follows what is on its way.
-        watcher: hears of the start, which takes minutes on a busy machine.
-        every: seconds between two signs of life.
-    """
-    started = tell = time.monotonic()
-    silent = True
-    while True:
-        if (event := take()) is not None:
-            deliver(*event)
-            silent = False
-        elif ended.is_set():
-            return
-        elif silent and time.monotonic() >= tell + every:
-            tell += every
-            watcher.note(f"starting workers: still running after {time.monotonic() - started:.0f} seconds")

@@ -35,13 +35,13 @@ def open_records(
     """Opens the records that a configuration names, after generating or importing them if need be.
 
     A source is imported once, into ``<stores>/<importer>-<hash>``; the hash changes with the source's files and the options.
-    Images below 64 pixels are stored raw; others, and those that the model does not want cropped and scaled bicubically, as
+    Images below 64 pixels are stored raw; others, and those that the model does not expect cropped and scaled bicubically, as
     original files that are resized when read.
 
     Args:
         config: the ``[data]`` section, with its size and way to resize settled.
         progress: called during an import with (records so far, of how many or ``None``).
-        interpolation: how the model wants images scaled.
+        interpolation: how the model expects images scaled.
         say: told what an import did not use.
 
     Raises:
@@ -75,7 +75,7 @@ def refuse_other_squares(store: RecordStore, resize: str, interpolation: str) ->
     Args:
         store: the records.
         resize: how an image becomes square.
-        interpolation: how the model wants images scaled.
+        interpolation: how the model expects images scaled.
 
     Raises:
         UserError: saying how they were made.
@@ -95,7 +95,7 @@ def _from_path(
     size: int | None = None,
     say: Callable[[str], None] | None = None,
 ) -> RecordStore:
-    """Opens ``data.path``, after importing it if it is no store; without a format the importer is found by looking at it."""
+    """Opens ``data.path``, after importing it if it is not a store; without a format the importer is found by looking at it."""
     path = local_path(given_path(config), "data.path")
     if format == "store" or is_store(path):
         return RecordStore.open(path)

@@ -45,7 +45,7 @@ class ConfirmedCards:
         """Notes that cards are those of other sites, as this site's operator has heard from these themselves.
 
         Args:
-            cards: fingerprints, as they were read out, or files that came from the sites and not from the coordinator.
+            cards: fingerprints, as they were read out.
             own: this site's card.
             terms: that the site has joined, if it has.
 
@@ -78,10 +78,8 @@ def _refuse_strangers(terms: Terms, confirmed: list[str]) -> None:
 
 
 def _fingerprint(card: str) -> str:
-    """The fingerprint of a card, from a file of it, or as somebody wrote it down: spaces, dashes and case do not matter."""
+    """A card's fingerprint, as somebody wrote it down: spaces, dashes and case do not matter."""
     plain = re.sub(r"[\s:-]", "", card).lower()
-    if re.fullmatch("[0-9a-f]{32}", plain):
-        return " ".join(plain[at : at + 4] for at in range(0, 32, 4))
-    if not Path(card).is_file():
-        raise UserError(f"{card!r} is neither the fingerprint of a card, 32 hexadecimal digits, nor a file.")
-    return SiteCard.load(Path(card)).fingerprint
+    if not re.fullmatch("[0-9a-f]{32}", plain):
+        raise UserError(f"{card!r} is not the fingerprint of a card: expected 32 hexadecimal digits.")
+    return " ".join(plain[at : at + 4] for at in range(0, 32, 4))

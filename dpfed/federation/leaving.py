@@ -1,24 +1,20 @@
-"""A site that leaves its federation for good. It never gives budget back: what was spent stays spent, and its "
-"ledger says so."""
+"""A site that leaves its federation for good. It never gives budget back: what was spent stays spent, as its ledger says."""
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
 from pathlib import Path
 
 from dpfed.errors import UserError
 from dpfed.files.atomic import sync_folder, write_atomically
-from dpfed.files.reading import read_text
 
 _LEFT = "left.json"
 
 
 def leave(folder: Path, secret: Path) -> None:
-    """Writes down that a site has left, and destroys the secret of its draws and its noise.
+    """Notes that a site has left, and destroys the secret of its draws and its noise.
 
-    Nobody can go on with the site then, and nobody can take its noise off. The ledger and what is reserved of the records'
+    Nobody can resume the site then, and nobody can take its noise off. The ledger and what is reserved of the records'
     lifetime budget are not touched.
 
     Args:
@@ -26,32 +22,21 @@ def leave(folder: Path, secret: Path) -> None:
         secret: its file.
     """
     if not has_left(folder):
-        day = datetime.datetime.now(datetime.UTC).date().isoformat()
-        write_atomically(folder / _LEFT, json.dumps({"day": day}) + "\n")
+        write_atomically(folder / _LEFT, "{}\n")
     secret.unlink(missing_ok=True)
     sync_folder(folder)
 
 
 def has_left(folder: Path) -> bool:
-    """Whether a site has left; also where what says so is damaged."""
+    """Whether a site has left."""
     return os.path.lexists(folder / _LEFT)
 
 
-def day_of_leaving(folder: Path) -> str | None:
-    """When a site left, as YYYY-MM-DD, or that nobody knows; ``None``: it has not."""
-    if not has_left(folder):
-        return None
-    try:
-        return datetime.date.fromisoformat(json.loads(read_text(folder / _LEFT))["day"]).isoformat()
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):
-        return "a day that is not known"
-
-
 def refuse_if_left(folder: Path) -> None:
-    """Refuses to go on with a site that has left.
+    """Refuses a site that has left.
 
     Raises:
-        UserError: saying when.
+        UserError: saying so.
     """
-    if (day := day_of_leaving(folder)) is not None:
-        raise UserError(f"{folder} left its federation permanently on {day}: make a new site for another federation.")
+    if has_left(folder):
+        raise UserError(f"{folder} left its federation permanently: make a new site for another federation.")

@@ -1,7 +1,7 @@
 """Files and folders that are there whole or not at all, also after a crash or a power cut.
 
 The order is always the same: write under another name, force the content to the disk, give the name, force the name to the
-disk. Privacy hangs on it: a noisy sum must be kept before it is paid for, and paid for before it is used.
+disk. Privacy hangs on it: a noisy sum must be kept before it is charged, and charged before it is used.
 
 A store's directory appears under its name when it is complete, or not at all.
 """

@@ -58,12 +58,12 @@ class Cluster:
 
     def submit(self, machine: Machine, log: str, changes: dict[str, str], more: str) -> subprocess.Popen[bytes]:
         """Submits a run by the page's command, some words of which are others here; its output goes to a log."""
-        line = command("dpfed cluster submit")
+        line = command("ray job submit")
         for word, other in changes.items():
             assert word in line, line
             line = line.replace(word, other)
-        more += f" {_option('--address http')}"
-        return machine.start(log, "bash", "-ec", f"{self._export}; exec {self._here(f'{line} {more}')}")
+        line = self._here(line.replace(" -- ", f" {_option('--address http')} -- "))
+        return machine.start(log, "bash", "-ec", f"{self._export}; exec {line} {more}")
 
     def _do(self, machine: Machine, line: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return machine.run("bash", "-ec", f"{self._export}; {self._here(line)}", check=check)

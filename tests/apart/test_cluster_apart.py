@@ -38,7 +38,7 @@ class Run:
             where or cluster.head,
         )
         options = [f"--set {key}={value}" for key, value in SETTINGS.items()] + ["--resume"] * resume
-        changes = {"submit imagenet": "submit quickstart", "/shared/stores/imagenet": f"{place}/shapes", " --resume": ""}
+        changes = {"ray imagenet": "ray quickstart", "/shared/stores/imagenet": f"{place}/shapes", " --resume": ""}
         changes |= {"--workers 64": f"--workers {workers}", "--gpus-per-worker 1": "--gpus-per-worker 0"}
         changes |= {"/shared/runs/imagenet": str(self.folder)}
         self.process = cluster.submit(self.where, self.log, changes, " ".join(options))

@@ -13,11 +13,20 @@ from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 
 MACHINES = Machines(throughput=500.0, bandwidth=2e9, latency=1e-4, noise=0.05, bookkeeping=0.03, price=3.0, gpus_per_node=8)
-FLAGS = (
-    "--bandwidth 2 --latency 100 --throughput 500 --gpu-price 3 --noise-seconds-per-million 0.05 "
-    "--bookkeeping-seconds-per-million 0.03"
-).split()
-PLAN = "--records 60000 --batch 2048 --steps 1200 --group-size 16 --epsilon 10".split()
+ASSUMED = [
+    word
+    for figure in "bandwidth=2e9 latency=1e-4 throughput=500 price=3 noise=0.05 bookkeeping=0.03".split()
+    for word in ("--assume", figure)
+]
+
+
+@pytest.fixture
+def plan(tiny_config, tmp_path):
+    """A configuration with the plan for F-MNIST of the paper's Table 9, and the words that name it."""
+    path = tmp_path / "tiny.toml"
+    path.write_text(tiny_config.dump())
+    keys = "privacy.batch=2048 privacy.steps=1200 bounding.group_size=16 privacy.epsilon=10".split()
+    return [str(path), "--records", "60000", *(word for key in keys for word in ("--set", key))]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +62,7 @@ def test_the_busiest_worker_draws_as_many_records_as_in_a_simulation(mean, worke
 def test_seconds_bytes_hours_and_dollars_by_hand(promise):
     one = estimate(promise, MACHINES, parameters=5_000_000, workers=1)
     assert (one.gradients, one.transport, one.coordinator) == pytest.approx((20.0, 0.0, 0.25))
-    assert (one.bytes_per_step, one.bytes_per_run, one.efficiency) == (0, 0, 1.0)
+    assert (one.bytes_per_step, one.efficiency) == (0, 1.0)
     assert one.hours == pytest.approx(200 * 20.25 / 3600)
     assert one.dollars == pytest.approx(200 * 20.25 / 3600 * 8 * 3.0)  # the node of eight is paid for
 
@@ -64,7 +73,7 @@ def test_seconds_bytes_hours_and_dollars_by_hand(promise):
     assert ten.coordinator == pytest.approx(0.25)  # 5 million at 0.05: books are written beside the next sum of 2 seconds
     slow = estimate(promise, dataclasses.replace(MACHINES, bookkeeping=1.0), parameters=5_000_000, workers=10)
     assert slow.coordinator == pytest.approx(0.25 + 5.0 - slow.gradients - slow.transport)
-    assert (ten.bytes_per_step, ten.bytes_per_run, ten.gpus) == (40_000_000, 8_000_000_000, 16)
+    assert (ten.bytes_per_step, ten.gpus) == (40_000_000, 16)
     assert ten.step == pytest.approx(ten.gradients + ten.transport + ten.coordinator)
     assert ten.efficiency == pytest.approx(20.25 / (10 * ten.step))
 
@@ -84,21 +93,6 @@ def test_drawing_reading_and_views_by_hand(promise):
     assert slow.decoding == pytest.approx(25.0 - 20.0)  # what the gradients do not hide
 
 
-def test_checkpoints_and_deaths_by_hand(promise):
-    still = estimate(promise, MACHINES, 5_000_000, 10, checkpoint_every=20)
-    writing = estimate(promise, dataclasses.replace(MACHINES, checkpoint=0.4), 5_000_000, 10, checkpoint_every=20)
-    assert writing.checkpoints == pytest.approx(0.4 * 5 / 20) and writing.step == still.step
-    assert writing.hours - still.hours == pytest.approx(200 * 0.1 / 3600)
-    dying = dataclasses.replace(MACHINES, failures=0.02, restart=100.0)
-    found = estimate(promise, dying, 5_000_000, 10, checkpoint_every=20)
-    lost = 100.0 + found.step / 2 + 10 * 0.4  # seconds of each death
-    deaths = 0.02 * 10 * found.hours
-    assert found.hours == pytest.approx(still.hours + deaths * lost / 3600)
-    assert found.restarts == pytest.approx(found.hours - still.hours)
-    with pytest.raises(UserError, match="would never end"):
-        estimate(promise, dataclasses.replace(dying, failures=40.0), 5_000_000, 10)
-
-
 def test_the_sentence_names_the_part_that_takes_longest(promise):
     cases = {
         "computing gradients": MACHINES,
@@ -116,26 +110,17 @@ def test_impossible_machines_are_refused(figure, value):
         dataclasses.replace(MACHINES, **{figure: value})
 
 
-def test_sigma_and_epsilon_are_the_plans_and_independent_of_workers(run):
-    code, out, _ = run(*PLAN, *FLAGS, "--parameters", 11_000_000, "--workers", 1, "--workers", 8, "--workers", 64, "--json")
-    assert code == 0
-    answer = json.loads(out)
-    assert answer["plan"]["noise_multiplier"] == pytest.approx(0.928, abs=0.001)  # F-MNIST of the paper's Table 9, by PLD
-    assert answer["plan"]["epsilon"] <= 10
-    assert [row["workers"] for row in answer["workers"]] == [1, 8, 64]
-    assert all("epsilon" not in row for row in answer["workers"])
-    in_si_units = {"throughput": 500, "bandwidth": 2e9, "latency": 1e-4, "noise": 0.05, "bookkeeping": 0.03, "price": 3}
-    assert {name: answer["machines"][name] for name in in_si_units} == pytest.approx(in_si_units)
-    assert answer["machines"]["gpus_per_node"] == 1
-
-
-def test_a_configuration_gives_the_plan_the_records_and_the_parameters(run, tiny_config, tmp_path):
-    path = tmp_path / "tiny.toml"
-    path.write_text(tiny_config.dump())
-    code, out, err = run("--config", path, "--batch", 120, *FLAGS, "--workers", 2, "--json")
+def test_sigma_and_epsilon_are_the_plans_and_independent_of_workers(run, plan, tiny_config):
+    code, out, err = run(*plan, *ASSUMED, "--workers", 1, "--workers", 8, "--workers", 64, "--json")
     assert code == 0, err
     answer = json.loads(out)
-    assert (answer["plan"]["records"], answer["plan"]["batch"], answer["plan"]["steps"]) == (600, 120, 6)
+    assert answer["plan"]["noise_multiplier"] == pytest.approx(0.928, abs=0.001)  # the paper's, by PLD
+    assert answer["plan"]["epsilon"] <= 10 and answer["plan"]["records"] == 60_000
+    assert [row["workers"] for row in answer["workers"]] == [1, 8, 64]
+    assert all("epsilon" not in row for row in answer["workers"])
+    expected = {"throughput": 500, "bandwidth": 2e9, "latency": 1e-4, "noise": 0.05, "bookkeeping": 0.03, "price": 3}
+    assert {name: answer["machines"][name] for name in expected} == pytest.approx(expected)
+    assert answer["machines"]["gpus_per_node"] == 1
 
     from dpfed.models.building import build_model
 
@@ -143,50 +128,39 @@ def test_a_configuration_gives_the_plan_the_records_and_the_parameters(run, tiny
     assert answer["parameters"] == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def test_measured_figures_take_the_place_of_flags(run, tmp_path):
+def test_measured_figures_are_read_and_assumed_ones_stand_before_them(run, plan, tmp_path):
     path = tmp_path / "throughput.json"
     figures = {
-        "gradients": {"small": {"records_per_second": 500.0}, "large": {"records_per_second": 5.0}},
+        "gradients": {"small": {"records_per_second": 500.0, "views_per_second": 50.0}, "large": {"records_per_second": 5.0}},
         "coordinator": {"noise_seconds_per_million": 0.05, "bookkeeping_seconds_per_million": 0.03},
         "transport": {"latency_microseconds": 100.0},
     }
     path.write_text(json.dumps({"figures": figures}))
-    rest = (*PLAN, "--parameters", 1_000_000, "--workers", 8, "--bandwidth", 2, "--gpu-price", 3, "--json")
-    expected = json.loads(run(*rest, *FLAGS)[1])
-    measured = ("--measured", path, "--model", "small")
+    rest = (*plan, "--workers", 8, "--json")
+    expected = json.loads(run(*rest, *ASSUMED, "--assume", "views=0.02")[1])
+    measured = ("--measured", path, "--model", "small", "--assume", "bandwidth=2e9", "--assume", "price=3")
     assert json.loads(run(*rest, *measured)[1]) == expected
-    slower = json.loads(run(*rest, *measured, "--throughput", 250)[1])
+    slower = json.loads(run(*rest, *measured, "--assume", "throughput=250")[1])
     assert slower["machines"]["throughput"] == 250
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([*PLAN, *FLAGS, "--workers", "2", "--parameters", "5", "--views", "0"], "views must be positive"),
-        ([*PLAN, *FLAGS, "--workers", "2", "--parameters", "5", "--views", "inf"], "views must be positive and finite"),
-        ([*PLAN, *FLAGS, "--workers", "2", "--parameters", "5", "--failures", "-1"], "failures must not be negative, got -1."),
-        ([*PLAN, *FLAGS, "--workers", "2", "--parameters", "5", "--failures", "1e9"], "would never end"),
-        (
-            [*PLAN, *FLAGS, "--workers", "2", "--parameters", "5", "--failures", "inf"],
-            "estimate: failures must be finite, got inf.",
-        ),
-        ([*PLAN, *FLAGS, "--workers", "2", "--parameters", "5", "--gpu-price", "nan"], "price must be finite, got nan."),
-        (["--workers", "2", *FLAGS], "--batch"),
-        ([*PLAN, "--workers", "2", "--bandwidth", "2", "--gpu-price", "3"], "--throughput"),
-        ([*PLAN, *FLAGS, "--workers", "2"], "--parameters"),
-        ([*PLAN, *FLAGS, "--workers", "0", "--parameters", "5"], "workers must lie in"),
-        ([*PLAN, *FLAGS, "--workers", "2", "--parameters", "0"], "parameters must be at least 1"),
-        ([*PLAN[2:], *FLAGS, "--workers", "2", "--parameters", "5"], "--records"),
-        ([*PLAN, *FLAGS, "--workers", "2", "--measured", "nowhere.json"], "cannot read"),
-        ([*PLAN, *FLAGS, "--workers", "2", "--measured", __file__], "no result of"),
-        ([*PLAN, *FLAGS, "--workers", "2", "--model", "small CNN"], "--measured"),
-        ([*PLAN, *FLAGS, "--workers", "2", "--set", "privacy.batch=5"], "--config"),
-        (["--config", "configs/imagenet.toml", *FLAGS, "--workers", "2"], "--records"),
-        (["--config", "nowhere.toml", *FLAGS, "--workers", "2"], "nowhere.toml"),
+        ([*ASSUMED, "--workers", "2", "--assume", "views=-1"], "views must not be negative, got -1"),
+        ([*ASSUMED, "--workers", "2", "--assume", "views=inf"], "views must be finite, got inf."),
+        ([*ASSUMED, "--workers", "2", "--assume", "price=nan"], "price must be finite, got nan."),
+        ([*ASSUMED, "--workers", "2", "--assume", "view=1"], "no figure is called 'view'; did you mean 'views'"),
+        ([*ASSUMED, "--workers", "2", "--assume", "views=x"], "--assume views=x: expected a number"),
+        (["--workers", "2", "--assume", "bandwidth=2"], "nothing is known of throughput, latency"),
+        ([*ASSUMED, "--workers", "0"], "workers must lie in"),
+        ([*ASSUMED, "--workers", "2", "--measured", "nowhere.json"], "cannot read"),
+        ([*ASSUMED, "--workers", "2", "--measured", __file__], "no result of"),
+        ([*ASSUMED, "--workers", "2", "--model", "small CNN"], "--measured"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(run, arguments, said):
-    code, out, err = run(*arguments)
+def test_a_mistake_is_one_sentence_and_exit_code_2(run, plan, arguments, said):
+    code, out, err = run(*plan, *arguments)
     first, last = err.splitlines()
     assert code == 2 and not out and first.startswith("planning for ")
     assert last.startswith("error: ") and said in last

@@ -35,11 +35,10 @@ def nothing_started_here(monkeypatch, tmp_path):
 def test_a_dead_address_is_refused_after_the_wait_which_is_said(monkeypatch, port):
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
     watcher, started = Notes(), time.monotonic()
-    with pytest.raises(UserError, match=f"no Ray cluster answers at '127.0.0.1:{port}'.*within 1 seconds"):
+    said = rf"reaching the Ray cluster at '127.0.0.1:{port}' \(RAY_ADDRESS\) failed for \d seconds.*ray start"
+    with pytest.raises(UserError, match=said):
         require_cluster(watcher, wait=1)
-    assert time.monotonic() - started < 4 and watcher.notes == [
-        f"waiting up to 1 seconds for the Ray cluster at 127.0.0.1:{port}"
-    ]
+    assert time.monotonic() - started < 6 and "trying again for up to 1 seconds" in watcher.notes[0]
 
 
 def test_a_named_cluster_has_as_long_as_any_that_is_starting_and_one_of_before_a_few_seconds(monkeypatch, tmp_path, port):
@@ -47,15 +46,18 @@ def test_a_named_cluster_has_as_long_as_any_that_is_starting_and_one_of_before_a
     monkeypatch.setattr("dpfed.cluster.reach.WAIT", 0.6)
     monkeypatch.setattr("dpfed.cluster.reach._LEFT_BEHIND", 0.1)
     monkeypatch.setattr("dpfed.cluster.reach._TOLD_AGAIN", 0.2)
+    monkeypatch.setattr("dpfed.cluster.reach._AGAIN", 0.05)
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
-    with pytest.raises(UserError, match="within 0.1 seconds"):
+    started = time.monotonic()
+    with pytest.raises(UserError, match="ray_current_cluster"):
         require_cluster(Silent())
+    assert time.monotonic() - started < 0.5
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
     watcher = Notes()
-    with pytest.raises(UserError, match="within 0.6 seconds"):
+    with pytest.raises(UserError, match="RAY_ADDRESS"):
         require_cluster(watcher)
-    assert len(watcher.notes) >= 2
+    assert time.monotonic() - started > 0.6 and len(watcher.notes) >= 2
 
 
 def test_a_cluster_that_comes_up_in_time_is_waited_for(monkeypatch, port):

@@ -53,10 +53,6 @@ def parsed(words):
             arguments = [*arguments[:end], "true"]
         return _by_click(cli, arguments)
     assert program == "dpfed", words
-    if arguments[:2] == ["cluster", "submit"]:
-        parsed(
-            ["dpfed", "pretrain", "--cluster", "ray", *itertools.dropwhile(lambda word: word.startswith("-"), arguments[2:])]
-        )
     from dpfed.cli import app
 
     return _by_click(typer.main.get_command(app), arguments)

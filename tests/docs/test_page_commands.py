@@ -52,7 +52,7 @@ def test_an_unknown_option_is_noticed(command):
 def test_the_pages_name_configs_that_are_shipped(tmp_path, monkeypatch):
     """In any folder, so the commands are also those of who has installed the wheel."""
     monkeypatch.chdir(tmp_path)
-    before = ("pretrain", "submit", "ray", "torchrun", "--config", "show")
+    before = ("pretrain", "ray", "torchrun", "cost", "show")
     commands = [words for words in of_pages() if words[0] != "ray" and words[1] != "budget"]
     named = {name for words in commands for word, name in zip(words, words[1:], strict=False) if word in before}
     named = {name for name in named if not name.startswith("-") and name != "python"}

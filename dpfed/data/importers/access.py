@@ -89,7 +89,7 @@ class Access:
                 "`dpfed data import` if it belongs to the data set."
             )
         if path.exists() and not path.is_file():
-            raise UserError(f"{path} is no regular file (a folder, a pipe or a device); copy what it gives into a file.")
+            raise UserError(f"{path} is not a regular file (a folder, a pipe or a device); copy what it gives into a file.")
         return path
 
 

@@ -83,5 +83,5 @@ def existing(source: str | Path) -> Path:
     if not os.path.exists(path):
         raise UserError(f"there is nothing at {path}; give the path of a local file or folder.")
     if not os.path.isdir(path) and not os.path.isfile(path):
-        raise UserError(f"{path} is no regular file (a pipe or a device); copy what it gives into a file.")
+        raise UserError(f"{path} is not a regular file (a pipe or a device); copy what it gives into a file.")
     return path

@@ -257,7 +257,7 @@ def _refuse_level(level: int, format: str) -> None:
 
 
 def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, format_given: bool) -> None:
-    """Refuses a source below which lie files that would be lost, unless that is what the user wants."""
+    """Refuses a source below which lie files that would be lost, unless the user allows it."""
     if not opened.unread or (skip_broken and (format_given or not opened.doubtful)):
         return
     lost = [(entry.id, entry.reason) for entry in opened.unread]
@@ -266,7 +266,7 @@ def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, f
         command = f"dpfed data import {shlex.quote(str(path))} DEST --format {FolderImporter.name} --skip-broken"
         advice = f"`{command}` imports the images instead."
     number = "1 file or folder" if len(lost) == 1 else f"{len(lost):,} files or folders"
-    mend = "" if skip_broken else f"; {mending(lost, 'take them away')}"
+    mend = "" if skip_broken else f"; {mending(lost, 'remove them')}"
     raise UserError(f"below {path}, {number} would be lost: {'; '.join(by_reason(lost))}{mend}.{' ' * bool(advice)}{advice}")
 
 

@@ -140,8 +140,8 @@ class WebDatasetImporter(Importer):
             raise UserError(f"there are no samples in the archives of {path}{reason}; expected {self.layout}.")
         if level is None and len(survey.folders) > 1:
             raise UserError(
-                f"folders in the archives speak of several splits ({', '.join(survey.folders.values())}), and a split is the "
-                "archive's: unpack them and import the folder, pack an archive for each split, or say --splits 0 if the "
+                f"folders in the archives name several splits ({', '.join(survey.folders.values())}), but an archive has one "
+                "split: unpack them and import the folder, pack an archive for each split, or say --splits 0 if the "
                 "archives' own names are right."
             )
         numbers, names = number_classes(survey.classes)
@@ -174,7 +174,7 @@ def _records(shard: Path, split: str, name: str, classes: dict[str, int]) -> Ite
         for sample in _samples(shard, _IMAGES | _TEXTS):
             if sample.key in seen:
                 raise UserError(
-                    f"{shard}: the files of the sample {sample.key!r} do not stand together, or two samples are called so; "
+                    f"{shard}: the files of the sample {sample.key!r} are not adjacent, or two samples have this name; "
                     "sort the archive by name, or rename one."
                 )
             seen.add(sample.key)
@@ -208,7 +208,7 @@ def _survey(shard: Path, split: str, survey: _Survey) -> None:
 
 
 def _stray(member: tarfile.TarInfo, place: str, survey: _Survey) -> None:
-    """Accounts for a member that is no file of a sample."""
+    """Accounts for a member that is not a file of a sample."""
     name = member.name.rsplit("/", 1)[-1]
     if member.isdir():
         return
@@ -239,7 +239,7 @@ def _samples(
     Args:
         shard: the archive.
         extensions: without their dots.
-        stray: called with every member that is no file of a sample.
+        stray: called with every member that is not a file of a sample.
     """
     sample: _Sample | None = None
     for key, extension, content in _members(shard, extensions, stray):

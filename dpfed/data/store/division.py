@@ -51,7 +51,7 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
         ``(N,)`` int64, 0 .. sites - 1, by index in the store.
 
     Raises:
-        UserError: for fewer than two sites, a skew that is no probability or that needs labels or captions where the store
+        UserError: for fewer than two sites, a skew that is not a probability or that needs labels or captions where the store
             has neither, or units that have records of several home sites.
     """
     if sites < 2:
@@ -66,7 +66,7 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
     by = next(iter(store.labels), "caption")
     if by == "caption" and store.kind != "image-text":
         raise UserError(
-            f"the records of {store.name} have neither labels nor captions, so no site can be home to any of them: set the "
+            f"the records of {store.name} have neither labels nor captions, so they cannot be divided by these: set the "
             "skew to 0."
         )
     traits = _traits(store, by)

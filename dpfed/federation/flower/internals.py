@@ -51,7 +51,7 @@ def misfit(what: str) -> UserError:
         what: that is missing.
     """
     return UserError(
-        f"Flower {version('flwr')} is installed, and it lacks something that dpfed takes from Flower {VERSION} ({what}): "
+        f"Flower {version('flwr')} is installed, and it lacks an interface that dpfed uses of Flower {VERSION} ({what}): "
         f"pip install 'flwr~={VERSION}.0'."
     )
 
@@ -259,7 +259,7 @@ class SuperNode:
 
 
 class Task:
-    """A message that this process handles; a context manager, which tells the SuperNode again and again that it is at work.
+    """A message that this process handles; a context manager, which tells the SuperNode again and again that it is running.
 
     A request that breaks off is made again. Whoever cannot answer leaves: a SuperNode that hears nothing of a task for a minute
     answers in its place. It must not be told that the task has failed. It would then wait for an answer for ever, and take no

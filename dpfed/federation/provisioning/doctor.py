@@ -1,9 +1,13 @@
-"""What an operator would look at if something did not work, and before: each finding says what to do."""
+"""What an operator would look at if something did not work, and before: each finding says what to do.
+
+A doctor opens what the programs open; their own refusals are its findings.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,28 +18,24 @@ from dpfed.budgets.registry import budgets_of
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder
+from dpfed.federation.flower.app_folder import FLOWER_VERSION
 from dpfed.federation.leaving import has_left
-from dpfed.federation.provisioning.certificates import AUTHORITY, SERVER
+from dpfed.federation.provisioning.certificates import AUTHORITY, SERVER, is_whole
 from dpfed.federation.provisioning.kits import TERMS, Reply, altered
 from dpfed.federation.provisioning.network import Finding, State, of_certificate, of_connection, of_port
-from dpfed.federation.provisioning.own_files import (
-    of_keys,
-    of_ledger,
-    of_party,
-    of_permissions,
-    of_programs,
-    of_server,
-    of_socket,
-)
 from dpfed.federation.provisioning.services import LINK_PORT, NODE_PORT
 from dpfed.federation.provisioning.site_paths import SitePaths
 from dpfed.federation.site.folder import SiteFolder, refuse_too_few
+from dpfed.federation.site.local_socket import refuse_open_folder
+from dpfed.files.reading import read_bytes
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.promise import round_up
 from dpfed.protocol.messages import PROTOCOL
 from dpfed.protocol.terms import Terms
 
 _LEAST_DISK = 1 << 30  # bytes
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_RESTORE = "restore it, if it was moved away; otherwise the site is out: docs/a-site-in-15-minutes.md, Backups"
 
 
 def examine_site(folder: Path) -> list[Finding]:
@@ -47,27 +47,23 @@ def examine_site(folder: Path) -> list[Finding]:
     Raises:
         UserError: if it is none.
     """
-    place = SitePaths.open(folder)
-    manifest = place.manifest
+    paths = SitePaths.open(folder)
+    manifest, site = paths.manifest, paths.site
+    ends = "the federation ends with its authority: call the coordinator"
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
-        ("kit", lambda: _kit(place)),
+        ("kit", lambda: _kit(paths)),
         ("versions", lambda: _versions(manifest.release, manifest.protocol)),
-        ("versions", lambda: of_programs(place)),
-        ("keys", lambda: of_keys(place)),
-        (
-            "certificate",
-            lambda: of_certificate(place.path / AUTHORITY, "the federation ends with its authority: call the coordinator"),
-        ),
-        ("coordinator", lambda: of_connection(manifest.superlink, place.path / AUTHORITY, place.env())),
-        ("ports", lambda: _node_ports(place)),
-        ("door", lambda: of_socket(place)),
-        ("disk", lambda: _disk(place.path)),
-        ("store", lambda: _store(place.site)),
-        ("terms", lambda: _terms(place)),
-        ("copies", lambda: _copies(place.site)),
-        ("budget", lambda: of_ledger(place)),
-        ("budget", lambda: _budget(place.site)),
+        ("versions", lambda: _programs(paths)),
+        ("keys", lambda: _keys(paths)),
+        ("certificate", lambda: of_certificate(paths.path / AUTHORITY, ends)),
+        ("coordinator", lambda: of_connection(manifest.superlink, paths.path / AUTHORITY, paths.env())),
+        ("disk", lambda: _disk(paths.path)),
+        ("store", lambda: _store(site)),
+        ("terms", lambda: _terms(paths)),
+        ("budget", lambda: _budget(site)),
     ]
+    if not has_left(site.path):
+        checks += [("ports", lambda: _node_port(paths)), ("door", lambda: _socket(paths)), ("copies", lambda: _copies(site))]
     return [finding for name, check in checks for finding in _guarded(name, check)]
 
 
@@ -85,21 +81,18 @@ def examine_coordinator(folder: Path) -> list[Finding]:
             f"{folder} was not provisioned: `dpfed federation provision project.toml` makes a coordinator's folder."
         )
     folder = folder.absolute()
-    certificates = folder / "certificates"
+    certificates, inner = folder / "certificates", folder / "certificates" / "inner"
     renew = "move server.pem and server.key away, `dpfed federation provision PROJECT`, then `nginx -s reload`"
-    inner = f"move {certificates / 'inner'} away, `dpfed federation provision PROJECT`, and start the SuperLink again"
+    again = f"move {inner} away, `dpfed federation provision PROJECT`, and start the SuperLink again"
+    ends = "provision another federation: terms and kits are of this one"
+    secret = [certificates / "server.key", inner / "server.key", inner / "ca.key", folder / "federation" / "identity.key"]
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("versions", lambda: _versions(__version__, PROTOCOL)),
-        ("keys", lambda: of_permissions("keys", *_secret_of_coordinator(folder))),
-        ("keys", lambda: of_party(folder)),
-        ("certificate", lambda: of_server(certificates, renew)),
-        ("certificate", lambda: of_server(certificates / "inner", inner)),
-        ("certificate", lambda: _unless_good(of_certificate(certificates / "inner" / SERVER, inner))),
+        ("keys", lambda: _permissions(folder / "federation", folder / "kits", *secret)),
+        ("keys", lambda: _party(folder)),
+        ("certificate", lambda: of_certificate(inner / SERVER, again)),
         ("certificate", lambda: of_certificate(certificates / SERVER, renew)),
-        (
-            "authority",
-            lambda: of_certificate(certificates / AUTHORITY, "provision another federation: terms and kits are of this one"),
-        ),
+        ("authority", lambda: of_certificate(certificates / AUTHORITY, ends)),
         ("authority", lambda: _offline(certificates / "ca.key")),
         ("ports", lambda: of_port(LINK_PORT, "the SuperLink", "start dpfed-superlink")),
         ("disk", lambda: _disk(folder)),
@@ -117,21 +110,15 @@ def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]
     except PermissionError as error:
         return [Finding(name, State.UNKNOWN, f"{error.filename} may not be read by this user", "run this command as its owner")]
     except OSError as error:
-        return [
-            Finding(
-                name,
-                State.BAD,
-                f"{error.filename}: {error.strerror or error}",
-                "restore it, or see docs/a-site-in-15-minutes.md",
-            )
-        ]
+        advice = "restore it, or see docs/a-site-in-15-minutes.md"
+        return [Finding(name, State.BAD, f"{error.filename}: {error.strerror or error}", advice)]
 
 
-def _kit(place: SitePaths) -> Iterator[Finding]:
-    manifest = place.manifest
-    if changed := altered(place.path, manifest):
+def _kit(paths: SitePaths) -> Iterator[Finding]:
+    manifest = paths.manifest
+    if changed := altered(paths.path, manifest):
         said = f"{', '.join(changed)}: not as the coordinator signed it"
-        yield Finding("kit", State.BAD, said, f"unpack the kit again: dpfed site unpack {place.path} KIT")
+        yield Finding("kit", State.BAD, said, f"unpack the kit again: dpfed site join {paths.path} KIT")
     else:
         yield Finding("kit", State.GOOD, f"{manifest.federation}, {manifest.site}, number {manifest.serial}, as it was signed")
 
@@ -139,18 +126,10 @@ def _kit(place: SitePaths) -> Iterator[Finding]:
 def _versions(release: str, protocol: int) -> Iterator[Finding]:
     here = f"dpfed {__version__}, protocol {PROTOCOL}"
     if protocol != PROTOCOL:
-        yield Finding(
-            "versions", State.BAD, f"{here}; the coordinator: {release}, protocol {protocol}", f"install dpfed {release}"
-        )
-    elif release != __version__:
-        said = f"{here}; the coordinator: {release}, with the same protocol, so they understand each other"
-        yield Finding(
-            "versions", State.CARE, said, f"install dpfed {release} when it suits: restart the worker between two steps"
-        )
+        said = f"{here}; the coordinator: {release}, protocol {protocol}"
+        yield Finding("versions", State.BAD, said, f"install dpfed {release}")
     else:
         yield Finding("versions", State.GOOD, here)
-    from dpfed.federation.flower.app_folder import FLOWER_VERSION
-
     try:
         flower = version("flwr")
     except PackageNotFoundError:
@@ -161,31 +140,64 @@ def _versions(release: str, protocol: int) -> Iterator[Finding]:
     yield Finding("versions", State.GOOD if fits else State.BAD, f"Flower {flower}", "" if fits else advice)
 
 
-def _disk(folder: Path) -> Iterator[Finding]:
-    free = shutil.disk_usage(folder).free
-    if hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY:
-        yield Finding("disk", State.BAD, f"{folder} is on storage that is read-only", "mount it for writing")
-        return
-    said = f"{free / 1e9:,.1f} GB free at {folder}"
-    if free < _LEAST_DISK:
-        yield Finding("disk", State.BAD, said, "make room: a ledger that cannot be written ends the site's part in the run")
+def _programs(paths: SitePaths) -> Iterator[Finding]:
+    """Whether there are programs where the units look for them."""
+    if not (paths.path / "venv" / "bin" / "python").exists():
+        said = f"{paths.path / 'venv'} leads to no Python environment, and systemd's units start their programs from there"
+        yield Finding("versions", State.CARE, said, f"ln -sfn ENVIRONMENT {paths.path / 'venv'}; containers do not need it")
+
+
+def _permissions(*paths: Path) -> Iterator[Finding]:
+    """Whether other users can reach what is secret."""
+    if found := [str(path) for path in paths if path.exists() and path.stat().st_mode & _OTHERS]:
+        yield Finding("keys", State.BAD, f"other users may reach {', '.join(found)}", f"chmod go= {' '.join(found)}")
     else:
-        yield Finding("disk", State.GOOD, said)
+        yield Finding("keys", State.GOOD, "closed to other users")
 
 
-def _node_ports(place: SitePaths) -> Iterator[Finding]:
-    port = place.env().get("DPFED_PORT", str(NODE_PORT))
-    if has_left(place.site.path):
-        return
+def _keys(paths: SitePaths) -> Iterator[Finding]:
+    """Whether the keys are there, whole, and closed to other users."""
+    site, own = paths.site, [paths.site.path / "identity.key", paths.site.path / "secret.key"]
+    yield from _permissions(site.path, paths.keys, *own, *(path for path in paths.keys.iterdir() if path.suffix != ".pub"))
+    if not is_whole(paths.keys):
+        advice = f"restore it, or remove {paths.reply} and the SuperNode's keys, and run `dpfed site setup` again"
+        yield Finding("keys", State.BAD, f"a key in {paths.keys} is damaged, or not that of node.pub", advice)
+    for path in own[: 1 if has_left(site.path) else 2]:
+        read_bytes(path)  # an error of the system's says whether this user may not
+    if not has_left(site.path):
+        site.randomness()
+    if site.identity().signing_key != site.own_card().signing_key:
+        yield Finding("keys", State.BAD, f"{own[0]} is not the key of the site's card", _RESTORE)
+
+
+def _node_port(paths: SitePaths) -> Iterator[Finding]:
+    port = paths.env().get("DPFED_PORT", str(NODE_PORT))
     if not port.isdecimal() or not 0 < int(port) < 65536:
         yield Finding("ports", State.BAD, f"DPFED_PORT in .env is {port!r}", "write a number from 1 to 65535")
         return
-    yield from of_port(
-        int(port),
-        "the SuperNode",
+    advice = (
         "start node and app; the SuperNode ends, and is started again, until the coordinator has registered its key. In "
-        "containers it is not seen from here",
+        "containers it is not seen from here"
     )
+    yield from of_port(int(port), "the SuperNode", advice)
+
+
+def _socket(paths: SitePaths) -> Iterator[Finding]:
+    """Whether the worker can put its socket where the units name it."""
+    folder = paths.path / "door"
+    refuse_open_folder(folder, paths.site.path.stat().st_uid)
+    yield Finding("door", State.GOOD, f"{folder}, for the worker's user to open")
+
+
+def _disk(folder: Path) -> Iterator[Finding]:
+    free = shutil.disk_usage(folder).free
+    said = f"{free / 1e9:,.1f} GB free at {folder}"
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        yield Finding("disk", State.BAD, f"{folder} is on storage that is read-only", "mount it for writing")
+    elif free < _LEAST_DISK:
+        yield Finding("disk", State.BAD, said, "make room: a ledger that cannot be written ends the site's part in the run")
+    else:
+        yield Finding("disk", State.GOOD, said)
 
 
 def _store(site: SiteFolder) -> Iterator[Finding]:
@@ -195,35 +207,29 @@ def _store(site: SiteFolder) -> Iterator[Finding]:
     yield Finding("store", State.GOOD, f"{settings.store}, {store.training_records:,} training records")
 
 
-def _terms(place: SitePaths) -> Iterator[Finding]:
-    site = place.site
+def _terms(paths: SitePaths) -> Iterator[Finding]:
+    site = paths.site
     if has_left(site.path):
         yield Finding("terms", State.CARE, "this site has left its federation permanently", "stop SuperNode and worker")
         return
     if not site.joined:
-        if (place.path / TERMS).is_file():
-            yield Finding(
-                "terms",
-                State.CARE,
-                "the kit holds terms, and the site has not joined",
-                f"dpfed site join {place.path} {place.path}",
-            )
-        else:
-            said = "the kit holds no terms yet: they are made when all sites have replied"
-            yield Finding("terms", State.CARE, said, f"send {place.reply} to the coordinator, and wait for the next kit")
+        there = (paths.path / TERMS).is_file()
+        said = "the kit holds terms, and the site has not joined" if there else "the kit holds no terms yet"
+        wait = f"send {paths.reply} to the coordinator; the next kit comes when all sites have replied"
+        yield Finding("terms", State.CARE, said, f"dpfed site join {paths.path} {paths.path}" if there else wait)
         return
     terms, known = site.terms(), site.confirmed.read()
     others = [member.name for member in terms.sites if member.name != site.own_card().name and member.fingerprint not in known]
     if others and terms.trust_model.shared:
         said = f"{terms.fingerprint}; the cards of {', '.join(others)} are not confirmed"
-        yield Finding("terms", State.CARE, said, f"call them, then: dpfed site confirm {place.path} FINGERPRINTS")
+        yield Finding("terms", State.CARE, said, f"call them, then: dpfed site confirm {paths.path} FINGERPRINTS")
     else:
         yield Finding("terms", State.GOOD, f"{terms.fingerprint}, {terms.trust}, {len(terms.sites)} sites")
 
 
 def _copies(site: SiteFolder) -> Iterator[Finding]:
     """What was agreed on and does not travel, such as public records."""
-    if site.joined and not has_left(site.path):
+    if site.joined:
         from dpfed.federation.site.serving import require_copies  # with torch, which takes seconds
 
         if found := require_copies(site.terms(), site.settings()):
@@ -231,43 +237,50 @@ def _copies(site: SiteFolder) -> Iterator[Finding]:
 
 
 def _budget(site: SiteFolder) -> Iterator[Finding]:
+    """What was spent and may be, and whether the next step can be charged."""
     settings = site.settings()
     if settings.budget is None:
-        yield Finding(
-            "budget", State.CARE, "the site has set no largest epsilon", f"write `budget = 8.0` into {site.path / 'site.toml'}"
-        )
+        advice = f"write `budget = 8.0` into {site.path / 'site.toml'}"
+        yield Finding("budget", State.CARE, "the site has set no largest epsilon", advice)
     for found in budgets_of(RecordStore.open(settings.store)):
-        yield Finding(
-            "budget",
-            State.GOOD,
-            f"lifetime budget {shown(found.budget)}: {percent(found.budget.filter.part(found.budget.spent))} is taken",
-        )
-    if not site.ledger.exists():
+        taken = percent(found.budget.filter.part(found.budget.spent))
+        yield Finding("budget", State.GOOD, f"lifetime budget {shown(found.budget)}: {taken} is taken")
+    if not site.joined:
+        return
+    if not os.path.lexists(site.ledger):
+        if has_left(site.path):
+            return
+        yield Finding("budget", State.BAD, f"{site.ledger} is missing: what the site has spent is not known", _RESTORE)
         return
     ledger = Ledger.open(site.ledger)
     plan = ledger.plan
+    if not has_left(site.path):
+        site.refuse_cost(site.terms().privacy_plan)
+        if not site.ledger.stat().st_mode & stat.S_IWUSR:
+            said = f"{site.ledger} cannot be written, so no step can be charged"
+            yield Finding("budget", State.BAD, said, f"chmod u+w {site.ledger}")
     spent = f"epsilon {round_up(ledger.epsilon)} of {round_up(plan.epsilon())} is spent, {ledger.charged} of {plan.steps} steps"
-    yield Finding("budget", State.GOOD, spent)
+    yield Finding("budget", State.GOOD, f"{spent}, at delta {round_up(plan.promise.delta)}")
 
 
-def _unless_good(findings: Iterator[Finding]) -> Iterator[Finding]:
-    return (finding for finding in findings if finding.state is not State.GOOD)
-
-
-def _secret_of_coordinator(folder: Path) -> list[Path]:
-    certificates, inner = folder / "certificates", folder / "certificates" / "inner"
-    keys = [certificates / "server.key", inner / "server.key", inner / "ca.key", folder / "federation" / "identity.key"]
-    return [folder / "federation", folder / "kits", *keys]
+def _party(folder: Path) -> Iterator[Finding]:
+    """Whether the coordinator's key is the one that the terms name, and what the run reads is there."""
+    party = CoordinatorFolder(folder / "federation")
+    if not party.path.exists():  # there are no terms yet
+        return
+    if party.identity().signing_key != Terms.load(party.terms).coordinator:
+        said = f"{party.path / 'identity.key'} is not the key that the terms name, so no site will answer"
+        yield Finding("keys", State.BAD, said, "restore the one that was there when the terms were made")
+    party.config()
+    if not (folder / "nodes").is_dir():
+        said = f"{folder / 'nodes'} is missing, which holds the SuperNodes' public keys"
+        yield Finding("keys", State.BAD, said, "dpfed federation provision PROJECT makes it from the replies")
 
 
 def _offline(key: Path) -> Iterator[Finding]:
     if key.exists():
-        yield Finding(
-            "authority",
-            State.CARE,
-            f"{key} is on this machine",
-            "move it to one that is offline; a new server's certificate needs it back",
-        )
+        advice = "move it to one that is offline; a new server's certificate needs it back"
+        yield Finding("authority", State.CARE, f"{key} is on this machine", advice)
 
 
 def _replies(folder: Path) -> Iterator[Finding]:

@@ -112,7 +112,7 @@ def read_kit(path: Path) -> Kit:
     """
     files = _in_folder(path) if path.is_dir() else _in_archive(path)
     if MANIFEST not in files:
-        raise UserError(f"{path} is no starter kit: it has no {MANIFEST}. `dpfed federation provision` makes kits.")
+        raise UserError(f"{path} is not a starter kit: it has no {MANIFEST}. `dpfed federation provision` makes kits.")
     manifest = _checked(files[MANIFEST], path)
     for name, digest in manifest.files.items():
         if name not in files:
@@ -131,7 +131,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return _checked(read_bytes(folder / MANIFEST), folder)
     except OSError as error:
-        raise UserError(f"{folder} is no starter kit: cannot read {MANIFEST} ({error.strerror or error}).") from error
+        raise UserError(f"{folder} is not a starter kit: cannot read {MANIFEST} ({error.strerror or error}).") from error
 
 
 def altered(folder: Path, manifest: Manifest) -> list[str]:
@@ -190,19 +190,19 @@ def _in_archive(path: Path) -> dict[str, bytes]:
         with open_regular(path) as packed, gzip.GzipFile(fileobj=packed) as zipped:
             content = zipped.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
-            raise UserError(f"{path} is no starter kit: it unpacks to more than {_MOST_BYTES >> 20} MB.")
+            raise UserError(f"{path} is not a starter kit: it unpacks to more than {_MOST_BYTES >> 20} MB.")
         with tarfile.open(fileobj=io.BytesIO(content)) as tar:
             for entry in tar:
                 name = PurePosixPath(entry.name)
                 if not entry.isreg() or len(name.parts) < 2 or len(files) >= _MOST_FILES:
-                    raise UserError(f"{path} is no starter kit: it holds {entry.name[:80]!r}.")
+                    raise UserError(f"{path} is not a starter kit: it holds {entry.name[:80]!r}.")
                 file = tar.extractfile(entry)
                 files["/".join(name.parts[1:])] = file.read() if file else b""
     except OSError as error:
-        reason = error.strerror or "it is no .tar.gz"
+        reason = error.strerror or "it is not a .tar.gz"
         raise UserError(f"cannot read the kit {path}: {reason}.") from error
     except (EOFError, zlib.error, tarfile.TarError) as error:
-        raise UserError(f"{path} is no starter kit, or only a part of one: expected a whole .tar.gz.") from error
+        raise UserError(f"{path} is not a starter kit, or only a part of one: expected a whole .tar.gz.") from error
     return files
 
 
@@ -245,7 +245,7 @@ class Reply(Section):
         except OSError as error:
             raise UserError(f"cannot read the reply {path}: {error.strerror or error}.") from error
         except (ValidationError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise UserError(f"{path} is no site's reply: `dpfed site setup` writes reply.json.") from error
+            raise UserError(f"{path} is not a site's reply: `dpfed site setup` writes reply.json.") from error
         if not is_signed(_REPLY_DOMAIN + text.encode(), signature, reply.card.signing_key):
             raise UserError(f"{path} is not as its site signed it: ask the site to send reply.json again.")
         return reply
@@ -262,7 +262,9 @@ class Reply(Section):
         """
         name = self.card.name
         if kit is None:
-            raise UserError(f"{path} is the reply of {name!r}, which is no site of this project: remove it, or add the site.")
+            raise UserError(
+                f"{path} is the reply of {name!r}, which is not a site of this project: remove it, or add the site."
+            )
         if self.federation != kit.federation or self.invitation != kit.invitation:
             raise UserError(
                 f"{path} says that it is of {name}, and answers another kit than the one that was made for {name}: send "
@@ -274,7 +276,7 @@ class Reply(Section):
                 f"with protocol {PROTOCOL}: install the same release on both sides."
             )
         if not is_node_key(self.node_key):
-            raise UserError(f"{path} holds a SuperNode's key that is none: `dpfed site setup` makes it.")
+            raise UserError(f"{path} holds an invalid SuperNode key: `dpfed site setup` makes it.")
 
 
 def is_node_key(line: str) -> bool:

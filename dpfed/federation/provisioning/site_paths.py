@@ -60,8 +60,7 @@ class SitePaths:
             into: where the folder of the kit goes; default: the current folder, or where it is already.
             coordinator: fingerprint of the coordinator's key, as its operator read it out.
             store: the site's records.
-            settings: see `SiteFolder.create`; ``port``: of the SuperNode, on loopback; ``proxy``: of the site's
-                network, such as ``http://proxy:3128``.
+            settings: see `SiteFolder.create`; ``proxy``: of the site's network, such as ``http://proxy:3128``.
 
         Raises:
             UserError: for a kit that was altered or that somebody else made, or a folder in use. Nothing is made then.
@@ -73,36 +72,35 @@ class SitePaths:
                 "them read it out. If it is right, the kit comes from somebody else."
             )
         records_of_site(store, settings.get("declared"), settings)  # before anything is unpacked
-        port, proxy = settings.pop("port", None) or NODE_PORT, settings.pop("proxy", None)
-        if not 1 <= port <= 65535:
-            raise UserError(f"--port {port} is none: expected 1 to 65535.")
+        proxy = settings.pop("proxy", None)
         _refuse_proxy(proxy)
         path = kit if kit.is_dir() else (into or Path()) / read.manifest.folder
-        place = cls(require_plain(path.resolve()))
-        cut_short = (place.path / MANIFEST).is_file() and read_manifest(place.path) == read.manifest
-        if cut_short and place.site.path.exists() and not place.reply.exists():
-            make_site_keys(place.keys)  # if the old ones were taken away
-            place.write_reply()
-            return place
-        if place.site.path.exists():
+        paths = cls(require_plain(path.resolve()))
+        cut_short = (paths.path / MANIFEST).is_file() and read_manifest(paths.path) == read.manifest
+        if cut_short and paths.site.path.exists() and not paths.reply.exists():
+            make_site_keys(paths.keys)  # if the old ones were taken away
+            paths.write_reply()
+            return paths
+        if paths.site.path.exists():
             raise UserError(
-                f"{place.site.path} is there already, with keys of its own: `dpfed site unpack` puts a newer kit over it; "
+                f"{paths.site.path} is there already, with keys of its own: `dpfed site join` takes a newer kit; "
                 "for another site, choose another folder with --into."
             )
         name = read.manifest.site
         if not kit.is_dir():
-            if place.path.exists() and any(place.path.iterdir()) and not cut_short:
-                raise UserError(f"{place.path} is there already, and is not empty: choose another folder with --into.")
-            place._write(read)
+            if paths.path.exists() and any(paths.path.iterdir()) and not cut_short:
+                raise UserError(f"{paths.path} is there already, and is not empty: choose another folder with --into.")
+            paths._write(read)
         for folder in ("budgets", "door", "flower"):
-            make_folder(place.path / folder, 0o700)
-        make_site_keys(place.keys)
-        write_atomically(place._pin, json.dumps(_pin_of(read.manifest)), 0o600)
-        place._write_settings(Path(store).absolute(), port, proxy)
-        place.link_programs()
-        SiteFolder.create(place.site.path, name, store, **settings)
-        place.write_reply()
-        return place
+            make_folder(paths.path / folder, 0o700)
+        make_site_keys(paths.keys)
+        write_atomically(paths._pin, json.dumps(_pin_of(read.manifest)), 0o600)
+        paths._write_settings(Path(store).absolute(), proxy)
+        if not os.path.lexists(paths.path / "venv"):  # units start programs from there
+            (paths.path / "venv").symlink_to(sys.prefix)
+        SiteFolder.create(paths.site.path, name, store, **settings)
+        paths.write_reply()
+        return paths
 
     @classmethod
     def open(cls, path: Path) -> SitePaths:
@@ -113,9 +111,9 @@ class SitePaths:
         """
         if not (path / MANIFEST).is_file():
             raise UserError(f"{path} holds no starter kit: give the folder into which the coordinator's kit was unpacked.")
-        place = cls(path.resolve())
-        SiteFolder.open(place.site.path) if place.site.path.exists() else place._refuse_unmade()
-        return place
+        paths = cls(path.resolve())
+        SiteFolder.open(paths.site.path) if paths.site.path.exists() else paths._refuse_unmade()
+        return paths
 
     @property
     def manifest(self) -> Manifest:
@@ -228,13 +226,6 @@ class SitePaths:
         except UserError:  # there is none yet, or somebody damaged it
             return 0
 
-    def link_programs(self) -> None:
-        """Has ``venv`` lead to this Python environment: units start programs from there. An upgrade changes the link."""
-        link, draft = self.path / "venv", self.path / ".venv.partial"
-        draft.unlink(missing_ok=True)
-        draft.symlink_to(sys.prefix)
-        os.replace(draft, link)
-
     def env(self) -> dict[str, str]:
         """The settings in ``.env``.
 
@@ -262,7 +253,7 @@ class SitePaths:
             if str(path.relative_to(self.path)) not in kit.files:
                 path.unlink()
 
-    def _write_settings(self, store: Path, port: int, proxy: str | None) -> None:
+    def _write_settings(self, store: Path, proxy: str | None) -> None:
         """Writes ``.env``, which compose and systemd read."""
         values = {
             "DPFED_FOLDER": str(self.path),
@@ -270,7 +261,7 @@ class SitePaths:
             "DPFED_STORE": str(store),
             "DPFED_STORE_MODE": "rw" if possible(store) else "ro",  # a lifetime budget is written into the store
             "DPFED_BUDGETS": str(self.path / "budgets"),
-            "DPFED_PORT": str(port),
+            "DPFED_PORT": str(NODE_PORT),
             "NO_PROXY": "127.0.0.1,localhost",
         }
         if proxy:

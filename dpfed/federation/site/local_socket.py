@@ -10,24 +10,24 @@ import contextlib
 import grp
 import logging
 import os
-import select
 import socket
 import stat
+import struct
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dpfed.errors import UserError
 from dpfed.files.locking import file_lock
-from dpfed.protocol.messages import MOST_VECTOR, Failure, Packet, PacketError, failed, receive_packet, send_packet
+from dpfed.protocol.messages import LONGEST_HEADER, MOST_VECTOR, Failure, Packet, PacketError, failed
 
 _LONGEST_PATH = 100  # bytes; operating systems allow 104 to 108
 _LONGEST_READ = 10.0  # seconds that one read or write on a connection may take
-_CONNECTIONS = 32  # at a time; one more, and the oldest that has not said what it wants is hung up on
+_CONNECTIONS = 32  # at a time; others wait
+_LONGEST_SIGNATURE = 4 << 10  # bytes
 _TICK = 0.2  # seconds between looks at the stop event
-_QUEUE = 0.02  # seconds between two attempts at a door where too many wait
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ def serve(
 ) -> None:
     """Answers packets, one after the other, until told to stop. The packet in hand is answered before this returns.
 
+    Each connection has a thread of its own: whoever is silent or slow delays nobody else.
+
     Args:
         path: of the socket. Its directory is made if need be, and no other user may write there.
         handle: answers one packet. When it raises, the other side learns that it failed, and nothing else.
@@ -51,12 +53,29 @@ def serve(
     Raises:
         UserError: if the socket cannot be there, or another worker serves it.
     """
-    path = Path(path)
-    with _listening(path, group) as listener, _Visitors(handle, stop, most) as visitors:
+    turn, room = threading.Lock(), threading.BoundedSemaphore(_CONNECTIONS)
+
+    def answer(sock: socket.socket) -> None:
+        with room, contextlib.suppress(OSError), _connection(sock, _LONGEST_READ) as connection:
+            try:
+                packet = receive_packet(connection, most)
+            except PacketError:
+                return send_packet(connection, failed(Failure.GARBLED))
+            with turn:
+                if connection.poll(0):  # it hung up: an answer that nobody waits for might still cost budget
+                    return
+                reply = failed(Failure.UNREACHABLE) if stop.is_set() else _handled(handle, packet)
+            send_packet(connection, reply)
+
+    threads: list[threading.Thread] = []
+    with _listening(Path(path), group) as listener:
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
-                connection, _ = listener.accept()
-                visitors.receive(connection)
+                threads = [*filter(threading.Thread.is_alive, threads)]
+                threads.append(threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True))
+                threads[-1].start()
+        for thread in threads:
+            thread.join()
 
 
 def ask(path: Path, packet: Packet, timeout: float) -> Packet:
@@ -69,77 +88,66 @@ def ask(path: Path, packet: Packet, timeout: float) -> Packet:
 
     Raises:
         TimeoutError: if none came.
-        PacketError: if what came is no packet.
+        PacketError: if what came is not a packet.
         OSError: if nobody is there, or it went away.
     """
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(timeout)
-        _connect(sock, path, timeout)
-        send_packet(sock, packet)
-        return receive_packet(sock)
+    sock = socket.socket(socket.AF_UNIX)
+    with _connection(sock, timeout, path) as connection:
+        send_packet(connection, packet)
+        if not connection.poll(timeout):
+            raise TimeoutError
+        return receive_packet(connection)
 
 
-def _connect(sock: socket.socket, path: Path, timeout: float) -> None:
-    """Connects; where too many others stand at the door, waits with them instead of being sent away."""
-    end = time.monotonic() + timeout
-    while True:
-        try:
-            return sock.connect(os.fspath(path))
-        except BlockingIOError:  # what a queue that is full says to a socket with a timeout
-            if time.monotonic() > end:
-                raise TimeoutError(f"too many others wait at {path}") from None
-            time.sleep(_QUEUE)
+def send_packet(connection: Connection, packet: Packet) -> None:
+    """Writes a packet.
+
+    Raises:
+        OSError: from the connection.
+    """
+    for part in (packet.header, packet.signature, packet.vector):
+        connection.send_bytes(part)
 
 
-class _Visitors:
-    """Everybody who is connected, each in a thread of its own: whoever is silent or slow delays nobody else."""
+def receive_packet(connection: Connection, most: int = MOST_VECTOR) -> Packet:
+    """Reads a packet.
 
-    def __init__(self, handle: Callable[[Packet], Packet], stop: threading.Event, most: int) -> None:
-        self._handle, self._stop, self._most = handle, stop, most
-        self._turn = threading.Lock()
-        self._reading: dict[socket.socket, None] = {}  # whose packet has not come yet, the oldest first
-        self._threads: set[threading.Thread] = set()
-        self._lock = threading.Lock()
+    Args:
+        connection: to read from.
+        most: bytes that the vector may have.
 
-    def __enter__(self) -> _Visitors:
-        return self
+    Raises:
+        PacketError: if what comes is none, is too large, or ends too early.
+        OSError: from the connection.
+    """
+    try:
+        header, signature, vector = map(connection.recv_bytes, (LONGEST_HEADER, _LONGEST_SIGNATURE, most))
+    except (EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system
+            raise
+        raise PacketError(f"what came is not a packet ({error})") from error
+    return Packet(header, signature, vector)
 
-    def __exit__(self, *_: object) -> None:
-        for thread in list(self._threads):
-            thread.join()
 
-    def receive(self, sock: socket.socket) -> None:
-        """Answers a new visitor, and hangs up on the oldest silent one if there are too many."""
-        with self._lock:
-            self._reading[sock] = None
-            if len(self._threads) >= _CONNECTIONS:
-                with contextlib.suppress(OSError):
-                    next(iter(self._reading)).shutdown(socket.SHUT_RDWR)  # its thread notices, and ends
-        thread = threading.Thread(target=self._answer, args=(sock,), daemon=True)
-        self._threads.add(thread)
-        thread.start()
+def _connection(sock: socket.socket, seconds: float, to: Path | None = None) -> Connection:
+    """A socket as a connection, on which one read or write takes so many seconds at most.
 
-    def _answer(self, sock: socket.socket) -> None:
-        """One connection. Whatever the other side does ends here."""
-        try:
-            with sock, contextlib.suppress(OSError):
-                sock.settimeout(_LONGEST_READ)
-                try:
-                    packet = receive_packet(sock, self._most)
-                except PacketError:
-                    send_packet(sock, failed(Failure.GARBLED))
-                    return
-                finally:
-                    with self._lock:
-                        self._reading.pop(sock, None)
-                with self._turn:
-                    if _gone(sock):  # an answer that nobody waits for might still cost budget
-                        return
-                    stopped = self._stop.is_set()
-                    reply = failed(Failure.UNREACHABLE) if stopped else _handled(self._handle, packet)
-                send_packet(sock, reply)
-        finally:
-            self._threads.discard(threading.current_thread())
+    Args:
+        sock: of a connection, or one that is to connect.
+        seconds: see above; also for connecting where too many others wait.
+        to: what it is to connect to.
+    """
+    sock.settimeout(None)
+    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        sock.setsockopt(socket.SOL_SOCKET, option, limit)
+    with sock:
+        if to is not None:
+            try:
+                sock.connect(os.fspath(to))
+            except BlockingIOError:
+                raise TimeoutError(f"too many others wait at {to}") from None
+        return Connection(sock.detach())
 
 
 def _handled(handle: Callable[[Packet], Packet], packet: Packet) -> Packet:
@@ -152,11 +160,6 @@ def _handled(handle: Callable[[Packet], Packet], packet: Packet) -> Packet:
         return failed(Failure.INTERNAL)
 
 
-def _gone(sock: socket.socket) -> bool:
-    """Whether the other side has hung up: it sends nothing after its packet, so what is readable is the end."""
-    return bool(select.select([sock], [], [], 0)[0])
-
-
 @contextlib.contextmanager
 def _listening(path: Path, group: str | None) -> Iterator[socket.socket]:
     """A socket that only this user, and perhaps a group, can connect to."""
@@ -167,7 +170,7 @@ def _listening(path: Path, group: str | None) -> Iterator[socket.socket]:
     _directory(path.parent, group)
     with _only_one(path), socket.socket(socket.AF_UNIX) as listener:
         if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-            raise UserError(f"{path} is there and is no socket: choose another path.")
+            raise UserError(f"{path} is there and is not a socket: choose another path.")
         path.unlink(missing_ok=True)  # left behind by a worker that was killed
         listener.bind(os.fspath(path))
         try:
@@ -183,10 +186,23 @@ def _directory(folder: Path, group: str | None) -> None:
     if not folder.exists():
         folder.mkdir(parents=True, mode=0o700)
         _share(folder, group, 0o700)
+    refuse_open_folder(folder, os.geteuid())
+
+
+def refuse_open_folder(folder: Path, user: int) -> None:
+    """Refuses a folder in which somebody else could put a socket of theirs.
+
+    Args:
+        folder: of a socket.
+        user: number of who serves it.
+
+    Raises:
+        UserError: saying what is wrong with it.
+    """
     found = folder.stat()
     if not stat.S_ISDIR(found.st_mode):
-        raise UserError(f"{folder} is no directory: the socket needs one of its own.")
-    if found.st_uid not in (os.geteuid(), 0):
+        raise UserError(f"{folder} is not a directory: the socket needs one of its own.")
+    if found.st_uid not in (user, 0):
         raise UserError(
             f"{folder} belongs to another user (number {found.st_uid}), who could put a socket of theirs there: choose a "
             "directory of your own."

@@ -214,7 +214,7 @@ def test_tables_that_disagree_are_refused(tmp_path: Path, captioned: Path) -> No
     assert "says train, and the table's name says test" in refusal(captioned)
     table(captioned / "test.tsv", ["images/2.png"])
     table(captioned / "extra.tsv", ["images/2.png"])
-    assert "extra.tsv, and its name speaks of no split" in refusal(captioned, format="table")
+    assert "extra.tsv, and its name contains no split" in refusal(captioned, format="table")
     assert len(commands(refusal(captioned))) == 2
 
 

@@ -4,7 +4,6 @@ import shutil
 
 import pytest
 
-from dpfed.federation.provisioning.certificates import make_certificates
 from dpfed.federation.provisioning.doctor import examine_coordinator
 from dpfed.federation.provisioning.network import State
 from tests.federation.provisioning.office import Office
@@ -47,15 +46,3 @@ def test_a_key_that_the_terms_do_not_name(chest):
 def test_what_others_may_read(chest, name):
     (chest / name).chmod(0o644)
     assert f"chmod go= {chest / name}" in bad(chest)["keys"]
-
-
-@pytest.mark.parametrize("folder", ["certificates", "certificates/inner"])
-@pytest.mark.parametrize("harm", ["missing", "damaged", "another"])
-def test_a_servers_key_that_is_not_its_certificates(chest, folder, harm, tmp_path):
-    key = chest / folder / "server.key"
-    make_certificates(tmp_path / "other", ["localhost"])
-    if harm == "missing":
-        key.unlink()
-    else:
-        key.write_bytes(b"\xff" if harm == "damaged" else (tmp_path / "other" / "server.key").read_bytes())
-    assert str(key) in bad(chest)["certificate"]

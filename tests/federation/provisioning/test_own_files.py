@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 from dpfed.errors import UserError
-from dpfed.federation.leaving import refuse_if_left
 from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.network import State
 from dpfed.federation.provisioning.site_paths import SitePaths
@@ -72,15 +71,6 @@ def test_a_budget_that_was_lowered_since_the_site_joined(place):
         load_site(place.site, lambda text: None)
 
 
-@pytest.mark.parametrize("content", ["[[", "{}", '{"day": 5}', '{"day": "\\u001b[2J"}', None])
-def test_a_site_that_has_left_has_left_whatever_became_of_the_note(place, content):
-    note = place.site.path / "left.json"
-    note.mkdir() if content is None else note.write_text(content)
-    with pytest.raises(UserError, match="permanently on a day that is not known"):
-        refuse_if_left(place.site.path)
-    assert "has left" in str(examine_site(place.path))
-
-
 def test_a_ledger_that_is_gone_or_closed(place):
     place.site.ledger.chmod(0o400)
     assert "cannot be written" in bad(place)["budget"]
@@ -89,11 +79,3 @@ def test_a_ledger_that_is_gone_or_closed(place):
     place.leave()
     assert bad(place) == {}
     assert "start node" not in str(examine_site(place.path))  # it is over
-
-
-def test_terms_that_are_gone_while_the_ledger_has_paid(place):
-    from dpfed.privacy.ledger import Ledger, Release
-
-    Ledger.open(place.site.ledger).charge(Release(0, "0" * 32))
-    (place.site.path / "terms.json").unlink()
-    assert "whose terms are gone" in bad(place)["terms"]

@@ -12,15 +12,15 @@ import sys
 import tempfile
 import threading
 import time
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 
 from dpfed.errors import UserError
 from dpfed.federation.site import local_socket
-from dpfed.federation.site.local_socket import ask, serve
-from dpfed.protocol import messages
-from dpfed.protocol.messages import Failure, Packet, PacketError, failed, failure_of, receive_packet, send_packet
+from dpfed.federation.site.local_socket import ask, receive_packet, send_packet, serve
+from dpfed.protocol.messages import LONGEST_HEADER, Failure, Packet, PacketError, failed
 
 PATIENCE = 10.0  # seconds
 
@@ -66,20 +66,13 @@ def echo(packet):
     return packet
 
 
-def pair():
-    ends = socket.socketpair()
-    for end in ends:
-        end.settimeout(PATIENCE)
-    return ends
-
-
 # Framing
 
 
-@pytest.mark.parametrize("size", [0, 1, messages._PIECE - 1, messages._PIECE, messages._PIECE + 1, 3 * messages._PIECE + 5])
+@pytest.mark.parametrize("size", [0, 1, 1 << 24, (1 << 24) + 5])
 def test_what_is_sent_is_what_comes(size):
     sent = Packet(b'{"kind": "x"}', b"signature", os.urandom(size))
-    ours, theirs = pair()
+    ours, theirs = Pipe()
     with ours, theirs:
         sender = threading.Thread(target=send_packet, args=(ours, sent))
         sender.start()
@@ -87,23 +80,25 @@ def test_what_is_sent_is_what_comes(size):
         sender.join()
 
 
-@pytest.mark.parametrize(
-    "lengths", [(messages.MOST_HEADER + 1, 0, 0), (0, messages.MOST_SIGNATURE + 1, 0), (0, 0, messages.MOST_VECTOR + 1)]
-)
+@pytest.mark.parametrize("lengths", [(LONGEST_HEADER + 1, 0, 0), (0, (4 << 10) + 1, 0), (0, 0, 1001)])
 def test_what_is_too_large_is_refused_before_it_comes(lengths):
-    ours, theirs = pair()
-    with ours, theirs:
-        ours.sendall(struct.pack("!4sIIQ", b"dpf1", *lengths))
-        with pytest.raises(PacketError, match="too large"):
-            receive_packet(theirs)
+    ours, theirs = Pipe()
+    with ours, theirs, open(ours.fileno(), "wb", closefd=False) as raw:
+        for length in lengths:
+            raw.write(struct.pack("!i", length))
+            raw.flush()
+            if length:
+                break
+        with pytest.raises(PacketError, match="not a packet"):
+            receive_packet(theirs, 1000)
 
 
-@pytest.mark.parametrize("content", [b"", b"GET / HTTP/1.1\r\n\r\n", b"dpf1", struct.pack("!4sIIQ", b"dpf1", 5, 0, 0) + b"{}"])
+@pytest.mark.parametrize("content", [b"", b"GET / HTTP/1.1\r\n\r\n", b"dpf1", struct.pack("!i", 5) + b"{}"])
 def test_what_is_no_packet_is_refused(content):
-    ours, theirs = pair()
-    with ours, theirs:
-        ours.sendall(content)
-        ours.shutdown(socket.SHUT_WR)
+    ours, theirs = Pipe()
+    with theirs:
+        with ours, open(ours.fileno(), "wb", closefd=False) as raw:
+            raw.write(content)
         with pytest.raises(PacketError):
             receive_packet(theirs)
 
@@ -135,7 +130,7 @@ def test_what_the_user_can_mend_is_said(path):
         with pytest.raises(UserError, match=message):
             serve(place, echo, threading.Event(), **options)
     path.write_text("mine")
-    with pytest.raises(UserError, match="is no socket"):
+    with pytest.raises(UserError, match="is not a socket"):
         serve(path, echo, threading.Event())
     assert path.read_text() == "mine"
 
@@ -179,7 +174,7 @@ def test_the_socket_of_a_killed_worker_is_replaced(path):
 
 def test_garbage_and_hanging_up_do_no_harm(path):
     with serving(path, echo):
-        for content in (b"", b"\0" * 20, b"dpf1", b"{}" * 5000):
+        for content in (b"", b"\0" * 20, b"G", b"{}" * 5000):
             with socket.socket(socket.AF_UNIX) as visitor:
                 visitor.settimeout(PATIENCE)
                 visitor.connect(str(path))
@@ -187,27 +182,19 @@ def test_garbage_and_hanging_up_do_no_harm(path):
         with socket.socket(socket.AF_UNIX) as visitor:
             visitor.settimeout(PATIENCE)
             visitor.connect(str(path))
-            visitor.sendall(b"\0" * 20)
-            assert failure_of(receive_packet(visitor)) == Failure.GARBLED
+            visitor.sendall(b"GET / HTTP/1.1")
+            assert b"garbled" in visitor.recv(1000)
         assert ask(path, Packet(b"question", b"", b"abc"), PATIENCE).vector == b"abc"
 
 
-def test_many_silent_visitors_delay_nobody(path):
-    """More than there is room for: then the oldest of them is hung up on."""
+def test_silent_visitors_delay_nobody(path):
     with serving(path, echo), contextlib.ExitStack() as stack:
-        silent = []
-        for number in range(3 * local_socket._CONNECTIONS):
+        for number in range(local_socket._CONNECTIONS - 2):
             visitor = stack.enter_context(socket.socket(socket.AF_UNIX))
-            visitor.settimeout(PATIENCE)
             visitor.connect(str(path))
-            visitor.sendall(b"dpf1"[: number % 5])  # nothing, or a beginning
-            silent.append(visitor)
-            if number % 8 == 7:
-                start = time.monotonic()
-                assert ask(path, Packet(b"question", b""), PATIENCE).header == b"question"
-                assert time.monotonic() - start < 2
+            visitor.sendall(b"\0\0\0"[: number % 3])  # nothing, or a beginning
         start = time.monotonic()
-        silent[0].recv(100)  # it was let go, and did not have to be waited for
+        assert ask(path, Packet(b"question", b""), PATIENCE).header == b"question"
         assert time.monotonic() - start < 2
 
 
