@@ -46,6 +46,7 @@ class ParquetImporter(Importer):
     """
 
     name = "parquet"
+    options = ("id",)
     layout = "a .parquet file, or a folder with train*.parquet and optionally validation*.parquet, test*.parquet"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:

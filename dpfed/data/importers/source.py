@@ -121,10 +121,12 @@ class Importer(ABC):
     Attributes:
         name: what the user calls it.
         layout: what the source must look like, in a few words.
+        options: which keywords `open` takes beside: of the options of `import_records`.
     """
 
     name: ClassVar[str]
     layout: ClassVar[str]
+    options: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def recognises(self, path: Path, access: Access | None = None) -> bool:

@@ -111,6 +111,7 @@ class WebDatasetImporter(Importer):
     """
 
     name = "webdataset"
+    options = ("splits",)
     layout = "a .tar archive, or a folder of .tar archives, with 000.jpg and 000.txt or 000.json (captions), 000.cls (class)"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
@@ -119,14 +120,16 @@ class WebDatasetImporter(Importer):
             return holds(path, {".tar"}, access) and not holds(path, EXTENSIONS, access)
         return path.is_file() and suffix(path) == ".tar"
 
-    def open(self, path: Path, access: Access | None = None, level: int | None = None) -> Source:
+    def open(self, path: Path, access: Access | None = None, splits: int | None = None) -> Source:
         """Reads the texts (not the images) of all archives and streams the records.
 
         Args:
             path: a file or folder.
             access: what may be read.
-            level: 0: no folder in an archive speaks of a split.
+            splits: 0: no folder in an archive speaks of a split.
         """
+        if splits:
+            raise UserError(f"--splits {splits} is for folders of image files; for archives it can be 0.")
         access = access or Access.to(path)
         found = split_files(path, ".tar", self.layout, access)
         shards = found.files
@@ -138,7 +141,7 @@ class WebDatasetImporter(Importer):
         if not survey.samples:
             reason = f" ({survey.damaged[0]})" if survey.damaged else ""
             raise UserError(f"there are no samples in the archives of {path}{reason}; expected {self.layout}.")
-        if level is None and len(survey.folders) > 1:
+        if splits is None and len(survey.folders) > 1:
             raise UserError(
                 f"folders in the archives name several splits ({', '.join(survey.folders.values())}), but an archive has one "
                 "split: unpack them and import the folder, pack an archive for each split, or say --splits 0 if the "
