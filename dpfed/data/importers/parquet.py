@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -17,7 +15,6 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.parquet_columns import TEXT_FIELDS, Columns, settle
 from dpfed.data.importers.source import (
-    CONTENT,
     SPLIT_NAMES,
     FileRecord,
     Importer,
@@ -28,7 +25,7 @@ from dpfed.data.importers.source import (
     unit_of,
 )
 from dpfed.data.importers.splits import holds, split_files
-from dpfed.data.store.record import RecordInput, record_key
+from dpfed.data.store.record import RecordInput
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
 
@@ -72,8 +69,6 @@ class ParquetImporter(Importer):
             settled = settle([(file, content.schema_arrow) for _, file, content in opened], id, one_split)
             total = sum(content.metadata.num_rows for _, _, content in opened)
             first = settled.columns[0]
-            if first.id is not None:
-                _refuse_repeated(files, first.id)
             by_path = functools.cache(lambda: any(_lacks_bytes(content, first.image) for _, _, content in opened))
             unread = found.unread(lambda file: suffix(file) in EXTENSIONS and by_path())
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -107,33 +102,6 @@ def _split_named(cell: str | None, of_file: str) -> str:
     if given and given not in SPLIT_NAMES and given != "restval":
         raise UserError(f"a column split holds {cell!r}; {nearest(given, SPLIT_NAMES)}")
     return SPLIT_NAMES.get(given, "train" if given else of_file)
-
-
-def _refuse_repeated(files: list[tuple[str, Path]], column: str) -> None:
-    """Refuses a column of names in which one occurs twice.
-
-    Raises:
-        UserError: with a name that does.
-    """
-    for split in dict.fromkeys(split for split, _ in files):
-        keys = array("Q")
-        for name in _names(files, split, column):
-            keys.append(record_key(name))
-        found, counts = np.unique(np.frombuffer(keys, np.uint64), return_counts=True)
-        if (counts > 1).any():
-            key = int(found[counts > 1][0])
-            twice = next(name for name in _names(files, split, column) if record_key(name) == key)
-            raise UserError(
-                f"the column {column!r} has {int((counts > 1).sum()):,} names that several {split} records share, such as "
-                f"{twice!r}, and a record needs a name of its own: name another column with `dpfed data import --id COLUMN`, "
-                f"or take a hash of what each row holds with `--id {CONTENT}`; each row is then a record."
-            )
-
-
-def _names(files: list[tuple[str, Path]], split: str, column: str) -> Iterator[str]:
-    for file in (file for of, file in files if of == split):
-        for batch in pq.ParquetFile(file).iter_batches(columns=[column]):
-            yield from filter(None, map(unit_of, batch.column(0).to_pylist()))
 
 
 def _lacks_bytes(file: pq.ParquetFile, image: str) -> bool:

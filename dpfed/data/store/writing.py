@@ -211,7 +211,10 @@ class StoreWriter:
     def _claim(self, id: str) -> None:
         key = record_key(id)
         if key in self._seen:
-            raise UserError(f"the record id {id!r} occurs twice (or its hash does); ids must be unique.")
+            raise UserError(
+                f"the record id {id!r} occurs twice (or its hash does); ids must be unique.",
+                command="--id names another column of Parquet; with --id content, a hash of each record is its id.",
+            )
         self._seen.add(key)
 
     def _flush(self) -> None:
