@@ -104,9 +104,7 @@ def confirm(
     folder: SiteDirectory,
     cards: Annotated[
         list[str],
-        typer.Argument(
-            help="Fingerprints of other sites' cards, in quotes.", show_default=False
-        ),
+        typer.Argument(help="Fingerprints of other sites' cards, in quotes.", show_default=False),
     ],
 ) -> None:
     """Confirm other sites' cards, whose fingerprints you heard from the sites themselves."""

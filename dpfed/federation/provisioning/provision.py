@@ -26,9 +26,10 @@ from dpfed.federation.provisioning.certificates import (
     make_certificates,
 )
 from dpfed.federation.provisioning.kits import TERMS, Kit, Manifest, Reply, read_kit, spoken
+from dpfed.federation.provisioning.network import State, of_certificate
 from dpfed.federation.provisioning.project import Project
-from dpfed.federation.provisioning.services import container_user, coordinator_files, require_plain, site_files
-from dpfed.files.atomic import create_file, make_folder, write_atomically
+from dpfed.federation.provisioning.services import coordinator_files, require_plain, site_files
+from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes
 from dpfed.progress import Watcher
@@ -84,7 +85,7 @@ def provision(project: Project, beside: Path, folder: Path | None = None, watche
         refuse_proposal(project.run_config(beside), len(project.sites))  # before anything is made, and any site is asked
     with office.held():
         office.refuse_other()
-        office.found(beside)
+        office.found()
         replies = office.replies()
         done = Provisioned(place, spoken(office.identity().signing_key), news=office.news)
         done.waiting = [site for site in project.sites if site not in replies]
@@ -143,7 +144,7 @@ class _Office:
                         "change: restore it in the project, or begin another project with a name of its own."
                     )
 
-    def found(self, beside: Path) -> None:
+    def found(self) -> None:
         """Makes what is not there yet: key, certificates, folders, and the files that start the coordinator."""
         if not self._state.exists():  # first: from here on the folder is this project's, whatever fails
             self._save({"name": self._project.name, "invitations": {}})
@@ -154,40 +155,28 @@ class _Office:
         if self._key.exists() and self.agreed.path.exists():
             self._key.unlink()  # the federation's folder has it
         if not (self.certificates / SERVER).exists():
+            if os.path.lexists(self.certificates / AUTHORITY):
+                self.news.append("the server's certificate is new: `nginx -s reload`, and the proxy has it")
             make_certificates(self.certificates, [self._project.host])
         elif not is_for(self.certificates / SERVER, self._project.host):
             raise UserError(
                 f"{self.certificates / SERVER} is not for the host {self._project.host!r}, so the sites would refuse it: "
                 f"restore the project's host, or move {SERVER} and {SERVER_KEY} away and bring {AUTHORITY_KEY}."
             )
+        renew = f"move {SERVER} and {SERVER_KEY} away, bring {AUTHORITY_KEY}, and run this command again"
+        for found in of_certificate(self.certificates / SERVER, renew):
+            if found.state is not State.GOOD:
+                self.news.append(f"{found.said}: {found.advice}")
         if not (self.certificates / "inner" / SERVER).exists():
             make_certificates(self.certificates / "inner", ["localhost", "127.0.0.1"], INNER_DAYS)
-        self._equip_proxy()
         project = self._project
-        files = coordinator_files(project.name, str(self.path), project.host, project.port, project.coordinator_image)
+        files = coordinator_files(project.name, str(self.path), project.host, project.port)
         for name, text in files.items():
             make_folder((self.path / name).parent)
             if _write_if_other(self.path / name, text.encode()):
                 self.news.append(f"{name} is another than before: read README.md for how its program is started again")
         if not os.path.lexists(self.path / "venv"):
             (self.path / "venv").symlink_to(sys.prefix)
-        if not (self.path / ".env").exists():
-            settings = {"DPFED_FOLDER": self.path, "DPFED_USER": container_user(), "DPFED_RECORDS": self._records(beside)}
-            create_file(self.path / ".env", "".join(f"{name}={value}\n" for name, value in settings.items()))
-
-    def _equip_proxy(self) -> None:
-        """A folder with what the proxy reads, and no more: a container sees files that are replaced only in a folder."""
-        proxy = self.path / "proxy"
-        make_folder(proxy, 0o700)
-        files = {SERVER: SERVER, SERVER_KEY: SERVER_KEY, "inner.crt": f"inner/{AUTHORITY}"}
-        modes = {SERVER_KEY: 0o600}
-        if any(
-            [
-                _write_if_other(proxy / name, read_bytes(self.certificates / files[name]), modes.get(name, 0o644))
-                for name in files
-            ]
-        ):
-            self.news.append("the server's certificate is new: `nginx -s reload`, and the proxy has it")
 
     def identity(self) -> Identity:
         """The coordinator's keys."""
@@ -235,7 +224,7 @@ class _Office:
         """Makes a site's kit, unless it would be the same as the one that is there."""
         project, identity = self._project, self.identity()
         archive = self._kits / f"{project.name}-{site}.tar.gz"
-        own = site_files(project.name, site, project.address, project.site_image)
+        own = site_files(project.name, site, project.address)
         files = {name: text.encode() for name, text in own.items()}
         files[AUTHORITY] = read_bytes(self.certificates / AUTHORITY)
         if self.agreed.path.exists():
@@ -277,10 +266,6 @@ class _Office:
             state["invitations"][site] = secrets.token_hex(16)
             self._save(state)
         return state["invitations"][site]
-
-    def _records(self, beside: Path) -> Path:
-        data = with_absolute_paths(self._project.run_config(beside)).data
-        return Path(data.path or data.stores)
 
     def _save(self, state: dict[str, object]) -> None:
         write_atomically(self._state, json.dumps(state, indent=1) + "\n", 0o600)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpfed.budgets.registry import possible
 from dpfed.errors import UserError
 from dpfed.federation.leaving import has_left
 from dpfed.federation.provisioning.certificates import NODE_PUBLIC, make_site_keys
@@ -25,7 +24,7 @@ from dpfed.federation.provisioning.kits import (
     read_kit,
     read_manifest,
 )
-from dpfed.federation.provisioning.services import NODE_PORT, container_user, require_plain
+from dpfed.federation.provisioning.services import NODE_PORT, require_plain
 from dpfed.federation.site.folder import SiteFolder, records_of_site
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.locking import file_lock
@@ -41,7 +40,7 @@ class SitePaths:
         site: the site's own folder in it.
         reply: the file for the coordinator.
         terms: where a kit with terms puts them.
-        settings: the file of the site's settings for compose and systemd.
+        settings: the file of the site's settings for systemd.
         keys: the folder of its SuperNode's key.
     """
 
@@ -95,7 +94,7 @@ class SitePaths:
             make_folder(paths.path / folder, 0o700)
         make_site_keys(paths.keys)
         write_atomically(paths._pin, json.dumps(_pin_of(read.manifest)), 0o600)
-        paths._write_settings(Path(store).absolute(), proxy)
+        paths._write_settings(proxy)
         if not os.path.lexists(paths.path / "venv"):  # units start programs from there
             (paths.path / "venv").symlink_to(sys.prefix)
         SiteFolder.create(paths.site.path, name, store, **settings)
@@ -172,7 +171,7 @@ class SitePaths:
             if theirs:
                 raise UserError(
                     f"{self.path / theirs[0]} was changed here since the kit was unpacked, and would be overwritten: move "
-                    "it away. Settings of your own belong into .env, compose.override.yaml, or `systemctl edit`."
+                    "it away. Settings of your own belong into .env or `systemctl edit`."
                 )
             if self.site.joined and TERMS in new.files and Terms.load(self.site.path / TERMS).text.encode() != new.files[TERMS]:
                 raise UserError(f"{kit} holds other terms than those that {self.site.path} has joined: nothing was changed.")
@@ -253,20 +252,16 @@ class SitePaths:
             if str(path.relative_to(self.path)) not in kit.files:
                 path.unlink()
 
-    def _write_settings(self, store: Path, proxy: str | None) -> None:
-        """Writes ``.env``, which compose and systemd read."""
+    def _write_settings(self, proxy: str | None) -> None:
+        """Writes ``.env``, which systemd reads."""
         values = {
-            "DPFED_FOLDER": str(self.path),
-            "DPFED_USER": container_user(),
-            "DPFED_STORE": str(store),
-            "DPFED_STORE_MODE": "rw" if possible(store) else "ro",  # a lifetime budget is written into the store
             "DPFED_BUDGETS": str(self.path / "budgets"),
             "DPFED_PORT": str(NODE_PORT),
             "NO_PROXY": "127.0.0.1,localhost",
         }
         if proxy:
             values["HTTPS_PROXY"] = proxy
-        text = "# Settings of this site, for compose and systemd. No kit overwrites this file.\n"
+        text = "# Settings of this site, for systemd. No kit overwrites this file.\n"
         write_atomically(self.settings, text + "".join(f"{name}={value}\n" for name, value in values.items()), 0o600)
 
 

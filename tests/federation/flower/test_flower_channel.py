@@ -230,13 +230,13 @@ def test_the_proxy_lets_supernodes_through_and_nobody_else(everything, tmp_path)
 @contextmanager
 def proxied(federation, port, folder):
     """The kit's proxy with this federation's port and certificates, in a real nginx."""
-    recipe = coordinator_files("demo", str(folder), "localhost", port, "image")["proxy.conf"]
+    recipe = coordinator_files("demo", str(folder), "localhost", port)["proxy.conf"]
     recipe = recipe.replace(f"listen {port}", f"listen 127.0.0.1:{port}").replace(
         "127.0.0.1:8100", f"127.0.0.1:{federation.port}"
     )
-    (folder / "proxy").mkdir()
-    for name, source in {"server.pem": "server.pem", "server.key": "server.key", "inner.crt": "ca.crt"}.items():
-        shutil.copy(federation.certificates / source, folder / "proxy" / name)
+    (folder / "certificates" / "inner").mkdir(parents=True)
+    for name, source in {"server.pem": "server.pem", "server.key": "server.key", "inner/ca.crt": "ca.crt"}.items():
+        shutil.copy(federation.certificates / source, folder / "certificates" / name)
     temporary = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
     file = folder / "nginx.conf"
     file.write_text(f"pid {folder}/pid;\nerror_log {folder}/error.log;\nevents {{}}\nhttp {{\n{temporary}{recipe}}}\n")

@@ -11,7 +11,7 @@ import pytest
 
 from dpfed.federation.provisioning import network
 from dpfed.federation.provisioning.certificates import make_certificates
-from dpfed.federation.provisioning.doctor import examine_coordinator, examine_site
+from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.network import State
 from tests.federation.provisioning.office import Office
 
@@ -152,29 +152,19 @@ def test_dates_of_certificates(tmp_path, days, state):
     assert finding.state is state and (finding.advice == "renew it") == (state is not State.GOOD)
 
 
-def test_what_is_altered_missing_or_open_is_noticed(office, tmp_path, shapes):
+def test_what_is_altered_missing_or_open_is_noticed(tmp_path, shapes):
     (tmp_path / "second").mkdir()
     place = Office(tmp_path / "second", shapes.path).joined()["south"]
-    (place.path / "compose.yaml").write_text("services: {}\n")
+    (place.path / "NETWORK.md").write_text("none\n")
     place.site.path.chmod(0o755)
     (place.site.path / "ledger.jsonl").write_text("nonsense\n")
     place.settings.write_text(place.settings.read_text().replace("9200", "none"))
     findings = examine_site(place.path)
-    for about, said in (("kit", "compose.yaml"), ("keys", "other users"), ("budget", "ledger"), ("ports", "'none'")):
+    for about, said in (("kit", "NETWORK.md"), ("keys", "other users"), ("budget", "ledger"), ("ports", "'none'")):
         assert of(findings, about).state is State.BAD and said in of(findings, about).said, about
     (place.site.path / "ledger.jsonl").unlink()
     place.leave()
     assert "has left" in of(examine_site(place.path), "terms").said
-
-
-def test_a_coordinator_before_and_after_its_terms(office, place, tmp_path, shapes):
-    findings = examine_coordinator(office.folder / "chest")
-    assert of(findings, "sites").state is State.GOOD and of(findings, "authority").state is State.CARE
-    assert "offline" in of(findings, "authority").advice
-    (tmp_path / "new").mkdir()
-    new = Office(tmp_path / "new", shapes.path)
-    new.provision()
-    assert "missing: north, south" in of(examine_coordinator(new.folder / "chest"), "sites").said
 
 
 def test_the_command_ends_with_1_where_something_is_bad(place, server, dpfed):

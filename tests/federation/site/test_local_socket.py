@@ -20,7 +20,7 @@ import pytest
 from dpfed.errors import UserError
 from dpfed.federation.site import local_socket
 from dpfed.federation.site.local_socket import ask, receive_packet, send_packet, serve
-from dpfed.protocol.messages import LONGEST_HEADER, Failure, Packet, PacketError, failed, failure_of
+from dpfed.protocol.messages import LONGEST_HEADER, Failure, Packet, PacketError, failed
 
 PATIENCE = 10.0  # seconds
 
