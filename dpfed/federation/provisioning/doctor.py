@@ -20,7 +20,6 @@ from dpfed.errors import UserError
 from dpfed.federation.flower.app_folder import FLOWER_VERSION
 from dpfed.federation.leaving import has_left
 from dpfed.federation.provisioning.certificates import AUTHORITY, is_whole
-from dpfed.federation.provisioning.kits import TERMS, altered
 from dpfed.federation.provisioning.network import Finding, State, of_certificate, of_connection, of_port
 from dpfed.federation.provisioning.services import NODE_PORT
 from dpfed.federation.provisioning.site_paths import SitePaths
@@ -46,15 +45,15 @@ def examine_site(folder: Path) -> list[Finding]:
         UserError: if it is none.
     """
     paths = SitePaths.open(folder)
-    manifest, site = paths.manifest, paths.site
+    kit, site = paths.kit, paths.site
     ends = "the federation ends with its authority: call the coordinator"
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("kit", lambda: _kit(paths)),
-        ("versions", lambda: _versions(manifest.release, manifest.protocol)),
+        ("versions", lambda: _versions(kit.release, kit.protocol)),
         ("versions", lambda: _programs(paths)),
         ("keys", lambda: _keys(paths)),
         ("certificate", lambda: of_certificate(paths.path / AUTHORITY, ends)),
-        ("coordinator", lambda: of_connection(manifest.superlink, paths.path / AUTHORITY, paths.env())),
+        ("coordinator", lambda: of_connection(kit.superlink, paths.path / AUTHORITY, paths.env())),
         ("disk", lambda: _disk(paths.path)),
         ("store", lambda: _store(site)),
         ("terms", lambda: _terms(paths)),
@@ -79,12 +78,8 @@ def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]
 
 
 def _kit(paths: SitePaths) -> Iterator[Finding]:
-    manifest = paths.manifest
-    if changed := altered(paths.path, manifest):
-        said = f"{', '.join(changed)}: not as the coordinator signed it"
-        yield Finding("kit", State.BAD, said, f"unpack the kit again: dpfed site join {paths.path} KIT")
-    else:
-        yield Finding("kit", State.GOOD, f"{manifest.federation}, {manifest.site}, number {manifest.serial}, as it was signed")
+    kit = paths.kit
+    yield Finding("kit", State.GOOD, f"{kit.federation}, {kit.site}, number {kit.serial}, as it was signed")
 
 
 def _versions(release: str, protocol: int) -> Iterator[Finding]:
@@ -174,7 +169,7 @@ def _terms(paths: SitePaths) -> Iterator[Finding]:
         yield Finding("terms", State.CARE, "this site has left its federation permanently", "stop SuperNode and worker")
         return
     if not site.joined:
-        there = (paths.path / TERMS).is_file()
+        there = paths.kit.terms is not None
         said = "the kit holds terms, and the site has not joined" if there else "the kit holds no terms yet"
         wait = f"send {paths.reply} to the coordinator; the next kit comes when all sites have replied"
         yield Finding("terms", State.CARE, said, f"dpfed site join {paths.path} {paths.path}" if there else wait)

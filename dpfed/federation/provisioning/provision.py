@@ -14,7 +14,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpfed import __version__
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder, refuse_proposal
 from dpfed.federation.provisioning.certificates import (
@@ -25,16 +24,15 @@ from dpfed.federation.provisioning.certificates import (
     is_for,
     make_certificates,
 )
-from dpfed.federation.provisioning.kits import TERMS, Kit, Manifest, Reply, read_kit, spoken
+from dpfed.federation.provisioning.kits import Kit, Reply, spoken
 from dpfed.federation.provisioning.network import State, of_certificate
 from dpfed.federation.provisioning.project import Project
-from dpfed.federation.provisioning.services import coordinator_files, require_plain, site_files
+from dpfed.federation.provisioning.services import coordinator_files, require_plain
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes
 from dpfed.progress import Watcher
 from dpfed.protocol.identity import Identity
-from dpfed.protocol.messages import PROTOCOL
 from dpfed.protocol.terms import Terms
 from dpfed.runs.records import with_absolute_paths
 
@@ -49,7 +47,7 @@ class Provisioned:
     Attributes:
         folder: of the coordinator.
         fingerprint: of its key, to be read out to the sites.
-        kits: archive by site.
+        kits: file by site.
         changed: sites whose kit is new or another than before.
         waiting: sites that have not replied.
         left: sites that have left.
@@ -222,34 +220,35 @@ class _Office:
 
     def write_kit(self, site: str) -> tuple[Path, bool]:
         """Makes a site's kit, unless it would be the same as the one that is there."""
-        project, identity = self._project, self.identity()
-        archive = self._kits / f"{project.name}-{site}.tar.gz"
-        own = site_files(project.name, site, project.address)
-        files = {name: text.encode() for name, text in own.items()}
-        files[AUTHORITY] = read_bytes(self.certificates / AUTHORITY)
-        if self.agreed.path.exists():
-            files[TERMS] = self.agreed.terms.read_bytes()
-        said = {"federation": project.name, "site": site, "invitation": self._invitation(site), "superlink": project.address}
+        path = self._kit_of(site)
+        before = Kit.load(path) if path.exists() else None
+        kit = Kit(
+            federation=self._project.name,
+            site=site,
+            serial=before.serial if before else 1,
+            coordinator=self.identity().signing_key,
+            invitation=self._invitation(site),
+            superlink=self._project.address,
+            authority=read_bytes(self.certificates / AUTHORITY).hex(),
+            terms=json.loads(self.agreed.terms.read_bytes()) if self.agreed.path.exists() else None,
+        )
+        if kit == before:
+            return path, False
+        kit = kit.model_copy(update={"serial": before.serial + 1 if before else 1})
+        write_atomically(path, kit.signed(self.identity()), 0o600)
+        return path, True
 
-        def made(serial: int) -> Kit:
-            return Kit.made(identity, files, serial=serial, protocol=PROTOCOL, release=__version__, **said)
+    def _kit_of(self, site: str) -> Path:
+        return self._kits / f"{self._project.name}-{site}.kit.json"
 
-        before = read_kit(archive).manifest if archive.exists() else None
-        if before and before == made(before.serial).manifest:
-            return archive, False
-        kit = made(before.serial + 1 if before else 1)
-        write_atomically(archive, kit.archive(), 0o600)
-        return archive, True
-
-    def _expected(self, name: str) -> Manifest | None:
+    def _expected(self, name: str) -> Kit | None:
         if name not in self._project.sites:
             return None
-        archive = self._kits / f"{self._project.name}-{name}.tar.gz"
-        if not archive.exists():
+        if not self._kit_of(name).exists():
             raise UserError(
                 f"there is a reply of {name}, and no kit was made for it yet: remove the reply, and send the kit first."
             )
-        return read_kit(archive).manifest
+        return Kit.load(self._kit_of(name))
 
     def _refuse_same_keys(self, found: dict[str, tuple[Path, Reply]]) -> None:
         owners: dict[str, str] = {}

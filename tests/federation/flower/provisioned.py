@@ -48,7 +48,7 @@ def start_site(members: Processes, place: SitePaths, *programs: str) -> None:
     group = grp.getgrgid(os.getgid()).gr_name
     for program in programs:
         unit = place.path / "systemd" / f"dpfed-{program}@.service"
-        start_unit(members, f"{place.manifest.site}-{program}", unit, place.path, **{"dpfed-node": group})
+        start_unit(members, f"{place.kit.site}-{program}", unit, place.path, **{"dpfed-node": group})
 
 
 class Forwarder:
