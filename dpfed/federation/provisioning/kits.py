@@ -41,9 +41,7 @@ class Kit(Section):
     coordinator: str = KEY
     invitation: str = Field(pattern="^[0-9a-f]{32}$", description="known to whoever had the kit: names the site in its reply")
     superlink: str = Field(description="where the SuperNode connects to")
-    authority: str = Field(
-        pattern="^([0-9a-f]{2})+$", description="certificate that signs the coordinator's, as hex"
-    )
+    authority: str = Field(pattern="^([0-9a-f]{2})+$", description="certificate that signs the coordinator's, as hex")
     terms: dict[str, Any] | None = Field(None, description="the terms, once they are made")
     protocol: int = PROTOCOL
     release: str = __version__
