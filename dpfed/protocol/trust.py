@@ -112,7 +112,7 @@ class Trust:
         return self.share_std(plan) * math.sqrt(arrived)
 
     def noise_if_honest(self, confirmed: int) -> float:
-        """A bound on the part of the plan's variance that stays if only so many sites are honest, and the server lies, too.
+        """Which part of the plan's variance stays if only so many sites are honest, and the server lies with the others.
 
         Args:
             confirmed: honest sites, the one that asks among them.
@@ -123,7 +123,11 @@ class Trust:
         others = self.sites - confirmed
         if not self.shared or others <= self.colluders:
             return 1.0
-        return 1 / self.honest  # the site's own share, whatever is done with the others'
+        # Enough honest sites agree on one story, and share masks around all that are taken away: their noise stays together.
+        together = self.mode == "secure" and self.sites > 2 * self.drops + others
+        if together and (self.parties.links == self.sites - 1 or others + self.drops < self.parties.links):
+            return max(1, confirmed - self.drops) / self.honest
+        return 1 / self.honest
 
     def message_multiplier(self, plan: PrivacyPlan) -> float:
         """Noise over sensitivity of what the server sees of one site; infinity where it sees nothing of one site."""

@@ -45,7 +45,7 @@ class Operator:
         self._folder, self._port = folder.absolute(), port
         CoordinatorFolder.open(self._folder / "federation")
         home = self._folder / "flower" / "operator"
-        self._registered, self._named = home / "registered.json", home / "names.json"
+        self._registered = home / "registered.json"
         self._flwr = FlowerCommand(home, port, self._folder / "certificates" / "inner" / "ca.crt")
 
     def wait_for_link(self) -> None:
@@ -72,26 +72,20 @@ class Operator:
         wanted = {key.read_text(): key for key in sorted((self._folder / "nodes").glob("*.pub"))}
         listed = self._flwr.facts("supernode", "list", CONNECTION)["nodes"]
         there = {str(node["node-id"]) for node in listed if node["status"] not in _GONE}
-        names = self._names()
-        # A SuperLink that was started anew has forgotten all of them.
-        known = {key: node for key, node in self._known().items() if node in there}
+        known = {key: tuple(one) for key, one in self._known().items() if one[0] in there}  # a new SuperLink knows none of them
         for key in known.keys() - wanted.keys():
-            node = known.pop(key)
+            node, name = known.pop(key)
             self._flwr.text("supernode", "unregister", node, CONNECTION)
-            called = names.get(node, f"with the number {node}")
-            print(f"the SuperNode {called}, whose key is no longer in use, is unregistered", flush=True)
+            print(f"the SuperNode {name}, whose key is no longer in use, is unregistered", flush=True)
         for key in wanted.keys() - known.keys():
             file = wanted[key]
-            known[key] = str(self._flwr.facts("supernode", "register", str(file), CONNECTION, "--name", file.stem)["node-id"])
-            names[known[key]] = file.stem
-            print(f"the SuperNode {file.stem} is registered, as {known[key]}", flush=True)
-        write_atomically(self._named, json.dumps(names, indent=1) + "\n")
+            node = str(self._flwr.facts("supernode", "register", str(file), CONNECTION, "--name", file.stem)["node-id"])
+            known[key] = node, file.stem
+            print(f"the SuperNode {file.stem} is registered, as {node}", flush=True)
         write_atomically(self._registered, json.dumps(known, indent=1) + "\n")
 
-    def _names(self) -> dict[str, str]:
-        return json.loads(read_text(self._named)) if self._named.exists() else {}
-
-    def _known(self) -> dict[str, str]:
+    def _known(self) -> dict[str, Any]:
+        """Number and name of the SuperNodes that were registered, by key."""
         return json.loads(read_text(self._registered)) if self._registered.exists() else {}
 
     def run(self) -> int:

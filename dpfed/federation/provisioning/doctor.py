@@ -18,7 +18,6 @@ from dpfed.budgets.registry import budgets_of
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.flower.app_folder import FLOWER_VERSION
-from dpfed.federation.leaving import has_left
 from dpfed.federation.provisioning.certificates import AUTHORITY, is_whole
 from dpfed.federation.provisioning.network import Finding, State, of_certificate, of_connection, of_port
 from dpfed.federation.provisioning.services import NODE_PORT
@@ -59,7 +58,7 @@ def examine_site(folder: Path) -> list[Finding]:
         ("terms", lambda: _terms(paths)),
         ("budget", lambda: _budget(site)),
     ]
-    if not has_left(site.path):
+    if not site.left:
         checks += [("ports", lambda: _node_port(paths)), ("door", lambda: _socket(paths)), ("copies", lambda: _copies(site))]
     return [finding for name, check in checks for finding in _guarded(name, check)]
 
@@ -121,9 +120,9 @@ def _keys(paths: SitePaths) -> Iterator[Finding]:
     if not is_whole(paths.keys):
         advice = f"restore it, or remove {paths.reply} and the SuperNode's keys, and run `dpfed site setup` again"
         yield Finding("keys", State.BAD, f"a key in {paths.keys} is damaged, or not that of node.pub", advice)
-    for path in own[: 1 if has_left(site.path) else 2]:
+    for path in own[: 1 if site.left else 2]:
         read_bytes(path)  # an error of the system's says whether this user may not
-    if not has_left(site.path):
+    if not site.left:
         site.randomness()
     if site.identity().signing_key != site.own_card().signing_key:
         yield Finding("keys", State.BAD, f"{own[0]} is not the key of the site's card", _RESTORE)
@@ -165,7 +164,7 @@ def _store(site: SiteFolder) -> Iterator[Finding]:
 
 def _terms(paths: SitePaths) -> Iterator[Finding]:
     site = paths.site
-    if has_left(site.path):
+    if site.left:
         yield Finding("terms", State.CARE, "this site has left its federation permanently", "stop SuperNode and worker")
         return
     if not site.joined:
@@ -204,13 +203,13 @@ def _budget(site: SiteFolder) -> Iterator[Finding]:
     if not site.joined:
         return
     if not os.path.lexists(site.ledger):
-        if has_left(site.path):
+        if site.left:
             return
         yield Finding("budget", State.BAD, f"{site.ledger} is missing: what the site has spent is not known", _RESTORE)
         return
     ledger = Ledger.open(site.ledger)
     plan = ledger.plan
-    if not has_left(site.path):
+    if not site.left:
         site.refuse_cost(site.terms().privacy_plan)
         if not site.ledger.stat().st_mode & stat.S_IWUSR:
             said = f"{site.ledger} cannot be written, so no step can be charged"

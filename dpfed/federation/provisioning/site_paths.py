@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.errors import UserError
-from dpfed.federation.leaving import has_left
 from dpfed.federation.provisioning.certificates import AUTHORITY, NODE_PUBLIC, make_site_keys
 from dpfed.federation.provisioning.kits import Kit, Reply, is_spoken
 from dpfed.federation.provisioning.services import NODE_PORT, require_plain, site_files
@@ -170,7 +169,7 @@ class SitePaths:
             invitation=kit.invitation,
             card=self.site.own_card(),
             node_key=read_text(self.keys / NODE_PUBLIC).strip(),
-            left=has_left(self.site.path),
+            left=self.site.left,
             written=max(int(time.time()), self._last_reply() + 1),
         )
         write_atomically(self.reply, reply.signed(self.site.identity()), 0o600)
