@@ -4,6 +4,8 @@ VENV := .venv
 RUN := runs/quickstart
 # One process more than there are cores, for some tests wait for others' processes; at most four.
 AT_ONCE := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
+# Tests start some hundred processes, each of which would compile all of PyTorch anew where an environment says so.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 .PHONY: install quickstart adapt federation federation-moments test test-ray test-slow bench lint docs tutorials release lock clean

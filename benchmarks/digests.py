@@ -59,7 +59,6 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "images": (IMAGE_RUN, ()),
     "batch normalisation": ({**IMAGE_RUN, "model": {**IMAGES, "normalisation": "batch"}}, ()),
     "barlow twins": ({**IMAGE_RUN, "objective": {"name": "barlow_twins"}}, ()),
-    "vicreg": ({**IMAGE_RUN, "objective": {"name": "vicreg"}}, ()),
     "persons": ({"data": {"source": "table", "records": None}, "privacy": {"unit": "user", "per_unit": 2, "batch": 20}}, ()),
     "adapters": (
         {

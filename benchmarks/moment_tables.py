@@ -14,14 +14,15 @@ _UNMEASURED = "–"
 
 def moments() -> str:
     """Private moments beside DP-GCL heads and the public towers, for few and many records."""
-    head = "| records | public towers alone | DP-GCL heads, epsilon 1, 8 | moments, epsilon 1, 8 | hardly any noise |"
+    head = "| records | public towers alone | DP-GCL heads at epsilon 1, 8 | moments at epsilon 1, 8 | hardly any noise |"
     lines, sets = [head, "|---" * 5 + "|"], figures("moments")["sets"]
     for name, count in _SHOWN:
         rows = _rows(sets[name], count)
         private = [", ".join(_mean(rows.get((way, epsilon))) for epsilon in (1.0, 8.0)) for way in (_HEADS, _MOMENTS)]
         cells = [_mean([sets[name]["public"]]), *private, _mean(rows.get(("no privacy", None)))]
         lines.append(f"| {count:,} {name}, {sets[name]['measure']} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"Percent; means over draws of the noise. Not measured: {_UNMEASURED}."])
+    missing = f" Not measured: {_UNMEASURED}." if any(_UNMEASURED in line for line in lines) else ""
+    return "\n".join([*lines, "", f"Percent; means over draws of the noise.{missing}"])
 
 
 def sets() -> str:

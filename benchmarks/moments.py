@@ -46,13 +46,13 @@ def measured(own: Bench, public: Bench | None, done: list[Row]) -> Iterator[Row]
         done: rows that are there.
     """
     counts, there = own.counts(), {_key(row) for row in done}
-    both = (600, counts[-1])
+    both, shown = (600, counts[-1]), [count for count in counts if count in (600, 3000, counts[-1])]
     rows: list[Row] = []
     for count in counts:
         rows += [{"method": "no privacy", "records": count, "epsilon": None}]
         rows += [{"method": "moments", "records": count, "epsilon": e} for e in (EPSILONS if count in both else FEW)]
     rows.sort(key=lambda row: (row["epsilon"] not in (*FEW, None), row["records"] not in (600, 3000, 30_000)))
-    rows += [{"method": way, "records": count, "epsilon": e} for count in both for way, e in TRAINED]
+    rows += [{"method": way, "records": count, "epsilon": e} for way, e in TRAINED for count in shown]
     for row in (row for row in rows if _key(row) not in there):
         seeds = SEEDS if row["epsilon"] else SEEDS[:1]
         if row["method"] in ("moments", "no privacy"):

@@ -51,9 +51,9 @@ def _queries(name: str, protocol: str) -> int:
     return int(re.search(r"(\d+) held-out records", protocol)[1])
 
 
-def with_error(share: float, interval: Interval | None, name: str = "R@10") -> str:
+def with_error(share: float, interval: Interval | None) -> str:
     """A share with its error bar, as a table has it; without one, it is a share of the shapes' held-out records."""
-    return shown(share, name, interval or wilson(share, SHAPES_HELD_OUT)).replace(" %", "%")
+    return shown(share, interval or wilson(share, SHAPES_HELD_OUT)).replace(" %", "%")
 
 
 def quickstart() -> str:
@@ -66,8 +66,8 @@ def quickstart() -> str:
     lines.append(f"{'':<20}{'before':>14}{'after':>16}{'change':>20}")
     for metric in ("image_to_text_R@10", "text_to_image_R@10"):
         result = first_and_last(run, metric)
-        before = shown(result.untrained, metric, result.untrained_interval)
-        after = shown(result.trained, metric, result.trained_interval)
+        before = shown(result.untrained, result.untrained_interval)
+        after = shown(result.trained, result.trained_interval)
         lines.append(f"{metric:<20}{before:>14}{after:>16}{result.difference:>20}")
     return "\n".join(f"    {line}" for line in lines)
 

@@ -9,7 +9,12 @@ from benchmarks.utility_tables import RETRIEVED, SHORT, spread
 
 SITUATIONS = ("small-images", "adaptation", "federation")
 _FIRST = ("image_to_text_R@1", "text_to_image_R@1")  # of many pairs: R@10 is 100 % everywhere
-_REHEARSED = ("B = 2,048 in groups of 4, random weights", "and B = 16,384", "and groups of 16", "and a procedural start")
+_REHEARSED = (
+    "B = 2,048 in groups of 4, random weights",
+    "and B = 16,384",
+    "and groups of 16",
+    "and a procedural initialisation",
+)
 
 
 def rungs(situation: str) -> str:

@@ -1,9 +1,9 @@
-"""A table or figure of a paper as `dpfed reproduce` gives it, kept as a result file and pictures.
+"""A table or figure of a paper as `dpfed reproduce` gives it, kept as a result file.
 
     python -m benchmarks.reproduced table1 --data cifar10 --path ../shared/data/cifar10 --epsilon 10
 
-writes ``benchmarks/results/table1-cifar10-cpu-epsilon10.json`` and ``docs/pictures/table1-cifar10-cpu-epsilon10-1.png``. The
-runs stay in ``runs/reproduce``; what is there already is not trained again.
+writes ``benchmarks/results/table1-cifar10-cpu-epsilon10.json``. The runs stay in ``runs/reproduce``; what is there already
+is not trained again.
 """
 
 from __future__ import annotations
@@ -16,19 +16,14 @@ from typing import Any
 from benchmarks.record import write_result
 from dpfed.console.terminal import watching
 from dpfed.errors import UserError
-from dpfed.report.style import png_bytes
-from dpfed.reproduce.charts import charts
 from dpfed.reproduce.comparison import data_set
 from dpfed.reproduce.experiments import experiment
 from dpfed.reproduce.outcome import Outcome, reproduce
-from dpfed.reproduce.page import write
 from dpfed.reproduce.runs import Request
-
-PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 
 
 def figures(outcome: Outcome) -> dict[str, Any]:
-    """Every row, and what else the charts show."""
+    """Every row."""
     rows = [
         {
             "name": row.name,
@@ -42,20 +37,11 @@ def figures(outcome: Outcome) -> dict[str, Any]:
         }
         for row in outcome.rows
     ]
-    more: dict[str, Any] = {}
-    if outcome.losses:
-        more["relative_loss"] = {outcome.labels[name]: curve for name, curve in outcome.losses.items()}
-    if outcome.ratios:
-        more["first_signal_to_noise"] = [
-            {"curve": outcome.labels[row.run], "x": row.x, "ratio": outcome.ratios[row.run]}
-            for row in outcome.rows
-            if row.run in outcome.ratios and row.metric == outcome.request.data.metrics[0]
-        ]
-    return {"title": outcome.request.experiment.title, "scale": outcome.scale, "promise": outcome.promise, "rows": rows} | more
+    return {"title": outcome.request.experiment.title, "scale": outcome.scale, "promise": outcome.promise, "rows": rows}
 
 
 def main() -> None:
-    """Trains, and writes the result file, the pictures and the page of `dpfed reproduce`."""
+    """Trains, and writes the result file, and the page of `dpfed reproduce`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiment", help="such as table1; `dpfed reproduce --list` has them all")
     parser.add_argument("--data", required=True)
@@ -81,9 +67,7 @@ def main() -> None:
             outcome = reproduce(request, watcher)
     except UserError as error:
         parser.exit(2, f"error: {error}\n")
-    print(write(outcome)["page"])
-    for number, canvas in enumerate(charts(outcome).values(), start=1):
-        (PICTURES / f"{request.name}-{number}.png").write_bytes(png_bytes(canvas))
+    print(outcome.write()["page"])
     # Keys and noise are secret and fresh in every run, so there is no seed to give.
     print(write_result(request.name, figures(outcome), seeds=[]))
 

@@ -1,4 +1,4 @@
-"""What ends a command in one sentence: a mistake that the user can mend, and Ctrl-C."""
+"""What ends a command in one sentence: a mistake that the user can fix, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _END = 600  # characters of its end, which says what to do
 
 
 class UserError(Exception):
-    """A mistake that the user can mend.
+    """A mistake that the user can fix.
 
     The message is one clear sentence (or two): what was given, what was expected, what to do. The command line prints it
     without a traceback and exits with code 2.
@@ -31,7 +31,7 @@ class UserError(Exception):
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, with a sentence for the user: how far it came, and what goes on with it."""
+    """Ctrl-C, with a sentence for the user: how far it came, and which command resumes it."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Who sees a run go on. Nothing private reaches a watcher."""
+"""Who sees a run's progress. Nothing private reaches a watcher."""
 
 from __future__ import annotations
 

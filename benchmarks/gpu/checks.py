@@ -68,7 +68,6 @@ _METHODS = (
     "images",
     "siglip",
     "barlow twins",
-    "vicreg",
 )
 _OWN_NOISE = ("released", "dpcl")
 

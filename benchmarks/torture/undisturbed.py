@@ -51,7 +51,7 @@ def outcome_of(folder: Path) -> Outcome:
         releases_of(ledger),
         ledger.epsilon,
         {"privacy": results["privacy"], "evaluations": results["evaluations"]},
-        {str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != "tensorboard"},
+        {str(path.relative_to(folder)) for path in folder.rglob("*")},
     )
 
 

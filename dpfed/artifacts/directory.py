@@ -83,7 +83,7 @@ class RunDirectory:
         Args:
             path: of the directory.
             config: resolved.
-            randomness: whose key is kept while the run goes on.
+            randomness: whose key is kept while the run continues.
             files: further text files, by name.
 
         Raises:
@@ -111,7 +111,7 @@ class RunDirectory:
             UserError: if nobody can tell, as for a name that is too long or a folder that this user may not read.
         """
         path = path_of(path, "the folder of a run")
-        if "\0" in str(path):  # it is no name at all to the system, and nothing is there to it
+        if "\0" in str(path):  # the system refuses such a name
             raise _cannot_make(path, ValueError("a path holds no null byte"))
         try:
             return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
@@ -173,7 +173,7 @@ class RunDirectory:
 
     @property
     def has_key(self) -> bool:
-        """Whether the secret key is there, without which an unfinished run cannot go on."""
+        """Whether the secret key is there, without which an unfinished run cannot continue."""
         return self._key.is_file()
 
     @property
@@ -207,7 +207,7 @@ class RunDirectory:
         return facts
 
     def note_environment(self, environment: dict[str, Any]) -> None:
-        """Adds what the run goes on with, if that is not what it was made with last."""
+        """Adds what the run continues with, if that is not what it was made with last."""
         facts = self.provenance
         if facts["environments"][-1] != environment:
             facts["environments"].append(environment)
@@ -246,8 +246,8 @@ class RunDirectory:
             self.write(self._disclosures, json.dumps(sorted({*known, what})) + "\n")
         except OSError as error:
             raise UserError(
-                f"{self.path} cannot be written ({error.strerror or error}), and its card must say what was made of its "
-                "records: measure a copy of the run that can be."
+                f"{self.path} cannot be written ({error.strerror or error}), and its card must list every evaluation of its "
+                "records: evaluate a copy of the run that is writable."
             ) from error
 
     def config(self) -> Config:
@@ -280,7 +280,7 @@ class RunDirectory:
         """Refuses terms of a federation that are not the run's.
 
         Raises:
-            UserError: if they differ, or the run is no federation's.
+            UserError: if they differ, or the run is not a federation's.
         """
         if not self.terms.is_file() or self.terms.read_text(encoding="utf-8") != terms:
             raise UserError(f"{self.path} holds a run with other terms, or with none: choose another directory for this one.")
@@ -307,7 +307,7 @@ class RunDirectory:
         self._key.unlink(missing_ok=True)
 
     def forget_times(self) -> None:
-        """Deletes what says how long the sites of a federation took: it is for who watches a process at work."""
+        """Deletes what says how long the sites of a federation took: it is for who watches a running process."""
         for file in (self.arrival_log, self.arrival_log.with_name(f".{self.arrival_log.name}{DRAFT}")):
             with contextlib.suppress(OSError):  # a folder that cannot be written any more, which ends the run otherwise
                 file.unlink(missing_ok=True)
@@ -366,6 +366,16 @@ class RunDirectory:
     def write(self, file: Path, text: str) -> None:
         """Replaces one of the run's text files, whole or not at all."""
         write_atomically(file, text)
+
+
+def scalars(line: dict[str, Any]) -> dict[str, float]:
+    """The figures of a line of metrics.jsonl, by names that boards take, such as ``training/epsilon``."""
+    if "evaluation" in line:
+        name = line["evaluation"]["name"].replace("@", "_at_")
+        return {f"evaluation/{name}": line["evaluation"]["value"]}
+    figures = {f"training/{name}": value for name, value in line.items() if name not in ("step", "phase")}
+    figures |= {f"progress/{name}": line["phase"][name] for name in ("loss", "clip_rate", "norm") if "phase" in line}
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _is_metric(line: dict[str, Any]) -> bool:

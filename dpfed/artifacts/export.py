@@ -114,7 +114,7 @@ def push(
     """
     run = RunDirectory.open(folder)
     if not _REPO.fullmatch(repo):
-        raise UserError(f"{repo} is no repository of the hub: expected OWNER/NAME.")
+        raise UserError(f"{repo} is not a repository of the hub: expected OWNER/NAME.")
     if run.finished and not (run.card.is_file() and results_in(run.results)["privacy"]["guarantee"]):
         raise UserError(f"{folder} has no privacy card with a guarantee: a model without one is not uploaded.")
     with tempfile.TemporaryDirectory() as place:
@@ -131,7 +131,7 @@ def push(
             commit = api.upload_folder(repo_id=repo, folder_path=Path(place, "model"), commit_message="Model and privacy card")
         except Exception as error:  # of the network, of the hub, of a token that is missing
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise UserError(f"the hub did not take {repo} ({reason}): `hf auth login` says who you are.") from error
+            raise UserError(f"the hub refused {repo} ({reason}): log in with `hf auth login`.") from error
     return str(commit.commit_url)
 
 

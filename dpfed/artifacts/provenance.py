@@ -73,7 +73,7 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the dpfed checkout that runs, with ``-dirty`` where it was changed since; ``None``: it is no checkout."""
+    """The commit of the dpfed checkout that runs, with ``-dirty`` where it was changed since; ``None``: no checkout."""
     root = Path(__file__).resolve().parents[2]
     # An installed package may lie inside somebody else's repository, whose commit would say nothing of dpfed.
     if not (root / ".git").exists() or not (root / "pyproject.toml").is_file() or shutil.which("git") is None:
@@ -180,7 +180,7 @@ def with_origin(facts: CardFacts, start: dict[str, Any] | None) -> CardFacts:
         return facts
     runs = start["trained"] or [UNKNOWN]
     kept = facts.not_protected
-    if all(run["generated"] for run in runs):  # nobody's data are in them
+    if all(run["generated"] for run in runs):  # they hold no person's data
         kept = tuple(item for item in kept if item != STARTING_WEIGHTS)
     marks = tuple(
         started_privately(run["run"], run["data"], round_up(run["epsilon"]), round_up(run["delta"]))

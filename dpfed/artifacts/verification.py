@@ -44,7 +44,7 @@ def ledger_of(run: RunDirectory) -> Ledger:
         "a release of step {} is kept": max((int(path.name.split("-")[0]) for path in run.releases.glob("0*.f32")), default=0),
     }
     for witness, steps in witnesses.items():
-        if steps > ledger.charged:  # the next release is kept before it is paid for: its step, from 0, is the number of lines
+        if steps > ledger.charged:  # the next release is kept before it is charged: its step, from 0, is the number of lines
             raise _lost(run, f"charged steps in it: {ledger.charged:,}, and {witness.format(f'{steps:,}')}")
     if results.get("run", {}).get("ledger") and ledger.artifacts is None:
         raise _lost(run, "results.json names its hash, and the line that names the card is gone")
@@ -85,7 +85,7 @@ class Check:
 
 
 def verify(card: str | Path, folder: str | Path) -> list[Check]:
-    """Compares a privacy card with the run that it is said to be of.
+    """Compares a privacy card with the run that it claims to belong to.
 
     Args:
         card: a file, of the run or a copy.

@@ -1,7 +1,7 @@
 """Membership attacks: from what is seen of a record to a score that is higher for members.
 
 An adversary knows of some records whether they were members, and fits its attack to them; it is then tried on others. That is
-more than an adversary with shadow models has, who must imitate the training with records of its own. Two families:
+more than an adversary with shadow models has, who must simulate the training with records of its own. Two families:
 
 * white-box: losses (Yeom et al. 2018) and gradients by layer (Nasr et al. 2019), for whoever has the weights;
 * EncoderMI (Liu et al. 2021): a member's views are more alike, since training pulled them together. Their three forms, a

@@ -58,7 +58,7 @@ def _write(path: Path, numbers: np.ndarray, kind: str, seed: int) -> RecordStore
 
 
 class CanaryModel(nn.Module):
-    """Gradients as the auditor wants them.
+    """Gradients as the auditor needs them.
 
     The embeddings do not depend on the weights, so that every step has the same gradients, whatever noise the weights took up.
 

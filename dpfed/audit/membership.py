@@ -119,7 +119,7 @@ class MembershipAudit:
 
     @property
     def differ_untrained(self) -> bool:
-        """Whether the two sides can be told apart without any training, so that nothing follows for the run."""
+        """Whether the two sides can be distinguished without any training, so that nothing follows for the run."""
         untrained = [outcome for outcome in self.outcomes if outcome.weights == "untrained"]
         return any(outcome.epsilon_shown > 0 for outcome in untrained)
 

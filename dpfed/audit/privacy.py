@@ -191,9 +191,7 @@ class _Trial:
 def _poisson(plan: PrivacyPlan, steps: int) -> tuple[float, float, int]:
     same = plan.mechanism.poisson_steps(steps)
     if same is None:
-        raise UserError(
-            f"bounding.method = '{plan.bounding.method_name}' draws no Poisson samples, and no audit is made for others."
-        )
+        raise UserError(f"bounding.method = '{plan.bounding.method_name}' draws no Poisson samples, which an audit needs.")
     return same
 
 

@@ -87,7 +87,7 @@ def audit_run(
         raise UserError(f"{folder} is the run of a federation, whose sites are not attacked: audit its configuration.")
     if (before := run.privacy_audit) is not None and before["contradicted"]:
         raise UserError(
-            f"an audit of {before['day']} contradicted the claim of {folder}, and no other audit takes that back: audit its "
+            f"an audit of {before['day']} contradicted the claim of {folder}, and a later audit cannot undo that: audit its "
             "configuration to find out more."
         )
     config, plan = run.config(), Ledger.open(run.ledger).plan

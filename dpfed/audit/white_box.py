@@ -59,7 +59,7 @@ class Board:
         plan = under.parts.plan
         arrangement = arrangement_of(plan.bounding.method)
         coordinates = {"group": under.fillers, "own": 1 + under.canaries, "one": 1}[arrangement]
-        # The model of canaries looks at a whole group, and so wants an engine that shows it one.
+        # The model of canaries looks at a whole group, and so needs an engine that shows it one.
         placed = under.with_model(CanaryModel(under.fillers, coordinates, arrangement), "loop")
         if arrangement == "one":
             return max((_measured(under, against) for against in (True, False)), key=lambda board: abs(board.shift))
@@ -252,5 +252,5 @@ def most_moved(under: UnderTest) -> float:
 
 
 def _finite(distance: float) -> float:
-    """A distance; infinity where a sum is not finite: it may be any, and `max` would drop what is no number."""
+    """A distance; infinity where a sum is not finite: it may be any, and `max` would drop NaN."""
     return distance if math.isfinite(distance) else math.inf

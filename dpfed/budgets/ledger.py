@@ -199,7 +199,7 @@ class BudgetLedger:
 
     @property
     def uncovered(self) -> list[Entry]:
-        """What was released beside the budget."""
+        """What was released without being counted."""
         return self._of("uncovered")
 
     @property

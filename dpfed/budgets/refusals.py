@@ -28,8 +28,8 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordStore) -> N
     """
     if plan.mechanism.sampler.relation != ADD_OR_REMOVE:
         raise UserError(
-            f"the budget of {store.path} is for adding or removing one record, and bounding.method = "
-            f"'{plan.bounding.method_name}' promises something for one that is replaced: choose another method."
+            f"the budget of {store.path} covers adding or removing one record, and bounding.method = "
+            f"'{plan.bounding.method_name}' protects against replacing one: choose another method."
         )
     unit = found.budget.head.unit
     if unit == "user" and found.by_name is not None:

@@ -68,7 +68,7 @@ def set_budget(
 def reserve(store: RecordStore, reservations: Sequence[Reservation], dry: bool = False) -> list[BudgetLedger]:
     """Reserves plans with every budget that holds for a store's records: all of them, or none.
 
-    Who has reserved before, and goes on, reserves nothing more. Who was settled takes back what was left.
+    Who has reserved before, and continues, reserves nothing more. Who was settled takes back what was left.
 
     Args:
         store: the records.
@@ -97,7 +97,7 @@ def settle(store: RecordStore | None, ids: Sequence[str], reservation: Reservati
     Args:
         store: the records, if they are at hand.
         ids: of the budgets that the run reserved with; those that hold for the store now count as well.
-        reservation: the run, with what its ledger was charged. Charges that were never reserved are written down all the same.
+        reservation: the run, with what its ledger was charged. Charges that were never reserved are recorded all the same.
 
     Raises:
         UserError: if the ledger is older than what was settled before; for charges that were never reserved and that no budget

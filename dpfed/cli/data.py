@@ -66,7 +66,7 @@ def import_(
     window: Window = None,
     splits: Splits = None,
 ) -> None:
-    """Import a data set into a record store; an interrupted import of archives or Parquet files resumes."""
+    """Import a data set into a record store."""
     from dpfed.console.terminal import say, watching
 
     say(f"importing {', '.join(source)} into {dest}")
@@ -75,7 +75,7 @@ def import_(
     from dpfed.data.processes import cores
     from dpfed.progress import import_progress
 
-    with watching() as watcher, goes_on(lambda: f"stopped: {dest} is incomplete; the same command resumes"):
+    with watching() as watcher, goes_on(lambda: f"stopped: there is no {dest}; the same command begins anew"):
         report = import_records(
             source if len(source) > 1 else source[0],
             dest,

@@ -1,4 +1,4 @@
-"""`dpfed embed` and `dpfed search`: a run's model at work on other pictures. Nothing is sent."""
+"""`dpfed embed` and `dpfed search`: a run's model on other pictures. Nothing is sent."""
 
 from __future__ import annotations
 

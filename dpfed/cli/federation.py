@@ -74,7 +74,7 @@ def run(
         return operate(folder, LINK_PORT if port is None else port)
     except Unavailable as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1  # 2 is for what the operator must mend: a service manager leaves it at that
+        return 1  # 2 is for what the operator must fix: a service manager leaves it at that
 
 
 @app.command("demo")

@@ -229,7 +229,7 @@ def _show_rehearsal(found: Rehearsal) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for one in found.tried:
         figure = one.headline
-        after = shown(figure.trained, name, figure.trained_interval)
+        after = shown(figure.trained, figure.trained_interval)
         sigma, mark = f"{one.noise_multiplier:.4g}", " *" if one is found.best else ""
         table.add_row(f"{one.name}{mark}", sigma, after, figure.difference.partition(",")[0], duration(one.seconds))
     _console().print(table)

@@ -78,7 +78,7 @@ def _check_contents(store: RecordStore) -> None:
 
     try:
         found = contents_of(store, store.contents_key).fingerprint(splits_of(store))
-    except ValueError as error:  # the key is no hexadecimal number of a key's length
+    except ValueError as error:  # the key is not a hexadecimal number of a key's length
         raise damaged(store.path, "the key of its fingerprint cannot be read") from error
     if found != store.contents:
         raise UserError(

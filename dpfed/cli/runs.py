@@ -146,7 +146,7 @@ def _watch(
     boards: Sequence[str] = (),
     only_shown: Path | None = None,
 ) -> None:
-    """Has a run carried out before the user's eyes, and shows what came of it.
+    """Has a run carried out before the user's eyes, and shows its results.
 
     Args:
         carry_out: does it.
@@ -208,7 +208,7 @@ def evaluate(
         return
     for figure in figures:
         console.print(
-            f"{figure.model:>10}  {escape(figure.name):<28} {shown(figure.value, figure.name, figure.interval):>16}  "
+            f"{figure.model:>10}  {escape(figure.name):<28} {shown(figure.value, figure.interval):>16}  "
             f"[dim]{escape(figure.protocol)}[/]",
             highlight=False,
             soft_wrap=True,

@@ -61,7 +61,7 @@ def set_up_site(
     own: dict[str, str] = {name: value for name, _, value in (text.partition("=") for text in settings or [])}
     known = sorted(SiteSettings.model_fields.keys() - {"name", "store", "budget", "delta"})
     if unknown := [name for name in own if name not in known]:
-        raise UserError(f"--set {unknown[0]} is no key of a site: {nearest(unknown[0], known)}")
+        raise UserError(f"--set {unknown[0]} is not a key of a site: {nearest(unknown[0], known)}")
     options = {"declared": declared, "budget": budget, "delta": delta, "proxy": proxy, **own}
     paths = SitePaths.set_up(kit, into, coordinator, store, **options)
     tell(f"Send {paths.reply} to the coordinator. The keys in {paths.path} stay here.")
@@ -207,7 +207,7 @@ def resident_app(
 
     try:
         stay(runtime_api_address, superexec_auth_secret_file)
-    except (UserError, OSError) as error:  # the SuperNode may be the one to mend: a service manager tries again
+    except (UserError, OSError) as error:  # it may be the SuperNode: a service manager tries again
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -63,7 +63,7 @@ def _refuse_another_recipe(given: Config, recipe: Config) -> None:
     own, made = leaves(given.model_dump()), leaves(recipe.model_dump())
     if changed := [key for key in own if own[key] != made.get(key)]:
         raise UserError(
-            f"{', '.join(changed)}: the recipe of procedural starts is fixed; `dpfed pretrain start --set ... --run DIR` "
+            f"{', '.join(changed)}: the procedural recipe is fixed; `dpfed pretrain start --set ... --run DIR` "
             "trains by another one, and model.start=DIR begins there."
         )
 

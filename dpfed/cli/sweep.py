@@ -56,7 +56,7 @@ def _show(outcome: SweepOutcome) -> None:
         table.add_column(name, justify="right")
     for run, results in zip(outcome.runs, tables, strict=True):
         found = [results.get(name) for name in columns]
-        figures = ["–" if item is None else shown(item.trained, item.name, item.trained_interval) for item in found]
+        figures = ["–" if item is None else shown(item.trained, item.trained_interval) for item in found]
         table.add_row(run.name, *figures, "none" if run.void else round_up(run.epsilon))
     console.print(table)
     console.print(outcome.promise, highlight=False)

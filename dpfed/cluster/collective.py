@@ -71,7 +71,7 @@ class Link:
 
         Args:
             mark: `MARK_BYTES` that must be the same on all ranks; of no matter on one in trouble.
-            trouble: why this rank cannot go on; all ranks learn it, so it must hold nothing private.
+            trouble: why this rank cannot continue; all ranks learn it, so it must hold nothing private.
 
         Raises:
             UserError: on every rank, with the first trouble.

@@ -97,8 +97,8 @@ def _measured(path: Path | None, model: str | None) -> dict[str, Any]:
         figures = json.loads(read_text(path))["figures"]
         models, coordinator, worker = figures["gradients"], figures["coordinator"], figures.get("worker", {})
         if model is None or model not in models:
-            why = f"has no model {model!r}" if model else "holds several models"
-            raise UserError(f"{path} {why}: name one with --model; {nearest(model or '', models)}")
+            wrong = f"has no model {model!r}" if model else "holds several models"
+            raise UserError(f"{path} {wrong}: name one with --model; {nearest(model or '', models)}")
         one = models[model]
         found = {
             "throughput": one["records_per_second"],

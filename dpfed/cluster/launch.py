@@ -55,7 +55,7 @@ class Resources:
 
     Attributes:
         workers: how many.
-        least: go on with as few when machines are lost, and grow again when they come back; ``None``: always `workers`.
+        least: continue with as few when machines are lost, and grow again when they come back; ``None``: always `workers`.
         gpus: per worker; ``None``: one if the cluster has any.
         cpus: per worker; ``None``: an equal share of all.
         restarts: how often workers that died are started again.
@@ -76,7 +76,7 @@ class Resources:
 
     def __post_init__(self) -> None:
         _check(self.workers >= 1, f"--workers must be at least 1, got {self.workers}")
-        _check(self.least is None or 1 <= self.least <= self.workers, f"--workers {self.least}-{self.workers} is no range")
+        _check(self.least is None or 1 <= self.least <= self.workers, f"--workers {self.least}-{self.workers} is not a range")
         _check(self.gpus in (None, 0, 1), f"--gpus-per-worker must be 0 or 1, got {self.gpus}")
         _check(self.cpus is None or self.cpus >= 1, f"--cpus-per-worker must be at least 1, got {self.cpus}")
         _check(self.restarts >= 0, f"--restarts must not be negative, got {self.restarts}")
@@ -94,7 +94,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
         The finished run.
 
     Raises:
-        UserError: for what the user can mend, or when workers died more often than they may.
+        UserError: for what the user can fix, or when workers died more often than they may.
     """
     task = _with_a_place(task)
     task.check()
@@ -181,7 +181,7 @@ def _connected(watcher: Watcher, wait: float = WAIT) -> Iterator[bool]:
     """A connection to a Ray cluster; whether it is one that was started here, for this run alone.
 
     Args:
-        watcher: is told why it takes long.
+        watcher: learns why it takes long.
         wait: seconds for a head that is starting.
     """
     import ray
@@ -250,7 +250,7 @@ def _settled(resources: Resources, there: list[dict[str, float]], own: bool, wat
         resources: what the user asked for.
         there: what each machine has, now.
         own: it is this machine alone, and will not grow.
-        watcher: is told that the run waits for machines.
+        watcher: learns that the run waits for machines.
 
     Raises:
         UserError: if there will never be enough.

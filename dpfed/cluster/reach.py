@@ -4,7 +4,7 @@ Whether a Ray cluster takes this machine's token: Ray tries a wrong one again an
 
 Trying again, in sight of the user, until something of Ray's is there: on a busy machine it takes minutes to start.
 
-The machines of a Ray cluster: how many workers they have room for, now and while a run is at work.
+The machines of a Ray cluster: how many workers they have room for, now and while a run lasts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def patiently(
     Args:
         attempt: is made again after any exception but a hopeless one.
         what: is attempted, such as ``connecting to Ray``.
-        watcher: is told why it waits, and every half minute that it still does.
+        watcher: learns why it waits, and every half minute that it still does.
         hopeless: whether another attempt would end alike.
         remedy: what the user can do, in the sentence at the end.
         wait: seconds; an attempt that has begun is not cut short.
@@ -72,7 +72,7 @@ def last_line(error: Exception) -> str:
 
 
 _LEFT_BEHIND = 20.0  # seconds for a cluster that this machine started last: it was up by then, so it answers, or is gone
-_TOLD_AGAIN = 30.0  # seconds after which it is told once more that this waits
+_TOLD_AGAIN = 30.0  # seconds after which it learns once more that this waits
 _EACH = 2.0  # seconds for one attempt
 _RAYS = "ray://"
 
@@ -83,7 +83,7 @@ def require_cluster(watcher: Watcher, wait: float | None = None) -> None:
     Nothing is asked of it where none is named: one is then started on this machine.
 
     Args:
-        watcher: is told that it waits.
+        watcher: learns that it waits.
         wait: seconds; ``None``: as long as for any head that is starting, if it is named, and otherwise a few.
 
     Raises:
@@ -141,7 +141,7 @@ _QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # what every member asks
 
 
 def require_admission() -> None:
-    """Refuses at once what Ray would try for minutes: a cluster that wants another token.
+    """Refuses at once what Ray would try for minutes: a cluster that expects another token.
 
     Raises:
         UserError: if the cluster says that the token is missing or wrong.
@@ -191,14 +191,14 @@ def room_for(cpus: int, gpus: int, there: list[dict[str, float]]) -> int:
 
 @contextlib.contextmanager
 def watched(least: int, room: Callable[[], int], watcher: Watcher, every: float = _EVERY) -> Iterator[None]:
-    """Within it, the operator is told when machines are missing without which a run cannot go on, and when they are back.
+    """Within it, the operator learns when machines are missing without which a run cannot continue, and when they are back.
 
     Ray waits for them without a word, and without an end.
 
     Args:
         least: workers that the run needs.
         room: for how many there is room now.
-        watcher: is told.
+        watcher: receives messages.
         every: seconds between two looks.
     """
     ended = threading.Event()

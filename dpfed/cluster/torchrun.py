@@ -110,11 +110,12 @@ def take_part(task: Task, watcher: Watcher) -> RunDirectory | None:
         The finished run, on rank 0.
 
     Raises:
-        UserError: on rank 0, for what the user can mend; everywhere, if torchrun did not start this process.
+        UserError: on rank 0, for what the user can fix; everywhere, if torchrun did not start this process.
     """
     if "RANK" not in os.environ:
         raise UserError(
-            "torchrun did not start this: give torchrun --nproc-per-node 8 -m -- dpfed pretrain --cluster torchrun CONFIG."
+            "this process was not started by torchrun: `torchrun --nproc-per-node 8 -m -- dpfed pretrain --cluster torchrun "
+            "CONFIG`."
         )
     with process_group():
         work(task, watcher)

@@ -23,19 +23,19 @@ from dpfed.runs.resolution import resolve, settle
 from dpfed.runs.running import run_job
 from dpfed.training.worker import GroupObserver
 
-_ENDING = 150.0  # seconds that a rank 0 of before may still hold the run; a dead machine's locks on NFS last 90
+_ENDING = 150.0  # seconds that a previous rank 0 may still hold the run; a dead machine's locks on NFS last 90
 
 
 @dataclass(frozen=True)
 class Task:
     """What the processes of a cluster are asked to do.
 
-    They may be started again after a fault, so they begin the run if it is not there, and otherwise go on with it.
+    They may be started again after a fault, so they begin the run if it is not there, and otherwise resume it.
 
     Attributes:
         folder: the run's directory, absolute, the same on every machine where rank 0 may start.
         config: of the run, with absolute paths; ``None``: the run is there.
-        resume: whether to go on with a run that is there.
+        resume: whether to resume a run that is there.
         beside: a folder that the launcher made beside the run's; who does not see it is on other storage.
     """
 
@@ -45,7 +45,7 @@ class Task:
     beside: Path | None = None
 
     def check(self) -> None:
-        """Refuses a run that is not there, or one that nobody asked to go on with.
+        """Refuses a run that is not there, or one that nobody asked to continue with.
 
         Raises:
             UserError: saying what is there.
@@ -66,7 +66,7 @@ def work(task: Task, watcher: Watcher) -> None:
         watcher: sees the stages, on rank 0.
 
     Raises:
-        UserError: on rank 0, for what the user can mend; the other ranks then just return.
+        UserError: on rank 0, for what the user can fix; the other ranks then just return.
     """
     link = Link()
     if link.rank == 0:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError
-from dpfed.objectives import OBJECTIVES, keys_of_losses
+from dpfed.objectives import keys_of_losses
 from dpfed.privacy.method import Method, method_named
 from dpfed.schema.section import Rule, needs
 from dpfed.schema.wording import shown
@@ -191,7 +191,6 @@ _RULES = (
     ),
     needs("adaptation.text_layers", "adaptation.text", "lora"),
     *_of_losses(),
-    *(rule for loss in OBJECTIVES.values() for rule in loss.rules),
     Rule(
         "bounding.group_size bounding.max_group_size",
         "bounding.method",

@@ -18,8 +18,7 @@ from dpfed.privacy.plan_checks import CLIP_NORMS, STABILITIES
 from dpfed.schema.section import Section
 
 _IMPORTERS = (
-    "cuhk-pedes rstpreid deepfashion-mm roco cifar10 fashion-mnist eurosat imagenet camelyon17 dicom "
-    "parquet table webdataset folder"
+    "cuhk-pedes rstpreid deepfashion-mm roco cifar10 fashion-mnist camelyon17 dicom parquet table webdataset folder"
 ).split()
 # What is checked where the value is used. Tests hold it against that place; reading it there takes torch.
 _CHECKED_ELSEWHERE: dict[str, dict[str, Any]] = {

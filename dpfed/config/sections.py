@@ -284,7 +284,7 @@ class PublicConfig(Section):
     )
     path: str | None = Field(None, description="source = 'store': a record store that is marked public")
     digest: str | None = Field(None, description="a run writes it: the fingerprint of the store's records")
-    generated: int = Field(20_000, ge=16, le=10_000_000, description="records to generate, where the source is no store")
+    generated: int = Field(20_000, ge=16, le=10_000_000, description="records to generate, where the source is not a store")
     half: Literal["all", "first", "second"] = Field("all", description="source = 'shapes': half of the colours")
 
 

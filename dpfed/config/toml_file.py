@@ -14,7 +14,7 @@ from typing import Any
 from dpfed.errors import UserError
 from dpfed.files.reading import open_regular
 
-_MOST = 1 << 20  # bytes: what is larger, or has no end, is no file that a person wrote
+_MOST = 1 << 20  # bytes: nobody writes a larger one by hand
 _DEEP = "tables or arrays are nested too deeply"
 _PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
 _LONG_KEY = re.compile(rf"(?m)(?:^|[\[{{,])[ \t]*(?:{_PART}[ \t]*\.[ \t]*){{32}}")  # tomllib takes hours for some
@@ -48,7 +48,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def toml_value(text: str) -> Any:
-    """The value that a text is in TOML; a text that is no TOML value stands for itself, so that quotes may be left out.
+    """The value that a text is in TOML; a text that is not a TOML value stands for itself, so that quotes may be left out.
 
     Only one whole value counts: nothing behind it, such as a comment, a second line or a further table, is dropped in silence.
 

@@ -28,7 +28,7 @@ _NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory"
 def run(app: typer.Typer) -> None:
     """Runs a command line: a user's mistake is one sentence and exit code 2, never a traceback.
 
-    What the machine refuses (a full disk, a folder that is not ours, too little memory) is for the user to mend as well.
+    What the machine refuses (a full disk, a folder that is not ours, too little memory) is for the user to fix as well.
     A mistake in dpfed itself keeps its traceback. Where lines are for machines, each of these is one.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal does not know must not end a run
@@ -59,12 +59,12 @@ def run(app: typer.Typer) -> None:
         sys.exit(1)
     except OSError as error:
         what = error.strerror or str(error)
-        _end(f"{error.filename}: {what}." if error.filename else f"the machine says: {what}.")
+        _end(f"{error.filename}: {what}." if error.filename else f"the operating system reports: {what}.")
     except MemoryError:
         _end(_memory(""))
     except RuntimeError as error:
         if _NO_HOME in str(error):
-            _end("a path begins with ~, and it is not known whose home that is: set HOME, or write the path out.")
+            _end("a path begins with ~, but this user's home folder is unknown: set HOME, or write the path out.")
         said = (str(error).splitlines() or [""])[0].strip()
         if any(phrase in str(error).lower() for phrase in _NO_MEMORY):
             _end(_memory(f" ({said})"))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do 
     from dpfed.evaluation.suite import Evaluation
 
 console = Console()
-beside = Console(stderr=True)  # for what is no part of a command's output, such as progress where the output is JSON
+beside = Console(stderr=True)  # for what is not part of a command's output, such as progress where the output is JSON
 _RATED = ("records", "public records", "files found")  # stages of so many units that a rate says more than their number
 _LINE_EVERY = 15.0  # seconds between two lines of progress where there is no terminal
 
@@ -54,7 +54,7 @@ def chosen_config(given: Path, assignments: list[str] | None) -> Config:
 
 
 def on_command_line(given: Path | str, options: Iterable[tuple[str, str | None]]) -> str:
-    """A configuration as a command takes it, with the options that were given: for a command that goes on from there.
+    """A configuration as a command takes it, with the options that were given: for a command that continues from there.
 
     Args:
         given: the file, or the name.
@@ -109,8 +109,7 @@ class TerminalWatcher:
 
     def evaluated(self, figures: list[Evaluation]) -> None:
         """See `Watcher`."""
-        shown = [figure for figure in figures if "rank" not in figure.name]
-        values = escape(", ".join(f"{figure.name} {figure.value:.3f}" for figure in shown))
+        values = escape(", ".join(f"{figure.name} {figure.value:.3f}" for figure in figures))
         if figures:
             when = f"after step {figures[0].step}" if figures[0].step else "before training"
             self._progress.console.print(f"[dim]{when}:[/] {values}", highlight=False, soft_wrap=True)
@@ -152,7 +151,7 @@ class _Times(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """What the column shows."""
-        return Text(_times(task.fields["pace"], task.remaining or 0, task.elapsed or 0.0), style="progress.remaining")
+        return Text(_times(task.fields["throughput"], task.remaining or 0, task.elapsed or 0.0), style="progress.remaining")
 
 
 class _Rate(ProgressColumn):
@@ -212,10 +211,9 @@ def show_run(run: RunDirectory) -> None:
     for column in ("before", "after", "change"):
         table.add_column(column, justify="right")
     for result in results_of(results["evaluations"]):
-        if "rank" not in result.name:
-            before = shown(result.untrained, result.name, result.untrained_interval)
-            after = shown(result.trained, result.name, result.trained_interval)
-            table.add_row(escape(result.name), before, after, result.difference)
+        before = shown(result.untrained, result.untrained_interval)
+        after = shown(result.trained, result.trained_interval)
+        table.add_row(escape(result.name), before, after, result.difference)
     if table.rows:  # else nothing was measured
         console.print(table)
     card = ("privacy card" if privacy["guarantee"] else "no guarantee", page)

@@ -22,7 +22,7 @@ def whole_number(given: object, what: str, least: int = 0, most: int | None = No
         most: the largest; ``None``: any.
 
     Raises:
-        UserError: when it is no whole number, too small or too large.
+        UserError: when it is not a whole number, too small or too large.
     """
     try:
         number = None if isinstance(given, bool) or not isinstance(given, SupportsIndex) else operator.index(given)
@@ -38,6 +38,6 @@ def stored_side(size: int | None) -> int | None:
     """The side of stored square images, pixels; ``None``: files are stored as they are.
 
     Raises:
-        UserError: when it is no such side.
+        UserError: when it is not such a side.
     """
     return None if size is None else whole_number(size, "the side of stored images, pixels,", SMALLEST_SIDE, LARGEST_SIDE)

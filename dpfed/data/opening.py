@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from dpfed.data.store.counting import given_path, require_something_at
 from dpfed.data.store.layout import FORMAT_VERSION
 from dpfed.data.store.records import RecordStore, open_or_write
 from dpfed.errors import UserError, nearest
+from dpfed.files.atomic import cannot_write
+from dpfed.files.locking import file_lock
 from dpfed.paths import is_store, local_path
 
 _ORIGINALS_FROM = 64  # pixels; smaller images are read raw far faster than their files are decoded
@@ -33,13 +36,13 @@ def open_records(
     """Opens the records that a configuration names, after generating or importing them if need be.
 
     A source is imported once, into ``<stores>/<importer>-<hash>``; the hash changes with the source's files and the options.
-    Images below 64 pixels are stored raw; others, and those that the model does not want cropped and scaled bicubically, as
+    Images below 64 pixels are stored raw; others, and those that the model does not expect cropped and scaled bicubically, as
     original files that are resized when read.
 
     Args:
         config: the ``[data]`` section, with its size and way to resize settled.
         progress: called during an import with (records so far, of how many or ``None``).
-        interpolation: how the model wants images scaled.
+        interpolation: how the model expects images scaled.
         say: told what an import did not use.
 
     Raises:
@@ -73,7 +76,7 @@ def refuse_other_squares(store: RecordStore, resize: str, interpolation: str) ->
     Args:
         store: the records.
         resize: how an image becomes square.
-        interpolation: how the model wants images scaled.
+        interpolation: how the model expects images scaled.
 
     Raises:
         UserError: saying how they were made.
@@ -93,7 +96,7 @@ def _from_path(
     size: int | None = None,
     say: Callable[[str], None] | None = None,
 ) -> RecordStore:
-    """Opens ``data.path``, after importing it if it is no store; without a format the importer is found by looking at it."""
+    """Opens ``data.path``, after importing it if it is not a store; without a format the importer is found by looking at it."""
     path = local_path(given_path(config), "data.path")
     if format == "store" or is_store(path):
         return RecordStore.open(path)
@@ -101,22 +104,28 @@ def _from_path(
     format = format or detect(path)
 
     def write(target: Path) -> None:
+        lock = target.with_name(f".{target.name}.lock")
         try:
-            report = import_records(
-                path,
-                target,
-                format=format,
-                size=size,
-                validation=config.validation,
-                test=config.test,
-                public=config.public,
-                progress=progress,
-                workers=cores(),
-                wait=True,
-                say=say,
-            )
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with file_lock(lock, "", math.inf):
+                if target.exists():  # another process of the run has imported it meanwhile
+                    return
+                report = import_records(
+                    path,
+                    target,
+                    format=format,
+                    size=size,
+                    validation=config.validation,
+                    test=config.test,
+                    public=config.public,
+                    progress=progress,
+                    workers=cores(),
+                    say=say,
+                )
             for sentence in report.ignored():
                 (say or (lambda text: None))(sentence)
+        except OSError as error:
+            raise cannot_write(target, error) from error
         except UserError as error:  # it may name records
             public = f"the records at {path} cannot be imported: `dpfed data import {path} DEST` says why."
             raise UserError(str(error), public) from error

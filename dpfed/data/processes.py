@@ -129,8 +129,8 @@ def _died(process: subprocess.Popen[bytes]) -> UserError:
     code = process.wait()
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
     return UserError(
-        f"a process that reads images {how}, perhaps because memory ran out. Run the same command again: an import or a run "
-        "resumes where it stopped, and an import with fewer workers needs less memory.",
+        f"a process that reads images {how}, perhaps because memory ran out. Run the same command again: a run resumes where "
+        "it stopped, and an import with fewer workers needs less memory.",
         command="--workers says how many an import has.",
     )
 

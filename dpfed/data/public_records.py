@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfed.data.transfer import to_device
 from dpfed.data.views.batches import ViewMaker
 from dpfed.privacy.randomness import Randomness
 
@@ -85,6 +86,6 @@ class Companions:
         apart = Randomness(randomness.key("public"))
         public = self._views(self.of(keys, randomness, step).ravel(), apart, step, device)
         group = np.concatenate([np.repeat(np.arange(groups), np.diff(starts)), np.repeat(np.arange(groups), count)])
-        rows = torch.from_numpy(np.argsort(group, kind="stable")).to(device)  # stable: own records first
+        rows = to_device(torch.from_numpy(np.argsort(group, kind="stable")), device)  # stable: own records first
         together = {name: torch.cat([own, public[name]])[rows] for name, own in views.items()}
         return together, [start + count * number for number, start in enumerate(starts)]

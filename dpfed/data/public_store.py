@@ -70,7 +70,7 @@ def open_public(
         data: settled; size of the images, how they become squares, and where generated stores lie.
         private: the open records of the run.
         captions: whether the model reads text.
-        interpolation: how the model wants images scaled.
+        interpolation: how the model expects images scaled.
         progress: called while records are generated.
 
     Raises:

@@ -7,7 +7,6 @@ one person) are one draw, a cluster, and not several: more of them from the same
   the number of queries smaller: it is divided by the design effect, the variance between clusters over that of single draws.
 - The change of a share between two models on the same queries is paired: only queries that one model has right and the other
   wrong count, as in McNemar's test. Agresti and Min's (2005) interval: two queries are added, one won and one lost by half.
-- Ranks have percentile intervals of a bootstrap over clusters, the change that of a paired one.
 
 What is not in them: another run has other noise, and other weights.
 """
@@ -15,16 +14,12 @@ What is not in them: another run has other noise, and other weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
 CONFIDENCE = 0.95
-RESAMPLES = 1000
-_AT_ONCE = 1 << 14  # numbers of several resamples that are counted in one go, which a cache holds
-_SEED = 20240229  # of the bootstrap, so that the same outcomes give the same interval
 
 Interval = tuple[float, float]
 
@@ -34,41 +29,34 @@ class Outcomes:
     """What came of each query.
 
     Attributes:
-        values: ``(n,)`` float64: 1 right, 0 wrong; or ranks, from 1.
+        values: ``(n,)`` float64: 1 right, 0 wrong.
         clusters: ``(n,)`` int64, equal for queries that belong together.
-        statistic: ``share``, ``mean`` or ``median`` of the values.
     """
 
     values: np.ndarray
     clusters: np.ndarray
-    statistic: str = "share"
 
     def __post_init__(self) -> None:
         if self.values.shape != self.clusters.shape or self.values.ndim != 1 or not len(self.values):
             raise ValueError(f"one cluster for each of one or more values, got {self.values.shape} and {self.clusters.shape}")
 
     def figure(self) -> float:
-        """The statistic."""
-        return float(np.median(self.values) if self.statistic == "median" else self.values.mean())
+        """The share of right answers."""
+        return float(self.values.mean())
 
-    def interval(self) -> Interval | None:
-        """The interval of the statistic; ``None``: there is a single cluster of ranks, which tells nothing of others."""
-        if self.statistic == "share":
-            return wilson(float(self.values.mean()), _effective(self.values, self.clusters))
-        return _bootstrap(self.clusters, _weighted(self))
+    def interval(self) -> Interval:
+        """The interval of the share."""
+        return wilson(self.figure(), _effective(self.values, self.clusters))
 
-    def change_from(self, before: Outcomes) -> Interval | None:
-        """The interval of this statistic minus that of another model on the same queries; ``None``: see `interval`.
+    def change_from(self, before: Outcomes) -> Interval:
+        """The interval of this share minus that of another model on the same queries.
 
         Raises:
             ValueError: if the queries are not the same.
         """
-        if self.statistic != before.statistic or not np.array_equal(self.clusters, before.clusters):
+        if not np.array_equal(self.clusters, before.clusters):
             raise ValueError("a change is one between figures of the same kind on the same queries")
-        if self.statistic == "share":
-            return _paired(self.values - before.values, self.clusters)
-        after_, before_ = _weighted(self), _weighted(before)
-        return _bootstrap(self.clusters, lambda weights: after_(weights) - before_(weights))
+        return _paired(self.values - before.values, self.clusters)
 
 
 def wilson(share: float, count: float) -> Interval:
@@ -127,37 +115,3 @@ def _by_cluster(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, n
     """Sum and number of the values of each cluster."""
     _, number, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
     return np.bincount(number, weights=values), sizes
-
-
-def _weighted(outcomes: Outcomes) -> Callable[[np.ndarray], np.ndarray]:
-    """The statistic as a function of how often each query counts: ``(r, n)`` -> ``(r,)``."""
-    values = outcomes.values
-    if outcomes.statistic == "mean":
-        return lambda weights: weights @ values / weights.sum(axis=1)
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-
-    def median(weights: np.ndarray) -> np.ndarray:
-        below = np.cumsum(weights[:, order], axis=1)
-        low, high = ((below < wanted[:, None]).sum(axis=1) for wanted in ((below[:, -1] + 1) // 2, below[:, -1] // 2 + 1))
-        return (ordered[low] + ordered[high]) / 2
-
-    return median
-
-
-def _bootstrap(clusters: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> Interval | None:
-    """Percentiles of a statistic over resampled clusters."""
-    _, number = np.unique(clusters, return_inverse=True)
-    count = int(number.max()) + 1
-    if count == 1:
-        return None
-    generator = np.random.default_rng(_SEED)
-    rows = max(1, _AT_ONCE // len(clusters))
-    found = []
-    for first in range(0, RESAMPLES, rows):
-        drawn = generator.integers(0, count, (min(rows, RESAMPLES - first), count))
-        drawn += count * np.arange(len(drawn))[:, None]
-        times = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
-        found.append(statistic(times[:, number]))
-    low, high = np.quantile(np.concatenate(found), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)

@@ -42,7 +42,7 @@ class Evaluation:
 
     Attributes:
         name: metric, such as ``text_to_image_R@10`` or ``knn3_accuracy[shape]``.
-        value: a fraction in [0, 1]; for ranks, 1 and above.
+        value: a fraction in [0, 1].
         model: ``trained`` or ``untrained``.
         split: of the records that were measured.
         protocol: how it was measured, for people.

@@ -49,10 +49,10 @@ def right_pairs(captions: list[list[str]], units: np.ndarray | None = None) -> t
 def retrieval_metrics(
     image_z: Tensor, text_z: Tensor, pairs_image: Tensor, pairs_text: Tensor, chunk: int | None = None
 ) -> dict[str, float]:
-    """Recall and ranks in both directions; see `retrieval_ranks`.
+    """Recall in both directions; see `retrieval_ranks`.
 
     Returns:
-        ``{image_to_text,text_to_image}_R@{1,5,10}`` in [0, 1] and ``_mean_rank``, ``_median_rank``, 1 and above.
+        ``{image_to_text,text_to_image}_R@{1,5,10}`` in [0, 1].
     """
     found = retrieval_ranks(image_z, text_z, pairs_image, pairs_text, chunk)
     metrics: dict[str, Outcomes] = {}
@@ -137,22 +137,17 @@ def summary(direction: str, found: Tensor, clusters: np.ndarray) -> dict[str, Ou
         clusters: ``(n,)`` int64, equal for queries that belong together.
     """
     ranked = found.double().cpu().numpy()
-    metrics = {f"{direction}_R@{k}": Outcomes((ranked <= k).astype(float), clusters) for k in RECALL_AT}
-    metrics[f"{direction}_mean_rank"] = Outcomes(ranked, clusters, "mean")
-    metrics[f"{direction}_median_rank"] = Outcomes(ranked, clusters, "median")
-    return metrics
+    return {f"{direction}_R@{k}": Outcomes((ranked <= k).astype(float), clusters) for k in RECALL_AT}
 
 
-def chance_of_recall(name: str, right: Tensor, among: int) -> float | None:
+def chance_of_recall(name: str, right: Tensor, among: int) -> float:
     """What a random order of the candidates gives: 1 - C(m - r, k)/C(m, k), as a mean over the queries.
 
     Args:
-        name: of `summary`; ``None`` is returned for ranks.
+        name: of `summary`.
         right: ``(n,)`` r, how many candidates are right for each query.
         among: m, candidates.
     """
-    if "_R@" not in name:
-        return None
     missed = torch.ones(len(right), dtype=torch.float64)
     for drawn in range(min(int(name.rpartition("@")[2]), among)):
         missed *= (among - right - drawn).clamp(min=0) / (among - drawn)

@@ -79,7 +79,7 @@ class Features:
 
         Args:
             compute: rows ``(b,)`` of the store -> their features; it tells how many are done.
-            progress: is told how many records are done.
+            progress: learns how many records are done.
 
         Raises:
             OSError: if they cannot be written.

@@ -112,7 +112,7 @@ class _Extraction:
 
         Args:
             rows: ``(b,)`` of the store.
-            progress: is told how many are done.
+            progress: learns how many are done.
         """
         batches = [rows[first : first + self._together] for first in range(0, len(rows), self._together)]
         self._read.prefetch(batches)

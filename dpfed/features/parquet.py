@@ -34,7 +34,7 @@ def embedded(
         embed: uint8 ``(n, 3, size, size)`` -> ``(n, F)``.
         size: side that the model sees, pixels.
         how: they become square.
-        advance: is told how many are done.
+        advance: learns how many are done.
 
     Yields:
         Numbers of the pictures ``(n,)``, and ``(n, F)`` float32 on the CPU.

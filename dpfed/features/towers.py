@@ -1,4 +1,4 @@
-"""Which parts of a model are frozen towers, and the rest of the model, which goes on from their features."""
+"""Which parts of a model are frozen towers, and the rest of the model, which continues from their features."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpfed.data.transfer import to_device
 from dpfed.data.views.batches import ViewMaker
 from dpfed.features.cache import Features
 from dpfed.privacy.randomness import Randomness
@@ -33,7 +34,7 @@ class CachedViews(ViewMaker):
     def _images(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> Tensor:
         """``(n, count, F)``: each record draws which of its V views, none twice."""
         order = randomness.per_record("views", step, self._store.keys[indices], self._cached).argsort(1, kind="stable")
-        return self._features.images(self._features.positions(indices), order[:, : self._count]).to(device)
+        return to_device(self._features.images(self._features.positions(indices), order[:, : self._count]), device)
 
     def _texts(
         self, tokenizer: Callable[[list[str]], Tensor], indices: np.ndarray, randomness: Randomness, step: int

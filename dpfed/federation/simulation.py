@@ -72,7 +72,7 @@ def simulate(
         folder: must not be in use, but by this very run if `resume`.
         simulation: with which sites.
         watcher: sees the stages.
-        resume: go on if the run is there already.
+        resume: continue if the run is there already.
 
     Raises:
         UserError: before anything is written, for whatever can be known to be wrong by then.
@@ -149,7 +149,7 @@ def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation 
     """
     if not run.simulation.is_file():
         raise UserError(
-            f"{run.path} is no simulated federation: resume it without simulated sites.",
+            f"{run.path} is not a simulated federation: resume it without simulated sites.",
             command="On the command line: leave --federated out.",
         )
     try:

@@ -1,7 +1,7 @@
 """Files and folders that are there whole or not at all, also after a crash or a power cut.
 
 The order is always the same: write under another name, force the content to the disk, give the name, force the name to the
-disk. Privacy hangs on it: a noisy sum must be kept before it is paid for, and paid for before it is used.
+disk. Privacy hangs on it: a noisy sum must be kept before it is charged, and charged before it is used.
 
 A store's directory appears under its name when it is complete, or not at all.
 """
@@ -236,6 +236,21 @@ def name_directory(partial: Path, path: Path) -> None:
     """
     refuse_existing(path)
     name_folder(partial, path)
+
+
+@contextlib.contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """A hidden directory that becomes `path` at the end of the ``with`` block, and is removed when the block fails.
+
+    Raises:
+        UserError: when `path` exists or nothing can be written there.
+    """
+    partial = start_directory(path)
+    try:
+        yield partial
+        name_directory(partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:

@@ -34,14 +34,14 @@ class Lines:
 
 
 class DamagedLine(Exception):
-    """A complete line is no JSON object, or none that a reader expects.
+    """A complete line is not a JSON object, or none that a reader expects.
 
     Attributes:
         number: of the line, from 1.
     """
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"line {number} is none that belongs there")
+        super().__init__(f"line {number} does not belong there")
         self.number = number
 
 
@@ -53,7 +53,7 @@ def read_lines(path: Path) -> Lines:
     """Reads the complete lines of a file.
 
     Raises:
-        DamagedLine: at the first line that is no JSON object, or at an incomplete one that no crash of ours can have left.
+        DamagedLine: at the first line that is not a JSON object, or at an incomplete one that no crash of ours can have left.
         OSError: if the file cannot be read.
     """
     content = read_bytes(path)

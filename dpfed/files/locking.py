@@ -32,8 +32,8 @@ def file_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
         OSError: if the file cannot be opened.
     """
     if os.path.lexists(path) and not (stat.S_ISREG(mode := path.lstat().st_mode) or stat.S_ISDIR(mode)):
-        raise UserError(f"{path} is no ordinary file but a link, a pipe or a device: remove it; a lock is taken there.")
-    # A file may hold more than a lock: the one of a run says which run it is. And a lock that is no more than a file that
+        raise UserError(f"{path} is not an ordinary file but a link, a pipe or a device: remove it; a lock is taken there.")
+    # A file may hold more than a lock: the one of a run says which run it is. And a lock that is not more than a file that
     # exists, which filelock would take where the storage has no better, would outlive a process that is killed.
     lock = FileLock(path, preserve_lock_file=True, fallback_to_soft=False)
     try:

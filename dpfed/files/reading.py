@@ -1,4 +1,4 @@
-"""Reading whole files, and nothing that is no file: a pipe would wait for ever, and a device may never end."""
+"""Reading whole files, and nothing that is not a file: a pipe would wait for ever, and a device may never end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_text(path: Path) -> str:
 
 
 def require_regular(path: Path) -> None:
-    """Refuses what is no regular file, before a library opens it.
+    """Refuses what is not a regular file, before a library opens it.
 
     Raises:
         OSError: see `open_regular`.

@@ -1,1 +1,1 @@
-"""What can be seen of runs while they go on, read from their files alone: in a terminal, on a page, by a monitor."""
+"""What can be seen of runs while they last, read from their files alone: in a terminal, on a page, by a monitor."""

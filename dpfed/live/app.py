@@ -49,7 +49,6 @@ def application(scan: Scan, access: Access, retrieval: Retrieval) -> ASGIApp:
     views = _Views(scan, retrieval)
     routes = [
         Route("/", views.home),
-        Route("/compare", views.compare),
         Route("/search", views.search),
         Route("/runs/{name:path}", views.run),
         Route("/events", views.events),
@@ -81,15 +80,6 @@ class _Views:
         """One run."""
         return self._run(request.path_params["name"])
 
-    def compare(self, request: Request) -> Response:
-        """Several runs."""
-        names = request.query_params.getlist("run")
-        if len(names) < 2:
-            return self._refused("Choose at least two runs to compare.", 400)
-        if unknown := [name for name in names if name not in self._scan.folders()]:
-            return self._refused(f"There is no run {unknown[0]} here.", 404)
-        return self._live("comparison", _events("compare", names), lambda: self._comparison(names))
-
     def search(self, request: Request) -> Response:
         """One run, and the pictures nearest to a text."""
         return self._run(request.query_params.get("run", ""), request.query_params.get("text", ""))
@@ -100,7 +90,6 @@ class _Views:
         known: dict[str | None, Callable[[], Markup]] = {
             "runs": self._runs,
             "run": lambda: self._one(names[0]),
-            "compare": lambda: self._comparison(names),
         }
         if view not in known or (view != "runs" and not names):
             return PlainTextResponse("no such view", 404)
@@ -144,7 +133,7 @@ class _Views:
         return Response(exposition(self._seen(request)), media_type="text/plain; version=1.0.0; charset=utf-8")
 
     def health(self, request: Request) -> Response:
-        """Whether all runs, or those that are named, are finished or at work: 200, otherwise 503."""
+        """Whether all runs, or those that are named, are finished or running: 200, otherwise 503."""
         well, states = health(self._seen(request))
         return JSONResponse({"well": well, "runs": states}, 200 if well else 503)
 
@@ -173,10 +162,6 @@ class _Views:
     def _one(self, name: str) -> Markup:
         seen = self._scan.one(name)
         return Markup("<p>The run is gone.</p>") if seen is None else self._pages.run(seen)
-
-    def _comparison(self, names: list[str]) -> Markup:
-        found = (self._scan.one(name) for name in dict.fromkeys(names))
-        return self._pages.comparison([seen for seen in found if seen is not None])
 
     def _live(self, title: str, events: str, made: Callable[[], Markup], beside: Markup | None = None) -> Response:
         return HTMLResponse(self._pages.page(title, events, made(), beside))
@@ -224,11 +209,11 @@ class _Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         if not self._access.knows(request.headers.get("host", "")):
-            return PlainTextResponse("this page has another name", 421)
+            return PlainTextResponse("this page has another address", 421)
         given = request.query_params.get("token")
         if not self._access.allows(given, request.headers.get("cookie", ""), request.headers.get("authorization", "")):
             return PlainTextResponse("this page needs its token: open the address that `dpfed serve` printed\n", 401)
-        return PlainTextResponse("this page is for reading\n", 405) if request.method not in ("GET", "HEAD") else None
+        return PlainTextResponse("this page is read-only\n", 405) if request.method not in ("GET", "HEAD") else None
 
     def _entrance(self, request: Request) -> Response | None:
         if "token" not in request.query_params:

@@ -118,7 +118,7 @@ def _utility(one: RunState) -> Iterator[Figure]:
     for item in sorted(one.table, key=lambda item: item.name not in first):
         if item.trained is None and item.untrained is None:
             continue
-        before, now = shown(item.untrained, item.name), shown(item.trained, item.name, item.trained_interval)
+        before, now = shown(item.untrained), shown(item.trained, item.trained_interval)
         text = f"{now}, before {before}" if item.trained is not None else f"{before} before training"
         what = "A figure of evaluation: exact, and not covered by epsilon"
         value = item.trained if item.trained is not None else item.untrained
@@ -217,6 +217,6 @@ def _in_utf8(text: str) -> str:
 
 
 def health(seen: Iterable[Seen]) -> tuple[bool, dict[str, str]]:
-    """Whether every run is finished or at work, and the state of each."""
+    """Whether every run is finished or running, and the state of each."""
     states = {one.name: one.state for one in seen}
     return all(state in ("running", "finished") for state in states.values()), states

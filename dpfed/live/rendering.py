@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import resources
@@ -10,16 +11,18 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+from matplotlib.figure import Figure as Canvas
 
 from dpfed.data.reasons import visible
-from dpfed.live.charts import charts_of, comparison_of, training_of
 from dpfed.live.figures import Figure, figures, overview
 from dpfed.live.scan import Seen, at_work_first
 from dpfed.live.state import RunState
 from dpfed.progress import duration
-from dpfed.report.curves import training_note
+from dpfed.report.curves import training_note, training_plots
 from dpfed.report.html import card_html, page_style
-from dpfed.report.results import label, shown
+from dpfed.report.plots import epsilon_plot, norm_plot, progress_plot
+from dpfed.report.results import headlines, label, shown
+from dpfed.report.style import inline_svg
 
 _TILES = ("steps_done", "seconds_left", "epsilon_spent", "evaluation")
 _BESIDE = (
@@ -31,6 +34,7 @@ _BESIDE = (
     "epsilon_planned",
     "evaluation",
 )
+_DRAWING = threading.Lock()  # matplotlib's fonts are shared
 _LAST = 20  # discarded steps that are listed
 
 
@@ -40,7 +44,7 @@ class Pages:
     def __init__(self, place: str, several: bool = True) -> None:
         """Takes the name of what is shown, and whether it is a folder of runs or a single one."""
         self._place = place
-        self._charts: dict[str, tuple[tuple[RunState, ...], list[tuple[str, Markup]]]] = {}
+        self._charts: dict[str, tuple[RunState, list[tuple[str, Markup]]]] = {}
         self._environment = Environment(
             loader=PackageLoader("dpfed.live", "page"),
             autoescape=True,
@@ -75,8 +79,8 @@ class Pages:
         values: dict[str, Any] = {
             "tiles": _tiles(made),
             "figures": [figure for figure in made if figure.key not in _BESIDE and "site" not in figure.labels],
-            "charts": self._drawn(f"run {seen.name}", [one], lambda: charts_of(one)),
-            "training": self._drawn(f"training {seen.name}", [one], lambda: training_of(one)),
+            "charts": self._drawn(f"run {seen.name}", one, _charts_of),
+            "training": self._drawn(f"training {seen.name}", one, _training_of),
             "training_note": training_note(one.phases, not one.promises),
             "groups": _groups(one),
             "awaited": one.awaited[1].awaited if one.awaited else [],
@@ -85,20 +89,6 @@ class Pages:
             "card": card_html(one.card) if one.card else "",
         }
         return Markup(self._render("run.html", seen=seen, run=one, **values))  # noqa: S704
-
-    def comparison(self, seen: Sequence[Seen]) -> Markup:
-        """Several runs side by side."""
-        runs = [one.run_state for one in seen if one.run_state is not None]
-        tables = [{(figure.key, *figure.labels.values()): figure for figure in figures(one)} for one in seen if one.run_state]
-        rows = dict.fromkeys(key for table in tables for key, figure in table.items() if "site" not in figure.labels)
-        names = [(key, next(table[key].label for table in tables if key in table)) for key in rows]
-        names = [
-            (key, name)
-            for key, name in names
-            if key[0] not in ("steps_planned", "epsilon_planned", "last_step_timestamp_seconds")
-        ]
-        charts = self._drawn("comparison " + " ".join(one.name for one in runs), runs, lambda: comparison_of(runs))
-        return Markup(self._render("comparison.html", runs=runs, tables=tables, names=names, charts=charts))  # noqa: S704
 
     def search(self, name: str, query: str, answers: Sequence[str], trouble: str, searched: int) -> Markup:
         """Search by text: the form, and the pictures that were found, as ``data:`` addresses."""
@@ -109,16 +99,34 @@ class Pages:
         """A page that says why there is nothing to see."""
         return self.page("dpfed", "", Markup(self._render("refusal.html", sentence=sentence)))  # noqa: S704
 
-    def _drawn(
-        self, key: str, runs: Sequence[RunState], draw: Callable[[], list[tuple[str, Markup]]]
-    ) -> list[tuple[str, Markup]]:
+    def _drawn(self, key: str, one: RunState, draw: Callable[[RunState], list[tuple[str, Canvas]]]) -> list[tuple[str, Markup]]:
         kept = self._charts.get(key)
-        if kept is None or len(kept[0]) != len(runs) or any(old is not new for old, new in zip(kept[0], runs, strict=True)):
-            kept = self._charts[key] = (tuple(runs), draw())
+        if kept is None or kept[0] is not one:
+            with _DRAWING:
+                kept = self._charts[key] = (one, [(title, inline_svg(canvas, title)) for title, canvas in draw(one)])
         return kept[1]
 
     def _render(self, template: str, **values: Any) -> str:
         return self._environment.get_template(template).render(values)
+
+
+def _charts_of(one: RunState) -> list[tuple[str, Canvas]]:
+    """A run's charts with their titles."""
+    drawn = []
+    if one.spent and one.planned:
+        drawn.append(("Epsilon over steps, against the plan", epsilon_plot(one.spent, one.expected, one.budget)))
+    first = headlines(one.table, 4)
+    if first and len({item["step"] for item in one.evaluations if item["model"] == "trained"}) > 1:
+        drawn.append(("Utility over steps", progress_plot(list(one.evaluations), [item.name for item in first])))
+    if len(norms := one.series("noisy_gradient_norm")) > 1:
+        drawn.append(("Norm of the noisy gradient", norm_plot(norms, None)))
+    return drawn
+
+
+def _training_of(one: RunState) -> list[tuple[str, Canvas]]:
+    """Charts of what was released of the training."""
+    fixed = one.plan is not None and one.plan.bounding.clipping == "fixed"
+    return training_plots(one.phases, one.plan.bounding.clip_norm if fixed and one.plan else None)
 
 
 @cache

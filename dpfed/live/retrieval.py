@@ -58,7 +58,7 @@ class SearchIndex:
 
     @classmethod
     def of(cls, encoder: Encoder, pictures: NamedPictures, advance: Callable[[int], None] = lambda done: None) -> SearchIndex:
-        """Embeds pictures; `advance` is told how many are done."""
+        """Embeds pictures; `advance` learns how many are done."""
         import torch
 
         from dpfed.features.parquet import embedded

@@ -39,7 +39,7 @@ class SiteRow:
         missed: steps in which it was not there, or its answer was no good.
         last_reason: why, the last time.
         seconds: that its last answer took, as the coordinator saw it; ``None``: not known.
-        past: of the last steps: ``answered``, ``missed``, or ``discarded`` where its answer came to nothing.
+        past: of the last steps: ``answered``, ``missed``, or ``discarded`` where the step was discarded.
     """
 
     name: str
@@ -75,7 +75,7 @@ def sites_of(names: Sequence[str], rounds: Sequence[Round], arrival_log: Mapping
     Args:
         names: of the terms.
         rounds: the steps.
-        arrivals: of the last ones, while the run goes on.
+        arrivals: of the last ones, while the run lasts.
     """
     over = [one for one in rounds if one.event != "opened"]
     counted = Counter(site for one in over if one.event == "collected" for site in one.arrived)

@@ -18,7 +18,7 @@ from dpfed.paths import path_of
 from dpfed.progress import Throughput
 
 _DEEP = 3  # folders below the given one
-_FRESH = 30.0  # seconds in which a change says that somebody is at work
+_FRESH = 30.0  # seconds in which a change says that a process is running
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Seen:
         name: in the list.
         run_state: from its files; ``None``: they cannot be read.
         trouble: why not, in a sentence.
-        state: ``finished``, ``running``, ``stopped`` (or at work where nobody here sees it), or ``damaged``.
-        seconds: of a step; ``None``: not known, or the run does not go on.
+        state: ``finished``, ``running``, ``stopped`` (or running where nobody here sees it), or ``damaged``.
+        seconds: of a step; ``None``: not known, or the run is not in progress.
         left: seconds until the last step, likewise.
-        last: when the last step was done, seconds since the epoch; ``None`` where the run does not go on.
+        last: when the last step was done, seconds since the epoch; ``None`` where the run is not in progress.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Scan:
 
 
 def at_work_first(seen: Iterable[Seen]) -> list[Seen]:
-    """Runs in the order of a list: those that are at work, and then the others."""
+    """Runs in the order of a list: those that are running, and then the others."""
     return sorted(seen, key=lambda one: one.state != "running")
 
 
@@ -166,7 +166,7 @@ def _signature(files: Iterable[Path]) -> dict[Path, tuple[int, int]]:
 
 
 def _changed_outside(folder: Path) -> dict[Path, tuple[int, int]]:
-    """The same of the budgets' ledgers, which tell nothing of who is at work here."""
+    """The same of the budgets' ledgers, which tell nothing of which process runs here."""
     try:
         return _signature(budget_files_outside(folder))
     except UserError:  # `_read` says it

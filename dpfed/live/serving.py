@@ -60,6 +60,6 @@ def _bound(port: int) -> socket.socket:
         bound.listen()  # whoever reads the address at once waits until the server answers
     except OSError as error:
         bound.close()
-        reason = "another program has it" if error.errno == errno.EADDRINUSE else error.strerror or error
+        reason = "another program uses it" if error.errno == errno.EADDRINUSE else error.strerror or error
         raise UserError(f"cannot listen on {_HOST}:{port}: {reason}; choose another --port.") from error
     return bound

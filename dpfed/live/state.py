@@ -47,7 +47,7 @@ class RunState:
         card: the privacy card, or the page of a run that gets none; empty: none yet.
         rounds: of a federation, its steps in order.
         sites: of a federation, each with what it answered.
-        arrivals: when answers to the last steps came, while the run goes on.
+        arrivals: when answers to the last steps came, while the run continues.
         model: whether a model is there.
     """
 
@@ -130,7 +130,7 @@ class RunState:
 
     @property
     def discarded(self) -> list[tuple[int, str]]:
-        """The steps of a federation that came to nothing, and why."""
+        """The steps of a federation that were discarded, and why."""
         return [(one.step, one.reason) for one in self.rounds if one.event == "discarded"]
 
     @property

@@ -33,7 +33,7 @@ def tokenizer_for(model: ModelConfig) -> Tokenizer | None:
     """What turns captions into the token numbers that a model reads; ``None`` for image models.
 
     Raises:
-        UserError: if the tokenizer of open_clip's architecture, or of a pretrained text tower, cannot be had.
+        UserError: if the tokenizer of open_clip's architecture, or of a pretrained text tower, is not available.
     """
     if model.kind == "open_clip":
         spec = blueprint(model)
@@ -64,8 +64,8 @@ def build_model(
         start: weights in the place of the random ones (or of open_clip's or timm's).
 
     Raises:
-        UserError: if the widths do not fit together, the objective wants another kind of model, an open_clip model, a timm
-            encoder or the anchors cannot be had, or the starting weights are those of another model.
+        UserError: if the widths do not fit together, the objective needs another kind of model, an open_clip model, a timm
+            encoder or the anchors are not available, or the starting weights are those of another model.
     """
     kinds = {"model": (model, ModelConfig), "objective": (objective, ObjectiveConfig)}
     for section, (given, kind) in kinds.items():

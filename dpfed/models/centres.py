@@ -32,7 +32,7 @@ class Centres(nn.Module):
 
     def __init__(self, modalities: int, width: int) -> None:
         super().__init__()
-        # A table, because engines know tables: the gradient of a group in a plain parameter is nobody's output.
+        # A table, because engines know tables: the gradient of a group in a plain parameter is not a layer's output.
         self.table = nn.Embedding(1, 2 * modalities * width)
         nn.init.zeros_(self.table.weight)
 
@@ -42,7 +42,7 @@ class Centres(nn.Module):
 
 
 def add_centres(model: nn.Module, config: Config) -> None:
-    """Gives a model centres, at zero, where its configuration wants them; draws nothing.
+    """Gives a model centres, at zero, where its configuration asks for them; draws nothing.
 
     Args:
         model: of `dpfed.models.building.build_model`.

@@ -1,4 +1,4 @@
-"""Models of one group: from the views of its records to embeddings, on the unit sphere unless the loss wants their scale.
+"""Models of one group: from the views of its records to embeddings, on the unit sphere unless the loss needs their scale.
 
 Shapes: S records in a group, V views of an image, W texts of a record, L tokens of a text, D dimensions of an embedding,
 F features of the backbone.

@@ -68,7 +68,9 @@ def texts(captions: str | Iterable[str]) -> list[str]:
         if not isinstance(text, str):
             raise UserError(f"caption {number} is {described(text)}: expected a text.")
         if not is_text(text):
-            raise UserError(f"caption {number} is not valid text: it holds half of a surrogate pair, which no UTF-8 can say.")
+            raise UserError(
+                f"caption {number} is not valid text: it holds half of a surrogate pair, which UTF-8 cannot encode."
+            )
     if not found:
         raise UserError("there is no caption: expected a text or a list of texts.")
     return found
@@ -83,10 +85,10 @@ def _each(images: Pictures) -> Iterable[object]:
             return images
         if images.ndim in (2, 3):
             return [images]
-        raise UserError(f"an array of shape {tuple(images.shape)} is no image: {_EXPECTED}.")
+        raise UserError(f"an array of shape {tuple(images.shape)} is not an image: {_EXPECTED}.")
     if isinstance(images, str | bytes | dict) or not isinstance(images, Iterable):
         hint = "; open files with PIL.Image.open" if isinstance(images, str | bytes) else ""
-        raise UserError(f"{described(images)} is no image: {_EXPECTED}{hint}.")
+        raise UserError(f"{described(images)} is not an image: {_EXPECTED}{hint}.")
     return images
 
 

@@ -133,7 +133,7 @@ class _HeadOf(nn.Module):
 
     def __init__(self, owner: MomentHeads | PublishedHeads, side: Side) -> None:
         super().__init__()
-        self._owner = [owner]  # a list, so that it is no submodule
+        self._owner = [owner]  # a list, so that it is not a submodule
         self._side: Side = side
 
     def forward(self, features: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ def bridges(model: nn.Module) -> dict[Side, nn.Module]:
 
 
 def keep_towers(model: nn.Module, aligned: bool) -> None:
-    """Freezes a model, and takes off what is no tower: a head that views are compared behind, projections that learnt nothing.
+    """Freezes a model, and removes all but its towers: the projection head for views, and untrained projections.
 
     Args:
         model: see `bridges`.

@@ -87,7 +87,7 @@ def refuse_mixing(model: nn.Module, what: str) -> None:
     if mixes_records(model):
         raise UserError(
             f"BatchNorm over a group (model.normalisation = 'batch') needs bounding.method = 'group' and bounding.engine = "
-            f"'loop', where each pass holds one clipped group; {what} does not go with it: change that, or use GroupNorm."
+            f"'loop', where each pass holds one clipped group; {what} is not compatible with it: change that, or use GroupNorm."
         )
 
 

@@ -92,7 +92,7 @@ def _last_block(tower: nn.Module) -> set[str]:
         found: set[str] = set()
         for number in sorted(groups, reverse=True):
             found |= {f"{prefix}{path}" for path in groups[number]}
-            if any(net.get_parameter(path).dim() > 1 for path in groups[number]):  # a norm alone is no block
+            if any(net.get_parameter(path).dim() > 1 for path in groups[number]):  # a norm alone is not a block
                 break
         return found | {path for path, _ in tower.named_parameters() if not path.startswith(prefix)}
     blocks = {path: module for path, module in tower.named_modules() if path in ("transformer.resblocks", "layer4")}

@@ -190,7 +190,7 @@ def find_start(given: str | Path) -> StartingWeights:
     except OSError as error:
         raise UserError(f"model.start: cannot read {path}: {error.strerror or error}; expected {_EXPECTED}.") from error
     if path.suffix != ".safetensors":
-        raise UserError(f"model.start: {path} is no .safetensors file; expected {_EXPECTED}.")
+        raise UserError(f"model.start: {path} is not a .safetensors file; expected {_EXPECTED}.")
     return StartingWeights(path, digest.hexdigest())
 
 

@@ -37,7 +37,7 @@ class TextBlueprint:
         width: dimensions of its features.
         vocabulary: token numbers.
         context: tokens of a text that are read.
-        padding: the token number of what is no token.
+        padding: the token number of what is not a token.
         pooling: how the tokens of a text become one vector: ``mean`` of all, or the first one's (``cls``).
     """
 
@@ -101,7 +101,7 @@ def _local(name: str) -> Path:
             f"with {CONFIG}, the tokenizer's files and {WEIGHTS}."
         )
     if not (folder / CONFIG).is_file():
-        raise UserError(f"model.text: {folder} is no folder of the Hugging Face format: it has no {CONFIG}.")
+        raise UserError(f"model.text: {folder} is not a folder of the Hugging Face format: it has no {CONFIG}.")
     return folder
 
 

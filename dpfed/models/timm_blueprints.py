@@ -228,7 +228,7 @@ def create(spec: TimmBlueprint, pretrained: bool, options: dict[str, Any]) -> nn
         options: further arguments of timm's ``create_model``.
 
     Raises:
-        UserError: if it cannot be built so, or its weights cannot be had.
+        UserError: if it cannot be built so, or its weights are not available.
     """
     from timm import create_model
 

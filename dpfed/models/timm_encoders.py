@@ -52,7 +52,7 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
         load_weights: fetch or read the weights that the configuration names.
 
     Raises:
-        UserError: if the architecture has BatchNorm and no weights, or does not take such images, or the weights cannot be had
+        UserError: if the architecture has BatchNorm and no weights, or does not take such images, or the weights are missing
             or do not fit.
     """
     spec = timm_blueprint(model)
@@ -91,7 +91,7 @@ def adapt_timm(encoder: nn.Module, adaptation: AdaptationConfig, kind: str) -> N
 
 
 def _draw_nothing(module: nn.Module) -> None:
-    """Turns dropout and stochastic depth off: torch's global generator is no part of a run, and engines could not agree."""
+    """Turns dropout and stochastic depth off: torch's global generator is not part of a run, and engines could not agree."""
     from timm.layers import DropBlock2d, DropPath, PatchDropout
     from torchvision.ops import StochasticDepth
 
@@ -141,7 +141,7 @@ def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: di
         places = spec.cfg.get("classifier") or ()
         heads = [state.get(f"{place}.weight") for place in ((places,) if isinstance(places, str) else places)]
         classes = next((len(head) for head in heads if head is not None), 0)
-        # With as many classes as the file has, timm wants every tensor to be there and to fit.
+        # With as many classes as the file has, timm expects every tensor to be there and to fit.
         given = {"state_dict": state, "num_classes": classes, "label_offset": 0, "custom_load": False}
         net: Any = create_model(spec.name, pretrained=True, pretrained_cfg_overlay=given, num_classes=classes, **options)
         net.reset_classifier(0)
@@ -161,7 +161,7 @@ def _features_dim(title: str, net: nn.Module, size: int) -> int:
     if isinstance(patch, int) and size % patch:
         near = max(patch, size // patch * patch)
         raise UserError(
-            f"{title} cuts images into patches of {patch} pixels, and data.size = {size} is no multiple of that: set it to "
+            f"{title} cuts images into patches of {patch} pixels, and data.size = {size} is not a multiple of that: set it to "
             f"{near} or {near + patch}."
         )
     weight = next(net.parameters())

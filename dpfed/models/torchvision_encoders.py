@@ -60,7 +60,7 @@ def create(name: str, tag: str | None, state: dict[str, Tensor] | None = None) -
         state: weights in their place, all of which must fit, with a classifier of any number of classes or none.
 
     Raises:
-        UserError: for an architecture whose classifier is no linear layer at its end.
+        UserError: for an architecture whose classifier is not a linear layer at its end.
         RuntimeError: for weights that do not fit.
     """
     from torchvision import models

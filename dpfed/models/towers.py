@@ -118,7 +118,7 @@ def build_clip(
         start: weights that are taken instead.
 
     Raises:
-        UserError: if the architecture cannot be built, or the weights cannot be had or do not fit.
+        UserError: if the architecture cannot be built, or the weights are not available or do not fit.
     """
     import open_clip
 

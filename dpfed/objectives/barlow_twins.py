@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from dpfed.objectives.objective import Objective
-from dpfed.objectives.two_views import centred, first_two_views, off_diagonal_squares, sum_over_records
 from dpfed.schema.section import Section
 
 if TYPE_CHECKING:
@@ -49,19 +48,33 @@ def group_loss(
     Returns:
         Scalar; exactly 0 for a group of one, whose correlation does not exist.
     """
-    first, second = (_standardised(view, present) for view in first_two_views(embeddings))
-    correlation = first.T @ second / present.sum().clamp(min=1)
+    import torch
+
+    images, records = embeddings["image"], present.sum()
+    views = images[:, 0], embeddings["text"][:, 0] if "text" in embeddings else images[:, 1]
+    first, second = (_standardised(view, present) for view in views)
+    correlation = first.T @ second / records.clamp(min=1)
     loss = (1 - correlation.diagonal()).square().sum() + options.redundancy * off_diagonal_squares(correlation)
-    return sum_over_records(loss, present)
+    return torch.where(records > 1, records * loss, 0.0)
 
 
 def _standardised(view: Tensor, present: Tensor) -> Tensor:
     """Mean 0 and variance 1 in each dimension, over the records that are present; zeros elsewhere."""
     import torch
 
-    residuals = centred(view, present)
-    variance = residuals.square().sum(dim=0) / present.sum().clamp(min=1)
+    records = present.sum().clamp(min=1)
+    mean = torch.where(present[:, None], view, 0.0).sum(dim=0) / records
+    residuals = torch.where(present[:, None], view - mean, 0.0)
+    variance = residuals.square().sum(dim=0) / records
     return residuals * torch.rsqrt(variance + _EPSILON)
+
+
+def off_diagonal_squares(matrix: Tensor) -> Tensor:
+    """Sum of the squares off the diagonal of a square matrix."""
+    import torch
+
+    off = ~torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)
+    return torch.where(off, matrix, 0.0).square().sum()
 
 
 OBJECTIVE = Objective(

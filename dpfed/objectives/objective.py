@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import Field
 
-from dpfed.schema.section import NoOptions, Rule, Section
+from dpfed.schema.section import NoOptions, Section
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ class Objective:
         loss: ``loss(embeddings, present, temperature, bias, options=...)``: see `GroupLoss`; `options` are the loss's own.
         options: its keys in the section ``[objective]``. Losses may share a key, if it is the same in all of them.
         unit_length: whether the model gives it embeddings of unit length.
-        bias: where the model's bias starts, by the number of records that are contrasted; it wants a key ``bias``. ``None``:
+        bias: where the model's bias starts, by the number of records that are contrasted; it needs a key ``bias``. ``None``:
             the loss adds no bias to its logits.
         own_terms: whether it is a sum of terms that each belong to one record, or to a pair; `loss` then takes
             ``counted``, ``(S,)`` bool, the records whose terms are added up (default: all that are present). What a record
@@ -52,7 +52,6 @@ class Objective:
         images_only: whether it compares views of an image, and knows nothing of captions.
         least: so many records of a group at least have anything to learn from together.
         enough: with fewer, what they say together is mostly chance.
-        rules: when some of its keys have no effect although the loss is chosen.
     """
 
     title: str
@@ -65,7 +64,6 @@ class Objective:
     images_only: bool = False
     least: int = 1
     enough: int = 1
-    rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.bias is not None) != ("bias" in self.options.model_fields):

@@ -105,7 +105,7 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, watcher: Watcher |
         config: of the private run.
         plan: of the private run (`dpfed.planning.proxy.declared_plan`).
         stand: the public records (`dpfed.planning.proxy.chosen`).
-        watcher: is told what is done.
+        watcher: learns what is done.
 
     Raises:
         UserError: whatever `assemble` refuses.
@@ -153,14 +153,17 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, watcher: Watcher |
 
 
 def _with_a_start(config: Config) -> tuple[Config, list[str]]:
-    """The configuration to be measured; a procedural start that is not made yet is left out."""
+    """The configuration to be measured; a procedural initialisation that is not made yet is left out."""
     if config.model.start != PROCEDURAL:
         return config, []
     try:
         starting_weights(settle(config))
     except MissingStart:
         model = config.model.model_copy(update={"start": None})
-        remark = "the procedural start is not made yet (`dpfed start`): measured at random weights, which is less reliable"
+        remark = (
+            "no procedural initialisation yet (`dpfed start` makes it from generated images): measured at random weights, "
+            "which is less reliable"
+        )
         return config.model_copy(update={"model": model}), [remark]
     return config, []
 

@@ -2,7 +2,7 @@
 
 One noisy step goes in the gradient's direction with a cosine of r / sqrt(1 + r^2), where r is signal over noise
 (`gradient_signal.py`). The optimizers of private training normalise their steps, so T noisy steps go about as far along
-the gradient as T cosines of steps without noise: the reach of the plan. It orders plans; it is no figure of accuracy
+the gradient as T cosines of steps without noise: the reach of the plan. It orders plans; it does not measure accuracy
 (docs/results.md holds it against runs).
 """
 

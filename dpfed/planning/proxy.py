@@ -54,7 +54,7 @@ def declared_plan(config: Config, records: int | None, watcher: Watcher) -> Priv
     Args:
         config: of the private run.
         records: N, where the user says it; default: what the configuration or the store says.
-        watcher: is told what takes seconds.
+        watcher: learns what takes seconds.
 
     Raises:
         UserError: for an impossible plan, a number that nobody knows yet, or a method without groups or without noise.

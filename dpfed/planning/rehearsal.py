@@ -119,11 +119,11 @@ class Rehearsal:
     def verdict(self) -> str:
         """What was found, in a sentence."""
         first, best = self.tried[0].headline, self.best.headline
-        figure = f"{best.label} {shown(best.trained, best.name, best.trained_interval)}"
+        figure = f"{best.label} {shown(best.trained, best.trained_interval)}"
         if self.best is self.tried[0]:
             lead = f"No tried setting beats the configuration by more than chance, so it is kept: {figure}"
         else:
-            lead = f"Best: {self.best.name}, {figure} ({shown(first.trained, first.name)} as configured)"
+            lead = f"Best: {self.best.name}, {figure} ({shown(first.trained)} as configured)"
         learnt = (
             ""
             if best.improved
@@ -155,7 +155,7 @@ def rehearse(
 ) -> Rehearsal:
     """Trains on public records as the private run will, with several hyperparameters, and writes the best configuration.
 
-    What is finished is kept in the folder, and a rehearsal that was interrupted goes on.
+    What is finished is kept in the folder, and a rehearsal that was interrupted resumes.
 
     Args:
         config: of the private run.

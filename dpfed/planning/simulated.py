@@ -50,7 +50,7 @@ class SimulatedRun:
             plan: of the private run.
             stand: the public records.
             records: at most so many stand in.
-            watcher: is told what is done.
+            watcher: learns what is done.
             measured: the model is to be measured on held-out public records, as far as these allow it.
 
         Raises:

@@ -156,7 +156,7 @@ def _on_gpu(values: Tensor) -> bool:
 
 
 def _words(keys: Sequence[bytes], context: str, step: int, count: int) -> Tensor:
-    """``(keys, count)`` int64 bits of the keys' streams, in memory from which a GPU reads while the host goes on."""
+    """``(keys, count)`` int64 bits of the keys' streams, in memory from which a GPU reads while the host continues."""
     import numpy as np
     import torch
 

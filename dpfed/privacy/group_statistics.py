@@ -36,7 +36,7 @@ class GroupStatistics:
 
     Args:
         names: of the numbers, in order: `BELOW` (the norm is below the threshold that follows a quantile), `LOSS`, and `WITHIN`
-            (the norm is within C), where C is no such threshold itself.
+            (the norm is within C), where C is not such a threshold itself.
         progress: the plan's.
         phase: steps whose figures are averaged.
         unit: what the range of a figure is in the sum.
@@ -69,7 +69,7 @@ class GroupStatistics:
         )
 
     def _wanted(self, noise_std: float, steps: int) -> int:
-        """How many steps make a phase whose figures can be told apart, in a run of so many steps."""
+        """How many steps make a phase whose figures can be distinguished, in a run of so many steps."""
         fine = (self.error(noise_std) / _FINE) ** 2
         return math.ceil(min(max(fine, steps / _MOST_PHASES), steps / _LEAST_PHASES))
 

@@ -1,8 +1,8 @@
-"""The append-only record of what was spent, on disk before anything that was paid for is used.
+"""The append-only record of what was spent, on disk before anything that was charged is used.
 
 One JSON object per line. The first describes the plan; each further one is a release (the step, whether it was charged, and a
 digest of the released noisy sum), says that from here on so many owners share the work, that the run goes on after an
-interruption, or which card and which model came of it. Every line carries a hash over itself and the line before,
+interruption, or its card and its model. Every line carries a hash over itself and the line before,
 so a damaged or edited ledger is noticed. A line without its newline was never acted on (the write is synced before the release
 is used).
 """
@@ -59,7 +59,7 @@ class Ledger:
         marks: see `create`.
         replays: how often a paid release was repeated.
         owners: the largest number of data owners that ever shared the work.
-        resumed: for each time that the run went on after an interruption, from which step on.
+        resumed: for each time that the run continued after an interruption, from which step on.
         papers: the newest card and model; ``None``: none were written yet.
         fingerprint: of the plan, by the dpfed that started the ledger.
         head: the hash of the last line that is not about papers, and so of all before it: 16 hexadecimal digits.
@@ -111,7 +111,7 @@ class Ledger:
         """
         path = path_of(path, "the file of the ledger")
         if not isinstance(plan, PrivacyPlan):
-            raise UserError(f"a ledger is of a plan: expected a dpfed.PrivacyPlan, got {type(plan).__name__}.")
+            raise UserError(f"a ledger needs a plan: expected a dpfed.PrivacyPlan, got {type(plan).__name__}.")
         if path.exists():
             raise UserError(f"{path} exists already: a ledger is never started twice; resume the run or choose another folder.")
         ledger = cls(path, plan, marks or {}, [], 0, "", block)
@@ -181,12 +181,12 @@ class Ledger:
 
     @property
     def charged(self) -> int:
-        """Number of noisy sums paid for; T for a run without accidents."""
+        """Number of noisy sums charged; T for a run without accidents."""
         return len(self._releases)
 
     @property
     def last_step(self) -> int:
-        """The latest step that was paid for; -1: none."""
+        """The latest step that was charged; -1: none."""
         return max(self._by_step, default=-1)
 
     @property
@@ -195,15 +195,15 @@ class Ledger:
         return self.plan.epsilon(self.charged)
 
     def epsilon_after(self, steps: int) -> float:
-        """Epsilon of what was paid for in the first so many steps, whenever they are computed again."""
+        """Epsilon of what was charged in the first so many steps, whenever they are computed again."""
         return self.plan.epsilon(sum(step < steps for step in self._by_step))
 
     def release_of(self, step: int) -> Release | None:
-        """The release of a step, if it was paid for before."""
+        """The release of a step, if it was charged before."""
         return self._by_step.get(step)
 
     def check_budget(self, step: int) -> None:
-        """Refuses a release of a step that cannot be paid for.
+        """Refuses a release of a step that cannot be charged.
 
         Raises:
             UserError: if the step was released before, or the release would break the promise.

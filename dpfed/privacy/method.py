@@ -95,7 +95,7 @@ class Method:
         alone: every drawn record (or unit) makes a group of its own.
         public_records: public records join each of these groups; the section ``[public]`` says which. The loss of a group is
             then the private records' own terms.
-        closed_form: towers are frozen, and every record takes part in each step. The step's noisy sum is no gradient's: it is
+        closed_form: towers are frozen, and every record takes part in each step. The step's noisy sum is not a gradient: it is
             written into the weights as it is.
         picks_engine: ``bounding.engine`` chooses among `dpfed.bounding.engines`; otherwise the method has one of its own.
         units: whether the sensitivity also holds for units of several records.

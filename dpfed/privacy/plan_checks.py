@@ -31,7 +31,7 @@ def _beyond(value: float, limits: tuple[float, float], advice: str) -> str:
 
 
 def plain_number(name: str, kind: type, value: Any) -> Any:
-    """A number of the kind that is wanted; one of an array becomes Python's own, which can be written down."""
+    """A number of the expected kind; one of an array becomes Python's own, which can be written to a file."""
     if isinstance(value, np.generic):
         value = value.item()
     right = isinstance(value, int | kind) and not isinstance(value, bool)
@@ -54,7 +54,7 @@ def positive(value: float) -> bool:
 
 
 def require_epsilon(name: str, value: float) -> None:
-    """Refuses an epsilon that is no promise, or one so small that accounting cannot tell it from none at all."""
+    """Refuses an epsilon that is not a promise, or one so small that accounting cannot tell it from none at all."""
     require(
         positive(value) and value >= LEAST_EPSILON,
         f"{name} must be positive, at least {LEAST_EPSILON:g} (noise for less leaves nothing to learn), got {value}",

@@ -65,7 +65,7 @@ class RenyiFilter:
 
     def part(self, cost: Curve) -> float:
         """How much of the budget a cost takes, at the order where it is least; above 1: it does not fit."""
-        known = (one if one >= 0 else math.inf for one in cost)  # NaN is no cost that fits, and nothing gives budget back
+        known = (one if one >= 0 else math.inf for one in cost)  # NaN is not a cost that fits, and nothing gives budget back
         parts = (one / most for one, most in zip(known, self.limits, strict=True) if most > 0)
         return min(parts, default=0.0 if not any(cost) else math.inf)
 
@@ -113,7 +113,7 @@ def renyi_curve(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> 
     The accountant's series for a broken order need not converge, and then it says infinity: for many mechanisms at all orders
     near 1, at which a large epsilon is counted. There the bound of a higher order stands, such as that of the next whole one,
     whose sum is finite. A divergence does not fall as its order grows (van Erven and Harremoes 2014, theorem 3), so it bounds
-    this one as well, step by step, as the filter's proof wants it.
+    this one as well, step by step, as the filter's proof requires it.
     """
     if steps == 0:
         return (0.0,) * len(orders)
@@ -135,7 +135,7 @@ def _accounted(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> C
     accountant = RdpAccountant(list(orders), mechanism.sampler.relation.of_accountants)
     accountant.compose(mechanism.event(steps))
     # It has no public name in dp-accounting 0.6; a test holds it against the epsilon that follows from it.
-    # Of next to nothing, rounding makes a little less; what is no number is not known.
+    # Of next to nothing, rounding makes a little less; NaN is not known.
     return tuple(math.inf if math.isnan(value) else max(0.0, float(value)) for value in accountant._rdp)
 
 

@@ -39,7 +39,7 @@ class Relation:
 
     @property
     def of_accountants(self) -> dp_accounting.NeighboringRelation:
-        """As accountants want it."""
+        """As accountants expect it."""
         import dp_accounting
 
         return dp_accounting.NeighboringRelation[self.known]
@@ -121,7 +121,7 @@ class Sampler(ABC):
 
     def event(self, release: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
         """The cost of `steps` steps, each of which makes one `release` of a sample, as dp_accounting composes it."""
-        raise TypeError(f"{type(self).__name__} says no cost: override poisson_steps or event")
+        raise TypeError(f"{type(self).__name__} states no cost: override poisson_steps or event")
 
 
 @dataclass(frozen=True)

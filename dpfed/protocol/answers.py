@@ -20,7 +20,7 @@ class Reason(StrEnum):
 
     UNTRUSTED = "a message that the coordinator did not sign for these terms"
     UNKNOWN = "an unknown question"
-    MALFORMED = "a question that makes no sense"
+    MALFORMED = "an invalid request"
     OVER = "a step that is over, or beyond the plan"
     BUDGET = "the site's budget is spent"
     SHAPE = "parameters of another shape, or not finite"
@@ -143,11 +143,11 @@ def read(packet: Packet | None, kind: type[_Kind], site: int, signing_key: str, 
             about = "" if refused.about is None else f" (site {refused.about})"
             raise Rejected(f"refused: {refused.reason}{about}")
         if header.get("kind") != KINDS[kind] or header.get("site") != site:
-            raise Rejected("an answer to another question")
+            raise Rejected("an answer to another request")
         return kind.model_validate(header)
     except OtherVersion as error:
         raise Rejected(other_version(error)) from error
     except Untrusted as error:
         raise Rejected("an answer that the site did not sign") from error
     except (ValidationError, ValueError, RecursionError) as error:
-        raise Rejected("an answer that makes no sense") from error
+        raise Rejected("an invalid answer") from error

@@ -42,7 +42,7 @@ class SiteCard(Section):
         """Reads a file that a site made.
 
         Raises:
-            UserError: if it is no card.
+            UserError: if it is not a card.
         """
         try:
             tree = json.loads(read_text(path))
@@ -52,7 +52,7 @@ class SiteCard(Section):
         except OSError as error:
             raise UserError(f"cannot read the card {path}: {error.strerror or error}.") from error
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} is no site's card: `dpfed site setup` writes card.json.") from error
+            raise UserError(f"{path} is not a site's card: `dpfed site setup` writes card.json.") from error
 
 
 def hidden_text(tree: Any) -> str:

@@ -54,7 +54,7 @@ class Identity:
         except OSError as error:
             raise UserError(f"cannot read the key {path}: {error.strerror or error}.") from error
         if len(secret) != _SECRET_BYTES:
-            raise UserError(f"{path} is no key: expected {_SECRET_BYTES} bytes, got {len(secret)}.")
+            raise UserError(f"{path} is not a key: expected {_SECRET_BYTES} bytes, got {len(secret)}.")
         return cls(secret)
 
     def save(self, path: Path) -> None:

@@ -1,10 +1,10 @@
 """What happened in each step of a federation: public, append-only, and the memory of which step was opened last.
 
 A step is opened here, on disk, before any site is asked; then it is collected, or discarded. One that was opened and never
-finished (the server died) is discarded and paid for when the run resumes: sites may have answered, and nobody asks them twice.
+finished (the server died) is discarded and charged when the run resumes: sites may have answered, and nobody asks them twice.
 Like a ledger's, every line carries a hash over itself and the line before.
 
-When the sites' answers to the last steps came, for who watches a federation at work.
+When the sites' answers to the last steps came, for who watches a running federation.
 
 How long a site takes depends on what it drew, and epsilon does not cover it. The coordinator sees it all the same. So the file
 is for its own user alone (0600), holds the last steps and no more, and goes when the process that writes it ends its work: a
@@ -107,7 +107,7 @@ class Step:
     Attributes:
         asked: names of the sites that were asked.
         seconds: after the question, by name, of those that have answered.
-        until: when the coordinator goes on without the others, seconds since the epoch; ``None``: it waits for as many as it
+        until: when the coordinator continues without the others, seconds since the epoch; ``None``: it waits for as many as it
             needs, however long that takes.
     """
 

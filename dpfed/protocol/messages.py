@@ -30,7 +30,7 @@ class Failure(StrEnum):
 
     UNREACHABLE = "unreachable"  # no site worker behind the socket
     TIMEOUT = "timeout"  # it did not answer in time
-    GARBLED = "garbled"  # what came is no packet
+    GARBLED = "garbled"  # what came is not a packet
     INTERNAL = "internal"  # the site worker's own trouble, which its operator can read in its log
 
 

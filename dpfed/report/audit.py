@@ -51,13 +51,13 @@ def worth(finding: dict[str, Any]) -> float:
 
 
 def on_card(audit: dict[str, Any]) -> str:
-    """What a card says: when, of what, what came of it, and what each attack showed."""
+    """What a card says: when, of what, its verdict, and what each attack showed."""
     each = "; ".join(f"{label(one)}: {round_down(worth(one))}" for one in audit["findings"])
     return f"{audit['day']}, {attacked(audit)}: {verdict(audit)} At least, by attack: {each}"
 
 
 def verdict(audit: dict[str, Any]) -> str:
-    """What came of it, in a sentence or two."""
+    """The verdict, in a sentence or two."""
     claim = f"epsilon {round_up(audit['claim'])}, delta {round_up(audit['delta'])}"
     reasons = []
     if not audit["moved"] <= audit["sensitivity"] * 1.001:
@@ -95,7 +95,7 @@ def audit_plot(audit: dict[str, Any]) -> Figure:
     canvas, axes = figure(_WIDTH, max(2.0, 0.8 + 2 * _BAR * len(found)))
     for place, one in enumerate(found):
         pairs = [(one["epsilon_f_dp"], TRAINED, "f-DP")]
-        if one["of_run"]:  # otherwise it is no bound on what is claimed for the run
+        if one["of_run"]:  # otherwise it is not a bound on what is claimed for the run
             pairs.append((one["epsilon"], UNTRAINED, "any mechanism"))
         for offset, (value, colour, form) in zip((-0.2, 0.2) if one["of_run"] else (0.0,), pairs, strict=True):
             axes.barh(place + offset, value, height=0.36, color=colour)

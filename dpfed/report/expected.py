@@ -1,4 +1,4 @@
-"""A forecast or a rehearsal beside what came of it."""
+"""A forecast or a rehearsal beside the results."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Expected:
         except OSError as error:
             raise UserError(f"cannot read the forecast {path}: {error.strerror or error}.") from error
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise UserError(f"{path} is no forecast ({type(error).__name__}: {error}): {_HOW}.") from error
+            raise UserError(f"{path} is not a forecast ({type(error).__name__}: {error}): {_HOW}.") from error
 
 
 def _read(said: dict[str, Any], run: RunView, path: Path) -> tuple[str, tuple[tuple[str, str, str], ...]]:
     first = next(iter(headlines(run.table, 1)), None)
-    came = "–" if first is None else f"{shown(first.untrained, first.name)} → {shown(first.trained, first.name)}"
+    came = "–" if first is None else f"{shown(first.untrained)} → {shown(first.trained)}"
     if first is not None and first.change:
         came += f" ({first.difference})"
     name = "Evaluation" if first is None else first.label
@@ -59,7 +59,7 @@ def _read(said: dict[str, Any], run: RunView, path: Path) -> tuple[str, tuple[tu
         rehearsed = next((item for item in results_of(best["evaluations"]) if first and item.name == first.name), None)
         if rehearsed is None:
             return verdict, ((name, "not measured", came),)
-        before, after = shown(rehearsed.untrained, rehearsed.name), shown(rehearsed.trained, rehearsed.name)
+        before, after = shown(rehearsed.untrained), shown(rehearsed.trained)
         return verdict, ((f"{name}, rehearsed on public records", f"{before} → {after}", came),)
     of_plan = said["rows"][0] if "rows" in said else said  # of private moments, or of another method
     epsilon = ("Epsilon", _same(path, run, of_plan), round_up(run.epsilon))

@@ -25,13 +25,12 @@ LAST_BITS = (
     "defence against attacks on these bits. privacy.noise = 'discrete' closes this gap."
 )
 ASSUMED_OF_BITS = (
-    "A device that computes otherwise than assumed: the proof is about the bits that were released. It assumes that "
-    "what a group adds comes out the same, whichever other groups there are, and that nobody can tell the bits of AES-256 "
-    "from uniform ones."
+    "A device that breaks the proof's assumptions: a group adds the same bits whichever other groups there are, and nobody can "
+    "distinguish the bits of AES-256 from uniform ones."
 )
 SHARED_PASSES = (
-    "A machine that computes a group's gradient by who else is in the same pass (bounding.engine = 'layerwise'): the proof "
-    "assumes that it does not. Each machine was checked for this on noise before its first pass; it is not proven. "
+    "A machine on which a group's gradient depends on the other groups of its pass (bounding.engine = 'layerwise'): the proof "
+    "assumes that there is none. Each machine was checked on noise before its first pass; this is not a proof. "
     "bounding.engine = 'loop' computes every group by itself."
 )
 NOT_PROTECTED = (

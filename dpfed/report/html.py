@@ -22,7 +22,7 @@ from dpfed.report.card import table_rows
 from dpfed.report.curves import training_note, training_plots
 from dpfed.report.expected import Expected
 from dpfed.report.ladder import ladder
-from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, noise_plot, progress_plot
+from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, norm_plot, progress_plot
 from dpfed.report.results import Result, headlines, label, shown, tied
 from dpfed.report.style import inline_svg, palette, uri
 from dpfed.report.timeline import TITLE as TIMELINE
@@ -85,23 +85,22 @@ def _single(run: RunView) -> dict:
     plots: list[tuple[str, Figure]] = []
     # Epsilon of a voided run is an accountant's figure, not privacy spent: a curve would look like a promise.
     if run.spent and not run.void:
-        plots.append(("Privacy spent: epsilon over steps", epsilon_plot(run.spent, run.target)))
+        target = [] if run.target is None else [(0, run.target), (run.spent[-1][0], run.target)]
+        plots.append(("Privacy spent: epsilon over steps", epsilon_plot(run.spent, target)))
     measured = {item["step"] for item in run.evaluations if item["model"] == "trained"}
     if first and len(measured) > 1:
         plots.insert(0, ("Evaluation over steps", progress_plot(run.evaluations, [item.name for item in first])))
     norms = [(item["step"], item["noisy_gradient_norm"]) for item in run.metrics if item.get("noisy_gradient_norm")]
     if len(norms) > 2 and run.noise_norm is not None:
-        steps, values = zip(*norms, strict=True)
-        plots.append(("Gradient with its noise (blue), noise alone (orange)", noise_plot(steps, values, run.noise_norm)))
+        plots.append(("Gradient with its noise (blue), noise alone (orange)", norm_plot(norms, run.noise_norm)))
     if sites_in(run.steps_of_sites):
         plots.append((TIMELINE, timeline_plot(run.steps_of_sites)))
     if run.audit is not None:
         plots.append(("Attacks on the claim: what canaries show", audit_plot(run.audit)))
-    bars = [item for item in table if item.is_fraction]
-    if bars:
+    if table:
         tall = len(plots) == 2
-        chart = bar_chart(bars[: 12 if tall else 6], tall)
-        guessed = ", chance (orange)" if any(item.chance is not None for item in bars) else ""
+        chart = bar_chart(table[: 12 if tall else 6], tall)
+        guessed = ", chance (orange)" if any(item.chance is not None for item in table) else ""
         start = table_rows(run.card_markdown).get("Trained", "").partition("starting weights: ")[2]
         before = "before training" if start in ("", "random") else f"starting weights {start} alone"
         plots.insert(0, (f"Held-out records: trained (blue), {before} (grey){guessed}", chart))
@@ -141,9 +140,9 @@ def _tiles(run: RunView, first: list[Result]) -> list[tuple[str, str, str]]:
     else:
         tiles.append(("Epsilon spent", round_up(run.epsilon), f"delta {round_up(run.delta)}"))
     for item in first[:2]:
-        remark = f"before {shown(item.untrained, item.name)}" if item.untrained is not None else item.split
+        remark = f"before {shown(item.untrained)}" if item.untrained is not None else item.split
         remark += f"; {item.difference}" if item.change else ""
-        tiles.append((item.label, shown(item.trained, item.name), remark))
+        tiles.append((item.label, shown(item.trained), remark))
     if run.metrics:
         remark = "noisy steps" if run.noisy else "without noise"
         tiles.append(("Steps", f"{max(item['step'] for item in run.metrics):,}", remark))
@@ -166,7 +165,7 @@ def _comparison(runs: Sequence[RunView]) -> dict:
     for run, table in zip(runs, tables, strict=True):
         privacy = ("none", "no guarantee") if run.void else (round_up(run.epsilon), round_up(run.delta))
         rows.append((run, *privacy, [table.get(name) for name in names]))
-    # A run without a guarantee is no winner: it bought its figures with the records' privacy.
+    # A run without a guarantee is not a winner: it bought its figures with the records' privacy.
     fair = [{} if run.void else table for run, table in zip(runs, tables, strict=True)]
     marks = [_marks([table.get(name) for table in fair]) for name in names]
     return {
@@ -186,7 +185,7 @@ def _marks(row: list[Result | None]) -> list[str]:
     measured = {item.trained: item for item in row if item is not None and item.trained is not None}
     if sum(item is not None and item.trained is not None for item in row) < 2:
         return [""] * len(row)
-    top = measured[(max if all(item.is_fraction for item in measured.values()) else min)(measured)]
+    top = measured[max(measured)]
     return [
         "" if item is None or item.trained is None else "best" if item.trained == top.trained else "near" * tied(top, item)
         for item in row

@@ -27,13 +27,13 @@ def ladder(runs: Sequence[RunView], figures: Sequence[Result | None]) -> list[tu
     rungs = []
     first = figures[0]
     if first is not None and first.untrained is not None:
-        rungs.append(("before training", "", shown(first.untrained, first.name, first.untrained_interval), ""))
+        rungs.append(("before training", "", shown(first.untrained, first.untrained_interval), ""))
     for number, (run, figure) in enumerate(zip(runs, figures, strict=True)):
         if figure is None:
             rungs.append((run.name, _changed(runs, number), "not measured", "–"))
             continue
         moved = figure.difference if number == 0 else _difference(figures[number - 1], figure)
-        rungs.append((run.name, _changed(runs, number), shown(figure.trained, figure.name, figure.trained_interval), moved))
+        rungs.append((run.name, _changed(runs, number), shown(figure.trained, figure.trained_interval), moved))
     return rungs
 
 
@@ -43,7 +43,7 @@ def _difference(below: Result | None, figure: Result) -> str:
     change = None
     if below.trained_interval is not None and figure.trained_interval is not None:
         change = apart(figure.trained, figure.trained_interval, below.trained, below.trained_interval)
-    return difference(figure.trained - below.trained, change, figure.is_fraction)
+    return difference(figure.trained - below.trained, change)
 
 
 def _changed(runs: Sequence[RunView], number: int) -> str:

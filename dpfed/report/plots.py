@@ -15,59 +15,69 @@ from dpfed.report.results import Interval, Result, label, shown
 from dpfed.report.style import INK, MUTED, RULE, SERIES, TARGET, TRAINED, UNTRAINED, figure
 
 WIDTH, HEIGHT = 5.0, 2.9  # inches; two stand side by side on a page of 1000 pixels
+_DASHES = (0, (4, 3))
 
 
-def epsilon_plot(curve: Curve, target: float | None) -> Figure:
-    """Privacy spent over steps, with the planned epsilon as a line.
+def epsilon_plot(spent: Curve, planned: Curve, budget: float | None = None) -> Figure:
+    """Privacy spent over steps, beside what is planned and what is allowed.
 
     Args:
-        curve: steps and epsilon after them; not empty.
-        target: planned epsilon, None where none was set.
+        spent: steps and epsilon after them; not empty.
+        planned: the same as planned, drawn dashed; empty: nothing was planned.
+        budget: the largest epsilon that is allowed; ``None``: not known.
     """
-    steps, epsilons = zip(*curve, strict=True)
-    canvas, axes = figure(WIDTH, HEIGHT)
-    axes.plot(steps, epsilons, color=TRAINED, linewidth=2)
-    axes.plot(steps[-1], epsilons[-1], "o", color=TRAINED, markersize=5, clip_on=False)
-    top = max([*epsilons, target or 0]) or 1
-    axes.set_ylim(0, 1.18 * top)
-    axes.set_xlim(0, max(steps[-1], 1) * 1.02)
-    if target is not None:
-        axes.axhline(target, color=TARGET, linewidth=1.2, linestyle=(0, (4, 3)))
-        axes.annotate(f"planned {round_up(target)}", (0, target), (2, 4), textcoords="offset points", color=TARGET, fontsize=9)
+    step, epsilon = spent[-1]
+    last = max(planned[-1][0] if planned else 0, step, 1)
+    canvas, axes = _over_steps(last)
+    axes.plot(*zip(*spent, strict=True), color=TRAINED, linewidth=2)
+    axes.plot(step, epsilon, "o", color=TRAINED, markersize=5, clip_on=False)
+    if planned:
+        axes.plot(*zip(*planned, strict=True), color=TARGET, linewidth=1.2, linestyle=_DASHES)
+        text = f"planned {round_up(planned[-1][1])}"
+        axes.annotate(text, planned[-1], (0, 5), textcoords="offset points", ha="right", color=TARGET, fontsize=9)
+    if budget is not None:
+        axes.axhline(budget, color=MUTED, linewidth=1.2, linestyle=(0, (1, 2)))
+        text = f"budget {round_up(budget)}"
+        axes.annotate(text, (0, budget), (2, 4), textcoords="offset points", color=MUTED, fontsize=9)
+    right = step > 0.7 * last
     axes.annotate(
-        f"spent {round_up(epsilons[-1])}",
-        (steps[-1], epsilons[-1]),
-        (-2, -22),
+        f"spent {round_up(epsilon)}",
+        spent[-1],
+        (-2, -26) if right else (6, -16),
         textcoords="offset points",
-        ha="right",
+        ha="right" if right else "left",
         color=TRAINED,
         fontsize=9,
         fontweight="bold",
     )
-    axes.set_xlabel("step", color=MUTED, fontsize=9)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.set_ylim(0, 1.18 * max(budget or 0, *(value for _, value in (*spent, *planned))) or 1)
     return canvas
 
 
-def noise_plot(steps: Sequence[int], norms: Sequence[float], noise: float) -> Figure:
+def norm_plot(norms: Sequence[tuple[int, float]], noise: float | None) -> Figure:
     """The norm of the noisy gradient over steps, beside that of the noise alone: where they meet, nothing else is seen.
 
     Args:
-        steps: of the norms.
-        norms: of the noisy gradients.
-        noise: the norm that the noise alone has, very nearly.
+        norms: steps, and the norms of the noisy gradients.
+        noise: the norm that the noise alone has, very nearly; ``None``: not known.
     """
+    canvas, axes = _over_steps(max(*(step for step, _ in norms), 1))
+    axes.plot(*zip(*norms, strict=True), color=TRAINED, linewidth=2)
+    if noise is not None:
+        axes.axhline(noise, color=TARGET, linewidth=1.2, linestyle=_DASHES)
+        axes.annotate("noise alone", (0, noise), (2, -12), textcoords="offset points", color=TARGET, fontsize=9)
+    axes.set_ylim(0, 1.18 * max(noise or 0, *(value for _, value in norms)) or 1)
+    return canvas
+
+
+def _over_steps(last: int) -> tuple[Figure, Axes]:
+    """An empty chart over so many steps."""
     canvas, axes = figure(WIDTH, HEIGHT)
-    axes.plot(steps, norms, color=TRAINED, linewidth=2)
-    axes.axhline(noise, color=TARGET, linewidth=1.2, linestyle=(0, (4, 3)))
-    axes.annotate("noise alone", (0, noise), (2, -12), textcoords="offset points", color=TARGET, fontsize=9)
-    axes.set_xlim(0, max(*steps, 1) * 1.02)
-    axes.set_ylim(0, 1.18 * max(*norms, noise))
+    axes.set_xlim(0, last * 1.02)
     axes.set_xlabel("step", color=MUTED, fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    return canvas
+    return canvas, axes
 
 
 def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> Figure:
@@ -116,13 +126,13 @@ def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> Fi
 
 
 def bar_chart(results: Sequence[Result], tall: bool) -> Figure:
-    """Untrained beside trained, one pair of bars for each metric that is a fraction, and a tick where guessing would be.
+    """Untrained beside trained, one pair of bars for each metric, and a tick where guessing would be.
 
     Args:
-        results: at least one of them a fraction.
+        results: at least one.
         tall: as high as two other charts, which stand beside it.
     """
-    rows = [item for item in results if item.is_fraction]
+    rows = list(results)
     canvas, axes = figure(WIDTH, 2 * HEIGHT + 0.6 if tall else max(HEIGHT, 0.4 * len(rows) + 0.4))
     ends = [0.0]
     for sign, colour, key in ((-1, UNTRAINED, "untrained"), (1, TRAINED, "trained")):
@@ -134,7 +144,7 @@ def bar_chart(results: Sequence[Result], tall: bool) -> Figure:
             _whisker(axes, y, interval)
             ends.append(interval[1] if interval else value or 0.0)
             axes.annotate(
-                shown(value, item.name),
+                shown(value),
                 (ends[-1], y),
                 (4, 0),
                 textcoords="offset points",
@@ -172,7 +182,7 @@ def comparison_plot(names: Sequence[str], results: Sequence[Result | None], void
             continue
         colour = UNTRAINED if void[y] else TRAINED
         axes.barh(y, item.trained, height=0.56, color=colour)
-        text = shown(item.trained, item.name, item.trained_interval)
+        text = shown(item.trained, item.trained_interval)
         _whisker(axes, y, item.trained_interval)
         ends.append(item.trained_interval[1] if item.trained_interval else item.trained)
         axes.annotate(

@@ -15,8 +15,6 @@ Interval = tuple[float, float]
 _WORDS = {
     "image_to_text": "Image to text",
     "text_to_image": "Text to image",
-    "mean_rank": "mean rank",
-    "median_rank": "median rank",
     "linear_probe_accuracy": "Linear probe accuracy",
     "zero_shot_accuracy": "Zero-shot accuracy",
     "zero_shot_top5_accuracy": "Zero-shot top-5 accuracy",
@@ -55,23 +53,18 @@ class Result:
         return label(self.name)
 
     @property
-    def is_fraction(self) -> bool:
-        """A share of cases, where more is better; otherwise a rank, where less is."""
-        return is_fraction(self.name)
-
-    @property
     def difference(self) -> str:
-        """Trained minus untrained, in percentage points or ranks, with its sign and how far it may be off."""
+        """Trained minus untrained, in percentage points, with its sign and how far it may be off."""
         if self.untrained is None or self.trained is None:
             return "–"
-        return difference(self.trained - self.untrained, self.change, self.is_fraction)
+        return difference(self.trained - self.untrained, self.change)
 
     @property
     def improved(self) -> bool | None:
         """Whether training helped; None where that is within error, or one side or its error is not known."""
         if self.untrained is None or self.trained is None or self.change is None or within(self.change):
             return None
-        return (self.trained > self.untrained) == self.is_fraction
+        return self.trained > self.untrained
 
 
 def results_of(evaluations: list[dict[str, Any]]) -> list[Result]:
@@ -100,12 +93,7 @@ def results_of(evaluations: list[dict[str, Any]]) -> list[Result]:
 def headlines(results: list[Result], limit: int) -> list[Result]:
     """The metrics that matter most, at most so many."""
     ordered = [item for first in _HEADLINES for item in results if item.name.partition("[")[0] == first]
-    return (ordered or [item for item in results if item.is_fraction])[:limit]
-
-
-def is_fraction(name: str) -> bool:
-    """Whether a metric is a share of cases; the others are ranks."""
-    return not name.endswith("_rank")
+    return (ordered or results)[:limit]
 
 
 def label(name: str) -> str:
@@ -117,23 +105,21 @@ def label(name: str) -> str:
     return base.strip() + (f" ({column})" if column else "")
 
 
-def shown(value: float | None, name: str, interval: Interval | None = None) -> str:
-    """A value with its unit, and how far it may be off where that is known: fractions in percent, ranks as numbers."""
+def shown(value: float | None, interval: Interval | None = None) -> str:
+    """A share in percent, and how far it may be off where that is known."""
     if value is None:
         return "–"
-    text = f"{100 * value:.1f} %" if is_fraction(name) else f"{value:,.1f}"
-    return text if interval is None else f"{text} ± {_off(value, interval, is_fraction(name))}"
+    text = f"{100 * value:.1f} %"
+    return text if interval is None else f"{text} ± {_off(value, interval)}"
 
 
-def difference(change: float, interval: Interval | None, fraction: bool, digits: int = 1) -> str:
-    """A change in percentage points or ranks, with its sign; one that may be chance says so."""
-    text = f"{100 * change:+.{digits}f}" if fraction else f"{change:+,.{digits}f}"
-    text = text.replace("-", "−")
-    unit = " pts" if fraction else ""
+def difference(change: float, interval: Interval | None, digits: int = 1) -> str:
+    """A change in percentage points, with its sign; one that may be chance says so."""
+    text = f"{100 * change:+.{digits}f}".replace("-", "−")
     if interval is None:
-        return f"{text}{unit}"
+        return f"{text} pts"
     words = ", within error" if within(interval) else ""
-    return f"{text} ± {_off(change, interval, fraction, digits)}{unit}{words}"
+    return f"{text} ± {_off(change, interval, digits)} pts{words}"
 
 
 def within(change: Interval) -> bool:
@@ -149,9 +135,9 @@ def tied(first: Result, other: Result) -> bool:
     return within(apart(first.trained, first.trained_interval, other.trained, other.trained_interval))
 
 
-def _off(value: float, interval: Interval, fraction: bool, digits: int = 1) -> str:
+def _off(value: float, interval: Interval, digits: int = 1) -> str:
     """How far the interval goes from the value, to the side where it goes further; never less."""
-    scale = (100 if fraction else 1) * 10**digits
+    scale = 10 ** (2 + digits)
     most = max(interval[1] - value, value - interval[0], 0.0)
     return f"{math.ceil(round(most * scale, 9)) / 10**digits:,.{digits}f}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,7 +24,7 @@ def reproduce(
         typer.Option(help="gpu: the paper's hyperparameters; cpu: a smaller model, batch and fewer steps."),
     ] = "cpu",
     methods: Annotated[str | None, typer.Option(help="Only these, such as group,batch.")] = None,
-    public: Annotated[bool, typer.Option("--public", help="Anyone may see the records: raw figures may be written.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Anyone may see the records: reports may show them.")] = False,
     public_records: Annotated[
         Path | None, typer.Option(help="Record store for public contrast; default: generated records.", show_default=False)
     ] = None,
@@ -51,7 +52,6 @@ def reproduce(
     asked = data_set(data or chosen.data[0], chosen.data)
     say(f"{chosen.name} on {asked.name}: planning the runs")
     from dpfed.reproduce.outcome import reproduce as carry_out
-    from dpfed.reproduce.page import write
     from dpfed.reproduce.runs import Request
 
     request = Request(
@@ -67,7 +67,7 @@ def reproduce(
     )
     with watching() as watcher:
         outcome = carry_out(request, watcher)
-    _show(outcome, write(outcome))
+    _show(outcome)
 
 
 def _list(scale: Literal["cpu", "gpu"]) -> None:
@@ -79,7 +79,6 @@ def _list(scale: Literal["cpu", "gpu"]) -> None:
     for item in EXPERIMENTS.values():
         generated = [name for name in item.data if DATA_SETS[name].generated]
         needs = [f"nothing with --data {name}" for name in generated] or ["your copy of the data (--path)"]
-        needs += ["public records (generated ones are)" if generated else "public records"] * item.needs_public
         if item.pretrained:
             needs.append("a GPU (--scale gpu)")
         console.print(f"[bold]{item.name}[/]  {item.title}", highlight=False, soft_wrap=True)
@@ -100,37 +99,41 @@ def _list(scale: Literal["cpu", "gpu"]) -> None:
     )
 
 
-def _show(outcome: Outcome, files: dict[str, Path]) -> None:
+def _show(outcome: Outcome) -> None:
     from rich.markup import escape
     from rich.table import Table
 
     from dpfed.console.terminal import console
+    from dpfed.privacy.promise import round_up
     from dpfed.report.results import label
-    from dpfed.reproduce.page import compared, figure, lines, mechanisms
 
-    both = compared(outcome)
-    table = Table(title=outcome.request.experiment.title, title_justify="left", box=None, pad_edge=False)
+    request = outcome.request
+    both = any(row.published is not None for row in outcome.rows)
+    table = Table(title=request.experiment.title, title_justify="left", box=None, pad_edge=False)
     table.add_column("run")
     table.add_column("epsilon", justify="right")
-    for metric in outcome.request.data.metrics:
+    for metric in request.data.metrics:
         table.add_column(escape(label(metric)), justify="right")
         if both:
             table.add_column("paper", justify="right")
-    for line in lines(outcome):
-        cells = [text for row in line.rows for text in (figure(row.ours, row.interval), figure(row.published))[: 1 + both]]
-        table.add_row(line.name, line.epsilon, *cells)
+    for rows in outcome.lines():
+        first = rows[0]
+        name = first.name if first.x is None else f"{first.name}, {request.experiment.axis} = {first.x:g}"
+        cells = [text for row in rows for text in (_figure(row.ours, row.interval), _figure(row.published))[: 1 + both]]
+        table.add_row(name, "none" if math.isinf(first.epsilon) else round_up(first.epsilon), *cells)
     console.print(table)
-    if outcome.request.experiment.timed:
-        second = Table(box=None, pad_edge=False)
-        for column in ("method", "sound", "sensitivity", "noise per coordinate", "epsilon", "seconds per step", "over group"):
-            second.add_column(column, justify="left" if column in ("method", "sound") else "right")
-        for item in mechanisms(outcome):
-            second.add_row(item.method, item.words, item.sensitivity, item.noise, item.epsilon, item.seconds, item.cost)
-        console.print(second)
     console.print(outcome.scale, highlight=False)
     console.print(outcome.promise, highlight=False)
-    for name, file in files.items():
-        console.print(f"[dim]{name:>9}[/]  {file}", highlight=False, soft_wrap=True)
+    for kind, file in outcome.write().items():
+        console.print(f"[dim]{kind:>9}[/]  {file}", highlight=False, soft_wrap=True)
+
+
+def _figure(value: float | None, interval: tuple[float, float] | None = None) -> str:
+    """A figure in percent, and how far it may be off."""
+    if value is None:
+        return "–"
+    most = interval and max(interval[1] - value, value - interval[0])
+    return f"{value:.1f}" + ("" if most is None else f" ± {math.ceil(round(10 * most, 9)) / 10:.1f}")
 
 
 def register(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""What an experiment is: runs that differ in a few keys, and what is drawn of them.
+"""What an experiment is: runs that differ in a few keys.
 
 The data sets of the experiments: the settings of the paper for each, and how they shrink to what a CPU can do.
 """
@@ -13,8 +13,6 @@ from dpfed.config.shipped import configs
 from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError, nearest
 
-Chart = Literal["bars", "steps", "loss", "line", "snr", "mechanism"]
-
 
 @dataclass(frozen=True)
 class Variant:
@@ -24,7 +22,7 @@ class Variant:
         label: of the run or of its curve; the method's name in the paper.
         changes: to the configuration, by key such as ``bounding.group_size``.
         setting: the column of the published figures that tells runs of one method apart.
-        x: where the run stands on the horizontal axis of a line.
+        x: the value of `Experiment.axis`.
         untrained: the figures of the model before that run: the paper's "Base".
     """
 
@@ -49,14 +47,11 @@ class Experiment:
         title: for people.
         data: the data sets that it is run on.
         variants: the runs that it compares.
-        charts: what is drawn.
         epsilons: the promises at which every variant is trained.
         table: of the DP-GCL paper, whose figures stand beside ours; ``None`` for a figure, of which no numbers are printed.
         axis: the name of `Variant.x`.
         largest_on_cpu: variants beyond this `x` are left out at ``--scale cpu``.
-        on_the_way: evaluations and checkpoints during training.
-        raw: needs raw diagnostics, and so public records.
-        timed: the steps of the methods are timed in turns, which wants public records, too.
+        on_the_way: evaluations during training; the reports of the runs draw them.
         sweep: the file in ``configs/sweeps/`` that has the variants.
         pretrained: it is about the pretrained towers, which ``--scale cpu`` does not have.
         small: what ``--scale cpu`` changes beyond what the data set does; for generated data, which are small, at either scale.
@@ -66,22 +61,14 @@ class Experiment:
     title: str
     data: tuple[str, ...]
     variants: tuple[Variant, ...] = ()
-    charts: tuple[Chart, ...] = ("bars",)
     epsilons: tuple[float, ...] = (10.0,)
     table: str | None = None
     axis: str = ""
     largest_on_cpu: float | None = None
     on_the_way: int = 0
-    raw: bool = False
-    timed: bool = False
     sweep: str | None = None
     pretrained: bool = False
     small: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def needs_public(self) -> bool:
-        """Whether it looks at what no epsilon covers: raw figures of single steps, and how long they take."""
-        return self.raw or self.timed
 
     @property
     def all_variants(self) -> tuple[Variant, ...]:

@@ -82,24 +82,16 @@ def plan_runs(request: Request) -> list[Planned]:
     """All runs of an experiment, nothing trained yet.
 
     Raises:
-        UserError: for records that are not there, for private ones where an experiment needs public ones, and for whatever a
-            configuration refuses.
+        UserError: for records that are not there, and for whatever a configuration refuses.
     """
     experiment = request.experiment
     if experiment.pretrained and request.scale == "cpu":
         raise UserError(f"{experiment.name} is about pretrained towers, which --scale cpu replaces by small ones: --scale gpu.")
-    if experiment.needs_public and not (request.public or request.data.generated):
-        raise UserError(
-            f"{experiment.name} writes raw figures of single steps, which no epsilon covers: say --public if everyone may see "
-            f"the records of {request.data.name}, or choose another experiment."
-        )
     own = experiment.axis == "epsilon"
     if own and request.epsilons != experiment.epsilons:
         raise UserError(f"{experiment.name} goes through values of epsilon of its own: leave --epsilon out.")
     if request.out.exists() and not request.out.is_dir():
         raise UserError(f"{request.out} is a file, and runs and results need a folder: choose another --out.")
-    if experiment.timed and len(request.epsilons) > 1:
-        raise UserError(f"{experiment.name} compares methods at one promise: give one --epsilon, got {len(request.epsilons)}.")
     base = _base(request)
     planned: dict[tuple[str, str, Path], Planned] = {}  # without privacy, or with an epsilon of its own, a variant is one run
     for epsilon in request.epsilons:
@@ -147,20 +139,6 @@ def require_right_data(request: Request, planned: list[Planned], watcher: Watche
         )
 
 
-def require_public(planned: list[Planned], watcher: Watcher) -> None:
-    """Refuses private records: what the user says of a path is not what the store says of its records.
-
-    Raises:
-        UserError: if the store of the records is not marked as public.
-    """
-    store = records_of(planned[0].config, import_progress(watcher), say=watcher.note)
-    if not store.public:
-        raise UserError(
-            f"the records of {store.name} are not marked as public, and raw figures of single steps give them away: import "
-            "them with data.public = true if everyone may see them."
-        )
-
-
 def differences(request: Request, planned: list[Planned]) -> str:
     """What the scale is, in a sentence, for every output."""
     if request.data.generated:
@@ -204,16 +182,10 @@ def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: f
         put(tree, key, value)
     if method_named(method).public_records:
         _with_public_records(tree, request)
-    steps = tree["privacy"]["steps"]
     if method == "none":
         put(tree, "privacy.epsilon", None)
-    elif request.experiment.raw:
-        put(tree, "diagnostics", "raw")
-    every = max(1, steps // request.experiment.on_the_way) if request.experiment.on_the_way else 0
-    put(tree, "evaluation.every", every)
-    if every:
-        put(tree, "training.checkpoint_every", every)
-        put(tree, "training.keep", steps)
+    often = request.experiment.on_the_way
+    put(tree, "evaluation.every", max(1, tree["privacy"]["steps"] // often) if often else 0)
     tree["name"] = "unnamed"
     # One base serves all methods and all places of the records, so a variant may have no use for some of its keys.
     config = settle(effective(read_back(tree, f"{request.experiment.name}, {variant.label}")))

@@ -120,7 +120,7 @@ class Components:
         return block_length(size) if self.terms is None else None
 
     def read(self, indices: np.ndarray) -> torch.Tensor:
-        """Images of indices of the store, as the model wants them: uint8 ``(n, 3, size, size)``."""
+        """Images of indices of the store, as the model expects them: uint8 ``(n, 3, size, size)``."""
         return self._read(self.store, indices)
 
     def _read(self, store: RecordStore, indices: np.ndarray) -> torch.Tensor:
@@ -246,7 +246,7 @@ def assemble(
     Args:
         config: resolved (`dpfed.runs.resolution.resolve`).
         randomness: gives the initial weights; ``None`` when a checkpoint or a saved model will be loaded over them.
-        watcher: is told what is done, and sees how far an import is.
+        watcher: learns what is done, and sees how far an import is.
         owner: which of the data owners this process is.
         owners: how many share the plan's groups.
         terms: of the federation that this process is a party of: they hold the plan.

@@ -66,7 +66,7 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
         run: its directory, locked by the caller.
         parts: of the run.
         ledger: of the run.
-        watcher: is told how much of the budget is taken.
+        watcher: learns how much of the budget is taken.
 
     Raises:
         UserError: see `dpfed.budgets.spending.reserve`.
@@ -111,19 +111,19 @@ def hold_sweep(store: RecordStore, plans: dict[Path, tuple[str, PrivacyPlan]]) -
     Raises:
         UserError: see `dpfed.budgets.spending.reserve`.
     """
-    # The account of a run that has not begun is named after its place, so that a sweep which goes on finds it again.
+    # The account of a run that has not begun is named after its place, so that a sweep that is resumed finds it again.
     places = {folder.resolve(): named for folder, named in plans.items()}
     reserve(store, [Reservation(f"sweep {place}", "sweep", name, place, plan) for place, (name, plan) in places.items()])
 
 
 def settle_at_end(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher) -> None:
-    """Settles a run behind its last step. One that began before its records had a budget is written down as well.
+    """Settles a run behind its last step. One that began before its records had a budget is recorded as well.
 
     Args:
         run: locked by the caller.
         parts: of the run.
         ledger: of the run.
-        watcher: is told why such a run cannot be written down.
+        watcher: learns why such a run cannot be recorded.
     """
     if run.budget.is_file():
         settled(run, ledger, parts.store)
@@ -150,7 +150,7 @@ def reservations(run: RunDirectory) -> list[tuple[str, BudgetLedger | None, list
 
 
 def settle_run(folder: str | Path) -> list[BudgetLedger]:
-    """Settles a run that will not go on, or the runs of a sweep that have not begun.
+    """Settles a run that will not be resumed, or the runs of a sweep that have not begun.
 
     Args:
         folder: of the run, or of the sweep.

@@ -1,4 +1,4 @@
-"""A run that is ready to go on: begun in a new directory, or taken up from one that is there.
+"""A run that is ready to continue: begun in a new directory, or taken up from one that is there.
 
 What a user should know before the first step: what is trained, and what of the records the model does not see.
 """
@@ -104,7 +104,7 @@ def _say_what_stock_sees(store: RecordStore, watcher: Watcher) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is ready to go on.
+    """A run that is ready to continue.
 
     Attributes:
         run: its directory, which must be locked while it is carried out.

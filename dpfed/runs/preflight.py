@@ -56,7 +56,7 @@ class Preflight:
             config: of the run.
             folder: where it goes.
             owners: processes or sites that are to share the groups.
-            watcher: is told what takes a second.
+            watcher: learns what takes a second.
             resume: a run may be there already; whether it is the right one is seen later (`RunDirectory.refuse_another`).
 
         Raises:
@@ -76,7 +76,7 @@ def known_plan(config: Config, watcher: Watcher | None = None, owners: int = 1) 
 
     Args:
         config: of the run.
-        watcher: is told what takes a second.
+        watcher: learns what takes a second.
         owners: processes or sites that are to share the groups.
 
     Returns:

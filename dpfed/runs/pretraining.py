@@ -2,7 +2,7 @@
 
 Goes on with a run that was interrupted.
 
-Makes the procedural start of a model: an ordinary run, once, into the folder where every run that wants it finds it.
+Makes the procedural initialisation of a model: an ordinary run, once, into the folder where every run that needs it finds it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def pretrain(
         config: what to do; a path, or the name of a config that dpfed ships, is read by `load_config`.
         folder: must not be in use, but by this very run if `resume`.
         watcher: sees the stages.
-        resume: go on if the run is there already.
+        resume: continue if the run is there already.
 
     Returns:
         The finished run.
@@ -85,7 +85,7 @@ def carry_out(preflight: Preflight, watcher: Watcher) -> RunDirectory:
 
 
 def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bool]:
-    """Makes the procedural start of a configuration's model, goes on with one that was interrupted, or finds it.
+    """Makes the procedural initialisation of a configuration's model, resumes one that was interrupted, or finds it.
 
     Args:
         config: that it is for.
@@ -102,11 +102,15 @@ def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bo
     place = procedural_place(config)
     if RunDirectory.unused(place):
         recipe = recipe_for(config)
-        watcher.note(f"making the procedural start of this model, once: {recipe.privacy.steps} steps, into {place}")
+        watcher.note(
+            f"training initial weights on procedural (generated) images, once: {recipe.privacy.steps} steps, into {place}"
+        )
         try:
             job = begin(Preflight.of(recipe, place, watcher=watcher), watcher)
         except UserError as error:
-            raise UserError(f"the procedural start, which goes into data.stores = {config.data.stores!r}: {error}") from error
+            raise UserError(
+                f"the procedural initialisation, which goes into data.stores = {config.data.stores!r}: {error}"
+            ) from error
         with job.run.locked():
             run_job(job, watcher)
         return place, False
@@ -115,6 +119,6 @@ def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bo
     run = RunDirectory.open(place)  # it was interrupted
     with run.locked():
         if not run.finished:
-            watcher.note(f"resuming the procedural start in {place}")
+            watcher.note(f"resuming the procedural initialisation in {place}")
             run_job(take_up(run, watcher), watcher)
     return place, False

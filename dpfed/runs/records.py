@@ -29,7 +29,7 @@ def records_of(
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> RecordStore:
-    """Opens the records of a configuration, with images as its model wants them; see `open_records`.
+    """Opens the records of a configuration, with images as its model expects them; see `open_records`.
 
     Args:
         config: settled.

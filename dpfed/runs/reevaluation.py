@@ -39,7 +39,7 @@ def evaluate_run(
         folder: a run directory. An unfinished run is measured at its last checkpoint; nothing but the mark is written to it.
         split: ``validation`` or ``test``; the run's own by default.
         tasks: the run's own by default.
-        watcher: is told what is done.
+        watcher: learns what is done.
         not_covered: under a lifetime budget, why figures of training labels may be measured; default: the run's own words.
 
     Raises:

@@ -39,7 +39,7 @@ def resolve(config: Config, watcher: Watcher | None = None) -> ResolvedConfig:
 
     Args:
         config: as the user wrote it, or resolved before, here or elsewhere; a choice that is made is kept.
-        watcher: is told what takes seconds.
+        watcher: learns what takes seconds.
 
     Raises:
         UserError: for an unknown architecture or one that has changed, a device that is not there, an engine that does not go
@@ -94,7 +94,7 @@ def settle_model(config: Config) -> Config:
 
 
 def _start_digest(config: Config) -> str | None:
-    """Of the starting weights: a run must not go on with others. Once it has a checkpoint it can do without the file."""
+    """Of the starting weights: a run must not continue with others. Once it has a checkpoint it can do without the file."""
     try:
         found = starting_weights(config)
     except MissingStart:
@@ -108,7 +108,7 @@ def _with(config: Config, **sections: dict[str, object]) -> Config:
 
 
 def _digest(model: ModelConfig) -> str | None:
-    """Of an open_clip or timm architecture, and of a pretrained text tower: a run must not go on with others of these names."""
+    """Of an open_clip or timm architecture, and of a pretrained text tower: a run must not continue with others."""
     found: list[str] = []
     if model.kind == "open_clip":
         found, what, where = [blueprint(model).digest], f"the architecture {model.architecture}", "the file (or open_clip)"

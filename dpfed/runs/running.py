@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.tensorboard import TensorBoard, scalars
+from dpfed.artifacts.directory import RunDirectory, scalars
 from dpfed.errors import UserError, goes_on
 from dpfed.evaluation.suite import Evaluation
 from dpfed.evaluation.tasks import tasks_of
@@ -66,11 +65,11 @@ def run_job(
 
 
 def stopped(run: RunDirectory, options: str = "") -> str:
-    """How far a run came that the user ended, and what goes on with it.
+    """How far a run came that the user ended, and which command resumes it.
 
     Args:
         run: its directory.
-        options: of the command that goes on.
+        options: of the command that resumes it.
     """
     done = Ledger.open(run.ledger).last_step + 1 if _has_header(run.ledger) else 0
     return f"stopped {f'after step {done:,}' if done else 'before the first step'}; {_how(run, options)} resumes"
@@ -122,31 +121,28 @@ def _carry_out(
         return bool(every) and summary.done < plan.steps and _due(summary, plan, every)
 
     # Sites get the parameters in every step, and whoever observes groups writes what follows from them: both wait.
-    coordinator.ahead = ahead = parts.terms is None and job.observe is None
+    coordinator.ahead = parts.terms is None and job.observe is None
     points = max(1, plan.steps // _CURVE_POINTS)
     own = [
         Observer(keep_metrics, lambda summary: summary.phase is not None or _due(summary, plan, points)),
         Observer(evaluate_on_the_way, is_measured),
         Observer(keep_checkpoint, lambda summary: _due(summary, plan, config.training.checkpointed(plan.steps))),
     ]
-    with TensorBoard(run) as board:
-        kept = dataclasses.replace(parts, kept=(run.features, watcher))
-        transport = connect(dataclasses.replace(job, parts=kept))
-        advance = _progress(watcher, plan, start, ledger.last_step + 1)
-        copies = Observer(board, lambda summary: not ahead or _due(summary, plan, points))
-        every_step = map(Observer, observers)
-        train(transport, coordinator, range(start, plan.steps), [*own, copies, *every_step], advance)
-        with serving(parts.model, coordinator.post_processors):
-            last = ledger.release_of(plan.steps - 1)
-            if plan.bounding.method.closed_form and last is not None and last.digest == DISCARDED:
-                watcher.note("no moments were released, so the model is the public one; another run costs its epsilon again")
-            watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
-            trained = parts.evaluate("trained", plan.steps)
-            # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
-            untrained = _untrained_again(parts, checkpoints, watcher) if untrained is None else untrained
-            _record(run, [figure.compared(untrained) for figure in trained], watcher)
-            save_encoder(run.model, parts.model, config, runs_of(run, parts, ledger))
-            write_outcome(run, parts, ledger)
+    kept = dataclasses.replace(parts, kept=(run.features, watcher))
+    transport = connect(dataclasses.replace(job, parts=kept))
+    advance = _progress(watcher, plan, start, ledger.last_step + 1)
+    train(transport, coordinator, range(start, plan.steps), [*own, *map(Observer, observers)], advance)
+    with serving(parts.model, coordinator.post_processors):
+        last = ledger.release_of(plan.steps - 1)
+        if plan.bounding.method.closed_form and last is not None and last.digest == DISCARDED:
+            watcher.note("no moments were released, so the model is the public one; another run costs its epsilon again")
+        watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
+        trained = parts.evaluate("trained", plan.steps)
+        # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
+        untrained = _untrained_again(parts, checkpoints, watcher) if untrained is None else untrained
+        _record(run, [figure.compared(untrained) for figure in trained], watcher)
+        save_encoder(run.model, parts.model, config, runs_of(run, parts, ledger))
+        write_outcome(run, parts, ledger)
     run.forget_key()
     settle_at_end(run, parts, ledger, watcher)
     return run
@@ -159,7 +155,7 @@ def _progress(watcher: Watcher, plan: PrivacyPlan, start: int, paid: int) -> Cal
         watcher: sees the stages.
         plan: of the run.
         start: steps that need not be taken again.
-        paid: steps that are paid for.
+        paid: steps that are charged.
     """
 
     def begun(done: int) -> Callable[[int], None]:
@@ -182,7 +178,7 @@ def _progress(watcher: Watcher, plan: PrivacyPlan, start: int, paid: int) -> Cal
 
 
 def _untrained_again(parts: Components, checkpoints: Checkpoints, watcher: Watcher) -> list[Evaluation]:
-    """The figures before training, of a run that goes on; none where its first checkpoint is gone."""
+    """The figures before training, of a run that is resumed; none where its first checkpoint is gone."""
     first = next((path for path in checkpoints.paths() if path.stem == "step-00000000"), None)
     if first is None or parts.config.evaluation.split == "none":
         return []

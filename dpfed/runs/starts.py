@@ -1,6 +1,6 @@
 """What a run starts from, without torch: its starting weights, and where the procedural ones of a model are kept.
 
-A procedural start is an ordinary run without privacy on procedural images, by the recipe that dpfed ships
+A procedural initialisation is an ordinary run without privacy on procedural images, by the recipe that dpfed ships
 (``configs/start.toml``), with the model, views and objective of the configuration that it is for. It reads no record, and so
 costs no privacy.
 """
@@ -57,7 +57,7 @@ def starting_weights(config: Config) -> StartingWeights | None:
 
 
 def procedural_start(place: Path) -> StartingWeights:
-    """The weights of a procedural start.
+    """The weights of a procedural initialisation.
 
     Args:
         place: `procedural_place`.
@@ -68,7 +68,7 @@ def procedural_start(place: Path) -> StartingWeights:
     """
     if not place.exists():
         raise MissingStart(
-            f"model.start: the procedural start is not at {place}: `dpfed start` makes it.",
+            f"model.start: the procedural initialisation is not at {place}: `dpfed start` makes it.",
             command="Give `dpfed start` the same configuration and --set options.",
         )
     try:
@@ -76,20 +76,22 @@ def procedural_start(place: Path) -> StartingWeights:
         if not run.finished:
             if not run.has_key:
                 raise UserError(f"{place} is unfinished, and cannot be resumed.")
-            raise MissingStart(f"model.start: the procedural start in {place} is unfinished: `dpfed start` finishes it.")
+            raise MissingStart(
+                f"model.start: the procedural initialisation in {place} is unfinished: `dpfed start` finishes it."
+            )
         found = find_start(place)
         found.refuse_damage()
     except MissingStart:
         raise
     except UserError as error:
         raise UserError(
-            f"model.start: the procedural start in {place} is damaged: delete that folder, and `dpfed start` makes it again."
+            f"model.start: the procedural initialisation in {place} is damaged: delete it, and `dpfed start` makes it again."
         ) from error
     return found
 
 
 def start_is_there(config: Config) -> bool:
-    """Whether the procedural start of a configuration's model is there, whole.
+    """Whether the procedural initialisation of a configuration's model is there, whole.
 
     Args:
         config: that it is for, its model settled.
@@ -107,7 +109,7 @@ def start_is_there(config: Config) -> bool:
 def refuse_start(config: Config) -> None:
     """Refuses starting weights that are not there, or not of the model, or that would give private records away.
 
-    A procedural start is looked for later (`starting_weights`): its place follows from the architecture, which needs torch.
+    A procedural initialisation is looked for later (`starting_weights`): its place follows from the architecture (torch).
 
     Raises:
         UserError: see `starting_weights`; also for a run without a guarantee on records that are not public.
@@ -126,7 +128,7 @@ def refuse_start(config: Config) -> None:
 
 
 def recipe_for(config: Config) -> Config:
-    """How the procedural start of a model is trained.
+    """How the procedural initialisation of a model is trained.
 
     Args:
         config: that it is for; its model (without weights), views, objective, size of images, device and stores are taken.
@@ -150,7 +152,7 @@ def recipe_for(config: Config) -> Config:
 
 
 def procedural_place(config: Config) -> Path:
-    """The run's directory of a procedural start: in ``data.stores``, named by a hash of all that it depends on.
+    """The run's directory of a procedural initialisation: in ``data.stores``, named by a hash of all that it depends on.
 
     Args:
         config: that it is for, its model settled (`dpfed.runs.resolution.settle_model`).
@@ -193,7 +195,7 @@ def runs_of(run: RunDirectory, parts: Components, ledger: Ledger) -> list[dict[s
 
     Returns:
         Of each run ``run`` (its id), ``data`` (the name of its records), ``public`` (anyone may see them; ``None``: not known),
-        ``generated`` (they are nobody's), ``guarantee`` (whether one holds), ``epsilon``, ``delta`` and ``unit`` (of the
+        ``generated`` (they show no person), ``guarantee`` (whether one holds), ``epsilon``, ``delta`` and ``unit`` (of the
         guarantee).
     """
     from dpfed.models.summary import start_of

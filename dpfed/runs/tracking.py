@@ -1,7 +1,7 @@
 """A finished run's figures at Weights & Biases or MLflow: those that its card covers, and nothing else.
 
 They are sent when the run has ended, and not step by step: how long a step takes depends on the records that it drew, and no
-epsilon covers that. `dpfed serve` shows a run at work.
+epsilon covers that. `dpfed serve` shows a run in progress.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.directory import RunDirectory, scalars
 from dpfed.artifacts.provenance import sent_to
-from dpfed.artifacts.tensorboard import scalars
 from dpfed.artifacts.view import results_in
 from dpfed.errors import UserError
 from dpfed.progress import Watcher
@@ -58,7 +57,7 @@ def send(run: RunDirectory, boards: Sequence[str], watcher: Watcher) -> None:
     Args:
         run: finished.
         boards: names in `BOARDS`.
-        watcher: is told what is done.
+        watcher: learns what is done.
 
     Raises:
         UserError: for a run on private records without a guarantee; if the card cannot be written, or a board refuses.

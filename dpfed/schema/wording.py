@@ -37,7 +37,7 @@ _WORDS = {
 }
 _LETTERS = "letters, digits, '.', '_' and '-'"
 _PATTERNS = {
-    "^[A-Za-z0-9_-][A-Za-z0-9._-]*$": f"expected {_LETTERS}, the first of which is no '.'",
+    "^[A-Za-z0-9_-][A-Za-z0-9._-]*$": f"expected {_LETTERS}, not beginning with '.'",
     "^[A-Za-z0-9._-]{1,64}$": f"expected {_LETTERS}, 64 of them at most",
     "^[0-9a-f]{64}$": "expected a public key, 64 hexadecimal digits",
 }

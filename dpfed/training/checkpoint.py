@@ -87,7 +87,7 @@ class Checkpoints:
                 damaged.append(path)
         raise UserError(
             f"all checkpoints in {self._folder} are damaged ({', '.join(path.name for path in damaged)}): restore one from a "
-            "backup. What was spent stands in the ledger."
+            "backup. The ledger states what was spent."
         )
 
     def save(self, progress: Progress, model: nn.Module, coordinator: Coordinator) -> Path:

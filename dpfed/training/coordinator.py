@@ -69,7 +69,7 @@ class Coordinator:
         optimizer: torch's.
         post_processors: what is done with every noisy sum beside the optimizer's step, in order.
         curve: the one of them that takes in the groups' statistics, where the plan releases any.
-        ahead: whether to update while the release is being kept and paid for; whoever sets it calls `commit` before anything
+        ahead: whether to update while the release is being kept and charged; whoever sets it calls `commit` before anything
             that depends on a release leaves the process, as `dpfed.training.trainer.train` does.
 
     Args:
@@ -114,10 +114,10 @@ class Coordinator:
         return None if self.curve is None else self.curve.threshold
 
     def commit(self) -> None:
-        """Returns when the last release is on disk and paid for. If that failed, every further call fails, too.
+        """Returns when the last release is on disk and charged. If that failed, every further call fails, too.
 
         Raises:
-            OSError: if it could not be kept or paid for.
+            OSError: if it could not be kept or charged.
             UserError: if the budget is spent.
         """
         if self._committing is not None:
@@ -144,7 +144,7 @@ class Coordinator:
         return self._update(step, noisy)
 
     def discard(self, step: int) -> StepSummary:
-        """Pays for a step that came to nothing: somebody may have seen a part of it.
+        """Charges a step that was discarded: somebody may have seen a part of it.
 
         Args:
             step: 0 .. T - 1.

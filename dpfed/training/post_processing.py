@@ -41,7 +41,7 @@ class PostProcessor:
         """The model has its new parameters."""
 
     def served(self, weights: Tensor) -> Tensor:
-        """The weights ``(P,)`` that are measured and published, in place of those that training goes on with ``(P,)``."""
+        """The weights ``(P,)`` that are measured and published, in place of those that training continues with ``(P,)``."""
         return weights
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -119,7 +119,7 @@ def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProce
 
 @contextlib.contextmanager
 def serving(model: nn.Module, processors: Sequence[PostProcessor]) -> Iterator[None]:
-    """The model with the weights that are measured and published; afterwards with those that training goes on with."""
+    """The model with the weights that are measured and published; afterwards with those that training continues with."""
     vector = TrainableVector(model)
     current = vector.gather()
     serve(model, processors)

@@ -2,7 +2,7 @@
 
 They are what the mechanism released, so they are no more private than the parameters. They matter because a step must not be
 released twice: both releases would hold the same sampled records, and together they would cost more than two steps. A noisy sum
-is kept before it is charged; one that a crash left unpaid is paid for when the run resumes.
+is kept before it is charged; one that a crash left unpaid is charged when the run resumes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Releases:
         Args:
             step: training step.
             blocks: of the sum: how its digest is made.
-            digest: of the one that was paid for; ``None``: any that is kept.
+            digest: of the one that was charged; ``None``: any that is kept.
         """
         for match in self._named(step):
             if digest in (None, match["digest"]):

@@ -15,7 +15,7 @@ class Transport(Protocol):
     """Adds up the owners' sums, wherever the owners are."""
 
     def collect(self, step: int) -> BoundedSum | None:
-        """The sum over all owners' groups of one step; ``None``: it came to nothing and is only paid for."""
+        """The sum over all owners' groups of one step; ``None``: the step was discarded; it is still charged."""
 
     def tell(self, threshold: float) -> None:
         """The norm about which the next steps ask: all owners must know it (`Worker.threshold`)."""
@@ -26,7 +26,7 @@ class Observer:
     """What may write or show something of a step.
 
     Attributes:
-        see: is called with the step's public summary, when its release is on disk and paid for.
+        see: is called with the step's public summary, when its release is on disk and charged.
         due: whether it has anything to do with a step.
     """
 
@@ -67,7 +67,7 @@ def train(
         coordinator: adds the noise, pays, updates.
         steps: the steps to take, in order.
         observers: called after each step that they are due at: checkpoints, metrics, evaluation.
-        advance: is told after each step how many are done, and nothing else.
+        advance: learns after each step how many are done, and nothing else.
     """
     observers = list(observers)
     try:

@@ -137,7 +137,7 @@ def test_a_contradicted_claim_voids_the_card(run, monkeypatch):
     assert "no privacy guarantee holds" in run.card.read_text().partition("\n")[0]
     assert json.loads(run.results.read_text())["privacy"]["guarantee"] is False
     assert not any(check.wrong for check in verify(run.card, run.path))
-    with pytest.raises(UserError, match="no other audit takes that back"):
+    with pytest.raises(UserError, match="a later audit cannot undo that"):
         audit_run(run.path, 1, QUICK)
 
 

@@ -52,5 +52,5 @@ def test_a_damaged_start_is_not_there_already(place, dpfed):
     for command in (["start", "quickstart"], ["pretrain", "quickstart", "--set", "model.start=procedural", "--run", "run"]):
         code, shown, error = dpfed(*command, *assigned)
         said = " ".join(error.split())
-        assert code == 2 and "there already" not in shown and "is damaged: delete that folder" in said
+        assert code == 2 and "there already" not in shown and "is damaged: delete it" in said
         assert "`dpfed start` makes it again" in said and not (place / "run").exists()

@@ -35,9 +35,8 @@ def nothing_started_here(monkeypatch, tmp_path):
 def test_a_dead_address_is_refused_after_the_wait_which_is_said(monkeypatch, port):
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
     watcher, started = Notes(), time.monotonic()
-    with pytest.raises(
-        UserError, match=rf"reaching the Ray cluster at '127.0.0.1:{port}' \(RAY_ADDRESS\) failed for \d seconds.*ray start"
-    ):
+    said = rf"reaching the Ray cluster at '127.0.0.1:{port}' \(RAY_ADDRESS\) failed for \d seconds.*ray start"
+    with pytest.raises(UserError, match=said):
         require_cluster(watcher, wait=1)
     assert time.monotonic() - started < 6 and "trying again for up to 1 seconds" in watcher.notes[0]
 

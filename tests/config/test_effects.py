@@ -154,7 +154,6 @@ BASES = {
         "bounding": {"method": "public", "engine": "loop", "microbatch": 32},
         "public": {"source": "shapes", "generated": 40},
     },
-    "vicreg": {"model": IMAGE, "objective": {"name": "vicreg", "variance": 0.0}, "evaluation": CLASSES},
     "timm": {"model": TIMM, "adaptation": {"image": "lora", "rank": 2}, "evaluation": CLASSES},
     "barlow": {"model": RESNET, "objective": {"name": "barlow_twins"}, "evaluation": CLASSES},
 }
@@ -183,7 +182,7 @@ def changed(tree: dict, keys) -> dict:
 
 @pytest.fixture
 def constant(monkeypatch):
-    """The fingerprint holds all numbers of a plan, and seeds the noise: another seed is no effect."""
+    """The fingerprint holds all numbers of a plan, and seeds the noise: another seed is not an effect."""
     monkeypatch.setattr(PrivacyPlan, "fingerprint", "0" * 16)
 
 
@@ -326,12 +325,6 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
         "objective.augmentations objective.bias objective.learn_temperature objective.temperature",
     ),
     (of("objective", name="barlow_twins"), {}, "objective.redundancy"),
-    (
-        of("objective", name="vicreg"),
-        {},
-        "objective.covariance objective.deviation objective.invariance objective.variance",
-    ),
-    (of("objective", name="vicreg"), of("objective", name="vicreg", variance=0.0), "objective.deviation"),
     ({}, of("bounding", method="batch"), "bounding.engine bounding.group_size bounding.max_group_size bounding.pass_records"),
     (of("bounding", method="sample"), {}, "bounding.max_batch"),
     (

@@ -32,7 +32,7 @@ def test_a_shipped_config_is_found_by_name_in_any_folder(name, elsewhere):
 
 
 def test_a_file_of_the_users_wins_with_or_without_its_suffix(elsewhere):
-    (elsewhere / "quickstart").mkdir()  # a run's folder, say: it is no config and hides none
+    (elsewhere / "quickstart").mkdir()  # a run's folder, say: it is not a config and hides none
     assert load_config("quickstart").name == "quickstart"
     (elsewhere / "quickstart.toml").write_text('name = "mine"')
     assert load_config("quickstart").name == load_config("quickstart.toml").name == "mine"

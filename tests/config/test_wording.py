@@ -94,9 +94,9 @@ def test_whole_configurations_are_refused_in_plain_words_that_name_the_key():
         ({"data": {"half": "third"}}, "'data.half': expected 'all', 'first' or 'second'; got 'third'."),
         (
             {"name": "../escape"},
-            "'name': expected letters, digits, '.', '_' and '-', the first of which is no '.'; got '../escape'.",
+            "'name': expected letters, digits, '.', '_' and '-', not beginning with '.'; got '../escape'.",
         ),
-        ({"name": ".."}, "'name': expected letters, digits, '.', '_' and '-', the first of which is no '.'; got '..'."),
+        ({"name": ".."}, "'name': expected letters, digits, '.', '_' and '-', not beginning with '.'; got '..'."),
         (
             {"bounding": {"options": {"x": [1]}}},
             "'bounding.options.x': expected a finite number, true, false or a text; got [1].",

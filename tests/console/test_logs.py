@@ -20,7 +20,7 @@ def text_afterwards(monkeypatch):
 
 
 def refuse(constant):
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not a JSON")
 
 
 def lines(text):

@@ -101,6 +101,6 @@ def test_only_an_ordinary_file_is_locked(tmp_path, what):
         lock.symlink_to(target)
     else:
         os.mkfifo(lock)
-    with pytest.raises(UserError, match="no ordinary file"), file_lock(lock, "taken"):
+    with pytest.raises(UserError, match="not an ordinary file"), file_lock(lock, "taken"):
         pytest.fail("it was locked")
     assert not target.exists() or target.read_text() == "precious"

@@ -1,4 +1,4 @@
-"""What is no regular file is refused at once, whoever would have to write to it first."""
+"""What is not a regular file is refused at once, whoever would have to write to it first."""
 
 import os
 import socket

@@ -52,7 +52,11 @@ def served(make, tmp_path, shapes):
     journal = Journal(run.journal)
     journal.write("opened", 3)
     journal.write(
-        "discarded", 3, reason="1 of 3 sites came, 2 are needed", arrived=["north"], missing={"south": "gone", "west": "gone"}
+        "discarded",
+        3,
+        reason="1 of 3 sites answered, 2 are needed",
+        arrived=["north"],
+        missing={"south": "gone", "west": "gone"},
     )
     from dpfed.live.app import application  # needs what may not be installed
 
@@ -108,7 +112,7 @@ def _is_complaint(message) -> bool:
 )
 def test_every_page_fits_the_screen_and_can_be_read(opened, served, screen, scheme):
     page = opened(screen, scheme)
-    for address in ("/", "/runs/fed", "/runs/done", "/compare?run=fed&run=done&run=a-third-run-with-a-long-name"):
+    for address in ("/", "/runs/fed", "/runs/done"):
         page.goto(served[1] + address, wait_until="load")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), address
         assert page.evaluate(WIDEST) <= SCREENS[screen][0], address
@@ -125,7 +129,7 @@ def test_the_page_follows_the_run(opened, served):
     playwright.expect(page.locator(".tile b").first).to_have_text("3")
     advance(run, Ledger.open(run.ledger), 3 + 1, SITES)
     playwright.expect(page.locator(".tile b").first).to_have_text("5", timeout=20_000)
-    assert page.locator("#sites td.past").count() == 3 and "1 of 3 sites came" in page.locator("#discarded").inner_text()
+    assert page.locator("#sites td.past").count() == 3 and "1 of 3 sites answered" in page.locator("#discarded").inner_text()
 
 
 @pytest.mark.slow
@@ -135,17 +139,6 @@ def test_what_a_reader_opened_stays_open(opened, served):
     page.locator("#card summary").click()
     page.evaluate("replace(live.innerHTML.replace('finished', 'FINISHED'))")
     assert page.locator("#card[open]").count() == 1 and "600" in page.locator("#card").inner_text()
-
-
-@pytest.mark.slow
-def test_chosen_runs_are_compared(opened, served):
-    page = opened()
-    page.get_by_label("compare fed").check()
-    page.get_by_label("compare done").check()
-    page.evaluate("replace(live.innerHTML)")  # choosing survives what is sent meanwhile
-    page.get_by_role("button").click()
-    page.wait_for_url("**/compare?run=*")
-    assert page.get_by_role("heading", level=1).inner_text() == "2 runs" and page.locator("svg").count() == 2
 
 
 @pytest.mark.slow

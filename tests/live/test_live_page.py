@@ -73,7 +73,7 @@ def test_terminal_and_page_show_the_same_figures(make):
         assert f"{figure.label}  {figure.shown.replace(' %', '%')}" in out.getvalue(), figure  # no line begins with "%"
 
 
-ADDRESSES = ["/", "/runs/one", "/compare?run=one&run=fed", "/events?view=runs", "/search?run=one&text=a", "/live.js", "/none"]
+ADDRESSES = ["/", "/runs/one", "/events?view=runs", "/search?run=one&text=a", "/live.js", "/none"]
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
@@ -89,8 +89,8 @@ def test_nothing_without_the_token(make, tmp_path, address):
 
 def test_the_token_leaves_the_address_and_becomes_a_cookie(known):
     del known.headers["Authorization"]
-    entered = known.get(f"/compare?run=one&token={TOKEN}&run=fed")
-    assert entered.status_code == 303 and entered.headers["location"] == "/compare?run=one&run=fed"
+    entered = known.get(f"/search?run=one&token={TOKEN}&text=a")
+    assert entered.status_code == 303 and entered.headers["location"] == "/search?run=one&text=a"
     cookie = entered.headers["set-cookie"].lower()
     assert "httponly" in cookie and "samesite=strict" in cookie and "secure" not in cookie
     assert known.get("/").status_code == 200  # with the cookie alone
@@ -108,7 +108,7 @@ def test_browsers_are_told_to_load_nothing_from_elsewhere(known):
     policy = answer.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'") and "script-src 'self';" in policy and "frame-ancestors 'none'" in policy
     assert answer.headers["cache-control"] == "no-store" and answer.headers["referrer-policy"] == "no-referrer"
-    for address in ("/", "/runs/one", "/compare?run=one&run=fed"):
+    for address in ("/", "/runs/one"):
         text = known.get(address).text
         assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", text)
         assert "<script>" not in text and not re.findall(r"\son\w+=", text)
@@ -146,7 +146,6 @@ def test_names_that_are_no_text_hide_no_other_run_and_steer_no_terminal(make, tm
     assert known.get("/metrics").text.count("dpfed_up{") == 3
     for name in known.get("/healthz").json()["runs"]:
         assert "\x1b" not in name and known.get("/runs/" + quote(name)).status_code == 200
-    assert known.get("/compare", params={"run": ["\\udcff", "good"]}).status_code == 200
     for words in (["watch", tmp_path / "runs"], ["watch", run.path], ["watch", tmp_path / "runs", "--json"]):
         code, out, _ = dpfed(*words)
         assert code == 0 and "\x1b]" not in out and "\x07" not in out
@@ -158,7 +157,6 @@ def test_a_damaged_run_is_a_sentence(make, tmp_path):
     run.ledger.write_text("{}\n")
     known = client(tmp_path / "runs", headers={"Authorization": f"Bearer {TOKEN}"})
     assert "damaged at line 1" in known.get("/").text and "damaged at line 1" in known.get("/runs/bad").text
-    assert known.get("/compare?run=bad&run=good").status_code == 200
 
 
 def test_epsilon_of_a_void_run_is_on_no_page(make, tmp_path, plan):

@@ -54,13 +54,13 @@ def test_sites_of_a_federation(make):
     run = make(done=2, sites=SITES)
     ledger, journal = Ledger.open(run.ledger), Journal(run.journal)
     journal.write("opened", 2)
-    journal.write("discarded", 2, reason="1 of 2 sites came", arrived=["north"], missing={"south": "not there"})
+    journal.write("discarded", 2, reason="1 of 2 sites answered", arrived=["north"], missing={"south": "not there"})
     advance(run, ledger, 3, SITES)
     one = look(run).run_state
     north, south = one.sites
     assert (north.answered, north.missed, north.past) == (3, 0, ("answered", "answered", "discarded", "answered"))
     assert (south.answered, south.missed, south.last_reason) == (3, 1, "step 2: not there")
-    assert one.discarded == [(2, "1 of 2 sites came")]
+    assert one.discarded == [(2, "1 of 2 sites answered")]
 
 
 def test_who_is_awaited_and_how_long_the_others_took(make):

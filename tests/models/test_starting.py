@@ -94,7 +94,7 @@ def test_places_without_weights_are_refused(tmp_path, saved):
     os.mkfifo(tmp_path / "pipe.safetensors")
     for name, said in {
         "nowhere": "there is nothing at",
-        "text.txt": "is no .safetensors file",
+        "text.txt": "is not a .safetensors file",
         "empty": "holds no model",
         "unfinished": "has no model yet: `dpfed resume",
         "pipe.safetensors": "no regular file",

@@ -92,7 +92,7 @@ def spoil(folder, name, content):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("config.json", None, "is no folder of the Hugging Face format: it has no config.json"),
+        ("config.json", None, "is not a folder of the Hugging Face format: it has no config.json"),
         ("config.json", b"{", "cannot read .*config.json"),
         ("config.json", {"model_type": "bert"}, "does not describe a text tower: it lacks 'hidden_size'"),
         ("vocab.txt", None, "has no tokenizer files; expected one of tokenizer.json"),

@@ -18,7 +18,6 @@ SPECTRAL = '''
 from pydantic import Field
 
 from dpfed.objectives.objective import Objective
-from dpfed.objectives.two_views import first_two_views
 from dpfed.schema.section import Section
 
 
@@ -32,7 +31,8 @@ def group_loss(embeddings, present, temperature=None, bias=None, *, options):
     """Scalar: the sum over the records that are present."""
     import torch
 
-    first, second = first_two_views(embeddings)
+    images = embeddings["image"]
+    first, second = images[:, 0], embeddings["text"][:, 0] if "text" in embeddings else images[:, 1]
     products = torch.where(present[:, None] & present[None, :], first @ second.T, 0.0)
     own = products.diagonal()
     others = products.square().sum() - own.square().sum()

@@ -59,7 +59,7 @@ def test_the_response_is_that_of_the_derivative_and_idle_weights_do_not_dilute_i
     assert found == pytest.approx(expected.item(), rel=0.08)
     assert torch.equal(vector.gather(), before)
     opposite = _response(small, (gradient, -gradient))
-    assert opposite == 0.0  # what the halves do not agree on is no signal
+    assert opposite == 0.0  # what the halves do not agree on is not a signal
 
 
 def test_the_gradient_is_measured_through_the_runs_own_clipping(tiny, shapes):

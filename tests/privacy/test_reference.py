@@ -39,7 +39,7 @@ def strict(text):
     """JSON as the standard has it."""
 
     def refuse(constant):
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not a JSON")
 
     return json.loads(text, parse_constant=refuse)
 

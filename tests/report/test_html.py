@@ -109,7 +109,7 @@ def test_noise_over_gradient_comes_from_noisy_norms_alone(run_folder):
         lines = [{"step": step, "noisy_gradient_norm": norm} for step, norm in enumerate(norms, 1)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         assert RunView.read(folder).noise_over_gradient == (None if expected is None else pytest.approx(expected))
-    # Sites that together add more noise than the plan asks for: it is no gradient.
+    # Sites that together add more noise than the plan asks for: it is not a gradient.
     Journal(folder / "federation.jsonl").write("collected", 0, arrived=["north"], missing={}, noise_of_sites=3.0 * 2**0.5)
     assert RunView.read(folder).noise_norm == pytest.approx(10 * 2**0.5)
     assert RunView.read(folder).noise_over_gradient is None

@@ -24,7 +24,6 @@ def test_every_experiment_has_valid_configurations(name, scale, shapes, tmp_path
         assert len({item.folder for item in planned}) == chosen.count(scale)
         for item in planned:
             assert (item.epsilon == math.inf) == (item.config.bounding.method == "none")
-            assert (item.config.diagnostics == "raw") == (chosen.raw and item.config.bounding.method != "none")
 
 
 def test_the_paper_s_scale_is_the_paper_s_and_the_small_one_is_smaller(shapes, tmp_path):

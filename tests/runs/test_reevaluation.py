@@ -120,7 +120,7 @@ def test_no_figure_is_shown_where_the_mark_cannot_be_written(private, tmp_path, 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(RunDirectory, "write", full)
-    with pytest.raises(UserError, match="its card must say"):
+    with pytest.raises(UserError, match="its card must list"):
         evaluate_run(run.path, tasks=["knn"])
 
 

@@ -36,10 +36,10 @@ def test_squares_of_another_size_are_named(tiny, tiny_public):
     ("changes", "few"),
     [
         (
-            {"objective": {"name": "vicreg"}},
-            "'vicreg' .* 4 are too few for that: groups of 16 or more .* .bounding.group_size",
+            {"objective": {"name": "barlow_twins"}},
+            "'barlow_twins' .* 4 are too few for that: groups of 16 or more .* .bounding.group_size",
         ),
-        ({"objective": {"name": "vicreg"}, "bounding": {"group_size": 16, "engine": "loop"}}, None),
+        ({"objective": {"name": "barlow_twins"}, "bounding": {"group_size": 16, "engine": "loop"}}, None),
         ({"objective": {"name": "infonce"}}, None),
         (
             {"objective": {"name": "barlow_twins"}, "bounding": {"method": "public"}},

@@ -1,4 +1,4 @@
-"""What a run starts from: procedural starts are made once, starts are the model of step 0, and the card says what they saw."""
+"""What a run starts from: procedural weights are made once, starts are the model of step 0, and the card says what they saw."""
 
 import json
 import shutil
@@ -125,7 +125,7 @@ def test_a_start_is_made_once_and_is_the_model_of_step_0(tree, tmp_path):
         pretrain(config, tmp_path / "run", notes)
     assert not (tmp_path / "run").exists() and not any("timing" in line for line in notes.said)
     make_start(config, notes)
-    assert any("making the procedural start" in line for line in notes.said)
+    assert any("training initial weights" in line for line in notes.said)
     run = pretrain(parse_config(tree), tmp_path / "run")
     place, was_there = make_start(config)
     assert was_there and run.config().model.start_digest == json.loads((place / "model" / "model.json").read_text())["sha256"]
@@ -195,7 +195,7 @@ def test_a_damaged_start_is_never_taken_for_a_whole_one_and_is_made_again_when_i
         shutil.copytree(place, tmp_path / "kept")
         damage(place)
         for attempt in (make_start, settle, lambda config: pretrain(config, tmp_path / "run")):
-            with pytest.raises(UserError, match=f"{place.name} is damaged: delete that folder, and `dpfed start` makes it"):
+            with pytest.raises(UserError, match=f"{place.name} is damaged: delete it, and `dpfed start` makes it"):
                 attempt(config)
         assert not (tmp_path / "run").exists()
         shutil.rmtree(place)

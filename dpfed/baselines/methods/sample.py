@@ -1,4 +1,4 @@
-"""Per-record clipping of a batch-wide InfoNCE loss (DP-GCL, equation 6): DP-SGD on a loss that is no sum over records.
+"""Per-record clipping of a batch-wide InfoNCE loss (DP-GCL, equation 6): DP-SGD on a loss that is not a sum over records.
 
 The loss is a sum over anchors, ``l_i`` being what record i has in it (both directions), and the gradient of every ``l_i`` is
 clipped to C. But ``l_i`` contrasts i with all records of the batch, so each of them depends on each record.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def _numbers(config: Config, options: PairOptions) -> dict[str, Any]:
     refuse_unbounded(config)
-    return {}  # how norms are computed is no part of the promise
+    return {}  # how norms are computed is not part of the promise
 
 
 def _engine(build: Build) -> Engine:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from dpfed.baselines.noisy_statistics.record_gradients import Cotangents
-from dpfed.objectives.two_views import off_diagonal_squares
+from dpfed.objectives.barlow_twins import off_diagonal_squares
 from dpfed.privacy.noise import KeyedNoise
 
 _LEAST_VARIANCE = 1e-5  # added to variances, as batch normalisation does: the noisy ones are often zero

@@ -218,7 +218,7 @@ def _trials(
             found[name] = f"stopped after {allowed:.2g} s"
             continue
         except DependsOnOthers:
-            found[name] = "groups change beside others"
+            found[name] = "groups affect each other"
             continue
         except (RuntimeError, UserError):  # an operation without a rule, too little memory of the GPU
             found[name] = "does not fit"

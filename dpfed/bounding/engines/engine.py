@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import Clip
+from dpfed.data.transfer import to_device
 from dpfed.models.contract import bias_of, embeddings_of, temperature_of
 from dpfed.models.parameters import TrainableVector, exact_type
 from dpfed.objectives import GroupLoss
@@ -57,7 +59,7 @@ class GroupBatch:
         """Some groups, in the given order."""
         ranges = [(self.starts[group], self.starts[group + 1]) for group in groups]
         device = next(iter(self.views.values())).device
-        rows = torch.tensor([row for first, end in ranges for row in range(first, end)], dtype=torch.int64).to(device)
+        rows = to_device(torch.tensor([row for first, end in ranges for row in range(first, end)], dtype=torch.int64), device)
         starts = [0, *itertools.accumulate(end - first for first, end in ranges)]
         return GroupBatch({name: view[rows] for name, view in self.views.items()}, starts, self.step)
 
@@ -144,13 +146,36 @@ def sound_kernels(device: str, bf16: bool) -> Iterator[None]:
         device: the type of the model's.
         bf16: whether the model's passes round to bf16.
     """
-    before = torch.backends.mkldnn.enabled
-    if bf16 and device == "cpu":
-        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    if not (bf16 and device == "cpu"):
+        yield
+        return
+    _WITHOUT.enter()
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = before  # type: ignore[assignment]
+        _WITHOUT.leave()
+
+
+class _WithoutOneDnn:
+    """Off from the first block of any thread to the end of the last: torch's switch is one for all threads."""
+
+    def __init__(self) -> None:
+        self._lock, self._blocks, self._before = threading.Lock(), 0, True
+
+    def enter(self) -> None:
+        with self._lock:
+            if not self._blocks:
+                self._before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False  # type: ignore[assignment]
+            self._blocks += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks:
+                torch.backends.mkldnn.enabled = self._before  # type: ignore[assignment]
+
+
+_WITHOUT = _WithoutOneDnn()
 
 
 def draws(module: nn.Module) -> bool:

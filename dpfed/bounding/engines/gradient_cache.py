@@ -81,7 +81,7 @@ class EmbeddingPasses:
                 list(embeddings.values()),
                 self._vector.parameters,
                 [weights[name] for name in embeddings],
-                materialize_grads=True,  # a learnt temperature is no part of an embedding
+                materialize_grads=True,  # a learnt temperature is not part of an embedding
             )
             foreach.add_(parts, gradients)
 

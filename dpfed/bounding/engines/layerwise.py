@@ -209,7 +209,8 @@ class LayerwiseEngine(Engine):
             some = batch.only(groups)
             found = passed(some.views, some.sizes)
             norms = add_up(found.terms, clip_norm, found.grouping, parts)
-            figures.append(torch.stack([norms, found.losses.to(norms), norms.new_tensor(some.sizes)]))
+            records = found.grouping.starts.diff()[: len(groups)]
+            figures.append(torch.stack([norms, found.losses.to(norms), records.to(norms)]))
             foreach.add_([into], [one_pass])
             one_pass.zero_()
         return torch.cat(figures, dim=1)

@@ -19,6 +19,7 @@ from dpfed.bounding.engines.engine import GroupBatch, Views
 from dpfed.bounding.engines.pass_shape import PassShape
 from dpfed.bounding.engines.same_bits import same, trials
 from dpfed.bounding.layer_rules.grouping import computes_together
+from dpfed.data.transfer import to_device
 
 T = TypeVar("T")
 _WARM_UP = 3  # passes before one is recorded: kernels are compiled and libraries choose their ways
@@ -83,7 +84,7 @@ class RepeatedPass:
     Args:
         recording: keeps it.
         summed: makes a pass over the views of `PassShape.room` records, from where groups begin, ``(places + 1,)`` int32, and
-            how gradients are clipped. It must ask nothing of the device, and bring nothing to it.
+            how gradients are clipped. It must neither read from the device nor write to it.
         views: of any records; only their shapes and types are read.
         shape: of all passes.
         exact: type of norms.
@@ -117,10 +118,10 @@ class RepeatedPass:
             ``(3, G)`` norms, losses and numbers of records, pass by pass.
         """
         clip = Clip.of(clip_norm)
-        self._clip.copy_(torch.tensor([clip.bound, clip.most, clip.stability], dtype=self._clip.dtype))
+        self._clip.copy_(to_device(torch.tensor([clip.bound, clip.most, clip.stability], dtype=self._clip.dtype), into.device))
         every = [range(batch.starts[group], batch.starts[group + 1]) for groups in passes for group in groups]
-        rows = torch.tensor([row for records in every for row in records]).to(into.device)
-        starts = torch.tensor([self._starts_of(batch, groups) for groups in passes], dtype=torch.int32).to(into.device)
+        rows = to_device(torch.tensor([row for records in every for row in records]), into.device)
+        starts = to_device(torch.tensor([self._starts_of(batch, groups) for groups in passes], dtype=torch.int32), into.device)
         figures, first = [into.new_zeros(3, 0, dtype=self._clip.dtype)], 0
         for groups, own in zip(passes, starts, strict=True):
             count = sum(batch.sizes[group] for group in groups)

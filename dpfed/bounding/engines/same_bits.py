@@ -122,8 +122,8 @@ def require_same_bits(passed: Passed, views: Views, shape: PassShape, model: nn.
             if not all(same(one, other) for one, other in zip(parts, expected, strict=True)):
                 what = _first_difference(passed, (before, first_place), (trial, place))
                 raise DependsOnOthers(
-                    f"this device ({parts[0].device.type}) gives a group another gradient beside other groups ({what}), so the "
-                    "engine takes one group at a time, as bounding.engine = 'loop' does."
+                    f"on this device ({parts[0].device.type}), a group's gradient depends on the other groups of its pass "
+                    f"({what}), so the engine takes one group at a time, as bounding.engine = 'loop' does."
                 )
 
 
@@ -189,7 +189,7 @@ def _noise(views: Views, records: int, generator: torch.Generator) -> Views:
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same numbers, or none, in each place: what is no number adds nothing."""
+    """Whether two tensors have the same numbers, or none, in each place: NaN adds nothing."""
     if torch.equal(one, other):
         return True
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())

@@ -68,7 +68,7 @@ def _normalise(
         if ADDS:
             y += tl.load(added + place, mask=is_ours, other=0.0).to(tl.float32)
         if RELU:
-            y = tl.where(y < 0, 0.0, y)  # what is no number stays none
+            y = tl.where(y < 0, 0.0, y)  # NaN stays NaN
         tl.store(out + place, y, mask=is_ours)
 
 

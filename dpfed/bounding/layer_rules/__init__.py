@@ -1,6 +1,6 @@
 """How each kind of layer gives the gradients of groups; one file for each.
 
-Two ways lead to a group's norm. Its gradient is written down; then the weighted sum over the groups comes for nothing. Or,
+Two ways lead to a group's norm. Its gradient is materialised; then the weighted sum over the groups costs no more. Or,
 where a group has few rows, the norm follows from the Gram matrices of inputs and output gradients, and the weighted sum is an
 ordinary gradient computation for all groups together, on output gradients that were scaled.
 

@@ -45,7 +45,7 @@ def attention(
         return NotImplemented
     if query is not key or key is not value:
         return NotImplemented
-    x = query.transpose(0, 1)  # rules want the records first
+    x = query.transpose(0, 1)  # rules expect the records first
     qkv = linear(recorder, F.linear, x, in_weight, in_bias)
     q, k, v = qkv.unflatten(-1, (3, heads, width // heads)).permute(2, 0, 3, 1, 4).unbind(0)
     if attn_mask is not None and attn_mask.dim() == 3:  # (n heads, L, L)

@@ -1,4 +1,4 @@
-"""Embedding tables: a group's gradient touches the rows of its own tokens only, and is never written down in full."""
+"""Embedding tables: a group's gradient touches the rows of its own tokens only, and is never materialised in full."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Shapes: n records, k rows of a layer's leading dimension for each record (its vi
 after the other; records behind the last group are fillers and belong to none. Every figure of a group is computed from the
 group's own rows, in a shape that only the group's own size decides.
 
-What a model is told that the rules do not cover.
+The message for a model that the rules do not cover.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from dpfed.data.transfer import to_device
 from dpfed.errors import Notice, UserError
 
 
@@ -111,7 +112,8 @@ class Grouping:
         self.typical = typical or longest
         self._ends = [0, *itertools.accumulate(sizes)]
         if starts is None:
-            starts = torch.tensor(self._ends + self._ends[-1:] * (self.places - self.count), dtype=torch.int32).to(device)
+            ends = self._ends + self._ends[-1:] * (self.places - self.count)
+            starts = to_device(torch.tensor(ends, dtype=torch.int32), device)
         self.starts = starts
         each, sizes_there = torch.arange(longest, device=device), starts.diff().unsqueeze(1)
         self.present = each < sizes_there

@@ -1,4 +1,4 @@
-"""GroupNorm, LayerNorm, BatchNorm by fixed statistics: scale and shift have one gradient per channel, which is written down.
+"""GroupNorm, LayerNorm, BatchNorm by fixed statistics: scale and shift have one gradient per channel, which is materialised.
 
 On a GPU one kernel computes a GroupNorm with the addition and the ReLU behind it, where the model calls `norm_relu`.
 """
@@ -190,7 +190,7 @@ def group_norm_terms(
     rows, channels = inputs.shape[:2]
     mean, inverse = (statistic.reshape(1, -1) for statistic in statistics)
     # The library adds up over images. With every image's channels as channels of one image there is nothing left to add up.
-    # Scales matter for the gradient of the input alone, which is not asked for; torch 2.11 wants some all the same.
+    # Scales matter for the gradient of the input alone, which is not asked for; torch 2.11 expects some all the same.
     scales = inputs.new_ones(rows * channels)
     _, *by_image = torch.ops.aten.native_group_norm_backward(
         gradients.contiguous(), inputs, mean, inverse, scales, 1, rows * channels, inputs[0, 0].numel(), mean.shape[1],

@@ -88,7 +88,7 @@ class Recorder(TorchFunctionMode):
             return self.watch(seen, source)
         target = self.target(tensor)
         if target is None:
-            raise Unsupported("a view of something that is not watched")
+            raise Unsupported("a view of a tensor that is not recorded")
         return self.watch(seen, target.through(view))
 
     def collect(self, output: Tensor, inputs: Tensor | None, terms: Terms) -> Tensor:

@@ -244,7 +244,7 @@ _MULTIPLICATIONS_PER_CALL = 1 << 22  # the calls for two small matrices take as 
 def gram_is_cheaper(rows: int, d: int, p: int) -> bool:
     """Whether the norm of a ``(p, d)`` gradient of T rows costs less by Gram matrices than by writing it down.
 
-    Gram matrices need ``T^2 (d + p)`` multiplications; written down, the gradient's ``d p`` entries go through memory and back.
+    Gram matrices need ``T^2 (d + p)`` multiplications; materialised, the gradient's ``d p`` entries go through memory and back.
 
     Args:
         rows: T.

@@ -2,7 +2,7 @@
 
 Every drawn record makes a group, which M records of a public set join: a function of the record's key and the step. The loss is
 what the record adds: its own terms of the contrast, with itself as anchor in both directions, or, where a loss is made of
-statistics (Barlow Twins, VICReg), the loss of the group without the loss of its public records alone. The gradient flows
+statistics (Barlow Twins), the loss of the group without the loss of its public records alone. The gradient flows
 through all records of the group, public ones included, and is clipped to C. (Without it through the public ones, the direction
 that all records have in common fills the clip, and little is learnt.)
 

@@ -1,4 +1,4 @@
-"""A store of procedural images with captions: records that cost no privacy, because nobody's data is in them.
+"""A store of procedural images with captions: records that cost no privacy, because they show no person.
 
 The pictures are those of `dpfed.data.generated.dead_leaves`. Starting weights may be trained on them
 (`model.start = "procedural"`), and public records may come from them (`public.source = "procedural"`).

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dpfed.data.processes import Processes
 from dpfed.data.reasons import OUTSIDE
 from dpfed.errors import UserError
 
 if TYPE_CHECKING:
     from dpfed.data.importers.listing import Listing
-    from dpfed.data.importers.workplace import Workplace
 
 _ELSEWHERE = re.compile(r"/(?:([A-Za-z]):[\\/]|[a-z][a-z0-9+]+:/)")
 _MOST_BYTES = 1 << 30  # of one image file; a larger one would not be decoded anyway
@@ -35,26 +35,22 @@ class Access:
         root: the source's folder, without links; files below it may be read.
         outside: files elsewhere may be read, too.
         watch: called now and then, with how many files were found, while a folder is listed.
-        place: where the import writes, which hands work out to processes; ``None``: there is no such place, or in a process.
+        surveyed: called with how many archives were looked through, and of how many.
+        processes: that read archives and Parquet files; default: this one alone.
         listings: the folders that were listed: every importer is asked about a source, and a large one is walked once.
     """
 
     root: str
     outside: bool = False
     watch: Callable[[int], None] | None = field(default=None, compare=False, repr=False)
-    place: Workplace | None = field(default=None, compare=False, repr=False)
+    surveyed: Callable[[int, int | None], None] | None = field(default=None, compare=False, repr=False)
+    processes: Processes = field(default_factory=Processes, compare=False, repr=False)
     listings: dict[Path, Listing] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def to(
-        cls,
-        source: Path,
-        outside: bool = False,
-        watch: Callable[[int], None] | None = None,
-        place: Workplace | None = None,
-    ) -> Access:
+    def to(cls, source: Path, outside: bool = False, **options: Any) -> Access:
         """Access to a folder, or to the folder that a file lies in."""
-        return cls(os.path.realpath(source if source.is_dir() else source.parent), outside, watch, place)
+        return cls(os.path.realpath(source if source.is_dir() else source.parent), outside, **options)
 
     def elsewhere(self) -> Access:
         """The same for another process."""
@@ -100,7 +96,7 @@ class Access:
                 "`dpfed data import` if it belongs to the data set."
             )
         if path.exists() and not path.is_file():
-            raise UserError(f"{path} is no regular file (a folder, a pipe or a device); copy what it gives into a file.")
+            raise UserError(f"{path} is not a regular file (a folder, a pipe or a device); copy what it gives into a file.")
         return path
 
 

@@ -84,7 +84,7 @@ class _Content(io.RawIOBase):
             self._ahead, self._at = b"", self._file.seek(place)
             return place
         if place < self._at:
-            raise tarfile.ReadError("its members do not stand in order")
+            raise tarfile.ReadError("its members are not in order")
         while place > self._at and self.read(min(place - self._at, _BUFFER)):
             pass
         return self._at

@@ -16,12 +16,7 @@ from dpfed.data.importers.source import Importer
 from dpfed.data.importers.splits import refuse_outside
 from dpfed.data.importers.table import TableImporter
 from dpfed.data.importers.table_rows import TABLES
-from dpfed.data.importers.torchvision_sets import (
-    Cifar10Importer,
-    EuroSatImporter,
-    FashionMnistImporter,
-    ImageNetImporter,
-)
+from dpfed.data.importers.torchvision_sets import Cifar10Importer, FashionMnistImporter
 from dpfed.data.importers.webdataset import WebDatasetImporter
 from dpfed.errors import UserError
 from dpfed.paths import is_store, local_path
@@ -31,8 +26,6 @@ _PACKED = frozenset({".zip", ".7z", ".rar", ".gz", ".bz2", ".xz", ".zst", ".lz4"
 _IMPORTERS: tuple[type[Importer], ...] = (
     Cifar10Importer,
     FashionMnistImporter,
-    EuroSatImporter,
-    ImageNetImporter,
     ParquetImporter,
     TableImporter,
     WebDatasetImporter,
@@ -90,5 +83,5 @@ def existing(source: str | Path) -> Path:
     if not os.path.exists(path):
         raise UserError(f"there is nothing at {path}; give the path of a local file or folder.")
     if not os.path.isdir(path) and not os.path.isfile(path):
-        raise UserError(f"{path} is no regular file (a pipe or a device); copy what it gives into a file.")
+        raise UserError(f"{path} is not a regular file (a pipe or a device); copy what it gives into a file.")
     return path

@@ -1,4 +1,4 @@
-"""Folders of DICOM files: pixels through a window, patients as units. This is no de-identification."""
+"""Folders of DICOM files: pixels through a window, patients as units. This does not de-identify them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
 NOTICE = (
-    "DICOM: only pixels, the path of the file and a hash of the PatientID are kept. This is no de-identification: names that "
+    "DICOM: only pixels, the path of the file and a hash of the PatientID are kept. This does not de-identify them: names that "
     "are burned into pixels or stand in paths stay."
 )
 _ENDINGS = frozenset({".dcm", ".dicom", ".ima"})

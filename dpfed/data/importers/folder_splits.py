@@ -137,7 +137,7 @@ def _at_level(root: Path, files: Sequence[Path], folders: Sequence[tuple[str, ..
     for file, parts in zip(files, folders, strict=True):
         if len(parts) < level or _spoken(parts[level - 1]) is None:
             raise UserError(
-                f"{file}: folder {level} below {root} is not there, or does not speak of train, validation or test; correct "
+                f"{file}: folder {level} below {root} is not there, or does not name train, validation or test; correct "
                 "--splits."
             )
     rest = [parts[: level - 1] + parts[level:] for parts in folders]
@@ -158,7 +158,7 @@ def _below_splits(files: Sequence[Path], inner: Sequence[tuple[str, ...]], split
 
 
 def _shared(folders: Sequence[tuple[str, ...]], stop_at_splits: bool = False) -> int:
-    """How many folders are above all classes: each holds all that is below the one before it, and is no class itself."""
+    """How many folders are above all classes: each holds all that is below the one before it, and is not a class itself."""
     depth = 0
     while True:
         names = {_kind(parts[depth]) if len(parts) > depth else None for parts in folders}
@@ -204,7 +204,7 @@ def _refuse_names(root: Path, files: Sequence[Path]) -> None:
 
 def _beside(root: Path, file: Path) -> UserError:
     top = root / file.relative_to(root).parts[0]
-    what = "lies" if top == file else "holds images but is no split"
+    what = "lies" if top == file else "holds images but is not a split"
     return UserError(
         f"{top} {what} beside the split folders; move it, or name its folder train, val or test. {_commands(root, 0)}"
     )

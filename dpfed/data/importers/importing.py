@@ -17,23 +17,23 @@ from dpfed.data.importers.dicom import DicomImporter
 from dpfed.data.importers.folder import FolderImporter
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.parquet import ParquetImporter
-from dpfed.data.importers.pieces import Progress, VolumesPlan, store_records
+from dpfed.data.importers.pieces import Progress, store_records, write_volumes
 from dpfed.data.importers.source import CONTENT, Source
 from dpfed.data.importers.table import TableImporter, common_folder
 from dpfed.data.importers.table_rows import TABLES
 from dpfed.data.importers.webdataset import WebDatasetImporter
-from dpfed.data.importers.workplace import Workplace, workplace
 from dpfed.data.limits import stored_side, whole_number
-from dpfed.data.processes import MOST_WORKERS, Tell
+from dpfed.data.processes import MOST_WORKERS, Processes, Tell
 from dpfed.data.reasons import by_reason, mending
+from dpfed.data.store.fingerprint import new_key
 from dpfed.data.store.index import blocks
 from dpfed.data.store.record import SPLITS
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.volume import Form
-from dpfed.data.store.writing import StoreWriter
+from dpfed.data.store.writing import StoreWriter, write_around
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
-from dpfed.files.atomic import check_destination
+from dpfed.files.atomic import check_destination, whole_directory
 from dpfed.paths import local_path
 
 _DEEPEST = 32  # folders below a source
@@ -91,7 +91,6 @@ def import_records(
     allow_outside: bool = False,
     watch: Callable[[int], None] | None = None,
     workers: int = 1,
-    wait: bool = False,
     say: Callable[[str], None] | None = None,
     surveyed: Progress | None = None,
     window: tuple[float, float] | None = None,
@@ -99,8 +98,7 @@ def import_records(
 ) -> ImportReport:
     """Imports a data set into a new record store.
 
-    An import of archives or Parquet files that was interrupted goes on where it stopped, when it is started again
-    (`dpfed.data.importers.workplace`). The store is the same for any number of workers, and after any interruption.
+    The store is the same for any number of workers.
 
     Args:
         source: a local file or folder, or several tables of one folder.
@@ -118,7 +116,6 @@ def import_records(
         allow_outside: also read files outside of the source's folder, which tables or links name.
         watch: called now and then, with how many files were found, while the source is looked through.
         workers: processes that read archives and Parquet files at a time.
-        wait: wait for another import to the same place, instead of refusing.
         say: told what the user should know.
         surveyed: called now and then with how many archives were looked through, and of how many, before records are stored.
         window: centre and width through which DICOM files become pictures, in the modality's units; ``None``: each file's own.
@@ -127,7 +124,7 @@ def import_records(
 
     Raises:
         UserError: when the source cannot be read, holds unreadable records or files, or already has a split that was asked for;
-            when another import to `dest` is under way, or was interrupted there.
+            when something is at `dest`.
     """
     started = time.monotonic()
     dest = local_path(dest, "the place of the new store")
@@ -140,8 +137,9 @@ def import_records(
     held_out = [(count, split) for split, count in counts.items() if count]
     wanted = _Asked(paths, dest, format, size, held_out, skip_broken, public, id, allow_outside, window, splits)
     try:
-        with workplace(dest, workers, wait, say, surveyed) as place:
-            chosen, opened = wanted.carry_out(place, progress, watch, say)
+        with Processes(workers) as processes:
+            options = {"watch": watch, "surveyed": surveyed, "processes": processes}
+            chosen, opened = wanted.carry_out(options, progress, say)
     except OSError as error:
         where = error.filename or paths[0]
         raise UserError(f"the import stopped at {where}: {error.strerror or error}; nothing was written.") from error
@@ -165,15 +163,12 @@ class _Asked:
     level: int | None
 
     def carry_out(
-        self,
-        place: Workplace,
-        progress: Progress | None,
-        watch: Callable[[int], None] | None,
-        say: Callable[[str], None] | None,
+        self, options: dict[str, Any], progress: Progress | None, say: Callable[[str], None] | None
     ) -> tuple[str, Source]:
-        """Writes the store; gives the name of the importer, and the opened source."""
+        """Writes the store; gives the name of the importer, and the opened source. The options are those of `Access`."""
         path = self.paths[0] if len(self.paths) == 1 else common_folder(self.paths)
-        chosen, opened = self._open(Access.to(path, self.allow_outside, watch, place))
+        access = Access.to(path, self.allow_outside, **options)
+        chosen, opened = self._open(access)
         if opened.notice and say is not None:
             say(opened.notice)
         _refuse_unread(opened, path, chosen, self.skip_broken, self.format is not None)
@@ -181,11 +176,12 @@ class _Asked:
         of_import = tuple(split for _, split in self.held_out)
         name = path.stem if path.is_file() else path.name
         form = Form(name, opened.kind, self.size, self.public, opened.label_names, opened.unit_name, of_import)
-        access, by_content = Access.to(path, self.allow_outside), self.id == CONTENT or not opened.named
+        by_content = self.id == CONTENT or not opened.named
         if opened.pieces:
-            plan = VolumesPlan(place, opened, form, access, by_content)
-            plan.carry_out(progress)
-            plan.finish(self.dest, self.held_out, self.skip_broken)
+            left_out, key = [(entry.id, entry.reason) for entry in opened.unread], new_key(form.public)
+            with whole_directory(self.dest) as folder:
+                volumes = write_volumes(folder, opened, form, key, access, by_content, progress)
+                write_around(folder, self.dest, form, key, volumes, self.held_out, self.skip_broken, left_out)
         else:
             self._write(opened, form, access, by_content, progress)
         return chosen, opened
@@ -271,7 +267,7 @@ def _refuse_level(level: int, format: str) -> None:
 
 
 def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, format_given: bool) -> None:
-    """Refuses a source below which lie files that would be lost, unless that is what the user wants."""
+    """Refuses a source below which lie files that would be lost, unless the user allows it."""
     if not opened.unread or (skip_broken and (format_given or not opened.doubtful)):
         return
     lost = [(entry.id, entry.reason) for entry in opened.unread]
@@ -280,7 +276,7 @@ def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, f
         command = f"dpfed data import {shlex.quote(str(path))} DEST --format {FolderImporter.name} --skip-broken"
         advice = f"`{command}` imports the images instead."
     number = "1 file or folder" if len(lost) == 1 else f"{len(lost):,} files or folders"
-    mend = "" if skip_broken else f"; {mending(lost, 'take them away')}"
+    mend = "" if skip_broken else f"; {mending(lost, 'remove them')}"
     raise UserError(f"below {path}, {number} would be lost: {'; '.join(by_reason(lost))}{mend}.{' ' * bool(advice)}{advice}")
 
 

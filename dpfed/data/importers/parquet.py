@@ -168,11 +168,6 @@ class _RowGroups(Piece):
     groups: tuple[int, int]
     first: int
 
-    @property
-    def mark(self) -> object:
-        """See `Piece`."""
-        return [self.split, *self.groups, self.first]
-
     def records(self) -> Iterator[Item]:
         """See `Piece`."""
         row = self.first

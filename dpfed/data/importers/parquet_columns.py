@@ -186,7 +186,7 @@ def _id_column(files: Sequence[_File], id: str | None) -> str | None:
         return next(iter(known_columns(shared, _IDS)), None)
     for file in files:
         if not _names_records(file, id):
-            why = "whose type is no text or number" if id in file.schema.names else f"only {', '.join(file.schema.names)}"
+            why = "which is neither text nor numbers" if id in file.schema.names else f"only {', '.join(file.schema.names)}"
             raise UserError(f"{file.path} has no column {id!r} that could name its records, {why}; correct --id.")
     return id
 

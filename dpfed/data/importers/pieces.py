@@ -1,31 +1,25 @@
 """A source in pieces that any process can read, and the volumes that they are imported into.
 
-Which pieces make a volume follows from their sizes alone. So a store is the same however many processes write it, and however
-often they are interrupted.
+Which pieces make a volume follows from their sizes alone. So a store is the same however many processes write it.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.source import FileRecord, Item, Piece, Source, Unreadable, content_hash
-from dpfed.data.importers.workplace import DRAFT, Workplace, stamp_of
 from dpfed.data.processes import Tell
-from dpfed.data.store.fingerprint import new_key
 from dpfed.data.store.layout import volume_files
 from dpfed.data.store.record import record_key
 from dpfed.data.store.volume import Form, Volume, VolumeWriter
-from dpfed.data.store.writing import StoreWriter, ids_at, repeats, write_around
-from dpfed.files.atomic import name_directory
+from dpfed.data.store.writing import StoreWriter, ids_at, repeats
 
 Progress = Callable[[int, int | None], None]  # (records so far, of how many)
 
@@ -35,16 +29,16 @@ _TOLD = 256  # records between two reports
 _COPY = re.compile(r"(.*)\+\d+", re.DOTALL)
 
 
-def volumes_of(pieces: Sequence[Piece]) -> list[list[int]]:
-    """The numbers of the pieces of each volume, in order."""
+def volumes_of(pieces: Sequence[Piece]) -> list[tuple[Piece, ...]]:
+    """The pieces of each volume, in order."""
     least = max(_SMALLEST, sum(piece.size for piece in pieces) // _MOST)
-    volumes: list[list[int]] = [[]]
+    volumes: list[tuple[Piece, ...]] = [()]
     held = 0
-    for number, piece in enumerate(pieces):
+    for piece in pieces:
         if held >= least:
-            volumes.append([])
+            volumes.append(())
             held = 0
-        volumes[-1].append(number)
+        volumes[-1] += (piece,)
         held += piece.size
     return volumes
 
@@ -54,7 +48,6 @@ class Job:
     """What a process needs to write a volume.
 
     Attributes:
-        place: of what is known of the volume, see `Volume.save`.
         file: of its records.
         pieces: what it holds.
         form: of the store.
@@ -65,7 +58,6 @@ class Job:
         taken: ids of records of earlier volumes -> how many have them.
     """
 
-    place: Path
     file: Path
     pieces: tuple[Piece, ...]
     form: Form
@@ -76,24 +68,15 @@ class Job:
     taken: dict[str, int]
 
 
-def write_volume(job: Job, tell: Tell) -> int:
-    """Writes a volume; it is there when this returns, and not before.
-
-    Returns:
-        How many records there were, with those that cannot be read.
-    """
-    draft = job.place.with_suffix(f".{os.getpid()}{DRAFT}")
-    writer = VolumeWriter(draft, job.form, job.key, job.taken)
+def write_volume(job: Job, tell: Tell) -> Volume:
+    """Writes a volume."""
+    writer = VolumeWriter(job.file, job.form, job.key, job.taken)
     try:
         records = itertools.chain.from_iterable(piece.records() for piece in job.pieces)
         store_records(records, writer, job.access, job.by_content, job.named, job.form, tell)
-        volume = writer.finish()
-        os.replace(draft, job.file)
-        volume.save(job.place)
-        return volume.met
+        return writer.finish()
     finally:
         writer.close()
-        draft.unlink(missing_ok=True)
 
 
 def store_records(
@@ -156,98 +139,50 @@ def taken_before(folder: Path, files: Sequence[str], volumes: Sequence[Volume]) 
     return taken
 
 
-class VolumesPlan:
-    """An import in volumes: what was done of it before is not done again.
+def write_volumes(
+    folder: Path, source: Source, form: Form, key: bytes, access: Access, by_content: bool, progress: Progress | None
+) -> list[Volume]:
+    """Writes the files of records of a source in pieces.
 
     Args:
-        place: where it writes.
-        source: opened, with its pieces.
+        folder: of the files.
+        source: opened.
         form: of the store.
-        access: which files may be read.
+        key: of its fingerprint.
+        access: which files may be read, and the processes that read them.
         by_content: see `Job`.
+        progress: called now and then with (records so far, of how many).
 
-    Raises:
-        UserError: if another import was interrupted at this place.
+    Returns:
+        The volumes, in order.
     """
+    parts = volumes_of(source.pieces)
+    files, elsewhere = volume_files(len(parts)), access.elsewhere()
+    taken: dict[int, dict[str, int]] = {}
+    volumes: dict[int, Volume] = {}
 
-    def __init__(self, place: Workplace, source: Source, form: Form, access: Access, by_content: bool) -> None:
-        self._place, self._source, self._form, self._access, self._by_content = place, source, form, access, by_content
-        pieces = [[number, *stamp_of(piece.file), piece.mark] for number, piece in enumerate(source.pieces)]
-        plan = place.plan(
-            {
-                "form": asdict(form),
-                "by content": by_content,
-                "outside": access.outside,
-                "key": new_key(form.public).hex(),
-                "volumes": [[pieces[number] for number in volume] for volume in volumes_of(source.pieces)],
-            }
-        )
-        self._key = bytes.fromhex(plan["key"])
-        self._volumes: list[list[int]] = [[piece[0] for piece in volume] for volume in plan["volumes"]]
-        self._files = volume_files(len(self._volumes))
-
-    def carry_out(self, progress: Progress | None) -> None:
-        """Writes the volumes that are not complete.
-
-        Args:
-            progress: called now and then with (records so far, of how many).
-        """
-        left = [number for number in range(len(self._volumes)) if self._loaded(number) is None]
-        if len(left) < len(self._volumes):
-            done = f"{len(self._volumes) - len(left):,} of {len(self._volumes):,} parts"
-            self._place.say(f"resuming an interrupted import: {done} were complete")
-        self._write(left, {}, progress)
-        while self._by_content and len(self._volumes) > 1:
-            volumes = self._complete()
-            taken = taken_before(self._place.folder, self._files, volumes)
-            again = {number: own for number, own in taken.items() if own != dict(volumes[number].taken)}
-            if not again:
-                break
-            self._place.say(f"naming equal records apart, in {len(again):,} of {len(volumes):,} parts")
-            for number in again:
-                self._place.forget(number)
-            self._write(sorted(again), again, None)
-
-    def finish(self, dest: Path, held_out: Sequence[tuple[int, str]], skip_broken: bool) -> None:
-        """Makes a store of the volumes, and gives it its name.
-
-        Raises:
-            UserError: see `write_around`.
-            OSError: if it cannot be written.
-        """
-        folder, volumes = self._place.folder, self._complete()
-        left_out = [(entry.id, entry.reason) for entry in self._source.unread]
-        write_around(folder, dest, self._form, self._key, volumes, held_out, skip_broken, left_out)
-        name_directory(folder, dest)
-        shutil.rmtree(dest / self._place.notes.name, ignore_errors=True)
-
-    def _write(self, numbers: Sequence[int], taken: dict[int, dict[str, int]], progress: Progress | None) -> None:
-        known = {number: volume.met for number in range(len(self._volumes)) if (volume := self._loaded(number)) is not None}
+    def write(numbers: Sequence[int], progress: Progress | None) -> None:
         jobs = [
-            Job(
-                self._place.volume(number),
-                self._place.folder / self._files[number],
-                tuple(self._source.pieces[piece] for piece in self._volumes[number]),
-                self._form,
-                self._key,
-                self._access.elsewhere(),
-                self._by_content,
-                self._source.named,
-                taken.get(number, {}),
-            )
-            for number in numbers
+            Job(folder / files[one], parts[one], form, key, elsewhere, by_content, source.named, taken.get(one, {}))
+            for one in numbers
         ]
+        known = dict.fromkeys(numbers, 0)
 
         def told(which: int, done: int) -> None:
             known[numbers[which]] = done
             if progress is not None:
-                progress(sum(known.values()), self._source.total)
+                progress(sum(known.values()), source.total)
 
-        for which, met in self._place.processes.each(write_volume, jobs, told):
-            told(which, met)
+        for which, volume in access.processes.each(write_volume, jobs, told):
+            volumes[numbers[which]] = volume
+            told(which, volume.met)
 
-    def _loaded(self, number: int) -> Volume | None:
-        return Volume.load(self._place.volume(number))
-
-    def _complete(self) -> list[Volume]:
-        return [volume for number in range(len(self._volumes)) if (volume := self._loaded(number)) is not None]
+    write(range(len(parts)), progress)
+    while by_content and len(parts) > 1:  # equal records are named apart
+        found = taken_before(folder, files, [volumes[one] for one in range(len(parts))])
+        again = {number: own for number, own in found.items() if own != taken.get(number)}
+        if not again:
+            break
+        taken |= again
+        write(sorted(again), None)
+    return [volumes[one] for one in range(len(parts))]

@@ -91,11 +91,6 @@ class Piece(ABC):
     file: Path
     size: int
 
-    @property
-    def mark(self) -> object:
-        """Which part of the file it is, as JSON can hold it."""
-        return None
-
     @abstractmethod
     def records(self) -> Iterator[Item]:
         """The records, read one after the other."""

@@ -1,4 +1,4 @@
-"""Files of one data set that are told apart by split: in their own names or in their folders'."""
+"""Files of one data set that are distinguished by split: in their own names or in their folders'."""
 
 from __future__ import annotations
 

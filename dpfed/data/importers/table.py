@@ -126,7 +126,7 @@ class TableImporter(Importer):
         if unnamed:
             each = table_command(path, unnamed if len(unnamed) < len(tables) else tables)
             raise UserError(
-                f"{path} holds the table {unnamed[0].name}, and its name speaks of no split; name it after train, val or test, "
+                f"{path} holds the table {unnamed[0].name}, and its name contains no split; name it after train, val or test, "
                 f"move it away, or import what you mean: `{each}`."
             )
         training_first = sorted(tables, key=lambda table: SPLITS.index(split_of(table.relative_to(path)) or "train"))

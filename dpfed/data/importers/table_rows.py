@@ -104,7 +104,7 @@ def _of_csv(path: Path) -> Iterator[tuple[int, Any]]:
                     continue
                 if cells[-1].endswith(_END):
                     raise UserError(
-                        f"{path}:{line} begins a cell whose quotation mark is never closed; close it, or take it away."
+                        f"{path}:{line} begins a cell whose quotation mark is never closed; close it, or remove it."
                     )
                 if names is None:
                     names = [name.strip() for name in cells]
@@ -154,7 +154,7 @@ def _of_tokens(path: Path) -> Iterator[tuple[int, Any]]:
             if found := _TOKEN.fullmatch(text):
                 yield line, {"filepath": found[1], "title": found[2].strip(), "split": splits.get(found[1], "")}
             elif text.strip():
-                raise UserError(f"{path}:{line} is no line of a file, #, a number, a tab and a caption; correct it.")
+                raise UserError(f"{path}:{line} is not a line of a file, #, a number, a tab and a caption; correct it.")
 
 
 def _of_json(entries: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, Any]]:

@@ -8,10 +8,9 @@ import json
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.archives import DamagedArchive, members, name_of
@@ -19,6 +18,7 @@ from dpfed.data.importers.classes import class_of, number_classes, without_class
 from dpfed.data.importers.listing import harmless, suffix
 from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Piece, Source, Unreadable, unit_of
 from dpfed.data.importers.splits import holds, is_part, split_files, split_of
+from dpfed.data.processes import Tell
 from dpfed.data.store.record import RecordInput
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
@@ -29,6 +29,7 @@ _TEXTS = frozenset({"txt", "json", "cls"})
 _OF_TOOLS = re.compile(r"\d+(\.parquet|_stats\.json)")  # img2dataset writes figures about each archive beside it
 _CAPTION_KEYS = ("caption", "captions", "text", "title")
 _LABEL_KEYS = ("label", "cls", "class")
+_WORTH_A_PROCESS = 16 << 20  # bytes to read: in less time a process does not start
 
 
 @dataclass
@@ -101,23 +102,17 @@ class _Survey:
     passed_over: Counter[str] = field(default_factory=Counter)
     folders: dict[str, str] = field(default_factory=dict)  # split that folders in the archive speak of -> one of them
 
-    def facts(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it."""
-        unread = [(entry.id, entry.reason) for entry in self.unread]
-        sets = {"classes": sorted(self.classes), "unit_keys": sorted(self.unit_keys)}
-        return {**vars(self), **sets, "unread": unread, "unused": dict(self.unused), "passed_over": dict(self.passed_over)}
-
-    def add(self, facts: dict[str, Any]) -> None:
-        """Adds what is known of some of the samples."""
-        self.samples += facts["samples"]
-        self.captioned |= facts["captioned"]
-        self.classes |= set(facts["classes"])
-        self.unit_keys |= set(facts["unit_keys"])
-        self.damaged += facts["damaged"]
-        self.unused.update(facts["unused"])
-        self.unread += [Unreadable(*entry) for entry in facts["unread"]]
-        self.passed_over.update(facts["passed_over"])
-        self.folders = {**facts.get("folders", {}), **self.folders}
+    def add(self, other: _Survey) -> None:
+        """Adds what is known of later samples."""
+        self.samples += other.samples
+        self.captioned |= other.captioned
+        self.classes |= other.classes
+        self.unit_keys |= other.unit_keys
+        self.damaged += other.damaged
+        self.unused.update(other.unused)
+        self.unread += other.unread
+        self.passed_over.update(other.passed_over)
+        self.folders = other.folders | self.folders
 
 
 class WebDatasetImporter(Importer):
@@ -149,20 +144,14 @@ class WebDatasetImporter(Importer):
         access = access or Access.to(path)
         found = split_files(path, ".tar", self.layout, access)
         shards = found.files
-        if access.place is None:
-            surveyed = [_survey(shard) for shard in shards]
-        else:
-            surveyed = access.place.survey(_survey, [file for _, file in shards], shards)
-        survey = _Survey()
-        for one in surveyed:
-            survey.add(one)
+        survey = _survey_all(shards, access)
         if not survey.samples:
             reason = f" ({survey.damaged[0]})" if survey.damaged else ""
             raise UserError(f"there are no samples in the archives of {path}{reason}; expected {self.layout}.")
         if level is None and len(survey.folders) > 1:
             raise UserError(
-                f"folders in the archives speak of several splits ({', '.join(survey.folders.values())}), and a split is the "
-                "archive's: unpack them and import the folder, pack an archive for each split, or say --splits 0 if the "
+                f"folders in the archives name several splits ({', '.join(survey.folders.values())}), but an archive has one "
+                "split: unpack them and import the folder, pack an archive for each split, or say --splits 0 if the "
                 "archives' own names are right."
             )
         numbers, names = number_classes(survey.classes)
@@ -196,11 +185,6 @@ class _Archive(Piece):
     name: str
     classes: dict[str, int]
 
-    @property
-    def mark(self) -> object:
-        """See `Piece`."""
-        return self.split
-
     def records(self) -> Iterator[Item]:
         """See `Piece`."""
         name, seen = f"{self.split}/{self.name}", set()
@@ -208,8 +192,8 @@ class _Archive(Piece):
             for sample in _samples(self.file, _IMAGES | _TEXTS):
                 if sample.key in seen:
                     raise UserError(
-                        f"{self.file}: the files of the sample {sample.key!r} do not stand together, or two samples are called "
-                        "so; sort the archive by name, or rename one."
+                        f"{self.file}: the files of the sample {sample.key!r} are not adjacent, or two samples have this "
+                        "name; sort the archive by name, or rename one."
                     )
                 seen.add(sample.key)
                 yield _record(f"{name}/{sample.key}", sample, self.split, self.classes)
@@ -223,8 +207,20 @@ def _called(archive: Path, source: Path) -> str:
     return "/".join([*(folder for folder in folders if is_part(folder)), name_of(archive)])
 
 
-def _survey(split_and_file: tuple[str, Path], tell: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
-    """What the texts of an archive say, as `_Survey.add` takes it and JSON holds it."""
+def _survey_all(shards: Sequence[tuple[str, Path]], access: Access) -> _Survey:
+    survey, found = _Survey(), dict[int, _Survey]()
+    worth = sum(file.stat().st_size for _, file in shards) // _WORTH_A_PROCESS
+    for number, one in access.processes.each(_survey, shards, most=worth):
+        found[number] = one
+        if access.surveyed is not None:
+            access.surveyed(len(found), len(shards))
+    for number in range(len(shards)):
+        survey.add(found[number])
+    return survey
+
+
+def _survey(split_and_file: tuple[str, Path], tell: Tell) -> _Survey:
+    """What the texts of an archive say."""
     split, shard = split_and_file
     survey, last = _Survey(), ""
     try:
@@ -240,11 +236,11 @@ def _survey(split_and_file: tuple[str, Path], tell: Callable[[int], None] = lamb
             survey.unit_keys.update([sample.unit_key] if sample.unit_key else [])
     except DamagedArchive as error:  # it is met again, and counted, when the records are read
         survey.damaged.append(f"{shard.name} {error}")
-    return survey.facts()
+    return survey
 
 
 def _stray(member: tarfile.TarInfo, place: str, survey: _Survey) -> None:
-    """Accounts for a member that is no file of a sample."""
+    """Accounts for a member that is not a file of a sample."""
     name = member.name.rsplit("/", 1)[-1]
     if member.isdir():
         return
@@ -275,7 +271,7 @@ def _samples(
     Args:
         shard: the archive.
         extensions: without their dots.
-        stray: called with every member that is no file of a sample.
+        stray: called with every member that is not a file of a sample.
     """
     sample: _Sample | None = None
     for key, extension, content in _members(shard, extensions, stray):

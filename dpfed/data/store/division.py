@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from dpfed.data.store.mapped import with_starts
 from dpfed.data.store.record import SPLITS, record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.files.atomic import cannot_write, name_directory, refuse_existing, start_directory
+from dpfed.files.atomic import cannot_write, refuse_existing, whole_directory
 from dpfed.paths import local_path
 from dpfed.privacy.randomness import Randomness
 
@@ -53,7 +52,7 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
         ``(N,)`` int64, 0 .. sites - 1, by index in the store.
 
     Raises:
-        UserError: for fewer than two sites, a skew that is no probability or that needs labels or captions where the store
+        UserError: for fewer than two sites, a skew that is not a probability or that needs labels or captions where the store
             has neither, or units that have records of several home sites.
     """
     if sites < 2:
@@ -68,7 +67,7 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
     by = next(iter(store.labels), "caption")
     if by == "caption" and store.kind != "image-text":
         raise UserError(
-            f"the records of {store.name} have neither labels nor captions, so no site can be home to any of them: set the "
+            f"the records of {store.name} have neither labels nor captions, so they cannot be divided by these: set the "
             "skew to 0."
         )
     traits = _traits(store, by)
@@ -114,11 +113,14 @@ def divide_store(
         part_of_record[store.split(split)] = sites  # the last part
     _refuse_empty(store, np.bincount(part_of_record, minlength=sites + 1))
     names = [*map(site_folder, range(sites)), EVALUATION]
-    with _all_or_nothing(path) as partial:
-        _write_parts(store, [partial / name for name in names], part_of_record, progress)
-        for part, name in enumerate(names):
-            _write_header(store, np.flatnonzero(part_of_record == part), partial / name)
-            _add_contents(partial / name)
+    try:
+        with whole_directory(path) as partial:
+            _write_parts(store, [partial / name for name in names], part_of_record, progress)
+            for part, name in enumerate(names):
+                _write_header(store, np.flatnonzero(part_of_record == part), partial / name)
+                _add_contents(partial / name)
+    except OSError as error:
+        raise cannot_write(path, error) from error
     return [RecordStore.open(path / name) for name in names]
 
 
@@ -177,23 +179,6 @@ def _add_contents(folder: Path) -> None:
     store, header = RecordStore.open(folder), read_layout(folder).header
     header["contents"] = contents_of(store, None).header(splits_of(store))
     (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _all_or_nothing(path: Path) -> Iterator[Path]:
-    """A hidden directory that becomes `path` at the end of the ``with`` block, and is removed when the block fails.
-
-    Raises:
-        UserError: when `path` exists or cannot be written.
-    """
-    partial = start_directory(path)
-    try:
-        yield partial
-        name_directory(partial, path)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_parts(

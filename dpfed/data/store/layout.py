@@ -171,7 +171,7 @@ class Layout:
         for name in self.files:
             file, expected = path / name, self.header["files"][name]
             if not file.is_file():  # nothing else is opened: a pipe would wait for ever
-                raise damaged(path, f"{name} is missing or no file")
+                raise damaged(path, f"{name} is missing or not a file")
             actual = file.stat().st_size
             if actual != expected:
                 raise damaged(path, f"{name} has {actual:,} bytes instead of {expected:,}")

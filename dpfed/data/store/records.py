@@ -44,8 +44,7 @@ class RecordStore:
             import counted them.
         pictures: the images, batch by batch (`dpfed.data.store.pictures`).
         index: key, split, unit (if any) and labels of every record (`dpfed.data.store.index`).
-        keys: ``(N,)`` uint64, a stable hash of each record's id; unique. As units and labels, it is mapped; of a store of many
-            millions it is a `Column`, which answers to what an array does.
+        keys: ``(N,)`` uint64, a stable hash of each record's id; unique. As units and labels, it is mapped.
         units: ``(N,)`` uint64, the same for records that share a unit; ``None`` when the source names no units.
         unit_name: what a unit is called, such as ``"person"``; ``None``: there are none.
         labels: name -> ``(N,)`` int64, -1 where a record has none.
@@ -151,7 +150,7 @@ class RecordStore:
         return self.index.rows(_number(name))
 
     def count(self, name: str) -> int:
-        """How many records a split has, by the header, which `Index.training` checks; see `split`."""
+        """How many records a split has, by the header, which `Index` checks; see `split`."""
         _number(name)
         return self._layout.splits[name]
 

@@ -7,7 +7,6 @@ records together say (that names are unique, who is held out, the fingerprint) i
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,6 @@ from dpfed.data.store.mapped import records_schema
 from dpfed.data.store.record import SPLITS, RecordInput, check_types, hold_out_hash, is_text, record_key
 from dpfed.data.views.pixels import BrokenImage, decoded, decoders, encode, memory, square
 from dpfed.errors import UserError
-from dpfed.files.atomic import write_atomically
 
 _BATCH_RECORDS = 1024
 _BATCH_BYTES = 64 << 20  # images in memory before a batch is written
@@ -70,7 +68,6 @@ class Volume:
         resized: whether an image became a square by cropping and scaling.
         copies: ids that follow from what records hold -> how many of its records have them, where that is more than one, or
             where earlier volumes have such records, too.
-        taken: ids -> how many records of earlier volumes it was told to have them.
     """
 
     numbers: pa.Table
@@ -79,26 +76,7 @@ class Volume:
     met: int
     converted: Mapping[str, int]
     resized: bool
-    copies: Mapping[str, int] = field(default_factory=dict)
-    taken: Mapping[str, int] = field(default_factory=dict)
-
-    def save(self, place: Path) -> None:
-        """Writes all of it, beside the file of records; it is there when ``place.json`` is."""
-        with pa.ipc.new_file(str(place.with_suffix(".arrow")), self.numbers.schema) as writer:
-            writer.write_table(self.numbers)
-        facts = {name: value for name, value in vars(self).items() if name != "numbers"}
-        write_atomically(place.with_suffix(".json"), json.dumps(facts))
-
-    @classmethod
-    def load(cls, place: Path) -> Volume | None:
-        """What was saved, its numbers mapped; ``None``: nothing was."""
-        try:
-            facts = json.loads(place.with_suffix(".json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        with pa.memory_map(str(place.with_suffix(".arrow"))) as source:
-            numbers = pa.ipc.open_file(source).read_all()
-        return cls(numbers, **facts)
+    copies: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -195,9 +173,7 @@ class VolumeWriter:
             **{f"label:{label}": pa.array(np.frombuffer(own, np.int64)) for label, own in self._labels.items()},
         }
         copies = {id: count - self._taken.get(id, 0) for id, count in self._copies.items()}
-        return Volume(
-            pa.table(columns), self._batches, self.broken, self.met, self.converted, self._resized, copies, self._taken
-        )
+        return Volume(pa.table(columns), self._batches, self.broken, self.met, self.converted, self._resized, copies)
 
     def close(self) -> None:
         """Closes the file, once: Arrow would write its end again. Before `finish`, it is not complete."""

@@ -135,7 +135,7 @@ class StoreWriter:
             split: ``"validation"`` or ``"test"``.
 
         Raises:
-            UserError: when that is no number of records; at the end of the block, when it would leave no training record.
+            UserError: when that is not a number of records; at the end of the block, when it would leave no training record.
         """
         self._held_out.append((whole_number(count, f"the number of {split} records"), split))
 

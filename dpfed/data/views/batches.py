@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dpfed.data.store.records import RecordStore
+from dpfed.data.transfer import to_device
 from dpfed.data.views.images import ImageViews
 from dpfed.data.views.texts import TextViews
 from dpfed.privacy.randomness import Randomness
@@ -96,7 +97,7 @@ class ViewMaker:
         """
         result = {"image": self._images(indices, randomness, step, device)}
         if self._tokenizer is not None:
-            result["text"] = self._texts(self._tokenizer, indices, randomness, step).to(device)
+            result["text"] = to_device(self._texts(self._tokenizer, indices, randomness, step), device)
         return result
 
     def prefetch(self, batches: Iterable[np.ndarray], device: torch.device) -> None:
@@ -115,8 +116,8 @@ class ViewMaker:
         """``(n, V, 3, H, W)``."""
         keys, columns = self._store.keys[indices], self._views.columns * self._count
         drawn = randomness.per_record("views", step, keys, columns).astype(np.float32)
-        uniforms = torch.from_numpy(drawn).view(len(indices), self._count, self._views.columns).to(device)
-        return self._views(self._read(indices).to(device), uniforms)
+        uniforms = torch.from_numpy(drawn).view(len(indices), self._count, self._views.columns)
+        return self._views(to_device(self._read(indices), device), to_device(uniforms, device))
 
     def _texts(
         self, tokenizer: Callable[[list[str]], Tensor], indices: np.ndarray, randomness: Randomness, step: int

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dpfed.data.transfer import constant
+
 _TILE = 1024  # pixels that a program holds at a time
 PARAMETERS = 16  # of a view
 
@@ -116,7 +118,7 @@ def views_of(
     """
     height, width = images.shape[2:]
     out = torch.empty(len(parameters), 3, height, width, device=images.device)
-    plain = scales.new_tensor([0.0] * 3 + [1.0] * 3)
+    plain = constant((0.0,) * 3 + (1.0,) * 3, images.device)
     if not len(out):
         return out
     tile = min(_TILE, triton.next_power_of_2(height * width))

@@ -10,6 +10,7 @@ batching asks for: the colour operations have one fixed order, and hue is rotate
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from typing import ClassVar
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from dpfed.config import ViewsConfig
+from dpfed.data.transfer import constant
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import Notice
 
@@ -43,7 +45,7 @@ class ImageViews:
     def __init__(self, config: ViewsConfig, preprocessing: Preprocessing | None = None) -> None:
         self.config = config
         expected = preprocessing or Preprocessing()
-        self._mean, self._std = (torch.tensor(values)[:, None, None] for values in (expected.mean, expected.std))
+        self._expected = expected
         self._crop = config.crop_scale != (1.0, 1.0) or config.crop_ratio != (1.0, 1.0)
         ranges = {name: getattr(config, name) for name in ("brightness", "contrast", "saturation", "hue")}
         self._jitter = {name: strength for name, strength in ranges.items() if config.jitter > 0 and strength > 0}
@@ -105,7 +107,7 @@ class ImageViews:
         chroma = self._chroma(draw, one)
         matrix = torch.eye(3, device=one.device).expand(len(one), 3, 3) if chroma is None else chroma_matrix(*chroma)
         parameters = torch.cat([torch.stack([*box, flip, *light], dim=1), matrix.flatten(1)], dim=1)
-        scales = torch.cat([self._mean, self._std]).flatten().to(one.device)
+        scales = constant((*self._expected.mean, *self._expected.std), one.device)
         try:
             from dpfed.data.views.fused import views_of
 
@@ -139,7 +141,8 @@ class ImageViews:
         self._normalise_(out)
 
     def _normalise_(self, x: torch.Tensor) -> torch.Tensor:
-        return x.sub_(self._mean.to(x.device)).div_(self._std.to(x.device))
+        mean, std = (constant(of, x.device)[:, None, None] for of in (self._expected.mean, self._expected.std))
+        return x.sub_(mean).div_(std)
 
     def _boxes(self, draw: dict[str, torch.Tensor], height: int, width: int) -> tuple[torch.Tensor, ...]:
         """Left, top, width and height of the crops, each ``(m,)``, as fractions of the image.
@@ -238,13 +241,18 @@ def adjust_chroma(x: torch.Tensor, saturation: torch.Tensor, turns: torch.Tensor
 
 def chroma_matrix(saturation: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
     """What `adjust_chroma` multiplies the colours of each image by, ``(m, 3, 3)``."""
-    grey = saturation.new_tensor(_LUMA).expand(3, 3)
-    to_yiq = torch.tensor(_RGB_TO_YIQ, dtype=torch.float64)
-    quarter = torch.tensor([[0.0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)  # red moves towards yellow, as in HSV
-    turn = (torch.linalg.inv(to_yiq) @ quarter @ to_yiq).to(saturation)
+    grey, turn = (constant(values, saturation.device).view(3, 3) for values in _chroma_constants())
     angle = 2 * math.pi * turns
     along, across = (saturation * angle.cos())[:, None, None], (saturation * angle.sin())[:, None, None]
     return grey + along * (torch.eye(3, device=saturation.device) - grey) + across * turn
+
+
+@functools.cache
+def _chroma_constants() -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What makes colours grey, and what turns them by a quarter of a circle, rows one after the other."""
+    to_yiq = torch.tensor(_RGB_TO_YIQ, dtype=torch.float64)
+    quarter = torch.tensor([[0.0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)  # red moves towards yellow, as in HSV
+    return 3 * _LUMA, tuple((torch.linalg.inv(to_yiq) @ quarter @ to_yiq).flatten().tolist())
 
 
 def gaussian_blur(x: torch.Tensor, sigma: torch.Tensor, radius: int) -> torch.Tensor:

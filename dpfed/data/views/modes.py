@@ -2,7 +2,7 @@
 
 Stock open_clip scales an image in the mode that its file has, and only then makes it RGB. A model that is to see there what it
 was trained on here must see the same, so everything is done in that order. A few modes do not survive it, though: open_clip
-turns them white or black, or fails. Those become 8-bit images first, and whoever asks is told.
+turns them white or black, or fails. Those become 8-bit images first, and the caller learns of it.
 """
 
 from __future__ import annotations

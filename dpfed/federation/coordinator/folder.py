@@ -35,7 +35,7 @@ class CoordinatorFolder:
         self._left = self.path / "left.json"
 
     def note_left(self, sites: list[str]) -> None:
-        """Notes which sites have left the federation for good, so that a run which goes on can say it."""
+        """Notes which sites have left the federation permanently, so that a run which continues can say it."""
         if sites != self.left():
             write_atomically(self._left, json.dumps(sites) + "\n")
 
@@ -97,7 +97,7 @@ class CoordinatorFolder:
         """
         folder = cls(Path(path))
         if not folder.terms.is_file():
-            raise UserError(f"{path} is no federation: `dpfed federation provision` makes one.")
+            raise UserError(f"{path} is not a federation: `dpfed federation provision` makes one.")
         return folder
 
     def identity(self) -> Identity:

@@ -117,11 +117,11 @@ class Members:
         return {number: self._offers[number] for number in self.present(step) if number in self._offers}
 
     def connected(self, addresses: Iterable[str]) -> None:
-        """Forgets the sites that cannot be reached any more: a step that asks them would be paid for in vain."""
+        """Forgets the sites that cannot be reached any more: a step that asks them would be charged in vain."""
         there = set(addresses)
         for number, address in list(self._addresses.items()):
             if address not in there:
-                self.lose(number, address, "its SuperNode is not connected any more")
+                self.lose(number, address, "its SuperNode is no longer connected")
 
     def keep(self, number: int, offer: Offer | None, step: int) -> None:
         """A site stays, with what it offers for the next step."""
@@ -161,7 +161,7 @@ class Members:
         try:
             hello = read(reply, Hello, number, site.signing_key, self._terms.fingerprint)
             if hello.nonce != alleged(greeting)["nonce"]:
-                raise Rejected("an answer to another question")
+                raise Rejected("an answer to another request")
             if hello.frozen != self._frozen:
                 raise Rejected("its weights that are not trained differ from the coordinator's")
         except Rejected as rejected:

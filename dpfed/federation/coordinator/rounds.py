@@ -81,7 +81,7 @@ class Federation:
         self._gathered = False  # whether all sites had their time to come
         self._addresses: dict[int, str] = {}  # of the sites that the current step asks
         self._masked: SecureSum | None = None  # of that step
-        self._without: list[str] = []  # the sites without which the last step went on
+        self._without: list[str] = []  # the sites without which the last step continued
 
     def collect(self, step: int) -> BoundedSum | None:
         """See `Transport`.
@@ -95,7 +95,7 @@ class Federation:
                 "from the newest checkpoint."
             )
         if self._journal.opened(step):  # by a server that did not live to see its end
-            reason = "the server stopped in the middle of it"
+            reason = "the server stopped during it"
             self._journal.write("discarded", step, reason=reason)
             self._note(f"step {step} is discarded and charged: {reason}")
             return None
@@ -103,7 +103,7 @@ class Federation:
         self._journal.write("opened", step)
         arrived, missing = self._ask(step)
         names = [self._terms.sites[number].name for number in sorted(arrived)]
-        total, reason = None, f"{len(arrived)} of {self._trust.sites} sites came, {self._trust.least} are needed"
+        total, reason = None, f"{len(arrived)} of {self._trust.sites} sites answered, {self._trust.least} are needed"
         if len(arrived) >= self._trust.least:
             total, reason = self._unmasked(step, arrived, missing) if self._secure else (self._sum(arrived), "")
         if total is None:
@@ -156,7 +156,7 @@ class Federation:
             pause = min(1.5 * pause, _PAUSES[1])
 
     def _say_who_is_missing(self, step: int) -> None:
-        """Names the sites without which a step goes on, whenever they are others than before, and those that came."""
+        """Names the sites without which a step continues, whenever they are others than before, and those that came."""
         there = self._members.present(step)
         names = [site.name for site in self._terms.sites]
         without = [name for number, name in enumerate(names) if number not in there]
@@ -270,7 +270,7 @@ class Federation:
     def _read(self, reply: Packet | None, kind: type[Any], number: int, step: int) -> Any:
         answer = read(reply, kind, number, self._terms.sites[number].signing_key, self._terms.fingerprint)
         if answer.step != step:
-            raise Rejected("an answer to another question")
+            raise Rejected("an answer to another request")
         return answer
 
     def _offers_for(self, number: int) -> dict[str, Any]:

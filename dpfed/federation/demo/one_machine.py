@@ -35,7 +35,7 @@ _START = 300.0  # seconds that a site may take to load, on a busy machine
 
 
 def federate(config: Config, place: Path, sites: int, skew: float, options: dict[str, Any]) -> RunDirectory:
-    """Trains with several institutions on this machine; again after an interruption, to go on.
+    """Trains with several institutions on this machine; again after an interruption, to continue.
 
     Args:
         config: what to train; its records are divided among the sites.
@@ -108,7 +108,7 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
 
 
 def _copies(config: Config) -> dict[str, Any]:
-    """What does not travel: on one machine, the sites read the coordinator's files."""
+    """What is not sent: on one machine, the sites read the coordinator's files."""
     model = with_absolute_paths(config).model
     given = {name: getattr(model, name) for name in ("weights", "architecture", "text", "anchors", "start")}
     return {name: value for name, value in given.items() if value and Path(value.removeprefix(LOCAL_DIR)).is_absolute()}

@@ -1,4 +1,4 @@
-"""The folder that `flwr run` takes: both thin apps and what Flower wants to know of them, wherever dpfed is installed.
+"""The folder that `flwr run` takes: both thin apps and what Flower expects to know of them, wherever dpfed is installed.
 
 The Flower that dpfed is written for; this file imports nothing of it.
 """

@@ -161,7 +161,7 @@ def _answer(address: str, message: str, reply: Message, most: int) -> Packet | s
     if reply.has_error():
         return f"no answer (Flower's error {reply.error.code})"
     if reply.metadata.reply_to_message_id != message or reply.metadata.src_node_id != int(address):
-        raise ValueError("a reply to something else")
+        raise ValueError("a reply to another message")
     packet = packet_in(reply.content)
     if reason := failure_of(packet):
         return f"no answer ({reason})"

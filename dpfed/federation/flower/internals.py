@@ -211,7 +211,7 @@ class SuperNode:
 
 
 class Task:
-    """A message that this process handles; a context manager, which tells the SuperNode again and again that it is at work.
+    """A message that this process handles; a context manager, which tells the SuperNode again and again that it is running.
 
     A request that breaks off is made again. Whoever cannot answer leaves: a SuperNode that hears nothing of a task for a minute
     answers in its place. It must not be told that the task has failed. It would then wait for an answer for ever, and take no

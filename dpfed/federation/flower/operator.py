@@ -1,10 +1,10 @@
-"""The operator's part of a provisioned federation: registers the SuperNodes' keys, and starts the run, or goes on with it.
+"""The operator's part of a provisioned federation: registers the SuperNodes' keys, and starts the run, or resumes it.
 
     dpfed federation run FOLDER
 
 FOLDER is what `dpfed federation provision` made. The SuperLink may come later, and is on this machine, on loopback. While the
-run goes on, keys that come into FOLDER/nodes are registered, and the SuperNodes of those that go are unregistered: so keys
-change, and sites leave, in mid-run. The same command after a crash goes on with the run.
+run continues, keys that come into FOLDER/nodes are registered, and the SuperNodes of those that go are unregistered: so keys
+change, and sites leave, in mid-run. The same command after a crash resumes the run.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Operator:
         return json.loads(read_text(self._registered)) if self._registered.exists() else {}
 
     def run(self) -> int:
-        """Starts the run, or follows the one that goes on, and shows what it says.
+        """Starts the run, or follows the one that continues, and shows what it says.
 
         Returns:
             The exit code of this command.
@@ -136,7 +136,7 @@ def _told(status: str) -> int:
 
 
 def operate(folder: Path, port: int = LINK_PORT) -> int:
-    """Registers the SuperNodes' keys, then starts the run or goes on with it, and follows it.
+    """Registers the SuperNodes' keys, then starts the run or resumes it, and follows it.
 
     Args:
         folder: what `dpfed federation provision` made.
@@ -147,7 +147,7 @@ def operate(folder: Path, port: int = LINK_PORT) -> int:
 
     Raises:
         Unavailable: if the SuperLink is not there.
-        UserError: for what the operator must mend.
+        UserError: for what the operator must fix.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     operator = Operator(folder, port)

@@ -26,11 +26,11 @@ from dpfed.runs.job import Job, begin, take_up
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.running import run_job
 
-_ENDING = 10.0  # seconds that a server of before may still hold the run
+_ENDING = 10.0  # seconds that a previous server may still hold the run
 
 
 def coordinate(folder: Path, place: Path, channel: Channel, watcher: Watcher) -> RunDirectory:
-    """Begins a federation's run, or goes on with it.
+    """Begins a federation's run, or resumes it.
 
     Args:
         folder: of the coordinator.
@@ -42,7 +42,7 @@ def coordinate(folder: Path, place: Path, channel: Channel, watcher: Watcher) ->
         The finished run.
 
     Raises:
-        UserError: for what the operator can mend.
+        UserError: for what the operator can fix.
     """
     party = CoordinatorFolder.open(folder)
     terms, identity = Terms.load(party.terms), party.identity()
@@ -71,7 +71,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Trains with the sites of a federation; `run` goes on where it was if it is there.
+    """Trains with the sites of a federation; `run` resumes where it was if it is there.
 
     Run-config keys: ``federation``, the coordinator's folder (`dpfed federation provision`), and ``run``, the run's directory;
     both absolute, on the machine of the SuperLink.

@@ -70,7 +70,7 @@ class Kit(Section):
         except OSError as error:
             raise UserError(f"cannot read the kit {path}: {error.strerror or error}.") from error
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise UserError(f"{path} is no starter kit: `dpfed federation provision` of this release makes kits.") from error
+            raise UserError(f"{path} is not a starter kit: `dpfed federation provision` of this release makes kits.") from error
         if not is_signed(_KIT + text.encode(), signature, kit.coordinator):
             raise UserError(f"{path} is not as it was signed: ask the coordinator for the kit again.")
         return kit
@@ -121,7 +121,7 @@ class Reply(Section):
         except OSError as error:
             raise UserError(f"cannot read the reply {path}: {error.strerror or error}.") from error
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise UserError(f"{path} is no site's reply: `dpfed site setup` writes reply.json.") from error
+            raise UserError(f"{path} is not a site's reply: `dpfed site setup` writes reply.json.") from error
         if not is_signed(_REPLY + text.encode(), signature, reply.card.signing_key):
             raise UserError(f"{path} is not as its site signed it: ask the site to send reply.json again.")
         return reply
@@ -138,7 +138,9 @@ class Reply(Section):
         """
         name = self.card.name
         if kit is None:
-            raise UserError(f"{path} is the reply of {name!r}, which is no site of this project: remove it, or add the site.")
+            raise UserError(
+                f"{path} is the reply of {name!r}, which is not a site of this project: remove it, or add the site."
+            )
         if self.federation != kit.federation or self.invitation != kit.invitation:
             raise UserError(
                 f"{path} says that it is of {name}, and answers another kit than the one that was made for {name}: send "
@@ -150,7 +152,7 @@ class Reply(Section):
                 f"with protocol {PROTOCOL}: install the same release on both sides."
             )
         if not _is_node_key(self.node_key):
-            raise UserError(f"{path} holds a SuperNode's key that is none: `dpfed site setup` makes it.")
+            raise UserError(f"{path} holds an invalid SuperNode key: `dpfed site setup` makes it.")
 
 
 def _sealed(domain: bytes, content: Section, identity: Identity) -> str:

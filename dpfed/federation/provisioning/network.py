@@ -24,7 +24,7 @@ class State(StrEnum):
     """How it stands."""
 
     GOOD = "good"
-    CARE = "care"  # it works, and wants attention
+    CARE = "care"  # it works, and needs attention
     UNKNOWN = "unknown"
     BAD = "bad"
 

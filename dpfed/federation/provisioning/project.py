@@ -59,7 +59,7 @@ class Project(Section):
         """Reads a project.
 
         Raises:
-            UserError: for a file that cannot be read, an unknown key, or sites that cannot be told apart.
+            UserError: for a file that cannot be read, an unknown key, or sites that cannot be distinguished.
         """
         try:
             return cls.model_validate(read_toml(path, "project"))

@@ -133,13 +133,13 @@ class _Office:
             if agreed != list(self._project.sites):
                 raise UserError(
                     f"the terms of {name!r} are made, for the sites {', '.join(agreed)}, and terms never change: restore "
-                    "these in the project, or begin another project with a name of its own."
+                    "these in the project, or start another project with its own name."
                 )
             for key, value in self._project.options.items():
                 if getattr(terms, key) != value:
                     raise UserError(
                         f"{key} = {value!r}, and the terms of {name!r} are made with {getattr(terms, key)!r}, and never "
-                        "change: restore it in the project, or begin another project with a name of its own."
+                        "change: restore it in the project, or start another project with its own name."
                     )
 
     def found(self) -> None:
@@ -172,7 +172,7 @@ class _Office:
         for name, text in files.items():
             make_folder((self.path / name).parent)
             if _write_if_other(self.path / name, text.encode()):
-                self.news.append(f"{name} is another than before: read README.md for how its program is started again")
+                self.news.append(f"{name} has changed: README.md says how to restart its program")
         if not os.path.lexists(self.path / "venv"):
             (self.path / "venv").symlink_to(sys.prefix)
 

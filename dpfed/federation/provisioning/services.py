@@ -1,6 +1,6 @@
 """The programs of a site and of a coordinator, as words, and the files that start them: systemd, nginx.
 
-Every command is written down once, here. Where a folder lies is left to whoever starts it: systemd puts it in for ``%f``.
+Every command is stated once, here. Where a folder lies is left to whoever starts it: systemd puts it in for ``%f``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def link_command(folder: str) -> list[str]:
 
 
 def run_command(folder: str) -> list[str]:
-    """Registers the SuperNodes' keys and starts the run, or goes on with it."""
+    """Registers the SuperNodes' keys and starts the run, or resumes it."""
     return ["dpfed", "federation", "run", folder]
 
 

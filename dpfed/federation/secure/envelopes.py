@@ -58,7 +58,7 @@ class Envelopes:
         """The round public key and the text of an envelope.
 
         Raises:
-            BadOffer: if it was not made for this site, step and run by the one it is said to be from.
+            BadOffer: if it was not made for this site, step and run by its stated sender.
         """
         if sender == self._me or not 0 <= sender < len(self._sites):
             raise BadOffer(f"step {keys.step}: an offer of site {sender}, which is not another site of this run.", sender)

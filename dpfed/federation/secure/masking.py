@@ -139,7 +139,7 @@ class Masking:
         return offered.offer
 
     def open(self, step: int, offers: dict[int, bytes]) -> Opened:
-        """Opens the others' offers. Nothing changes: a step can be opened before anything is paid for it, and again.
+        """Opens the others' offers. Nothing changes: a step can be opened before anything is charged for it, and again.
 
         Args:
             step: that was offered.
@@ -147,7 +147,7 @@ class Masking:
 
         Raises:
             NotOffered: if this site holds no offer of its own for the step.
-            BadOffer: if an offer was not made for this site, step and run by the one it is said to be from.
+            BadOffer: if an offer was not made for this site, step and run by its stated sender.
             OtherView: if the roster is too small.
         """
         if (offered := self._offered.get(step)) is None:
@@ -196,7 +196,7 @@ class Masking:
         return self._identity.sign(self._at(step).view.roster())
 
     def confirm(self, step: int, arrived: Iterable[int]) -> bytes:
-        """Signs who is said to have arrived. A site signs one set in a step.
+        """Signs which sites the server names as arrived. A site signs one set in a step.
 
         Raises:
             OtherView: see `reveal`.
@@ -230,7 +230,7 @@ class Masking:
         self._check(masked, arrived)
         wrong = [site for site in arrived if not self._is_signed(site, masked.view.roster(), rosters)]
         if wrong:
-            raise OtherView(f"step {step}: sites {sorted(wrong)} have not signed the roster that site {self._me} was told.")
+            raise OtherView(f"step {step}: sites {sorted(wrong)} have not signed the roster that site {self._me} received.")
         if arrived != masked.view.members:
             agreeing = sum(self._is_signed(site, masked.view.arrival_log(arrived), votes) for site in masked.view.members)
             if agreeing < self._parties.needed:
@@ -247,9 +247,9 @@ class Masking:
 
     def _at(self, step: int) -> _Masked:
         if not self._parties.drops:
-            raise OtherView("no site may drop out of this run: its sums hold no masks that have to be taken away.")
+            raise OtherView("no site may drop out of this run: its sums hold no masks to remove.")
         if self._masked is None or self._masked.step != step:
-            raise NotOffered(f"step {step} is over: site {self._me} did not mask it, or has gone on to a later step.")
+            raise NotOffered(f"step {step} is over: site {self._me} did not mask it, or is at a later step.")
         return self._masked
 
     def _check(self, masked: _Masked, arrived: frozenset[int]) -> None:

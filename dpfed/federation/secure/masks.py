@@ -23,11 +23,11 @@ _ZEROS = memoryview(bytes(4 * _CHUNK))
 
 
 class BadOffer(UserError):
-    """An offer that was not made for this site, step and run by the one it is said to be from.
+    """An offer that was not made for this site, step and run by its stated sender.
 
     Args:
         message: for the site's operator.
-        sender: the site that it is said to be from.
+        sender: its number, as the offer states it.
     """
 
     def __init__(self, message: str, sender: int) -> None:

@@ -1,1 +1,1 @@
-"""An institution at work: its worker, its books, and the local socket where questions come in."""
+"""A running institution: its worker, its ledgers, and the local socket where questions come in."""

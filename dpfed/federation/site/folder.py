@@ -121,7 +121,7 @@ class SiteFolder:
         if not folder._settings.is_file() and of_kit._settings.is_file():
             return of_kit
         if not folder._settings.is_file():
-            raise UserError(f"{path} is no site: `dpfed site setup KIT` makes one.")
+            raise UserError(f"{path} is not a site: `dpfed site setup KIT` makes one.")
         return folder
 
     @property
@@ -171,7 +171,7 @@ class SiteFolder:
             UserError: if it joined none.
         """
         if not self.joined:
-            raise UserError(f"{self.path} has joined no federation: `dpfed site join {self.path} TERMS` does.")
+            raise UserError(f"{self.path} has joined no federation: `dpfed site join {self.path} TERMS` joins one.")
         return Terms.load(self._terms)
 
     def join(self, terms: Terms, agreed: Callable[[Terms], bool] | None = None) -> bool:

@@ -88,7 +88,7 @@ def ask(path: Path, packet: Packet, timeout: float) -> Packet:
 
     Raises:
         TimeoutError: if none came.
-        PacketError: if what came is no packet.
+        PacketError: if what came is not a packet.
         OSError: if nobody is there, or it went away.
     """
     sock = socket.socket(socket.AF_UNIX)
@@ -125,7 +125,7 @@ def receive_packet(connection: Connection, most: int = MOST_VECTOR) -> Packet:
     except (EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the system
             raise
-        raise PacketError(f"what came is no packet ({error})") from error
+        raise PacketError(f"what came is not a packet ({error})") from error
     return Packet(header, signature, vector)
 
 
@@ -170,7 +170,7 @@ def _listening(path: Path, group: str | None) -> Iterator[socket.socket]:
     _directory(path.parent, group)
     with _only_one(path), socket.socket(socket.AF_UNIX) as listener:
         if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-            raise UserError(f"{path} is there and is no socket: choose another path.")
+            raise UserError(f"{path} is there and is not a socket: choose another path.")
         path.unlink(missing_ok=True)  # left behind by a worker that was killed
         listener.bind(os.fspath(path))
         try:
@@ -201,7 +201,7 @@ def refuse_open_folder(folder: Path, user: int) -> None:
     """
     found = folder.stat()
     if not stat.S_ISDIR(found.st_mode):
-        raise UserError(f"{folder} is no directory: the socket needs one of its own.")
+        raise UserError(f"{folder} is not a directory: the socket needs one of its own.")
     if found.st_uid not in (user, 0):
         raise UserError(
             f"{folder} belongs to another user (number {found.st_uid}), who could put a socket of theirs there: choose a "

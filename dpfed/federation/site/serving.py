@@ -1,4 +1,4 @@
-"""A site at work: loads records and model once, then answers at its door until it is stopped.
+"""A running site: loads records and model once, then answers at its door until it is stopped.
 
 What was agreed on, on a site's own machine: with its own records, its own device, and its own copies of files.
 """
@@ -55,7 +55,7 @@ def site_config(terms: Terms, settings: SiteSettings) -> Config:
 
 
 def _freezes(config: Config) -> bool:
-    """Whether weights of the model never change: they do not travel, so a site needs its own copy."""
+    """Whether weights of the model never change: they are not sent, so a site needs its own copy."""
     model, adaptation = config.model, config.adaptation
     if method_named(config.bounding.method).closed_form:
         return True
@@ -65,7 +65,7 @@ def _freezes(config: Config) -> bool:
 
 
 def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
-    """Looks for what a site has to have before it can be served: what was agreed on, and does not travel.
+    """Looks for what a site has to have before it can be served: what was agreed on, and is not sent.
 
     Returns:
         The keys of what was found to be as agreed on, such as ``public.path``.

@@ -143,7 +143,7 @@ class SiteWorker:
             raise self._refusal(error) from error
 
     def _asked_about(self, header: dict[str, Any]) -> tuple[Masking, int, list[int]]:
-        """The step, and who is said to have arrived in it."""
+        """The step, and which sites the server names as arrived in it."""
         if self._masking is None:
             raise Refusal(Reason.UNKNOWN)
         step = _number(header.get("step"))
@@ -211,7 +211,7 @@ class SiteWorker:
             raise self._refusal(error) from error
 
     def _refusal(self, error: UserError) -> Refusal:
-        """What the coordinator is told of a step that cannot be masked or revealed."""
+        """What the coordinator learns of a step that cannot be masked or revealed."""
         from dpfed.federation.secure.masking import NotOffered
 
         self._log(str(error))  # of numbers of sites and steps

@@ -1,15 +1,13 @@
-// Puts what the server sends in the place of what was there. What the reader has opened, chosen or scrolled to stays so.
+// Puts what the server sends in the place of what was there. What the reader has opened or scrolled to stays so.
 "use strict";
 const live = document.getElementById("live");
 const line = document.getElementById("line");
 
 function replace(html) {
   const open = new Set(Array.from(live.querySelectorAll("details[open]"), (one) => one.id));
-  const chosen = new Set(Array.from(live.querySelectorAll("input:checked"), (one) => one.value));
   const focused = document.activeElement && live.contains(document.activeElement) ? document.activeElement.id : "";
   live.innerHTML = html;
   live.querySelectorAll("details").forEach((one) => { one.open = open.has(one.id); });
-  live.querySelectorAll("input[type=checkbox]").forEach((one) => { one.checked = chosen.has(one.value); });
   if (focused) document.getElementById(focused)?.focus();
 }
 

@@ -46,7 +46,7 @@ class _CaptionedPeopleImporter(Importer):
         images = annotations.parent / "imgs"
         entries = self._entries(annotations, access or Access.to(path))
         if not images.is_dir():
-            raise UserError(f"{annotations} names images in {images}, which is no folder; expected {self.layout}.")
+            raise UserError(f"{annotations} names images in {images}, which is not a folder; expected {self.layout}.")
 
         def records() -> Iterator[Item]:
             for entry in entries:
@@ -64,7 +64,7 @@ class _CaptionedPeopleImporter(Importer):
 
     def _entry(self, raw: Any, where: str, keys: str) -> _Entry:
         if not isinstance(raw, dict):
-            raise UserError(f"{where} is no object; expected the keys {keys}.")
+            raise UserError(f"{where} is not an object; expected the keys {keys}.")
         person, file, captions, split = (cast(Any, raw.get(key)) for key in ("id", self.image_key, "captions", "split"))
         faults = {
             "id": isinstance(person, bool) or not isinstance(person, int | str) or not str(person).strip(),
@@ -153,7 +153,7 @@ class DeepFashionImporter(Importer):
             raise UserError(f"{file} holds no object; expected one of file names to captions.")
         items = [_item(name, caption, f"{file}: entry {n}") for n, (name, caption) in enumerate(captions.items(), start=1)]
         if not images.is_dir():
-            raise UserError(f"{file} names images in {images}, which is no folder; expected {self.layout}.")
+            raise UserError(f"{file} names images in {images}, which is not a folder; expected {self.layout}.")
 
         def records() -> Iterator[Item]:
             for (name, caption), item in zip(captions.items(), items, strict=True):

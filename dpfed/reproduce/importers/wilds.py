@@ -19,7 +19,7 @@ class WildsImporter(Importer):
     """The folder ``camelyon17_v1.0``: ``metadata.csv`` and ``patches/``.
 
     WILDS' own splits: hospital 2 is the test split; hospital 1 and the held-out patches of the training hospitals (split 1)
-    are validation, told apart by the label ``center``; the rest, 302,436 patches of three hospitals, is for training.
+    are validation, distinguished by the label ``center``; the rest, 302,436 patches of three hospitals, is for training.
     """
 
     name = "camelyon17"

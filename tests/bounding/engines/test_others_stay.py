@@ -1,6 +1,7 @@
 """What a group adds to the sum depends on no other group, also where gradients nearly cancel."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from dpfed.bounding.bounded_sum import GROUPS_OF_A_PASS, PLACES_OF_A_PASS, Clip
 from dpfed.bounding.engines import ENGINES, GroupBatch, LayerwiseEngine, LoopEngine, build_engine, fastest_engine
 from dpfed.bounding.engines.choice import fitting_engines
+from dpfed.bounding.engines.engine import sound_kernels
 from dpfed.bounding.engines.pass_shape import PassShape
 from dpfed.bounding.engines.same_bits import DependsOnOthers
 from dpfed.bounding.layer_rules import convolution, term
@@ -106,6 +108,17 @@ def test_what_others_left_in_memory_moves_nobody(engine, precision):
         sums.append(made.zeros())
         made.add_clipped(batch, 1.0, sums[-1])
     assert all(torch.equal(sums[0], other) for other in sums[1:])
+
+
+def test_threads_that_compute_in_bf16_turn_onednn_on_again_only_when_the_last_is_done():
+    first, second, before = sound_kernels("cpu", True), sound_kernels("cpu", True), torch.backends.mkldnn.enabled
+    first.__enter__()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(second.__enter__).result()
+        first.__exit__(None, None, None)
+        assert not torch.backends.mkldnn.enabled
+        thread.submit(second.__exit__, None, None, None).result()
+    assert torch.backends.mkldnn.enabled == before
 
 
 class ByNeighbours(nn.Module):

@@ -92,9 +92,9 @@ def test_splits_below_the_classes_are_splits(tmp_path: Path, pictures) -> None:
             "which folder above it or below it is the class is not clear",
             [["bottle", "bottle", "cable"], ["bottle", "bottle", "cable"]],
         ),
-        (["train", "bus"], "bus holds images but is no split", [["train", "bus"]]),
-        (["valid", "invalid"], "invalid holds images but is no split", [["valid", "invalid"]]),
-        (["archive/train station", "archive/airport"], "is no split", [["train station", "airport"]]),
+        (["train", "bus"], "bus holds images but is not a split", [["train", "bus"]]),
+        (["valid", "invalid"], "invalid holds images but is not a split", [["valid", "invalid"]]),
+        (["archive/train station", "archive/airport"], "is not a split", [["train station", "airport"]]),
         (["val/x", "test/x"], "none for training", [["val", "test"]]),
     ],
 )

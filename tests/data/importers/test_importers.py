@@ -31,7 +31,7 @@ def test_unknown_formats_and_missing_sources_are_refused(tmp_path: Path) -> None
         import_records(tmp_path, tmp_path / "s", format="parqet")
     with pytest.raises(UserError, match="nowhere"):
         import_records(tmp_path / "nowhere", tmp_path / "s")
-    with pytest.raises(UserError, match="imagenet"):
+    with pytest.raises(UserError, match="cifar10"):
         detect(tmp_path)
     assert not (tmp_path / "s").exists()
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from dpfed.data.importers import detect, import_records
 from dpfed.data.store.records import RecordStore
@@ -77,23 +76,3 @@ def test_fashion_mnist(tmp_path: Path, pictures) -> None:
     assert [len(store.split(split)) for split in ("train", "validation", "test")] == [3, 2, 2]
     assert np.array_equal(as_arrays(store, "test", 28), np.repeat(images[5:, ..., None], 3, axis=3))
     assert store.label_names["label"][9] == "Ankle boot" and store.labels["label"].tolist() == [9, 2, 1, 1, 6, 9, 2]
-
-
-def test_eurosat(tmp_path: Path, pictures) -> None:
-    for name in ("AnnualCrop", "Forest"):
-        for number in range(3):
-            pictures.file(tmp_path / "in" / "eurosat" / "2750" / name / f"{name}_{number}.jpg")
-    store = imported(tmp_path / "in", tmp_path / "s", "eurosat", test=2)
-    assert store.label_names == {"label": ["AnnualCrop", "Forest"]} and len(store.split("test")) == 2
-    assert store.ids([0]) == ["eurosat/2750/AnnualCrop/AnnualCrop_0.jpg"]
-
-
-def test_imagenet(tmp_path: Path, pictures) -> None:
-    root = tmp_path / "in"
-    for file in ("train/n01/n01_1.JPEG", "train/n02/n02_7.JPEG", "val/n02/ILSVRC2012_val_1.JPEG"):
-        pictures.file(root / file)
-    torch.save(({"n01": ("tench", "Tinca tinca"), "n02": ("goldfish",)}, ["n02"]), root / "meta.bin")
-    store = imported(root, tmp_path / "s", "imagenet")
-    assert store.label_names == {"label": ["tench, Tinca tinca", "goldfish"]}
-    assert store.ids(store.split("validation")) == ["val/n02/ILSVRC2012_val_1.JPEG"]
-    assert store.labels["label"].tolist() == [0, 1, 1]

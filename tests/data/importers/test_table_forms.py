@@ -166,7 +166,7 @@ def test_what_is_wrong_with_a_table_is_said_with_its_line_and_cause(tmp_path: Pa
         ("captions_x.json", '{"images": [{"id": 1}]}', "not laid out as COCO's captions .KeyError"),
         ("captions_x.json", "[1]", "holds list, and not a JSON object"),
         ("annotations/captions_x.json", json.dumps(COCO), "images that lie beside its folder: import"),
-        ("x.token", "a.png#0\tx\nb.png y\n", "x.token:2 is no line of a file"),
+        ("x.token", "a.png#0\tx\nb.png y\n", "x.token:2 is not a line of a file"),
     ],
 )
 def test_other_forms_are_refused_in_words(tmp_path: Path, pictures, name: str, text: str, said: str) -> None:

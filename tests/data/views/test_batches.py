@@ -1,5 +1,7 @@
 """Views of a step's records: shapes, and that every record's views are its own business."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from dpfed.data.views.images import ImageViews
 from dpfed.data.views.texts import TextViews
 from dpfed.data.views.words import WordTokenizer
 from dpfed.privacy.randomness import Randomness
+from tests.host_waits import META, NoKernel, host_waits  # noqa: F401
 
 TEXT_VIEWS = TextViews(TextViewsConfig(sentence_swap=0.5, word_swap=0.5, word_delete=0.2))
 SECRET = Randomness.from_seed(5)
@@ -46,6 +49,21 @@ def test_shapes():
     assert views["text"].shape == (3, 3, 10) and views["text"].dtype == torch.int64
     empty = maker(Store(range(7)))(np.array([], np.int64), SECRET, 0, CPU)
     assert empty["image"].shape == (0, 3, 3, 16, 16) and empty["text"].shape == (0, 3, 10)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_the_host_waits_for_nothing_while_a_gpu_makes_views(kernels, host_waits, monkeypatch):  # noqa: F811
+    if kernels:
+        pytest.importorskip("triton")
+        monkeypatch.setattr("dpfed.data.views.images._on_gpu", lambda images: True)
+        monkeypatch.setattr(ImageViews, "has_kernels", True)
+        for name in ("_make", "_blur"):
+            monkeypatch.setattr(f"dpfed.data.views.fused.{name}", NoKernel())
+    make = maker(Store(range(7)), views=ViewsConfig(crop_scale=(0.3, 1.0), flip=0.5, jitter=0.8, grayscale=0.2, blur=0.5))
+    for block in (contextlib.nullcontext, host_waits):  # constants are brought once
+        with block() as waits:
+            made = make(np.arange(7), SECRET, 0, META)
+    assert waits == [] and made["image"].device == made["text"].device == META
 
 
 @pytest.mark.parametrize("text_views", [TEXT_VIEWS, TextViews(TextViewsConfig()), None])

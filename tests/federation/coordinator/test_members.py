@@ -163,7 +163,7 @@ def test_a_site_that_has_left_is_said_to_have_left(lab):
         left.append("site-0")
     assert [line["missing"] for line in one.events() if line["event"] == "collected"] == [
         {},
-        {"site-0": "not there: its SuperNode is not connected any more"},
+        {"site-0": "not there: its SuperNode is no longer connected"},
         {"site-0": "it has left the federation"},
     ]
     assert gone is not None

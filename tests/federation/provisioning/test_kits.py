@@ -50,7 +50,7 @@ def test_the_signature_of_another_key_does_not_help(path):
 @pytest.mark.parametrize("change", [{"superlink": "h:1\u202e"}, {"release": "1\x1b[2J"}])
 def test_what_a_terminal_acts_on_is_refused(path, change):
     path.write_text(KIT.model_copy(update=change).signed(KEY))
-    with pytest.raises(UserError, match="is no starter kit"):
+    with pytest.raises(UserError, match="is not a starter kit"):
         Kit.load(path)
 
 
@@ -69,5 +69,5 @@ def test_what_a_terminal_acts_on_is_refused(path, change):
 )
 def test_what_is_no_kit_gets_a_sentence(path, content):
     path.write_text(content)
-    with pytest.raises(UserError, match="is no starter kit"):
+    with pytest.raises(UserError, match="is not a starter kit"):
         Kit.load(path)

@@ -162,10 +162,10 @@ def test_a_site_joins_only_the_terms_of_the_coordinator_that_made_its_kit(office
         (lambda reply: reply.model_copy(update={"invitation": "f" * 32}), "answers another kit"),
         (lambda reply: reply.model_copy(update={"federation": "other"}), "answers another kit"),
         (lambda reply: reply.model_copy(update={"protocol": 99, "release": "9.9"}), "runs dpfed 9.9, which speaks protocol 99"),
-        (lambda reply: reply.model_copy(update={"node_key": "ssh-rsa AAAA"}), "key that is none"),
+        (lambda reply: reply.model_copy(update={"node_key": "ssh-rsa AAAA"}), "an invalid SuperNode key"),
         (
             lambda reply: reply.model_copy(update={"card": reply.card.model_copy(update={"name": "stranger"})}),
-            "no site of this project",
+            "not a site of this project",
         ),
     ],
     ids=["invitation", "federation", "protocol", "key", "name"],
@@ -189,8 +189,8 @@ def test_a_reply_that_was_altered_or_is_none_is_refused(invited):
     try:
         for content, said in (
             (text.replace(f'\\"records\\": {number}', '\\"records\\": 99999'), "not as its site signed it"),
-            ("{}", "is no site's reply"),
-            (text[:-40], "is no site's reply"),
+            ("{}", "is not a site's reply"),
+            (text[:-40], "is not a site's reply"),
         ):
             into.write_text(content)
             with pytest.raises(UserError, match=said):

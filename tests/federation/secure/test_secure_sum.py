@@ -350,7 +350,7 @@ def test_a_step_is_forgotten_when_a_later_one_is_masked_or_the_site_restarts():
     federation, values = Federation(3, 1), vectors(3)
     server, _ = federation.masked_step(0, values)
     federation.masked_step(1, values)
-    with pytest.raises(UserError, match="gone on to a later step"):
+    with pytest.raises(UserError, match="is at a later step"):
         federation.masking[0].reveal(0, {0, 1, 2}, server.rosters, {})
     with pytest.raises(UserError, match="did not mask it"):
         federation.site(0).reveal(1, {0, 1, 2}, server.rosters, {})

@@ -89,7 +89,7 @@ def test_what_is_too_large_is_refused_before_it_comes(lengths):
             raw.flush()
             if length:
                 break
-        with pytest.raises(PacketError, match="no packet"):
+        with pytest.raises(PacketError, match="not a packet"):
             receive_packet(theirs, 1000)
 
 
@@ -130,7 +130,7 @@ def test_what_the_user_can_mend_is_said(path):
         with pytest.raises(UserError, match=message):
             serve(place, echo, threading.Event(), **options)
     path.write_text("mine")
-    with pytest.raises(UserError, match="is no socket"):
+    with pytest.raises(UserError, match="is not a socket"):
         serve(path, echo, threading.Event())
     assert path.read_text() == "mine"
 
