@@ -63,7 +63,7 @@ def test_what_was_given_stays(tmp_path):
         "optimizer": {"ema": 0.5},
         "training": {"device": "cpu", "keep": 3},
         "evaluation": {"every": 1},
-        "diagnostics": "raw",
+        "diagnostics": "private",
     }
     given = parse_config(tree)
     ungiven = {name for name in Config.model_fields if getattr(given, name) == getattr(Config(), name)}

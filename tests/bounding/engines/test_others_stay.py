@@ -23,31 +23,33 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.objectives.infonce import group_loss
 from tests.bounding.engines.cancelling import KINDS, MODELS, batch_of, model_of, moved_by_a_stranger, records
 from tests.bounding.engines.test_engines import batch_for
+from tests.sparing import halved
 
 NORMALISED = Clip(1.0, math.inf, 1e-4)
 CLIPS = {"C = 0.1": 0.1, "C = 1e-5": 1e-5, "normalised": NORMALISED, "blown up": Clip(1.0, math.inf, 1e-9)}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(
-    ("engine", "kind"), [*(("layerwise", kind) for kind in KINDS), ("loop", "near")]
-)  # the loop has no company
-@pytest.mark.parametrize("name", ["cnn", "two towers"])
-def test_a_stranger_moves_nobody(name, engine, kind, precision):
+@pytest.mark.parametrize(("name", "kind", "precision"), halved(["cnn", "two towers"], KINDS, ["fp32", "bf16"]))
+def test_a_stranger_moves_nobody(name, kind, precision):
     generator = torch.Generator().manual_seed(7)
-    for clip in CLIPS.values() if engine == "layerwise" else [CLIPS["blown up"]]:
-        assert moved_by_a_stranger(engine, model_of(name), kind, clip, generator, precision) <= 1
+    for clip in CLIPS.values():
+        assert moved_by_a_stranger("layerwise", model_of(name), kind, clip, generator, precision) <= 1
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet18, ImageNet stem"])
-@pytest.mark.parametrize("kind", ["near", "black"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_loop_has_no_company(precision):
+    generator = torch.Generator().manual_seed(7)
+    for name in ("cnn", "two towers"):
+        assert moved_by_a_stranger("loop", model_of(name), "near", CLIPS["blown up"], generator, precision) <= 1
+
+
+@pytest.mark.parametrize(("name", "kind"), halved(["resnet18", "resnet18, ImageNet stem"], ["near", "black"]))
 def test_a_stranger_moves_nobody_in_a_deep_network(name, kind):
     generator = torch.Generator().manual_seed(8)
     assert moved_by_a_stranger("layerwise", model_of(name), kind, CLIPS["blown up"], generator) <= 1
 
 
-@pytest.mark.parametrize("kind", ["near", "black"])
-@pytest.mark.parametrize("name", ["cnn", "two towers"])
+@pytest.mark.parametrize(("name", "kind"), halved(["cnn", "two towers"], ["near", "black"]))
 def test_a_stranger_moves_nobody_where_norms_are_measured_in_gram_matrices(name, kind, monkeypatch):
     """Then gradients are computed again for the sum: one group after the other, never those of several in one product."""
     for module in (term, convolution):
@@ -58,13 +60,12 @@ def test_a_stranger_moves_nobody_where_norms_are_measured_in_gram_matrices(name,
 
 
 @pytest.mark.parametrize("bias", [pytest.param(1e2, marks=pytest.mark.slow), 1e6])
-@pytest.mark.parametrize("name", ["cnn", "two towers"])
-def test_a_stranger_moves_nobody_where_embeddings_collapse(name, bias):
+@pytest.mark.parametrize(("name", "clip"), halved(["cnn", "two towers"], ["C = 1e-5", "blown up"]))
+def test_a_stranger_moves_nobody_where_embeddings_collapse(name, clip, bias):
     generator = torch.Generator().manual_seed(9)
     model = model_of(name, 0.05, bias)
     for kind in KINDS:
-        for clip in (CLIPS["C = 1e-5"], CLIPS["blown up"]):
-            assert moved_by_a_stranger("layerwise", model, kind, clip, generator) <= 1
+        assert moved_by_a_stranger("layerwise", model, kind, CLIPS[clip], generator) <= 1
 
 
 @pytest.mark.slow
@@ -93,8 +94,7 @@ def test_no_search_finds_a_stranger_who_moves_others(
     assert moved <= 1
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("engine", "precision"), halved(ENGINES, ["bf16", "fp32"]))
 def test_what_others_left_in_memory_moves_nobody(engine, precision):
     """Convolutions of some libraries read numbers that nobody has written: here, of images that have become one pixel."""
     torch.manual_seed(4273)

@@ -13,6 +13,7 @@ from dpfed.models.building import build_model
 from tests.bounding.engines.cancelling import MODELS, moved_by_a_stranger
 from tests.bounding.engines.test_engines import WITH_TEMPERATURE, batch_for
 from tests.bounding.layer_rules.test_layer_rules import LAYERS, SIZES, by_autograd, case, watched
+from tests.sparing import halved
 
 pytest.importorskip("triton")
 GEOMETRIES = {
@@ -41,12 +42,11 @@ def groups_of(kind, geometry):
     return (*sides, torch.tensor(starts, dtype=torch.int32), kernel, stride, padding, dilation), torch.stack(expected)
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
+@pytest.mark.parametrize(("geometry", "kind"), halved(GEOMETRIES, [torch.float32, torch.bfloat16]))
 def test_every_group_has_the_librarys_gradient(geometry, kind):
     from dpfed.bounding.kernels import outer_products
 
-    given, expected = groups_of(kind, geometry)
+    given, expected = groups_of(kind, GEOMETRIES[geometry])
     found = outer_products(*given).permute(0, 1, 4, 2, 3)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
