@@ -222,7 +222,6 @@ WITHOUT = {"bounding": {"method": "none", "group_size": 4}, "privacy": {"epsilon
     "changes, said",
     [
         ({"privacy": {"seed": 1}}, "privacy.seed is fixed"),
-        ({"diagnostics": "raw"}, "diagnostics = 'raw'"),
         (WITHOUT, "a run without privacy releases exact functions"),
     ],
 )

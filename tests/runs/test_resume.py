@@ -171,14 +171,13 @@ def test_a_step_that_cannot_be_repeated_is_refused(stopped):
     assert (stopped / "ledger.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("change", [("seed = 11\n", ""), ('diagnostics = "raw"', 'diagnostics = "none"')])
-def test_marks_cannot_be_taken_off_a_run_on_the_way(tiny, tmp_path, monkeypatch, change):
+def test_marks_cannot_be_taken_off_a_run_on_the_way(tiny, tmp_path, monkeypatch):
     tiny["privacy"]["seed"] = 11
     folder = tmp_path / "run"
-    interrupted(parse_config({**tiny, "diagnostics": "raw"}), folder, monkeypatch)
+    interrupted(parse_config(tiny), folder, monkeypatch)
     text = (folder / "config.toml").read_text()
-    assert change[0] in text
-    (folder / "config.toml").write_text(text.replace(*change))
+    assert "seed = 11\n" in text
+    (folder / "config.toml").write_text(text.replace("seed = 11\n", ""))
     with pytest.raises(UserError, match="change it back"):
         resume(folder)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dpfed.bounding.bounded_sum import GROUPS_OF_A_PASS, PLACES_OF_A_PASS, Clip
-from dpfed.bounding.engines import ENGINES, GroupBatch, LayerwiseEngine, LoopEngine, build_engine, fastest_engine
-from dpfed.bounding.engines.choice import fitting_engines
+from dpfed.bounding.engines import ENGINES, GroupBatch, LayerwiseEngine, LoopEngine, build_engine, choose_engine
+from dpfed.bounding.engines.choice import require_fitting
 from dpfed.bounding.engines.engine import sound_kernels
 from dpfed.bounding.engines.pass_shape import PassShape
 from dpfed.bounding.engines.same_bits import DependsOnOthers
@@ -156,7 +156,8 @@ def test_a_device_that_looks_at_neighbours_is_found_out_and_the_loop_is_taken(by
         engine.add_clipped(batch, 1.0, found)
     loop.add_clipped(batch, 1.0, expected)
     assert torch.equal(found, expected)
-    assert "layerwise" not in fitting_engines(model, batch, precision)
+    assert choose_engine(model, batch, precision) == "loop"
+    require_fitting(model, batch, precision)  # it is slow then, and nothing is lost
 
 
 def test_a_model_that_drops_at_random_takes_one_group_at_a_time():
@@ -183,8 +184,7 @@ def test_bf16_is_as_near_to_float32_as_the_loops():
 
 def test_the_automatic_choice_tries_bf16():
     model, batch = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"])
-    assert set(fitting_engines(model, batch, "bf16")) == set(ENGINES)
-    assert fastest_engine(model, batch, "bf16") in ENGINES
+    assert choose_engine(model, batch, "bf16") == "layerwise"
 
 
 def test_a_group_larger_than_others_may_be_has_a_pass_of_its_own():
@@ -216,7 +216,7 @@ def test_passes_hold_every_group_once_and_have_public_shapes(sizes, size, lanes,
     passes, alone = shape.passes(batch, lanes), shape.alone(batch)
     assert sorted([*alone, *(group for groups in passes for group in groups)]) == sorted(batch.by_size())
     assert shape.groups <= {"cpu": GROUPS_OF_A_PASS, "cuda": PLACES_OF_A_PASS, "mps": GROUPS_OF_A_PASS}[device]
-    assert shape.slots <= shape.room
+    assert shape.slots <= shape.room and (device == "cpu" or len(shape.totals) == 1)
     for groups in passes:
         records = sum(sizes[group] for group in groups)
         assert len(groups) <= shape.groups and max(sizes[group] for group in groups) <= shape.slots
