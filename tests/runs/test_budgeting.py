@@ -41,7 +41,7 @@ def config(tiny, store):
     """A run of six steps at epsilon 2, of which a budget of (4, 1e-5) holds three."""
     tiny["data"]["path"] = str(store.path)
     tiny["evaluation"] = {"split": "none"}
-    tiny["privacy"] |= {"epsilon": 2.0, "delta": 1e-5, "accountant": "rdp"}
+    tiny["privacy"] |= {"epsilon": 2.0, "delta": 1e-5}
     return tiny
 
 
