@@ -229,7 +229,7 @@ class SiteFolder:
             )
 
     def leave(self) -> None:
-        """Leaves for good, see `dpfed.federation.leaving`.
+        """Leaves permanently, see `dpfed.federation.leaving`.
 
         Raises:
             UserError: if the site is being served.
