@@ -1,4 +1,4 @@
-"""Where the audit of a claim begins and ends: a configuration or a run in, a file, a picture and the run's card and report out."""
+"""Where the audit of a claim begins and ends: a configuration or a run in, a file, a picture and the run's card out."""
 
 from __future__ import annotations
 
