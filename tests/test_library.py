@@ -59,14 +59,6 @@ def test_the_whole_job_and_the_encoder_back(tiny_config, tmp_path):
     assert torch.equal(encoder.features([deep]), encoder.features([shallow]))
 
 
-def test_diagnostics_are_written_only_on_request_and_mark_the_card(tiny, tmp_path):
-    quiet = dpfed.pretrain(dpfed.parse_config(tiny), tmp_path / "quiet")
-    assert not quiet.diagnostics.exists()
-    raw = dpfed.pretrain(dpfed.parse_config({**tiny, "diagnostics": "raw"}), tmp_path / "raw")
-    assert len(raw.diagnostics.read_text().splitlines()) == 6
-    assert "diagnostics" in raw.card.read_text() and "diagnostics" not in quiet.card.read_text()
-
-
 def test_nothing_private_is_in_the_files_of_a_run(tiny, tmp_path):
     """A run's public files are the same for every content of the training records, up to the noisy path itself."""
     import json

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from dpfed.report import gallery, html
 
-_CHARTS = ("audit_plot", "bar_chart", "comparison_plot", "epsilon_plot", "norm_plot", "progress_plot", "timeline_plot")
+_CHARTS = ("bar_chart", "comparison_plot", "epsilon_plot", "norm_plot", "progress_plot", "timeline_plot")
 REAL = {(html, name): getattr(html, name) for name in (*_CHARTS, "inline_svg")} | {(gallery, "maps"): gallery.maps}
 
 

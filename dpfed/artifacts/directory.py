@@ -59,7 +59,6 @@ class RunDirectory:
         self.features = path / "features"
         self.model = path / "model"
         self.gallery = path / "gallery"
-        self.diagnostics = path / "diagnostics.jsonl"
         self.terms = path / self.TERMS
         self.journal = path / "federation.jsonl"
         self.arrival_log = path / "arrivals.json"
@@ -326,10 +325,6 @@ class RunDirectory:
     def append(self, file: Path, line: dict[str, Any]) -> None:
         """Adds one JSON line to one of the run's files."""
         append_line(file, line)
-
-    def append_diagnostics(self, step: int, raw: dict[str, float | None]) -> None:
-        """Adds raw, private figures of a step; called only where the configuration asks for them."""
-        self.append(self.diagnostics, {"step": step, **raw})
 
     def metric_lines(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl; a last line that a crash cut short is left out.

@@ -19,11 +19,8 @@ class Finding:
         rate: at which its canaries were drawn.
         tries: experiments.
         channel: where the most was seen.
-        claim: epsilon that is claimed for these steps at this rate.
-        epsilon: lower bound on it, for every mechanism.
-        of_run: whether that bounds epsilon of the run as well: the steps are some of its own, at no higher rate.
-        noise: upper bound on the noise multiplier, f-DP form; infinity: nothing is shown.
-        epsilon_f_dp: lower bound on epsilon of the whole run, from `noise`.
+        noise: upper bound on the noise multiplier; infinity: nothing is shown.
+        epsilon: lower bound on epsilon of the whole run, from `noise`.
         contradicts: with `CERTAINTY`, the claim does not hold.
     """
 
@@ -31,11 +28,8 @@ class Finding:
     rate: float
     tries: int
     channel: str
-    claim: float
-    epsilon: float
-    of_run: bool
     noise: float
-    epsilon_f_dp: float
+    epsilon: float
     contradicts: bool
 
 
@@ -78,4 +72,4 @@ class PrivacyAudit:
     @property
     def shown(self) -> float:
         """The highest lower bound on the run's epsilon."""
-        return max(max(one.epsilon_f_dp, one.epsilon if one.of_run else 0.0) for one in self.findings)
+        return max(one.epsilon for one in self.findings)

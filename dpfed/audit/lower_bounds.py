@@ -1,8 +1,7 @@
-"""From the scores of canaries to lower bounds on epsilon, in two forms each.
+"""From the scores of canaries to an upper bound on sigma, in the family of the plan's own mechanism (f-DP).
 
-`Shown.epsilon` holds for every mechanism: none with a smaller epsilon, at the same delta, is compatible with the outcome.
-`Shown.noise` is the f-DP form: an upper bound on sigma, in the family of the plan's own mechanism. It uses the whole trade-off
-function, which the plan claims, and so says more.
+It uses the whole trade-off function that the plan claims. An outcome that rules out the claimed epsilon rules out the claimed
+sigma as well.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfed.audit.rates import best_threshold, clopper_pearson, least_epsilon
+from dpfed.audit.rates import clopper_pearson
 from dpfed.audit.trade_off import Family, TradeOff, trade_off
 
 _THRESHOLDS = 200
@@ -27,12 +26,10 @@ class Shown:
 
     Attributes:
         channel: where it was seen.
-        epsilon: at the delta that was asked for; 0: nothing.
         noise: an upper bound on the noise multiplier; infinity: nothing.
     """
 
     channel: str
-    epsilon: float
     noise: float
 
 
@@ -48,7 +45,7 @@ def shares(scores: Mapping[str, np.ndarray], error: float) -> dict[str, tuple[np
 
 
 def of_repetitions(
-    scores: Mapping[str, np.ndarray], there: np.ndarray, known: np.ndarray, family: Family, delta: float, error: float
+    scores: Mapping[str, np.ndarray], there: np.ndarray, known: np.ndarray, family: Family, error: float
 ) -> list[Shown]:
     """What repeated experiments show: a threshold is chosen on a part of them, and its rates are measured on the rest.
 
@@ -57,18 +54,16 @@ def of_repetitions(
         there: ``(n,)`` bool, whether the canary was there.
         known: ``(n,)`` bool, the part on which the threshold is chosen.
         family: the claim, for one experiment.
-        delta: of the claim.
-        error: probability that any result of a form is too high.
+        error: probability that any result is too low.
     """
     found = []
     for channel, (values, each) in shares(scores, error).items():
         yes, no = values[known & there], values[known & ~there]
         measured = values[~known & there], values[~known & ~there]
-        epsilon = float(least_epsilon(*_counts(*measured, best_threshold(yes, no, delta, each)), delta, each))
         true, members, false, others = _counts(*measured, _telling(yes, no, family, each))
         low, high = _rates(true, members, false, others, each)
         noise = family.noise_shown(functools.partial(_reachable, low, high))
-        found.append(Shown(channel, epsilon, noise))
+        found.append(Shown(channel, noise))
     return found
 
 

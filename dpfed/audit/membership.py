@@ -23,7 +23,7 @@ from dpfed.artifacts.provenance import AUDITED
 from dpfed.artifacts.view import results_in
 from dpfed.audit import RECORDS
 from dpfed.audit.attacks import ATTACKS, Attack
-from dpfed.audit.rates import CONFIDENCE, Rate, auc, best_threshold, least_epsilon, most_tpr, tpr_at_fpr
+from dpfed.audit.rates import CONFIDENCE, Rate, auc, most_tpr, tpr_at_fpr
 from dpfed.audit.sides import Sides
 from dpfed.audit.signals import Signals, signals_of
 from dpfed.errors import UserError
@@ -49,7 +49,7 @@ class Promise:
 
     Attributes:
         epsilon: ``None``: nothing.
-        delta: its companion; also what `least_epsilon` reckons with where nothing is promised.
+        delta: its companion.
     """
 
     epsilon: float | None
@@ -83,10 +83,8 @@ class Outcome:
         attack: its name.
         title: the same for people.
         weights: the run's, or those before training.
-        auc: area under the curve of true over false positive rates.
+        auc: area under the curve of true over false positive rates; the intervals of all attacks hold together.
         points: at the false positive rates that so many records can resolve.
-        epsilon_shown: no run with a smaller epsilon is compatible with this outcome, at the joint confidence of all attacks;
-            0 says that the attack shows nothing, never that there is nothing.
     """
 
     attack: str
@@ -94,7 +92,6 @@ class Outcome:
     weights: Weights
     auc: Rate
     points: tuple[Operating, ...]
-    epsilon_shown: float
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ class MembershipAudit:
     def differ_untrained(self) -> bool:
         """Whether the two sides can be distinguished without any training, so that nothing follows for the run."""
         untrained = [outcome for outcome in self.outcomes if outcome.weights == "untrained"]
-        return any(outcome.epsilon_shown > 0 for outcome in untrained)
+        return any(outcome.auc.low > 0.5 for outcome in untrained)
 
 
 def audit_membership(
@@ -203,16 +200,13 @@ def attack_all(
         promise: of the run.
         attacks: which.
     """
-    error = (1 - CONFIDENCE) / len(attacks)  # so that all lower bounds of epsilon hold together
+    confidence = 1 - (1 - CONFIDENCE) / len(attacks)
     outcomes = []
     for attack in attacks:
         scores = attack.fit(signals.rows(known), member[known])(signals)
-        yes, no, fit_yes, fit_no = (scores[(side & half).numpy()] for half in (~known, known) for side in (member, ~member))
-        threshold = best_threshold(fit_yes, fit_no, promise.delta, error)
-        counts = int((yes > threshold).sum()), len(yes), int((no > threshold).sum()), len(no)
+        yes, no = (scores[(side & ~known).numpy()] for side in (member, ~member))
         points = tuple(Operating(fpr, tpr_at_fpr(yes, no, fpr), promise.most_tpr(fpr)) for fpr in FPRS if fpr * len(no) >= 1)
-        shown = float(least_epsilon(*counts, promise.delta, error))
-        outcomes.append(Outcome(attack.name, attack.title, weights, auc(yes, no), points, shown))
+        outcomes.append(Outcome(attack.name, attack.title, weights, auc(yes, no, confidence), points))
     return outcomes
 
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from dpfed.audit.canaries import SIDE, CanaryModel, write_canaries
 from dpfed.audit.leaving import Kept
+from dpfed.audit.under_test import workers
 from dpfed.config import Config, ModelConfig, ObjectiveConfig, parse_config
-from dpfed.data.sampling import owner_keys
 from dpfed.models.building import build_model
 from dpfed.models.contrastive import SimCLRModel
 from dpfed.models.moment_heads import MomentNoise
@@ -30,10 +30,9 @@ from dpfed.models.moments import MomentHeads, give_heads
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Components, Share, assemble
+from dpfed.runs.assembly import Components, assemble
 from dpfed.runs.resolution import resolve
 from dpfed.training.trainer import InProcess, train
-from dpfed.training.worker import indices_of_owner
 
 _MODEL: dict[str, Any] = {"kind": "image", "width": 4, "embedding": 4, "head_hidden": 4}
 _FILLERS, _WIDTH = 24, 8
@@ -102,14 +101,8 @@ class MomentTrial:
 
     def workers(self, there: bool) -> InProcess:
         """All owners, with the canary or without."""
-        store, workers = self.parts.store, []
-        rows = np.arange(0 if there else len(store) - _FILLERS, len(store))
-        keys = owner_keys(store, self.parts.config.privacy)
-        for owner in range(self.owners):
-            share = Share(owner, indices_of_owner(rows, keys, owner, self.owners), self.plan.groups_of(owner, self.owners))
-            own = dataclasses.replace(self.parts, owner=owner, owners=self.owners)
-            workers.append(own.worker(Randomness.fresh().for_owners(), share=share))
-        return InProcess(workers)
+        rows = np.arange(0 if there else len(self.parts.store) - _FILLERS, len(self.parts.store))
+        return workers(self.parts, rows, self.owners, Randomness.fresh().for_owners())
 
     def moved(self) -> float:
         """How far the canary moves both sums together, over their sensitivity, at most over a few centres."""

@@ -3,7 +3,7 @@
 Two looks at the same code, which runs on generated records around a model of canaries:
 
 * neighbours: how far a record moves the sum, beside the sensitivity;
-* repeated experiments, one step each: Clopper-Pearson, and the f-DP form. They give the tight figure.
+* repeated experiments, one step each: Clopper-Pearson, in the f-DP form.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from dpfed.audit.under_test import Scale, UnderTest
 from dpfed.audit.white_box import Board, Scores, arrangement_of, most_moved, score
 from dpfed.config import Config
 from dpfed.errors import UserError
-from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher
@@ -34,7 +33,6 @@ from dpfed.progress import Silent, Watcher
 _GROUP_SIZE = 4
 _RATE = 0.5  # least of the repeated experiments: a canary that is hardly ever drawn shows nothing in thousands of them
 _STEPS = 40  # at least, of the repeated experiments: what repeats itself is then a median over many of them
-_FORMS = 2  # of a lower bound
 _RUNS = 1000  # in closed form, at most: each waits for the disk six times
 
 
@@ -127,7 +125,7 @@ class _Trial:
 
         def shown(family: Family, error: float) -> list[Shown]:
             known = np.arange(len(there)) // 2 % 2 == 0
-            return of_repetitions({SUMS: scores}, there, known, family, self.plan.promise.delta, error)
+            return of_repetitions({SUMS: scores}, there, known, family, error)
 
         return self._finding(trial.plan, steps, len(there), shown)
 
@@ -153,30 +151,24 @@ class _Trial:
         there, known = which[:, 2] == 1, (which[:, 0] // 2 + which[:, 1]) % 4 == 0
 
         def shown(family: Family, error: float) -> list[Shown]:
-            return of_repetitions(scores, there, known, family, self.plan.promise.delta, error)
+            return of_repetitions(scores, there, known, family, error)
 
         return self._finding(under.parts.plan, 1, len(there), shown)
 
     def _finding(self, small: PrivacyPlan, steps: int, tries: int, shown: Callable[[Family, float], list[Shown]]) -> Finding:
-        delta = self.plan.promise.delta
         family = Family(*_poisson(small, steps))
-        claim = accounting.epsilon(small.mechanism, steps, delta, small.promise.accountant)
-        bounds = _FORMS * len(self.attacks())  # all of them hold together
+        bounds = len(self.attacks())  # all of them hold together
         likely, certain = (shown(family, (1 - sure) / bounds) for sure in (CONFIDENCE, CERTAINTY))
-        best = max(likely, key=lambda one: (-one.noise, one.epsilon))
-        noise, sure = best.noise, min(one.noise for one in certain)
+        best = min(likely, key=lambda one: one.noise)
         whole = self.plan.epsilon()
-        held = all(one.epsilon <= claim * (1 + ROOM) for one in certain) and self._cost(sure) <= whole * (1 + ROOM)
+        held = all(one.noise > 0 and self._cost(one.noise) <= whole * (1 + ROOM) for one in certain)
         return Finding(
             steps=steps,
             rate=small.sampling.rate,
             tries=tries,
             channel=best.channel,
-            claim=claim,
-            epsilon=max(one.epsilon for one in likely),
-            of_run=small.sampling.rate <= self.plan.sampling.rate * (1 + ROOM) and steps <= self.plan.steps,
-            noise=noise,
-            epsilon_f_dp=self._cost(noise),
+            noise=best.noise,
+            epsilon=self._cost(best.noise),
             contradicts=not held,
         )
 
@@ -206,5 +198,5 @@ def _secrets() -> tuple[Randomness, Randomness]:
 
 def _joined(runs: list[Scores]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The experiments of several runs."""
-    which, scores = zip(*(run.of_blocks(1) for run in runs), strict=True)
+    which, scores = zip(*(run.experiments() for run in runs), strict=True)
     return np.concatenate(which), {name: np.concatenate([one[name] for one in scores]) for name in scores[0]}

@@ -1,4 +1,4 @@
-"""Where the audit of a claim begins and ends: a configuration or a run in, a file, a picture and the run's card out."""
+"""Where the audit of a claim begins and ends: a configuration or a run in, a file and the run's card and report out."""
 
 from __future__ import annotations
 
@@ -20,15 +20,12 @@ from dpfed.files.atomic import write_atomically
 from dpfed.paths import local_path
 from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Silent, Watcher
-from dpfed.report.audit import audit_plot
-from dpfed.report.style import png_bytes
 from dpfed.runs.assembly import assemble
 from dpfed.runs.outcome import rewrite_artifacts
 from dpfed.runs.preflight import known_plan, refuse_many_owners
 from dpfed.runs.resolution import resolve
 
 _WAIT = 30.0  # seconds for another process to write what it found
-_PICTURE = "privacy_audit.png"
 
 
 def audit_config(
@@ -38,7 +35,7 @@ def audit_config(
 
     Args:
         config: of a run that need not be there.
-        folder: gets the file and the picture.
+        folder: gets the file.
         owners: workers that share the work.
         experiments: see `audit_claim`.
         watcher: sees the stages.
@@ -125,8 +122,6 @@ def as_json(audit: PrivacyAudit) -> dict[str, Any]:
 
 
 def _write(folder: Path, audit: PrivacyAudit) -> Path:
-    facts = as_json(audit)
     path = folder / RunDirectory.PRIVACY_AUDIT
-    write_atomically(path, json.dumps(facts, indent=2, allow_nan=False) + "\n")
-    write_atomically(folder / _PICTURE, png_bytes(audit_plot(facts)))
+    write_atomically(path, json.dumps(as_json(audit), indent=2, allow_nan=False) + "\n")
     return path

@@ -32,7 +32,7 @@ class Signals:
         losses: ``(n, J)`` of the group in which the record meets the references.
         gradients: ``(n, L)`` logarithms of the norms of the mean loss's gradient, for each trained tensor.
         similarities: between the record's own views: ``{"image-image": (n, pairs), "image-text": ..., "text-text": ...}``,
-            cosines, in descending order (Liu et al. 2021 call it the ranked vector).
+            cosines.
     """
 
     losses: Tensor
@@ -116,4 +116,4 @@ def _similarities(embeddings: dict[str, Tensor]) -> dict[str, Tensor]:
             result[f"{name}-{name}"] = (z @ z.T)[*torch.triu_indices(len(z), len(z), offset=1)]
     if "text" in embeddings:
         result["image-text"] = (embeddings["image"] @ embeddings["text"].T).flatten()
-    return {kind: values.sort(descending=True).values for kind, values in result.items()}
+    return result

@@ -180,18 +180,24 @@ class UnderTest:
 
     def shares(self, present: np.ndarray) -> list[Share]:
         """What is whose, of the records that are there."""
-        keys, plan, owners = owner_keys(self.parts.store, self.parts.config.privacy), self.parts.plan, range(self.owners)
-        return [
-            Share(owner, indices_of_owner(present, keys, owner, self.owners), plan.groups_of(owner, self.owners))
-            for owner in owners
-        ]
+        return shares(self.parts, present, self.owners)
 
     def _workers(self, present: np.ndarray, randomness: Randomness, model: CanaryModel) -> InProcess:
-        workers = []
-        for share in self.shares(present):
-            parts = dataclasses.replace(self.parts, owner=share.owner, owners=self.owners, model=model)
-            workers.append(parts.worker(randomness, share=share))
-        return InProcess(workers)
+        return workers(dataclasses.replace(self.parts, model=model), present, self.owners, randomness)
+
+
+def shares(parts: Components, rows: np.ndarray, owners: int) -> list[Share]:
+    """What of some rows of a store is whose."""
+    keys, plan = owner_keys(parts.store, parts.config.privacy), parts.plan
+    return [Share(owner, indices_of_owner(rows, keys, owner, owners), plan.groups_of(owner, owners)) for owner in range(owners)]
+
+
+def workers(parts: Components, rows: np.ndarray, owners: int, randomness: Randomness) -> InProcess:
+    """All owners of some rows, in this process."""
+    found = shares(parts, rows, owners)
+    return InProcess(
+        [dataclasses.replace(parts, owner=one.owner, owners=owners).worker(randomness, share=one) for one in found]
+    )
 
 
 def _as_clipped_and_told(small: PrivacyPlan, plan: PrivacyPlan) -> PrivacyPlan:

@@ -145,18 +145,14 @@ class Scores:
     alone: np.ndarray
     channels: dict[str, np.ndarray]
 
-    def of_blocks(self, steps: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Of blocks of so many steps, and of the canaries that were alone in all of them.
+    def experiments(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Steps and canaries that were alone.
 
         Returns:
-            ``(n, 3)``: number of the canary, of the block, and the coin; and ``(n,)`` scores for each channel.
+            ``(n, 3)``: number of the canary, of the step, and the coin; and ``(n,)`` scores for each channel.
         """
-        blocks = len(self.alone) // steps
-        shape = (blocks, steps, len(self.coins))
-        alone = self.alone[: blocks * steps].reshape(shape).all(1)
-        block, canary = np.nonzero(alone)
-        which = np.stack([canary, block, self.coins[canary]], 1)
-        return which, {name: v[: blocks * steps].reshape(shape).sum(1)[alone] for name, v in self.channels.items()}
+        step, canary = np.nonzero(self.alone)
+        return np.stack([canary, step, self.coins[canary]], 1), {name: v[self.alone] for name, v in self.channels.items()}
 
 
 def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness, watcher: Watcher | None = None) -> Scores:

@@ -11,7 +11,7 @@ import typer
 from dpfed.audit import RECORDS
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from dpfed.audit.membership import MembershipAudit, Outcome
+    from dpfed.audit.membership import MembershipAudit
     from dpfed.audit.rates import Rate
 
 app = typer.Typer(no_args_is_help=True)
@@ -105,7 +105,7 @@ def privacy(
         print(json.dumps(facts))
     else:
         _show_claim(facts)
-        console.print(f"[dim]result, picture[/]  {path}, {path.with_suffix('.png')}", highlight=False, soft_wrap=True)
+        console.print(f"[dim]result[/]  {path}", highlight=False, soft_wrap=True)
     if audit.contradicted:
         raise typer.Exit(_CONTRADICTED)
 
@@ -115,23 +115,16 @@ def _show_claim(facts: dict[str, Any]) -> None:
     from rich.table import Table
 
     from dpfed.console.terminal import console
-    from dpfed.privacy.promise import round_down, round_up
+    from dpfed.privacy.promise import round_down
     from dpfed.report.audit import attacked, label, verdict
 
     table = Table(box=None, pad_edge=False)
     table.add_column("attack", no_wrap=True)
-    for column in (
-        "tries",
-        "epsilon shown",
-        "of claimed",
-        "noise at most",
-        "epsilon of the run (f-DP)",
-    ):
+    for column in ("tries", "noise at most", "epsilon of the run"):
         table.add_column(column, justify="right")
     for one in facts["findings"]:
         noise = "" if one["noise"] is None else f"{one['noise']:.3g}"
-        shown = round_down(one["epsilon"]), round_up(one["claim"]), noise, round_down(one["epsilon_f_dp"])
-        table.add_row(label(one), f"{one['tries']:,}", *shown)
+        table.add_row(label(one), f"{one['tries']:,}", noise, round_down(one["epsilon"]))
     console.print(table)
     moved = f"{facts['moved']:.4f}" if facts["moved"] else "not known (the method also releases statistics)"
     console.print(
@@ -164,20 +157,21 @@ def _show(audit: MembershipAudit) -> None:
     fprs = [point.fpr for point in audit.outcomes[0].points]
     table = Table(box=None, pad_edge=False)
     table.add_column("attack")
-    for column in ("AUC", *(f"TPR at {fpr:.1%} FPR" for fpr in fprs), "before training", "epsilon shown"):
+    for column in ("AUC", *(f"TPR at {fpr:.1%} FPR" for fpr in fprs), "before training"):
         table.add_column(column, justify="right")
     untrained = {outcome.attack: outcome for outcome in audit.outcomes if outcome.weights == "untrained"}
     for outcome in audit.outcomes:
         if outcome.weights == "trained":
-            table.add_row(*_row(outcome, untrained[outcome.attack]))
+            points = [_percent(point.tpr) for point in outcome.points]
+            before = f"{untrained[outcome.attack].points[0].tpr.value:.1%}"
+            table.add_row(outcome.title, f"{outcome.auc.value:.3f}", *points, before)
     if audit.promise.epsilon is not None:
         most = ("" if point.most is None else percent_up(point.most) for point in audit.outcomes[0].points)
-        table.add_row("[dim]most that the promise allows[/]", "", *most, "", "")
+        table.add_row("[dim]most that the promise allows[/]", "", *most, "")
     console.print(table)
     console.print(
         f"Attacked: {audit.members:,} members and {audit.non_members:,} non-members. [..]: 95% intervals over the draw of "
-        "records. Epsilon shown: the smallest epsilon that fits the attack's outcome (95% for all attacks together, records "
-        "taken as independent). It is a lower bound, not an estimate: 0 means that these attacks show nothing.",
+        "records. Another attack may find more.",
         style="dim",
         markup=False,
         highlight=False,
@@ -188,14 +182,6 @@ def _show(audit: MembershipAudit) -> None:
             "So the figures describe the sources, not the run. Choose other --non-members.",
             highlight=False,
         )
-
-
-def _row(trained: Outcome, untrained: Outcome) -> list[str]:
-    from dpfed.privacy.promise import round_down
-
-    points = [_percent(point.tpr) for point in trained.points]
-    before = f"{untrained.points[0].tpr.value:.1%}"
-    return [trained.title, f"{trained.auc.value:.3f}", *points, before, round_down(trained.epsilon_shown)]
 
 
 def _percent(rate: Rate) -> str:

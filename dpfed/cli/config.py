@@ -23,9 +23,6 @@ from dpfed.config import Config, load_config
 from dpfed.config.shipped import config_names, configs, sweep_names
 from dpfed.privacy.promise import round_up
 
-_NARROW = 78  # columns, below which a table of four columns would break words
-_KEY, _DEFAULT = 22, 13  # columns of the longest of each
-
 app = typer.Typer(no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
@@ -86,30 +83,13 @@ def keys(
 
 def _show_keys(found: list[Key]) -> None:
     from rich.markup import escape
-    from rich.table import Table
 
-    from dpfed.config.keys import section_meanings
     from dpfed.console.terminal import console
 
-    if not console.is_terminal or console.width < _NARROW:  # one key after another: for `grep`, and for narrow windows
-        for key in found:
-            default = f"; default {key.default_in_toml}" if key.default_in_toml else ""
-            words = f"[bold]{key.name}[/]  ({escape(key.allowed + default)})  {escape(_meaning(key))}"
-            console.print(words, highlight=False, soft_wrap=not console.is_terminal)
-        return
-    left = console.width - _KEY - _DEFAULT - 6  # two columns of air between two columns
-    meanings, allowed, meaning = section_meanings(), left * 2 // 5, left - left * 2 // 5
-    for section in dict.fromkeys(key.section for key in found):
-        title = f"[bold]{escape(f'[{section}]')}[/]  {escape(meanings[section])}" if section else "[bold]above all sections[/]"
-        table = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False, width=console.width)
-        for head, width in (("key", _KEY), ("allowed", allowed), ("default", _DEFAULT), ("meaning", meaning)):
-            table.add_column(head, width=width, overflow="fold", header_style="dim")
-        for key in found:
-            if key.section == section:
-                own = key.name.removeprefix(f"{section}.")
-                table.add_row(own, escape(key.allowed), escape(key.default_in_toml), escape(_meaning(key)))
-        console.print(table)
-        console.print()
+    for key in found:  # one after another: for `grep`, and for narrow windows
+        default = f"; default {key.default_in_toml}" if key.default_in_toml else ""
+        words = f"[bold]{key.name}[/]  ({escape(key.allowed + default)})  {escape(_meaning(key))}"
+        console.print(words, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def _meaning(key: Key) -> str:

@@ -82,12 +82,6 @@ def rehearse(
     public: Public = None,
     records: Records = None,
     public_records: Annotated[int, typer.Option(min=16, help="Most public records to train on.")] = 5_000,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            help="Sweep file of the configurations to try; default: learning rate, group size, steps.", show_default=False
-        ),
-    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where results and the chosen config go; default rehearsals/NAME.", show_default=False)
     ] = None,
@@ -116,7 +110,7 @@ def rehearse(
         watcher.note("loading PyTorch")
         from dpfed.planning.rehearsal import rehearse as carry_out
 
-        found = carry_out(loaded, stand, folder, records, public_records, sweep, watcher)
+        found = carry_out(loaded, stand, folder, records, public_records, watcher)
     if as_json:
         print(json.dumps(found.facts()))
     else:
@@ -156,8 +150,6 @@ def _promised(name: str, plan: PrivacyPlan, epsilon: float) -> str:
 def _show_forecast(found: Forecast, given: str) -> None:
     from rich.table import Table
 
-    from dpfed.planning.forecast import TRAININGS
-
     row, plan = found.configured, found.configured.plan
     _print(_promised(found.name, plan, found.epsilon), "bold")
     _print(f"trains {found.trained}")
@@ -167,8 +159,6 @@ def _show_forecast(found: Forecast, given: str) -> None:
     _print("")
     _print(f"one step     {_noise_words(row.noise_over_gradient)} (B = {plan.sampling.batch:,}, {plan.groups:,} groups)")
     _print(f"whole run    {plan.steps:,} noisy steps are worth about {row.reach:,.1f} steps without noise")
-    if found.rows[1].what in TRAININGS.values():
-        _print(f"LoRA or full {_suits(found)}")
     there = f" of {_size(found.memory_there)}" if found.memory_there else ""
     memory = "" if found.memory is None else f"; at least {_size(found.memory)}{there} of memory"
     _print(f"this machine about {duration(row.seconds)}{memory}")
@@ -187,14 +177,6 @@ def _show_forecast(found: Forecast, given: str) -> None:
     _print(f"next: dpfed rehearse {given}", "dim")
 
 
-def _suits(found: Forecast) -> str:
-    from dpfed.planning.forecast import TRAININGS
-
-    own, other = found.rows[:2]
-    figures = f"as configured {own.reach:,.1f}, {other.what} {other.reach:,.1f}"
-    return f"{TRAININGS[found.suits]} suits better ({figures})" if found.suits else f"both go about as far ({figures})"
-
-
 def _verdict(found: Forecast) -> str:
     """One sentence that a user can act on."""
     from dpfed.planning.forecast import ENOUGH
@@ -207,8 +189,6 @@ def _verdict(found: Forecast) -> str:
     best = found.rows[-1]
     reached = f"T = {best.plan.steps:,} is worth {best.reach:,.0f}"
     ways = []
-    if found.suits is not None and found.rows[1].reach > max(row.reach, ENOUGH):
-        ways.append(f"{found.rows[1].what} is worth {found.rows[1].reach:,.0f}")
     if best.reach >= ENOUGH:
         ways.append(f"B = {best.plan.sampling.batch:,}, S = {best.plan.bounding.group_size}, {reached}")
     if found.records_needed is not None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from dpfed.config import Config
 
 
 def start(
     config: Annotated[
-        Path | None,
-        typer.Argument(help="A TOML file, or a name. Default: a small CNN for images.", show_default=False),
-    ] = None,
+        Path, typer.Argument(help="A TOML file, or a name such as quickstart (see `dpfed config list`).", show_default=False)
+    ],
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as model.width=64.")
     ] = None,
@@ -29,15 +25,13 @@ def start(
 
     from dpfed.config.sections import PROCEDURAL
     from dpfed.console.terminal import chosen_config, console, on_command_line, say, watching
-    from dpfed.runs.starts import RECIPE, recipe_for
+    from dpfed.runs.starts import recipe_for
 
     # As the run that begins there will be: what has no effect then is refused now.
-    begins_there = chosen_config(config or Path(RECIPE), [*(assignments or ()), f"model.start={PROCEDURAL}"])
+    begins_there = chosen_config(config, [*(assignments or ()), f"model.start={PROCEDURAL}"])
     model = begins_there.model.model_copy(update={"start": None, "start_digest": None})
     loaded = begins_there.model_copy(update={"model": model})
     recipe = recipe_for(loaded)
-    if config is None:
-        _refuse_another_recipe(loaded, recipe)
     images = f"{recipe.privacy.steps:,} steps on {recipe.data.records:,} procedural images"
     say(f"{loaded.name}: initial weights for its model, {images}; no record is read")
     with watching() as watcher:
@@ -46,26 +40,13 @@ def start(
 
         place, was_there = make_start(loaded, watcher)
     # Settings that were given count for the run, too: with others, it would look for the start of another model.
-    given = escape(on_command_line(config or "CONFIG", (("--set", one) for one in assignments or ())))
+    given = escape(on_command_line(config, (("--set", one) for one in assignments or ())))
     for line in (
         f"{place}" + (" (it was there already)" if was_there else ""),
         f"[dim]to begin there:[/] dpfed pretrain {given} --set model.start=procedural",
         f"[dim]elsewhere, copy the folder:[/] dpfed pretrain {given} --set model.start={place.name}",
     ):
         console.print(line, highlight=False, soft_wrap=True)
-
-
-def _refuse_another_recipe(given: Config, recipe: Config) -> None:
-    """Refuses changes of the shipped recipe, which a run with ``model.start = "procedural"`` would not find."""
-    from dpfed.config.toml_file import leaves
-    from dpfed.errors import UserError
-
-    own, made = leaves(given.model_dump()), leaves(recipe.model_dump())
-    if changed := [key for key in own if own[key] != made.get(key)]:
-        raise UserError(
-            f"{', '.join(changed)}: the procedural recipe is fixed; `dpfed pretrain start --set ... --run DIR` "
-            "trains by another one, and model.start=DIR begins there."
-        )
 
 
 def register(app: typer.Typer) -> None:

@@ -21,7 +21,6 @@ from dpfed.runs.job import Job, begin, take_up
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.resolution import resolve, settle
 from dpfed.runs.running import run_job
-from dpfed.training.worker import GroupObserver
 
 _ENDING = 150.0  # seconds that a previous rank 0 may still hold the run; a dead machine's locks on NFS last 90
 
@@ -93,7 +92,7 @@ def _lead(link: Link, task: Task, watcher: Watcher) -> None:
                 link.broadcast(job.run.identity.encode())
                 link.broadcast(job.randomness.for_owners().master)
                 link.agree(_mark(job.parts))
-                run_job(job, watcher, lambda job: _join(link, job.parts, job.randomness.for_owners(), job.observe))
+                run_job(job, watcher, lambda job: _join(link, job.parts, job.randomness.for_owners()))
     except UserError:
         end()
         raise
@@ -125,13 +124,13 @@ def _mark(parts: Components) -> bytes:
     return hashlib.blake2b(f"{parts.plan.fingerprint}/{parts.store.fingerprint}".encode(), digest_size=MARK_BYTES).digest()
 
 
-def _join(link: Link, parts: Components, randomness: Randomness, observe: GroupObserver | None = None) -> Collective:
+def _join(link: Link, parts: Components, randomness: Randomness) -> Collective:
     """This rank's place among the others, with rank 0's weights, frozen ones and buffers included."""
     if link.rank == 0:
         link.announce(0)  # all is loaded, and the others may come in
     for value in parts.model.state_dict().values():
         dist.broadcast(value, 0)
-    return Collective(link, parts.model, parts.worker(randomness, observe))
+    return Collective(link, parts.model, parts.worker(randomness))
 
 
 def _take(task: Task, owners: int, watcher: Watcher, stack: contextlib.ExitStack) -> Job | None:

@@ -62,8 +62,8 @@ class Config(Section):
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     progress: ProgressConfig = ProgressConfig()
-    diagnostics: Literal["none", "private", "raw"] = Field(
-        "none", description="'private': loss, clip rate and norms with noise, accounted for; 'raw': exact, marks the card"
+    diagnostics: Literal["none", "private"] = Field(
+        "none", description="'private': loss, clip rate and norms with noise, accounted for"
     )
 
     def __init__(self, /, **tree: Any) -> None:

@@ -102,13 +102,6 @@ def _method_keys() -> Iterator[Key]:
         yield dataclasses.replace(key, meaning=meaning, depends_on=decided)
 
 
-def section_meanings() -> dict[str, str]:
-    """What each section is about, in a sentence or two; the empty name stands for the keys above all sections."""
-    kinds = {name: field.annotation for name, field in Config.model_fields.items()}
-    sections = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)}
-    return {"": str(Config.__doc__), **{name: " ".join(str(kind.__doc__).split()) for name, kind in sections.items()}}
-
-
 def matching(words: Iterable[str]) -> list[Key]:
     """The keys of sections, keys by their names, or the keys that have every word in their name, values or meaning.
 

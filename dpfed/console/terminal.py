@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do 
 
 console = Console()
 beside = Console(stderr=True)  # for what is not part of a command's output, such as progress where the output is JSON
-_RATED = ("records", "public records", "files found")  # stages of so many units that a rate says more than their number
 _LINE_EVERY = 15.0  # seconds between two lines of progress where there is no terminal
 
 
@@ -95,7 +94,7 @@ class TerminalWatcher:
         if not self._progress.console.is_terminal:
             return _lines(self._progress.console, name, total)
         throughput = Throughput()
-        task = self._progress.add_task(name, total=total, counted=name in _RATED, throughput=throughput)
+        task = self._progress.add_task(name, total=total, throughput=throughput)
 
         def advance(done: int) -> None:
             throughput.see(done, time.monotonic())
@@ -132,9 +131,8 @@ def _lines(out: Console, name: str, total: int | None) -> Callable[[int], None]:
         if now - last < _LINE_EVERY:
             return
         last = now
-        rate = f", {1 / throughput.seconds:,.0f}/s" if throughput.seconds and name in _RATED else ""
         left = f", {_times(throughput, total - done, now - started)}" if total else ""
-        out.print(f"{name}: {done} of {total or 'unknown'}{rate}{left}", highlight=False, soft_wrap=True)
+        out.print(f"{name}: {done} of {total or 'unknown'}{left}", highlight=False, soft_wrap=True)
 
     return advance
 
@@ -154,14 +152,6 @@ class _Times(ProgressColumn):
         return Text(_times(task.fields["throughput"], task.remaining or 0, task.elapsed or 0.0), style="progress.remaining")
 
 
-class _Rate(ProgressColumn):
-    """How many units are done in a second, of stages that count."""
-
-    def render(self, task: Task) -> Text:
-        """What the column shows."""
-        return Text(f"{task.speed:,.0f}/s" if task.speed and task.fields.get("counted") else "", style="progress.data.speed")
-
-
 @contextlib.contextmanager
 def watching(as_json: bool = False) -> Iterator[TerminalWatcher | logs.JsonWatcher]:
     """A watcher that draws on the terminal; without one, it prints a line now and then. It logs where lines are for machines.
@@ -177,7 +167,6 @@ def watching(as_json: bool = False) -> Iterator[TerminalWatcher | logs.JsonWatch
         TextColumn("{task.description:>14}"),
         BarColumn(bar_width=32),
         MofNCompleteColumn(),
-        _Rate(),
         _Times(),
     )
     with Progress(*columns, console=out, disable=not out.is_terminal) as progress:

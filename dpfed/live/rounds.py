@@ -1,32 +1,13 @@
-"""The steps of a federation as its journal has them, and what each site did in them."""
+"""What each site of a federation did, from its journal."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dpfed.protocol.journal import Step
-
-
-@dataclass(frozen=True)
-class Round:
-    """A step.
-
-    Attributes:
-        step: from 0.
-        event: ``opened``, ``collected`` or ``discarded``.
-        arrived: sites whose answers count.
-        missing: the others, and why they do not.
-        reason: why the step was discarded.
-    """
-
-    step: int
-    event: str
-    arrived: tuple[str, ...] = ()
-    missing: Mapping[str, str] = ()  # type: ignore[assignment]
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,35 +33,18 @@ class SiteRow:
     SHOWN = 60
 
 
-def rounds_of(journal: Iterable[Mapping[str, Any]]) -> list[Round]:
-    """The steps, in order, each as the journal's last line about it has it."""
-    last: dict[int, Mapping[str, Any]] = {}
-    for line in journal:
-        last[int(line["step"])] = line
-    return [
-        Round(
-            step,
-            str(line["event"]),
-            tuple(map(str, line.get("arrived", ()))),
-            {str(site): str(why) for site, why in dict(line.get("missing", {})).items()},
-            str(line.get("reason", "")),
-        )
-        for step, line in sorted(last.items())
-    ]
-
-
-def sites_of(names: Sequence[str], rounds: Sequence[Round], arrival_log: Mapping[int, Step]) -> list[SiteRow]:
+def sites_of(names: Sequence[str], steps: Sequence[Mapping[str, Any]], arrival_log: Mapping[int, Step]) -> list[SiteRow]:
     """Every site's row.
 
     Args:
         names: of the terms.
-        rounds: the steps.
-        arrivals: of the last ones, while the run lasts.
+        steps: in order, each as the journal's last line about it has it.
+        arrival_log: of the last ones, while the run lasts.
     """
-    over = [one for one in rounds if one.event != "opened"]
-    counted = Counter(site for one in over if one.event == "collected" for site in one.arrived)
-    missed = Counter(site for one in over for site in one.missing)
-    why = {site: f"step {one.step}: {reason}" for one in over for site, reason in one.missing.items()}
+    over = [line for line in steps if line["event"] != "opened"]
+    counted = Counter(site for line in over if line["event"] == "collected" for site in line.get("arrived", ()))
+    missed = Counter(site for line in over for site in line.get("missing", ()))
+    why = {site: f"step {line['step']}: {reason}" for line in over for site, reason in line.get("missing", {}).items()}
     seconds = {site: value for _, step in sorted(arrival_log.items()) for site, value in step.seconds.items()}
     return [
         SiteRow(
@@ -89,13 +53,13 @@ def sites_of(names: Sequence[str], rounds: Sequence[Round], arrival_log: Mapping
             missed[name],
             why.get(name, ""),
             seconds.get(name),
-            tuple(_did(name, one) for one in over[-SiteRow.SHOWN :]),
+            tuple(_did(name, line) for line in over[-SiteRow.SHOWN :]),
         )
         for name in names
     ]
 
 
-def _did(site: str, one: Round) -> str:
-    if site not in one.arrived:
+def _did(site: str, line: Mapping[str, Any]) -> str:
+    if site not in line.get("arrived", ()):
         return "missed"
-    return "answered" if one.event == "collected" else "discarded"
+    return "answered" if line["event"] == "collected" else "discarded"

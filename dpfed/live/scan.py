@@ -97,21 +97,17 @@ class Scan:
             if run_state.finished:
                 return Seen(name, run_state, "", "finished")
             throughput = self._paces.setdefault(name, Throughput())
-            self._follow(throughput, run_state, folder)
+            self._follow(throughput, run_state)
             if not running:
                 return Seen(name, run_state, "", "stopped")
             left = throughput.left(run_state.planned - run_state.done)
             return Seen(name, run_state, "", "running", throughput.seconds, left, throughput.last)
 
-    def _follow(self, throughput: Throughput, run_state: RunState, folder: Path) -> None:
+    def _follow(self, throughput: Throughput, run_state: RunState) -> None:
         ledger = run_state.ledger
         if ledger is None or not run_state.done:
             return
         again = ledger.replays + len(ledger.resumed)
-        if throughput.last is None:  # the newest checkpoint is a first point, unless the run was interrupted since
-            for step, at in _checkpoints(folder):
-                if max([0, *(since + 1 for since in ledger.resumed)]) <= step < run_state.done:
-                    throughput.see(step, at, again)
         throughput.see(run_state.done, ledger.path.stat().st_mtime, again)
 
     def _fresh(self, signature: dict[Path, tuple[int, int]]) -> bool:
@@ -180,12 +176,3 @@ def _read(folder: Path, name: str, running: bool) -> tuple[RunState | None, str]
         return None, str(error)
     except OSError as error:  # it goes away while it is read, or this user may not
         return None, f"{error.filename or folder} cannot be read: {error.strerror or error}."
-
-
-def _checkpoints(folder: Path) -> Iterator[tuple[int, float]]:
-    """Steps of a run's checkpoints, and when they were written."""
-    for path in sorted((folder / "checkpoints").glob("step-*")):
-        try:
-            yield int(path.stem.removeprefix("step-")), path.stat().st_mtime
-        except (ValueError, OSError):
-            continue

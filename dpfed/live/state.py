@@ -17,14 +17,14 @@ from dpfed.budgets.registry import known_by, replicas_of
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.reading import read_text
-from dpfed.live.rounds import Round, SiteRow, rounds_of, sites_of
+from dpfed.live.rounds import SiteRow, sites_of
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.phase import Phase, planned_curve, spent_curve
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import meaning, round_up
-from dpfed.protocol.journal import Journal, Step, read_arrival_log
+from dpfed.protocol.journal import Step, read_arrival_log
 from dpfed.report.card import is_void, lead, marks_of
-from dpfed.report.facts import FIXED_SEED, RAW_DIAGNOSTICS, Mark
+from dpfed.report.facts import FIXED_SEED, Mark
 from dpfed.report.results import Result, results_of
 
 SITE = "site.toml"
@@ -45,7 +45,7 @@ class RunState:
         metrics: lines of metrics.jsonl.
         results: of a finished run, the evaluations of results.json.
         card: the privacy card, or the page of a run that gets none; empty: none yet.
-        rounds: of a federation, its steps in order.
+        rounds: of a federation, the journal's last line about each step, in order.
         sites: of a federation, each with what it answered.
         arrivals: when answers to the last steps came, while the run continues.
         model: whether a model is there.
@@ -61,7 +61,7 @@ class RunState:
     metrics: Sequence[dict[str, Any]] = ()
     results: Sequence[dict[str, Any]] = ()
     card: str = ""
-    rounds: Sequence[Round] = ()
+    rounds: Sequence[dict[str, Any]] = ()
     sites: Sequence[SiteRow] = ()
     arrival_log: dict[int, Step] = field(default_factory=dict)
     model: bool = False
@@ -131,12 +131,12 @@ class RunState:
     @property
     def discarded(self) -> list[tuple[int, str]]:
         """The steps of a federation that were discarded, and why."""
-        return [(one.step, one.reason) for one in self.rounds if one.event == "discarded"]
+        return [(line["step"], str(line.get("reason", ""))) for line in self.rounds if line["event"] == "discarded"]
 
     @property
     def awaited(self) -> tuple[int, Step] | None:
         """The step that is open, or for which there are not enough sites yet, and who has answered it."""
-        over = max((one.step for one in self.rounds if one.event != "opened"), default=-1)
+        over = max((line["step"] for line in self.rounds if line["event"] != "opened"), default=-1)
         step = max(self.arrival_log, default=-1)
         return None if self.finished or step <= over or not self.arrival_log[step].awaited else (step, self.arrival_log[step])
 
@@ -162,9 +162,7 @@ class RunState:
 
     @property
     def _marks(self) -> list[Mark]:
-        marks = self.ledger.marks if self.ledger else {}
-        known = {"fixed_seed": FIXED_SEED, "raw_diagnostics": RAW_DIAGNOSTICS}
-        return [mark for name, mark in known.items() if marks.get(name)]
+        return [FIXED_SEED] if self.ledger and self.ledger.marks.get("fixed_seed") else []
 
 
 def is_run(folder: Path) -> bool:
@@ -195,10 +193,9 @@ def _run(folder: Path, name: str, running: bool) -> RunState:
     run = RunDirectory(folder)
     config = _toml(folder / "config.toml")
     ledger = Ledger.open(run.ledger) if run.ledger.exists() and run.ledger.stat().st_size else None
-    journal = Journal(run.journal).lines if run.journal.exists() else []
     terms = _terms(run.terms)
     names = [str(site["name"]) for site in terms.get("sites", ())]
-    rounds = rounds_of(journal)
+    rounds = run.federation_steps()
     arrival_log = read_arrival_log(run.arrival_log) if running and not run.finished else {}
     budgets = _budget_ledgers(run.budget)
     page = next((page for page in (run.no_card, run.card) if page.exists()), None)

@@ -17,7 +17,6 @@ from dpfed.live.state import RunState
 from dpfed.progress import duration
 
 STYLES = {"running": "bold green", "stopped": "yellow", "finished": "bold blue", "damaged": "bold red"}
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDE, _REASONS = 60, 5
 _LABELS = len("norm of the noisy gradient")
 _MARKS = {"answered": ("■", "green"), "missed": ("·", "yellow"), "discarded": ("□", "red")}
@@ -69,8 +68,7 @@ def _one(seen: Seen) -> RenderableType:
         bar = Table.grid()  # a bar alone ends no line
         bar.add_row(ProgressBar(total=one.planned, completed=min(one.done, one.planned), width=_WIDE))
         parts.append(bar)
-    curve = [("epsilon over steps", _spark([value for _, value in one.spent]))] if len(one.spent) > 2 else []
-    parts.append(_table([*_rows(overview(seen)), *curve]))
+    parts.append(_table(_rows(overview(seen))))
     if one.sites:
         parts.append(_sites(one))
     if one.discarded:
@@ -115,10 +113,3 @@ def _sites(one: RunState) -> Table:
 def _text(words: str, style: str = "") -> Text:
     """Words of a run's files, in which nothing steers the terminal, and no line ends before a percent sign."""
     return Text(visible(words).replace(" %", "%"), style)
-
-
-def _spark(values: Sequence[float]) -> str:
-    """A small curve from 0 on."""
-    most = max(values) or 1
-    chosen = [values[round(at * (len(values) - 1) / (_WIDE // 2 - 1))] for at in range(_WIDE // 2)]
-    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(value / most * len(_BLOCKS)))] for value in chosen)

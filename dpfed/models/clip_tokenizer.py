@@ -34,14 +34,6 @@ class ClipTokenizer:
             return torch.zeros(0, self.context, dtype=torch.int64)
         return self._tokenizer([_beginning(text, self.context) for text in texts], context_length=self.context).long()
 
-    def truncated(self, texts: list[str]) -> int:
-        """How many of the texts have more tokens than are read."""
-        # One token more than fits: where the last place then holds another token than padding, the text was cut.
-        beginnings = [_beginning(text, self.context + 1) for text in texts]
-        longer = self._tokenizer(beginnings, context_length=self.context + 1) if texts else torch.zeros(0, self.context + 1)
-        padding = self._tokenizer([""], context_length=self.context + 1)[0, -1]
-        return int((longer[:, -1] != padding).sum())
-
     @property
     def stock(self) -> Any:
         """The tokenizer as open_clip has it."""

@@ -77,6 +77,4 @@ def off_diagonal_squares(matrix: Tensor) -> Tensor:
     return torch.where(off, matrix, 0.0).square().sum()
 
 
-OBJECTIVE = Objective(
-    title="correlations of two views", loss=group_loss, options=Options, unit_length=False, least=3, enough=16
-)
+OBJECTIVE = Objective(title="correlations of two views", loss=group_loss, options=Options, unit_length=False, least=3)

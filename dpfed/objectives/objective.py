@@ -51,7 +51,6 @@ class Objective:
             twice that of a guess, as a rule. Progress that is released tells no larger ones apart. ``None``: nobody knows.
         images_only: whether it compares views of an image, and knows nothing of captions.
         least: so many records of a group at least have anything to learn from together.
-        enough: with fewer, what they say together is mostly chance.
     """
 
     title: str
@@ -63,7 +62,6 @@ class Objective:
     range: Callable[[Any, int], float] | None = None
     images_only: bool = False
     least: int = 1
-    enough: int = 1
 
     def __post_init__(self) -> None:
         if (self.bias is not None) != ("bias" in self.options.model_fields):

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dpfed.config import Config
-from dpfed.config.effects import effective
 from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError
 from dpfed.models.starting import MissingStart
@@ -27,9 +26,7 @@ from dpfed.training.memory import memory_of, needs_of
 ENOUGH, SOME = 20.0, 8.0  # of a reach, see docs/recipes.md
 _RECORDS = 1_000  # public ones that are looked at
 _BUDGET = 24.0  # seconds for all gradients, as a rule
-_CLEARLY = 1.1  # times as far
 
-TRAININGS = {"lora": "LoRA", "full": "full training"}
 Verdict = Literal["can work", "will learn little", "will not work"]
 
 
@@ -44,7 +41,6 @@ class Forecast:
         epsilon: of the configured plan.
         trained: what of the model is trained, in words.
         measured_on: the public records.
-        suits: which kind of training goes clearly further; ``None``: neither does, or the model has no adapters.
         records_needed: so many would be enough, at the same sampling rate; ``None``: no number would.
         memory: bytes that training takes at least; ``None``: not known.
         memory_there: bytes that this machine has.
@@ -57,7 +53,6 @@ class Forecast:
     epsilon: float
     trained: str
     measured_on: str
-    suits: Literal["lora", "full"] | None
     records_needed: int | None
     memory: int | None
     memory_there: int
@@ -89,7 +84,6 @@ class Forecast:
             "configured": self.configured.facts(),
             "grid": [row.facts() for row in self.rows[1:]],
             "signal": {**dataclasses.asdict(self.signal), "error": finite(self.signal.error)},
-            "suits": self.suits,
             "records_needed": self.records_needed,
             "measured_on": self.measured_on,
             "memory": self.memory,
@@ -118,20 +112,11 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, watcher: Watcher |
     if plan.promise.unit == "user" and parts.plan.promise.unit == "record":
         remarks.append(f"{stand.title} name no units: each of their records counts as its own unit")
     sizes = group_sizes(plan, simulated.protected)
-    other = _other_training(config)
-    budget = _BUDGET / (len(sizes) + bool(other))
+    budget = _BUDGET / len(sizes)
     watcher.note(f"measuring gradients of groups of {', '.join(map(str, sizes))}")
     signals = {size: measured(simulated, plan.replace(group_size=size), budget) for size in sizes}
     signal = signals[plan.bounding.group_size]
     rows = [Row.of("as configured", plan, signal)]
-    suits: Literal["lora", "full"] | None = None
-    if other is not None:
-        kind, changed = other
-        watcher.note(f"measuring the same with {TRAININGS[kind]}")
-        elsewhere = measured(SimulatedRun.of(changed, plan, stand, stand.at_most(_RECORDS), watcher), plan, budget)
-        rows.append(Row.of(TRAININGS[kind], plan, elsewhere))
-        if max(rows, key=lambda row: row.reach).reach > _CLEARLY * min(rows, key=lambda row: row.reach).reach:
-            suits = kind if rows[1].reach > rows[0].reach else "full" if kind == "lora" else "lora"
     watcher.note("accounting for other batches, steps and epsilons")
     epsilon = plan.epsilon()
     rows += grid(plan, signals, config.optimizer.warmup, epsilon, rows[0].seconds)
@@ -144,7 +129,6 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, watcher: Watcher |
         epsilon=epsilon,
         trained=str(trained_part(parts.model, parts.config)),
         measured_on=f"{signal.groups} groups of {stand.title}",
-        suits=suits,
         records_needed=_records_needed(rows[0]),
         memory=_memory(parts.config),
         memory_there=memory_of(parts.device),
@@ -166,17 +150,6 @@ def _with_a_start(config: Config) -> tuple[Config, list[str]]:
         )
         return config.model_copy(update={"model": model}), [remark]
     return config, []
-
-
-def _other_training(config: Config) -> tuple[Literal["lora", "full"], Config] | None:
-    """The same run with full training in the place of LoRA, or the other way round, where it has either."""
-    now = config.adaptation.of_images(config.model.kind)
-    if not config.model.external or now not in ("lora", "full"):
-        return None
-    kind: Literal["lora", "full"] = "full" if now == "lora" else "lora"
-    text = config.adaptation.text if config.adaptation.text == "frozen" else kind
-    adaptation = config.adaptation.model_copy(update={"image": kind, "text": text})
-    return kind, effective(config.model_copy(update={"adaptation": adaptation}))
 
 
 def _records_needed(row: Row) -> int | None:

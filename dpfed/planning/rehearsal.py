@@ -21,7 +21,7 @@ import dpfed
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import Config, parse_config
 from dpfed.config.effects import without_effect
-from dpfed.config.toml_file import leaves, put
+from dpfed.config.toml_file import put
 from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError, goes_on
 from dpfed.files.atomic import write_atomically
@@ -35,7 +35,6 @@ from dpfed.progress import Silent, Watcher, duration
 from dpfed.report.results import Result, headlines, results_of, shown, tied
 from dpfed.runs.resolution import settle
 from dpfed.runs.starts import starting_weights
-from dpfed.runs.sweep import read_sweep
 from dpfed.training.post_processing import serving
 from dpfed.training.trainer import train
 from dpfed.training.worker import Worker
@@ -44,9 +43,7 @@ RESULTS = "rehearsal.jsonl"
 ENOUGH_GROUPS = 16  # in a step: fewer of them scatter more than the private run's do
 _FACTORS = (1 / 3, 3.0)  # of the learning rate
 _AS_IT_IS = "as configured"
-_SHORT = {"optimizer.learning_rate": "rate", "bounding.group_size": "S", "privacy.steps": "T", "privacy.batch": "B"}
-_FIXED = ("data", "privacy", "evaluation", "public", "training")  # sections that a rehearsal does not choose
-_FREE = ("privacy.batch", "privacy.steps")
+_SHORT = {"optimizer.learning_rate": "rate", "bounding.group_size": "S", "privacy.steps": "T"}
 
 
 class ScaledUp:
@@ -150,10 +147,9 @@ def rehearse(
     folder: str | Path,
     records: int | None = None,
     most: int = 5_000,
-    sweep: str | Path | None = None,
     watcher: Watcher | None = None,
 ) -> Rehearsal:
-    """Trains on public records as the private run will, with several hyperparameters, and writes the best configuration.
+    """Trains on public records as the private run will, with several settings, and writes the best configuration.
 
     What is finished is kept in the folder, and a rehearsal that was interrupted resumes.
 
@@ -163,18 +159,16 @@ def rehearse(
         folder: for results and the configuration.
         records: N, where the user says it.
         most: at most so many public records are trained on.
-        sweep: a sweep file with what is to be tried; default: learning rate, then group size, then steps.
         watcher: sees the stages.
 
     Raises:
-        UserError: for a plan that cannot be, public records that are too few or cannot be measured, or changes of the promise.
+        UserError: for a plan that cannot be, public records that are too few or cannot be measured.
     """
     watcher, folder = watcher or Silent(), Path(folder)
     tried: list[Rehearsed] = []
-    asked = _asked(config, sweep)
     starting_weights(settle(config))  # before anything that takes seconds
     kept, engines = _Kept(folder), dict[int, str]()
-    total = len(asked) if asked is not None else 1 + len(_FACTORS) + sum(map(len, _others(config).values()))
+    total = 1 + len(_FACTORS) + sum(map(len, _others(config).values()))
 
     def carry_out(name: str, changes: dict[str, Any]) -> None:
         changed = _changed(config, changes)
@@ -188,7 +182,7 @@ def rehearse(
         tried.append(found)
 
     with goes_on(lambda: f"stopped after {len(tried)} settings, which are kept; the same command resumes"):
-        for name, changes in _stages(config, tried) if asked is None else asked:
+        for name, changes in _stages(config, tried):
             carry_out(name, changes)
     best = _best(tried)
     chosen = _changed(config, best.changes)
@@ -242,7 +236,7 @@ def _trained(
 
 
 def _stages(config: Config, tried: list[Rehearsed]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is tried by default: one hyperparameter after the other, each from the best so far."""
+    """What is tried: one hyperparameter after the other, each from the best so far."""
     yield _AS_IT_IS, {}
     rate = config.optimizer.learning_rate
     for factor in _FACTORS:
@@ -270,31 +264,6 @@ def _time_left(tried: list[Rehearsed], total: int) -> str:
 
 def _named(changes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return _in_words(changes), changes
-
-
-def _asked(config: Config, sweep: str | Path | None) -> list[tuple[str, dict[str, Any]]] | None:
-    """What a sweep file names, behind the configuration as it is; ``None`` without one.
-
-    Raises:
-        UserError: for changes of the promise or of the records.
-    """
-    if sweep is None:
-        return None
-    own = leaves(config.model_dump(mode="json"))
-    asked: list[tuple[str, dict[str, Any]]] = [(_AS_IT_IS, {})]
-    for name, changed in read_sweep(sweep, config).configs.items():
-        found = leaves(changed.model_dump(mode="json"))
-        changes = {key: found.get(key) for key in own | found if key != "name" and found.get(key) != own.get(key)}
-        fixed = [key for key in changes if key.partition(".")[0] in _FIXED and key not in _FREE]
-        if config.privacy.noise_multiplier is not None:
-            fixed += [key for key in changes if key in _FREE]
-        if fixed:
-            raise UserError(
-                f"{sweep}, run '{name}' changes {', '.join(fixed)}: a rehearsal chooses how to train under one promise, not "
-                "the promise, the records or how they are measured. Leave it out."
-            )
-        asked.append((name, changes))
-    return asked
 
 
 def _changed(config: Config, changes: dict[str, Any]) -> Config:

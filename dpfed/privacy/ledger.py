@@ -102,7 +102,7 @@ class Ledger:
         Args:
             path: where.
             plan: what is promised.
-            marks: what the privacy card must say beyond the plan, fixed from the start: ``fixed_seed``, ``raw_diagnostics``.
+            marks: what the privacy card must say beyond the plan, fixed from the start: ``fixed_seed``.
             block: numbers of a block (`dpfed.privacy.blocks`) of the sums whose digests the ledger holds, and of whose noise
                 each has its own key; ``None``: a sum is one block.
 

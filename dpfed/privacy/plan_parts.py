@@ -199,12 +199,12 @@ class Bounding:
         """C, the largest L2 norm of what is clipped; infinity without privacy."""
         return self.clip_norm if self.method.private else math.inf
 
-    def require_measured(self, wanted: str, instead: str = "") -> None:
+    def require_measured(self, wanted: str) -> None:
         """Refuses a setting that is proven for groups with a clipped gradient each, where the method has none."""
         measured = [name for name in METHODS if method_named(name).measured]
         require(
             self.method.private,
-            f"{wanted} has nothing to do without privacy (method '{self.method_name}'): leave it out{instead}",
+            f"{wanted} has nothing to do without privacy (method '{self.method_name}'): leave it out",
         )
         require(
             self.method.measured,

@@ -61,9 +61,6 @@ class Mark:
 
 
 FIXED_SEED = Mark("The seed was fixed: anyone can compute the noise again, so no privacy is guaranteed.", voids=True)
-RAW_DIAGNOSTICS = Mark(
-    "Raw diagnostics were written: losses, norms or clip rates without noise. Epsilon does not cover these files."
-)
 LABELLED_BANK = Mark(
     "k-NN and linear-probe figures are also exact functions of labelled training records. Epsilon covers the model itself, but "
     "not these figures."

@@ -17,7 +17,6 @@ from PIL import Image
 from dpfed.errors import UserError
 from dpfed.paths import path_of
 from dpfed.privacy.promise import round_up
-from dpfed.report.audit import audit_plot
 from dpfed.report.card import table_rows
 from dpfed.report.curves import training_note, training_plots
 from dpfed.report.expected import Expected
@@ -95,8 +94,6 @@ def _single(run: RunView) -> dict:
         plots.append(("Gradient with its noise (blue), noise alone (orange)", norm_plot(norms, run.noise_norm)))
     if sites_in(run.steps_of_sites):
         plots.append((TIMELINE, timeline_plot(run.steps_of_sites)))
-    if run.audit is not None:
-        plots.append(("Attacks on the claim: what canaries show", audit_plot(run.audit)))
     if table:
         tall = len(plots) == 2
         chart = bar_chart(table[: 12 if tall else 6], tall)

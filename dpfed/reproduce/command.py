@@ -25,9 +25,6 @@ def reproduce(
     ] = "cpu",
     methods: Annotated[str | None, typer.Option(help="Only these, such as group,batch.")] = None,
     public: Annotated[bool, typer.Option("--public", help="Anyone may see the records: reports may show them.")] = False,
-    public_records: Annotated[
-        Path | None, typer.Option(help="Record store for public contrast; default: generated records.", show_default=False)
-    ] = None,
     out: Annotated[Path, typer.Option(help="Holds the runs and a folder for each result.")] = Path("runs/reproduce"),
     listed: Annotated[
         bool, typer.Option("--list", help="List the experiments, what each needs, and how many runs it takes.")
@@ -63,7 +60,6 @@ def reproduce(
         path=path or _DATA / asked.name,
         public=public,
         out=out,
-        public_records=public_records,
     )
     with watching() as watcher:
         outcome = carry_out(request, watcher)
@@ -72,28 +68,16 @@ def reproduce(
 
 def _list(scale: Literal["cpu", "gpu"]) -> None:
     from dpfed.console.terminal import console
-    from dpfed.privacy.promise import round_up
-    from dpfed.reproduce.comparison import DATA_SETS
     from dpfed.reproduce.experiments import EXPERIMENTS
 
     for item in EXPERIMENTS.values():
-        generated = [name for name in item.data if DATA_SETS[name].generated]
-        needs = [f"nothing with --data {name}" for name in generated] or ["your copy of the data (--path)"]
-        if item.pretrained:
-            needs.append("a GPU (--scale gpu)")
-        console.print(f"[bold]{item.name}[/]  {item.title}", highlight=False, soft_wrap=True)
         runs = item.count("gpu" if item.pretrained else scale)
-        own = [v.x for v in item.variants if v.x is not None] if item.axis == "epsilon" else item.epsilons
-        epsilons = ", ".join(map(round_up, own))
-        for words in (
-            f"{runs} runs; epsilon {epsilons}; needs {', '.join(needs)}",
-            f"data: {', '.join(item.data)}",
-        ):
-            console.print(f"    [dim]{words}[/]", highlight=False, soft_wrap=True)
+        gpu = "; needs a GPU (--scale gpu)" if item.pretrained else ""
+        console.print(f"[bold]{item.name}[/]  {item.title}", highlight=False, soft_wrap=True)
+        console.print(f"    [dim]{runs} runs for each of {', '.join(item.data)}{gpu}[/]", highlight=False, soft_wrap=True)
     console.print(
-        f"Runs are counted for one data set, all methods and every epsilon, at --scale {scale}. gpu has the paper's "
-        "hyperparameters. cpu has a smaller model and batch, and fewer steps: its figures are not comparable with the "
-        "paper's.",
+        "shapes is generated; for the others, give your copy of the data (--path). cpu has a smaller model and batch, and "
+        "fewer steps than the paper: its figures are not comparable with the paper's.",
         highlight=False,
         soft_wrap=True,
     )

@@ -40,7 +40,6 @@ class Request:
         path: where the records are.
         public: the user says that anyone may see them.
         out: the folder for runs and results.
-        public_records: the store of public records for public contrast; ``None``: generated ones.
     """
 
     experiment: Experiment
@@ -51,7 +50,6 @@ class Request:
     path: Path
     public: bool
     out: Path
-    public_records: Path | None = None
 
     @property
     def name(self) -> str:
@@ -196,6 +194,5 @@ def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: f
 def _with_public_records(tree: dict[str, Any], request: Request) -> None:
     """Names the public records, and takes so many groups that a step has the other methods' passes of the model."""
     generated = {"source": "shapes", "half": "first"} if request.data.generated else {"source": "procedural"}
-    store = None if request.public_records is None else {"path": str(request.public_records)}
-    put(tree, "public", store or generated)
+    put(tree, "public", generated)
     put(tree, "privacy.batch", max(1, tree["privacy"]["batch"] // (1 + PublicConfig().records)))

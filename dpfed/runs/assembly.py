@@ -52,7 +52,7 @@ from dpfed.training.curve import Curve
 from dpfed.training.memory import require_memory
 from dpfed.training.post_processing import post_processors
 from dpfed.training.releases import Releases
-from dpfed.training.worker import GroupObserver, Worker
+from dpfed.training.worker import Worker
 
 if TYPE_CHECKING:
     from dpfed.protocol.terms import Terms
@@ -165,7 +165,6 @@ class Components:
     def worker(
         self,
         randomness: Randomness,
-        observe: GroupObserver | None = None,
         model: nn.Module | None = None,
         share: Share | None = None,
     ) -> Worker:
@@ -173,7 +172,6 @@ class Components:
 
         Args:
             randomness: the owner's.
-            observe: receives raw, private figures.
             model: to be trained, if not `model` itself but a copy of it.
             share: what is this owner's; default: what `owner` and `owners` say.
         """
@@ -196,7 +194,6 @@ class Components:
             owner=share.owner,
             groups=share.groups,
             owners=self.owners if self.terms is None else len(self.terms.sites),
-            observe=observe,
             units=units,
             companions=self._companions(),
         )
@@ -292,7 +289,7 @@ def assemble(
     parts = Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms, public)
     if engine == "layerwise":  # it has rules for kinds of layers, and must not misread one
         trained = from_features(model) if config.cached_views else model
-        require_fitting(engine, trained, parts.dummy_batch(device), config.training.precision, method.loss(config))
+        require_fitting(trained, parts.dummy_batch(device), config.training.precision, method.loss(config))
     return parts
 
 

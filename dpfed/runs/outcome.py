@@ -36,7 +36,6 @@ from dpfed.report.facts import (
     NOT_PRIVATE,
     NOT_PROTECTED,
     PUBLIC_RECORDS,
-    RAW_DIAGNOSTICS,
     SHARED_PASSES,
     STARTING_WEIGHTS,
     UNSOUND,
@@ -275,7 +274,6 @@ def _marks(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> tup
         return (NOT_PRIVATE, *boards)
     marks = [UNSOUND] * (not parts.plan.bounding.method.sound)
     marks += [FIXED_SEED] * ledger.marks.get("fixed_seed", False)
-    marks += [RAW_DIAGNOSTICS] * ledger.marks.get("raw_diagnostics", False)
     planned = not store.public and uses_labelled_bank(tasks_of(store, parts.config))
     marks += [LABELLED_BANK] * (planned or LABELLED_FIGURES in disclosed)
     if (name := _unit_name(parts)) is not None and parts.plan.promise.unit == "record":
@@ -307,8 +305,6 @@ def _secrets(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> t
         secrets.append(_KEYS_OF_SITES)
     if parts.plan.bounding.method.closed_form or parts.config.cached_views:
         secrets.append(_FEATURES.format("each site's folder" if parts.terms else "the run's folder"))
-    if ledger.marks.get("raw_diagnostics", False):
-        secrets.append("`diagnostics.jsonl`, with raw figures of each step: do not publish it with the run.")
     if AUDITED in disclosed:
         secrets.append("`audit/`: do not publish it with the run.")
     return tuple(secrets)

@@ -124,7 +124,7 @@ def _refuse_few_contrasted(config: Config) -> None:
         key, own = ("public.records", 1) if method.public_records else ("bounding.group_size", 0)
         raise UserError(
             f"objective.name = '{config.objective.name}' learns nothing from {contrasted} records: set {key} to "
-            f"{loss.least - own} or more; {loss.enough - own} or more serve well."
+            f"{loss.least - own} or more."
         )
 
 

@@ -120,8 +120,8 @@ def _carry_out(
         every = config.evaluation.every
         return bool(every) and summary.done < plan.steps and _due(summary, plan, every)
 
-    # Sites get the parameters in every step, and whoever observes groups writes what follows from them: both wait.
-    coordinator.ahead = parts.terms is None and job.observe is None
+    # Sites get the parameters in every step, so they wait.
+    coordinator.ahead = parts.terms is None
     points = max(1, plan.steps // _CURVE_POINTS)
     own = [
         Observer(keep_metrics, lambda summary: summary.phase is not None or _due(summary, plan, points)),
@@ -200,7 +200,7 @@ def _pick_up(
 ) -> tuple[Ledger, int, Coordinator]:
     """Ledger, first step and coordinator: from the last checkpoint that is not damaged, if there is any."""
     saved = checkpoints.paths()
-    marks = {"fixed_seed": parts.config.privacy.seed is not None, "raw_diagnostics": parts.config.diagnostics == "raw"}
+    marks = {"fixed_seed": parts.config.privacy.seed is not None}
     if _has_header(run.ledger):
         ledger = Ledger.open(run.ledger)
     elif saved:

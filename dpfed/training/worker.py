@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -21,9 +20,6 @@ from dpfed.models.validation import validate
 from dpfed.privacy.group_statistics import GroupStatistics
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-
-# Called with (step, raw figures): private, so only where the user asked for raw diagnostics.
-GroupObserver = Callable[[int, dict[str, float | None]], None]
 
 
 def indices_of_owner(indices: np.ndarray, keys: np.ndarray, owner: int, owners: int) -> np.ndarray:
@@ -53,7 +49,6 @@ class Worker:
         owner: this owner's number.
         groups: K_w, how many of the plan's K groups are this owner's; ``None``: all.
         owners: how many owners' sums are added up.
-        observe: receives raw, private figures of each step; off unless the user asked for them in words.
         units: ``(n,)`` as `keys`, the keys of the records' units where the plan protects units, otherwise ``None``.
         companions: the public records that join every group, where the method has any.
 
@@ -78,7 +73,6 @@ class Worker:
         owner: int = 0,
         groups: int | None = None,
         owners: int = 1,
-        observe: GroupObserver | None = None,
         units: np.ndarray | None = None,
         companions: Companions | None = None,
     ) -> None:
@@ -94,7 +88,7 @@ class Worker:
         self._plan, self._model, self._engine, self._views, self._prefetch_images = plan, model, engine, views, views.prefetch
         own = indices if isinstance(indices, OwnRows) else None
         self._indices, self._keys, self._randomness = None if isinstance(indices, OwnRows) else indices, keys, randomness
-        self._owner, self._observe, self._units = owner, observe, units
+        self._owner, self._units = owner, units
         self._participants = participants_of(plan, randomness, keys, units, own)
         self._companions, self._microbatch = companions, max(1, microbatch // (1 + public))
         self._groups = plan.groups if groups is None else groups
@@ -129,8 +123,6 @@ class Worker:
         if step + 1 < self._plan.steps:
             self._prefetch(step + 1)
         total = total.float()
-        if self._observe:
-            self._observe(step, self._raw_figures(len(draw.indices), norms, total))
         if self._plan.statistics is not None:
             total = torch.cat([total, self._statistics(self._plan.statistics, norms, losses)])
         return BoundedSum(total, self._plan.sensitivity_of(step), self._groups)
@@ -187,19 +179,3 @@ class Worker:
         if self._companions and draw.keys is not None:
             keys = [draw.keys[first:end] for first, end in ranges]
             self._companions.prefetch(keys, self._randomness, step, self._vector.device)
-
-    def _clipped(self, norms: Tensor) -> float | None:
-        if self._bounding.clipping == "automatic":  # every gradient is scaled
-            return None
-        return (norms > self._bounding.bound).float().mean().item() if len(norms) else 0.0
-
-    def _raw_figures(self, records: int, norms: list[Tensor], total: Tensor) -> dict[str, float | None]:
-        every = torch.cat(norms) if norms else torch.zeros(0)
-        noise_norm = self._plan.noise_std * math.sqrt(self._vector.numel)
-        return {
-            "records": records,
-            "groups": len(every),
-            "clipped": self._clipped(every),
-            "median_norm": every.median().item() if len(every) else 0.0,
-            "snr": total.norm().item() / noise_norm if self._plan.private else None,
-        }

@@ -10,7 +10,7 @@ from dpfed.models.building import build_model
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
-EXPERIMENTS = 80
+EXPERIMENTS = 60
 
 
 @pytest.fixture(params=[0.4])
@@ -32,7 +32,7 @@ def claimed(request, tmp_path):
 def test_a_sound_run_is_not_accused_and_its_canary_is_seen(claimed, owners):
     found = audit_claim(*claimed, owners=owners, experiments=EXPERIMENTS)
     (only,) = found.findings
-    assert not only.contradicts and only.of_run and 0 < only.epsilon < only.claim
+    assert not only.contradicts and 0 < only.epsilon < found.claim
     assert found.moved == pytest.approx(found.sensitivity, rel=1e-4) and found.moved <= found.sensitivity
 
 

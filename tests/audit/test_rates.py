@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from dpfed.audit.rates import auc, best_threshold, clopper_pearson, least_epsilon, most_tpr, tpr_at_fpr
+from dpfed.audit.rates import auc, clopper_pearson, most_tpr, tpr_at_fpr
 
 RNG = np.random.default_rng(7)
 
@@ -62,23 +62,6 @@ def test_the_bound_is_the_edge_of_the_privacy_region(epsilon, delta, fpr):
     assert most_tpr(fpr, epsilon, delta) == pytest.approx(grid[allowed].max(), abs=1e-5)
 
 
-def test_the_least_epsilon_is_where_the_bound_meets_the_rates():
-    counts = dict(members=1000, non_members=800, delta=1e-5, error=0.05)
-    for true, false in [(100, 2), (990, 300), (1000, 0), (300, 20)]:
-        shown = float(least_epsilon(true, false_positives=false, **counts))
-        tpr = float(clopper_pearson(true, 1000, 0.025)[0])
-        fpr = float(clopper_pearson(false, 800, 0.025)[1])
-        assert shown > 0 and most_tpr(fpr, shown, 1e-5) == pytest.approx(tpr)
-    assert least_epsilon(10, false_positives=8, **counts) == 0
-
-
-def test_an_epsilon_is_shown_that_is_not_there_in_less_than_one_of_twenty():
-    """Randomised response at epsilon 1 is the tight case: P(positive) is e/(1 + e) for members, 1/(1 + e) for the others."""
-    p = math.e / (1 + math.e)
-    shown = least_epsilon(RNG.binomial(500, p, 4000), 500, RNG.binomial(500, 1 - p, 4000), 500, delta=0.0, error=0.05)
-    assert np.mean(shown > 1) < 0.05 and np.median(shown) > 0.75
-
-
 def test_areas_and_thresholds_are_those_of_scikit_learn():
     """Scores with ties. Both count what lies above a threshold; scikit-learn also what is equal to it."""
     for _ in range(20):
@@ -86,10 +69,5 @@ def test_areas_and_thresholds_are_those_of_scikit_learn():
         truth, scores = np.repeat([1, 0], [60, 90]), np.concatenate([members, others])
         assert auc(members, others).value == pytest.approx(roc_auc_score(truth, scores))
         fpr, tpr, _ = roc_curve(truth, scores, drop_intermediate=False)
-        true, false = np.rint(tpr * 60).astype(int), np.rint(fpr * 90).astype(int)
-        best = least_epsilon(true, 60, false, 90, 1e-5, 0.05).max()
-        at = best_threshold(members, others, 1e-5, 0.05)
-        counts = int((members > at).sum()), 60, int((others > at).sum()), 90
-        assert least_epsilon(*counts, 1e-5, 0.05) == pytest.approx(best)
         for limit in (0.05, 0.2):
             assert tpr_at_fpr(members, others, limit).value == pytest.approx(tpr[fpr <= limit].max())

@@ -144,8 +144,8 @@ def test_every_command_names_the_split_that_has_records(squares, dpfed, tmp_path
 
 
 FEW = [
-    ({"bounding": {"group_size": 2}}, "bounding.group_size to 3 or more; 16"),
-    ({"bounding": {"method": "public"}, "public": {"records": 1}}, "public.records to 2 or more; 15"),
+    ({"bounding": {"group_size": 2}}, "bounding.group_size to 3 or more"),
+    ({"bounding": {"method": "public"}, "public": {"records": 1}}, "public.records to 2 or more"),
 ]
 
 
@@ -154,7 +154,7 @@ def test_a_loss_that_learns_nothing_from_two_records_is_refused(tiny, public_sto
     tree = {**tiny, **changes, "objective": {"name": "barlow_twins"}, "privacy": GOOD}
     if "public" in tree:
         tree["public"] = {**tree["public"], "path": str(public_store.path)}
-    with pytest.raises(UserError, match=f"learns nothing from 2 records: set {said} or more serve well"):
+    with pytest.raises(UserError, match=f"learns nothing from 2 records: set {said}"):
         known_plan(parse_config(tree))
     known_plan(parse_config({**tree, "objective": {"name": "infonce"}}))
 

@@ -1,4 +1,4 @@
-"""`dpfed data import` and `inspect`: what they say about captions, units and truncation."""
+"""`dpfed data import` and `inspect`: what they say about captions and units."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from dpfed.cli.data import app
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
-from dpfed.errors import UserError
 
 
 def invoke(*arguments: object) -> str:
@@ -42,34 +41,6 @@ def test_captions_and_units_are_counted(store: Path) -> None:
     assert found["units"] == {"name": "person", "number": 3, "most_records": 3, "in_several_splits": 1}
     printed = invoke("inspect", store)
     assert "most per record 2" in printed and "in several splits 1" in printed
-
-
-def test_what_is_counted_is_named(store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Pieces:
-        context = 3
-
-        def truncated(self, texts: list[str]) -> int:
-            return len(texts)
-
-    assert "counted in words" in invoke("inspect", store, "--context", 3)
-    monkeypatch.setattr("dpfed.models.building.tokenizer_for", lambda model: Pieces())
-    (tmp_path / "c.toml").write_text("")
-    assert "counted in tokens" in invoke("inspect", store, "--config", tmp_path / "c.toml")
-
-
-def test_counting_that_is_impossible_is_refused(store: Path, tmp_path: Path, pictures) -> None:
-    (tmp_path / "image.toml").write_text('[model]\nkind = "image"\n')
-    with StoreWriter(tmp_path / "mute", name="x", kind="image", size=8) as writer:
-        writer.add(RecordInput("a", pictures.array()))
-    mistakes = [
-        ([store, "--config", tmp_path / "image.toml"], "reads no captions"),
-        ([store, "--config", tmp_path / "image.toml", "--context", 5], "--context"),
-        ([tmp_path / "mute", "--context", 5], "no captions"),
-    ]
-    for arguments, named in mistakes:
-        with pytest.raises(UserError, match=named):
-            facts(*arguments)
-    assert not {"captions", "units"} & facts(tmp_path / "mute").keys()
 
 
 @pytest.mark.parametrize("unit", [None, "person_id"])

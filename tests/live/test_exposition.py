@@ -61,7 +61,7 @@ def test_the_sites_of_a_step_that_is_open(monitor):
 
 
 def test_a_void_run_has_no_epsilon(make, tmp_path, monitor):
-    make("void", marks={"fixed_seed": True, "raw_diagnostics": False})
+    make("void", marks={"fixed_seed": True})
     names = {name for name, labels in samples(monitor.get("/metrics").text) if ("run", "void") in labels}
     assert "dpfed_steps_done" in names and not any("epsilon" in name for name in names)
 

@@ -160,7 +160,7 @@ def test_a_damaged_run_is_a_sentence(make, tmp_path):
 
 
 def test_epsilon_of_a_void_run_is_on_no_page(make, tmp_path, plan):
-    make("void", marks={"fixed_seed": True, "raw_diagnostics": False})
+    make("void", marks={"fixed_seed": True})
     make("good")
     known = client(tmp_path / "runs", headers={"Authorization": f"Bearer {TOKEN}"})
     page = plain(known.get("/runs/void").text)

@@ -38,7 +38,7 @@ def test_a_replayed_step_is_paid_for_once_and_shown(make, plan):
 
 
 def test_a_fixed_seed_leaves_no_epsilon(make):
-    seen = look(make(marks={"fixed_seed": True, "raw_diagnostics": False}))
+    seen = look(make(marks={"fixed_seed": True}))
     assert seen.run_state.epsilon is None and not seen.run_state.spent and not seen.run_state.expected
     assert "No guarantee" in seen.run_state.guarantee
     assert next(figure for figure in figures(seen) if figure.key == "epsilon_spent").value is None
@@ -84,7 +84,6 @@ def test_who_is_awaited_and_how_long_the_others_took(make):
 def test_nothing_but_the_files_that_may_be_seen_is_opened(make, tmp_path):
     run = make(done=3, sites=SITES)
     private = [
-        "diagnostics.jsonl",
         "audit/losses.json",
         "releases/step-3",
         "checkpoints/step-3.safetensors",

@@ -108,10 +108,9 @@ def test_no_private_record_is_read(dpfed, tiny, unreadable, public_store, shapes
     tiny["data"]["path"] = str(unreadable)
     tiny["privacy"]["steps"] = 2
     (tmp_path / "tiny.toml").write_text(tomli_w.dumps(tiny))
-    sweep = tmp_path / "one.toml"
-    sweep.write_text('name = "one"\n[[run]]\nname = "fast"\nset = { "optimizer.learning_rate" = 0.01 }\n')
-    more = ["--sweep", sweep] if command == "rehearse" else []
-    code, out, err = dpfed(command, "tiny.toml", "--public", shapes.path, "--json", *more)
+    monkeypatch.setattr("dpfed.planning.rehearsal._FACTORS", (2.0,))
+    monkeypatch.setattr("dpfed.planning.rehearsal._others", lambda _: {})
+    code, out, err = dpfed(command, "tiny.toml", "--public", shapes.path, "--json")
     assert code == 0, err
     with pytest.raises(AssertionError, match="a private store was opened"):  # as a run does
         dpfed("pretrain", "tiny.toml", "--run", "run")

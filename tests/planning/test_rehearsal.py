@@ -137,34 +137,15 @@ def test_engines_are_timed_once_for_each_group_size_and_each_trial_has_its_numbe
     tiny["privacy"], tiny["evaluation"] = dict(GIVEN), {"tasks": ["retrieval"], "records": 50}
     tiny["bounding"]["engine"] = "auto"
     timed, notes = [], []
-    monkeypatch.setattr("dpfed.runs.resolution._fastest", lambda config, *_: timed.append(config.bounding.group_size) or "loop")
+    monkeypatch.setattr("dpfed.runs.resolution._engine", lambda config, *_: timed.append(config.bounding.group_size) or "loop")
     watcher = Silent()
     watcher.note = notes.append
-    sweep = tmp_path / "two.toml"
-    runs = [f'[[run]]\nname = "{name}"\nset = {{ {key} }}\n' for name, key in RUNS]
-    sweep.write_text('name = "two"\n' + "".join(runs))
-    rehearse(parse_config(tiny), Proxy("store", shapes.path, 600), tmp_path / "out", most=200, sweep=sweep, watcher=watcher)
+    monkeypatch.setattr("dpfed.planning.rehearsal._FACTORS", (2.0,))
+    monkeypatch.setattr("dpfed.planning.rehearsal._others", lambda _: {"bounding.group_size": [2]})
+    rehearse(parse_config(tiny), Proxy("store", shapes.path, 600), tmp_path / "out", most=200, watcher=watcher)
     assert timed == [4, 2]
     counted = [note for note in notes if " of 3: " in note]
-    assert counted[0] == "1 of 3: as configured" and counted[2].startswith("3 of 3: small; about ")
-
-
-RUNS = (("fast", '"optimizer.learning_rate" = 0.02'), ("small", '"bounding.group_size" = 2'))
-
-
-def test_a_sweep_file_says_what_is_tried_and_may_not_change_the_promise(config, shapes, tmp_path):
-    sweep = tmp_path / "rates.toml"
-    stand = Proxy("store", shapes.path, 600)
-
-    def asked(changes):
-        sweep.write_text(f'name = "rates"\n[[run]]\nname = "one"\nset = {{ {changes} }}\n')
-        return rehearse(config, stand, tmp_path / "out", most=200, sweep=sweep)
-
-    found = asked('"optimizer.learning_rate" = 0.02')
-    assert [one.changes for one in found.tried] == [{}, {"optimizer.learning_rate": 0.02}]
-    for changes in ('"privacy.epsilon" = 20', '"data.size" = 8', '"evaluation.records" = 5'):
-        with pytest.raises(UserError, match="chooses how to train under one promise"):
-            asked(changes)
+    assert counted[0] == "1 of 3: as configured" and "S = 2; about " in counted[2]
 
 
 def test_public_contrast_is_rehearsed_as_well(tiny_public, shapes, tmp_path):

@@ -79,7 +79,7 @@ TOGETHER = [
     *rows("noise_multiplier must be positive", {"noise_multiplier": 0.0}),
     *rows("method 'sample' is not: use", BATCH | {"method_name": "sample", "noise_kind": "discrete"}),
     *rows("set diagnostics = 'private'", {"clipping": "adaptive"}),
-    *rows("or set diagnostics = 'raw'", NONE | {"progress": PROGRESS}),
+    *rows("has nothing to do without privacy", NONE | {"progress": PROGRESS}),
     *rows(r"progress.phase must lie in 1\.\.10", {"progress": PROGRESS | {"phase": 11}}),
 ]
 

@@ -14,7 +14,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import is_void, lead, privacy_card
-from dpfed.report.facts import AUDITS, FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS, UNSOUND, CardFacts, Mark
+from dpfed.report.facts import AUDITS, FIXED_SEED, LABELLED_BANK, UNSOUND, CardFacts, Mark
 from dpfed.runs.assembly import assemble
 from dpfed.runs.outcome import card_facts
 from dpfed.runs.resolution import resolve
@@ -60,7 +60,7 @@ def test_leads_with_the_guarantee():
     assert whole.startswith("This run is (3.22, 5.05e-6)-differentially private for one record")
 
 
-@pytest.mark.parametrize("change", [{"marks": (RAW_DIAGNOSTICS, FIXED_SEED)}, {"epsilon_spent": float("inf")}])
+@pytest.mark.parametrize("change", [{"marks": (LABELLED_BANK, FIXED_SEED)}, {"epsilon_spent": float("inf")}])
 def test_a_voided_card_says_so_first_and_never_promises(change):
     card = privacy_card(dataclasses.replace(FACTS, **change))
     assert "no privacy guarantee holds" in card.splitlines()[0]
@@ -95,10 +95,8 @@ def card_of(tiny, tmp_path):
 
 
 def test_what_the_ledger_was_marked_with_is_on_the_card(card_of):
-    texts = {"fixed_seed": FIXED_SEED.text, "raw_diagnostics": RAW_DIAGNOSTICS.text}
-    for marks in ({}, {"fixed_seed": True}, {"raw_diagnostics": True}):
-        card = card_of(marks=marks)
-        assert {name for name, text in texts.items() if text in card} == set(marks)
+    for marks in ({}, {"fixed_seed": True}):
+        assert (FIXED_SEED.text in card_of(marks=marks)) == bool(marks)
 
 
 @pytest.mark.parametrize("public", [True, False])
@@ -113,14 +111,12 @@ def test_what_was_made_of_the_records_since_is_on_the_card(tiny, tmp_path, publi
     assert ("declared them public" in card) == public and ("only those who hold them now may have them" in card) != public
 
 
-def test_raw_diagnostics_must_not_be_published_and_all_workers_are_counted(tiny, tmp_path):
+def test_all_workers_are_counted(tiny, tmp_path):
     parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(0))
-    for raw, owners in ((False, 1), (True, 4)):
-        ledger = Ledger.create(tmp_path / f"{raw}.jsonl", parts.plan, {"raw_diagnostics": raw})
+    for owners in (1, 4):
+        ledger = Ledger.create(tmp_path / f"{owners}.jsonl", parts.plan)
         ledger.note_owners(owners)
-        facts = card_facts(parts, ledger)
-        assert any("`diagnostics.jsonl`" in text for text in facts.secrets) == raw
-        assert ("up to 4 workers of one cluster" in facts.trust_mode) == (owners == 4)
+        assert ("up to 4 workers of one cluster" in card_facts(parts, ledger).trust_mode) == (owners == 4)
 
 
 def test_facts_are_those_of_plan_and_ledger(tiny, tmp_path):

@@ -12,7 +12,7 @@ from dpfed.artifacts.view import RunView
 from dpfed.errors import UserError
 from dpfed.protocol.journal import Journal
 from dpfed.report.expected import Expected
-from dpfed.report.facts import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS
+from dpfed.report.facts import FIXED_SEED, LABELLED_BANK, sent
 from dpfed.report.gallery import build_gallery
 from dpfed.report.html import _marks, write_report
 from dpfed.report.ladder import ladder
@@ -170,11 +170,11 @@ def test_damaged_files_are_named(run_folder, file, content, message):
 
 
 def test_a_comparison_shows_every_mark(run_folder, tmp_path):
-    html = render(tmp_path, run_folder("a", marks=(RAW_DIAGNOSTICS,)), run_folder("b"))
-    assert html.count("Raw diagnostics were written") == 1
-    several = run_folder("c", marks=(RAW_DIAGNOSTICS, LABELLED_BANK))
+    html = render(tmp_path, run_folder("a", marks=(LABELLED_BANK,)), run_folder("b"))
+    assert html.count("labelled training records") == 1
+    several = run_folder("c", marks=(sent("a board", public=False), LABELLED_BANK))
     opening = render(tmp_path, several).partition('<div class="tiles">')[0]
-    assert "Raw diagnostics were written" in opening and "labelled training records" in opening
+    assert "Sent to a board" in opening and "labelled training records" in opening
 
 
 def test_every_colour_of_a_chart_has_a_dark_form(run_folder, tmp_path):

@@ -68,11 +68,10 @@ def test_products_are_not_rounded_to_tf32(tiny, monkeypatch):
     assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
 
 
-@pytest.mark.parametrize("who", ["sites", "raw figures", "nobody"])
+@pytest.mark.parametrize("who", ["sites", "nobody"])
 def test_what_follows_from_a_release_is_sent_or_written_when_that_is_paid_for(tiny, tmp_path, monkeypatch, who):
     """Each step is paid for slowly. Only where nobody sees parameters in between may the next sum be computed meanwhile."""
     tiny["privacy"]["steps"], tiny["evaluation"] = 4, {"split": "none"}
-    tiny |= {"diagnostics": "raw"} if who == "raw figures" else {}
     monkeypatch.setattr(running, "_due", lambda summary, *_: summary.done == 4)  # metrics and checkpoints wait, too
     charge, place, paid = Ledger.charge, tmp_path / "run" / "ledger.jsonl", []
     monkeypatch.setattr(Ledger, "charge", lambda self, release: (time.sleep(0.2), charge(self, release)))

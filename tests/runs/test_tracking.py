@@ -18,7 +18,7 @@ STEPS = 2
 
 @pytest.fixture
 def config(tiny, tmp_path):
-    """Writes a configuration over private records that measures the model, and writes raw figures."""
+    """Writes a configuration over private records that measures the model."""
     with StoreWriter(tmp_path / "clinic", name="clinic", kind="image-text", size=16, public=False) as writer:
         for number in range(80):
             image = np.full((16, 16, 3), 3 * number, np.uint8)
@@ -65,7 +65,7 @@ def metrics(folder):
 
 
 def test_only_what_the_card_covers_is_sent(config, calls, dpfed, tmp_path):
-    words = config(diagnostics="raw")
+    words = config()
     code, _, error = dpfed("pretrain", *words, "--wandb", "--mlflow")
     assert code == 0, error
     lines = [line for line in metrics(tmp_path) if "evaluation" not in line]

@@ -45,10 +45,6 @@ class WordTokenizer:
             row[: len(numbers)] = numbers
         return tokens
 
-    def truncated(self, texts: list[str]) -> int:
-        """How many of the texts have more than `context` words."""
-        return sum(len(_words(text)) > self.context for text in texts)
-
 
 def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())

@@ -16,7 +16,6 @@ from dpfed.config.sections import PROCEDURAL
 from dpfed.data.sampling import OwnRows
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site, settle_locked
-from dpfed.federation.leaving import refuse_if_left
 from dpfed.federation.site.folder import SiteFolder, SiteSettings, refuse_too_few
 from dpfed.federation.site.local_socket import serve
 from dpfed.federation.site.worker import SiteWorker
@@ -26,7 +25,6 @@ from dpfed.privacy.method import method_named
 from dpfed.progress import Silent
 from dpfed.protocol.terms import Terms
 from dpfed.runs.assembly import Share, assemble
-from dpfed.runs.job import say_sizes
 from dpfed.runs.resolution import resolve, settle, settle_model
 from dpfed.runs.starts import start_is_there, starting_weights
 
@@ -111,7 +109,7 @@ def serve_site(
         UserError: if the site cannot be served as it is.
     """
     with folder.locked():
-        refuse_if_left(folder.path)
+        folder.refuse_if_left()
         worker = load_site(folder, log)
         log("ready")
         serve(socket, worker.answer, stop, group, worker.longest)
@@ -134,7 +132,6 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     folder.refuse_cost(terms.privacy_plan)  # its operator may have lowered the budget since
     parts = assemble(resolve(site_config(terms, settings)), randomness, terms=terms)
     parts = dataclasses.replace(parts, kept=(folder.features, Silent()))
-    say_sizes(parts, log)
     # The store may have grown since the site was made.
     refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
     share = Share(number, OwnRows(parts.store, parts.store.keys), terms.sites[number].groups)
