@@ -229,7 +229,7 @@ class SiteFolder:
             )
 
     def leave(self) -> None:
-        """Leaves for good: destroys the secret of the site's draws and its noise, which nobody can take off then.
+        """Leaves permanently: destroys the secret of the site's draws and its noise, which nobody can take off then.
 
         The ledger and what is reserved of the records' lifetime budget are not touched: what was spent stays spent.
 
