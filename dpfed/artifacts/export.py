@@ -128,9 +128,7 @@ def push(
         try:
             api = HfApi()
             api.create_repo(repo, private=not public, exist_ok=True)
-            commit = api.upload_folder(
-                repo_id=repo, folder_path=Path(draft, "model"), commit_message="Model and privacy card"
-            )
+            commit = api.upload_folder(repo_id=repo, folder_path=Path(draft, "model"), commit_message="Model and privacy card")
         except Exception as error:  # of the network, of the hub, of a token that is missing
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise UserError(f"the hub refused {repo} ({reason}): log in with `hf auth login`.") from error
