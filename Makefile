@@ -19,6 +19,7 @@ $(VENV)/.installed: requirements.lock pyproject.toml setup.py
 $(VENV)/.core: requirements-core.lock pyproject.toml setup.py
 	$(call into_venv,requirements-core.lock)
 
+# The first import of torch writes its bytecode, which takes 10 s: a second core does it beside the last installation.
 define into_venv
 @command -v uv >/dev/null || $(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet uv || \
 	{ $(PYTHON) -m venv .uv && .uv/bin/pip install --quiet uv; }
@@ -26,7 +27,8 @@ define into_venv
 @uv=$$(command -v uv || { test -x .uv/bin/uv && echo .uv/bin/uv; } || echo "$(PYTHON) -m uv"); shown=$$(test -t 2 || echo --quiet); \
 	$$uv venv --quiet --allow-existing --python $$($(PYTHON) -c 'import sys; print(sys.executable)') $(VENV) && \
 	$$uv pip install $$shown --python $(VENV)/bin/python --require-hashes -r $(1) && \
-	$$uv pip install --quiet --python $(VENV)/bin/python --no-deps --no-build-isolation -e .
+	{ $(VENV)/bin/python -c "import torch._dynamo, scipy.stats, matplotlib.backends.backend_agg" >/dev/null 2>&1 & \
+	$$uv pip install --quiet --python $(VENV)/bin/python --no-deps --no-build-isolation -e .; }
 @touch $@
 endef
 

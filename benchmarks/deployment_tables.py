@@ -123,14 +123,13 @@ def stores() -> str:
     opened = largest["opened"]
     rates = []
     for kind, found in result["importing"].items():
-        decoded, raw = (found["records"] / found["imports"][f"{how}, 2"]["seconds"] for how in ("decoded", "not decoded"))
+        decoded, raw = (found["records"] / found["imports"][f"{how}, 1"]["seconds"] for how in ("decoded", "not decoded"))
         rates.append(f"{kind} {decoded:,.0f} ({raw:,.0f} without decoding)")
     return (
         f"A store of {int(size):,} records of one pixel ({largest['disk_bytes'] / 1e9:.2g} GB) opens in "
         f"{opened['seconds']:.2f} s, and "
-        f"again in {1000 * opened['seconds_again']:.0f} ms; the process takes {opened['peak']:.0f} MB. Two workers "
-        "on two busy cores "
-        f"import JPEG files of 224 pixels, in records a second: {', '.join(rates)}. {made_by('stores')}"
+        f"again in {1000 * opened['seconds_again']:.0f} ms; the process takes {opened['peak']:.0f} MB. One process "
+        f"imports JPEG files of 224 pixels, in records a second: {', '.join(rates)}. {made_by('stores')}"
     )
 
 

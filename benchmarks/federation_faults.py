@@ -23,6 +23,7 @@ import torch
 
 from benchmarks.hostile_site import done_in
 from benchmarks.record import write_result
+from benchmarks.torture.federation import kill_server_app
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import load_config, parse_config
 from dpfed.data.generated.shapes import shapes_store
@@ -139,7 +140,7 @@ def _disturb(federation: Loopback, parties: Path, sockets: dict[str, Path], ende
             federation.members.kill(second)
             threading.Thread(target=_bring_back, args=(federation, second), daemon=True).start()
         if once(SERVER_KILLED):
-            federation.kill_server_app()
+            kill_server_app(federation)
 
 
 def _bring_back(federation: Loopback, name: str) -> None:

@@ -52,7 +52,7 @@ def measured(own: Bench, public: Bench | None, done: list[Row]) -> Iterator[Row]
         rows += [{"method": "no privacy", "records": count, "epsilon": None}]
         rows += [{"method": "moments", "records": count, "epsilon": e} for e in (EPSILONS if count in both else FEW)]
     rows.sort(key=lambda row: (row["epsilon"] not in (*FEW, None), row["records"] not in (600, 3000, 30_000)))
-    rows += [{"method": way, "records": count, "epsilon": e} for way, e in TRAINED for count in shown]
+    rows += [{"method": way, "records": count, "epsilon": e} for way, e in TRAINED for count in reversed(shown)]
     for row in (row for row in rows if _key(row) not in there):
         seeds = SEEDS if row["epsilon"] else SEEDS[:1]
         if row["method"] in ("moments", "no privacy"):

@@ -105,14 +105,13 @@ def steps() -> str:
     lines = ["| time over the best non-private step: loop, layerwise | S = 4 | S = 16 |", "|---|---|---|"]
     step = figures("step")
     for model, result in step["overhead"].items():
-        cells = []
-        for size in ("S = 4", "S = 16"):
-            ratios = {engine: f"{result['ratio'][f'{engine}, {size}']:.2f}" for engine in ("loop", "layerwise")}
-            chosen = result["chosen_engine"][size]
-            cells.append(", ".join(f"**{ratio}**" if engine == chosen else ratio for engine, ratio in ratios.items()))
+        ratios = [
+            [f"{result['ratio'][f'{engine}, {size}']:.2f}" for engine in ("loop", "layerwise")] for size in ("S = 4", "S = 16")
+        ]
+        cells = [f"{loop}, **{layerwise}**" for loop, layerwise in ratios]
         lines.append(f"| {model} | {' | '.join(cells)} |")
     memory = [f"{figure['peak_mb']:.0f} MB at B = {int(batch):,}" for batch, figure in step["memory"].items()]
-    lines += ["", f"Two CPU cores. Bold: what `auto` took. Peak memory of a step of the small CNN: {', '.join(memory)}."]
+    lines += ["", f"Two CPU cores. Bold: what `auto` takes. Peak memory of a step of the small CNN: {', '.join(memory)}."]
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from benchmarks.record import write_result
 from benchmarks.throughput import stand_in_views
 from dpfed.bounding import foreach
-from dpfed.bounding.engines import ENGINES, GroupBatch, Views, build_engine, fastest_engine
+from dpfed.bounding.engines import ENGINES, GroupBatch, Views, build_engine
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model
 from dpfed.models.parameters import TrainableVector
@@ -68,7 +68,7 @@ class NonPrivate:
 def overheads(
     config: ModelConfig, records: int, repeats: int, microbatches: tuple[int, ...], device: torch.device = CPU, size: int = 32
 ) -> dict:
-    """Ratios of each engine to the best non-private gradient, for S = 4 and 16, and which engine a run would choose."""
+    """Ratios of each engine to the best non-private gradient, for S = 4 and 16."""
     torch.manual_seed(0)
     model = build_model(config, ObjectiveConfig(), size=size).to(device)
     views = stand_in_views(config, records, size, device)
@@ -78,10 +78,8 @@ def overheads(
         if device.type == "cpu" and microbatch * torch.get_num_threads() <= records:
             contenders[f"microbatch {microbatch} per core"] = NonPrivate(model, views, microbatch, per_core=True)
     plain = list(contenders)
-    chosen = {}
     for size in SIZES:
         batch = GroupBatch(views, list(range(0, records + 1, size)))
-        chosen[f"S = {size}"] = fastest_engine(model, batch)
         for name in ENGINES:
             into = TrainableVector(model).zeros()
             ready = build_engine(name, model, "fp32", group_loss, size, "go on")  # a run's first pass asks more, once
@@ -103,7 +101,6 @@ def overheads(
         "views": views["image"].shape[1],
         "repeats": repeats,
         "best_non_private": best,
-        "chosen_engine": chosen,
         "ratio": ratios,
     }
 
@@ -130,7 +127,6 @@ def main() -> None:
         result = overheads(config, records, repeats, microbatches, size=SIDES.get(name, 32))
         figures["overhead"][name] = result
         print(f"{name}: {result['parameters']:,} parameters, best non-private: {result['best_non_private']}")
-        print(f"  chosen: {result['chosen_engine']}")
         for contender, ratio in result["ratio"].items():
             print(f"  {contender:<26} {ratio:6.2f}")
     figures["memory"] = peak_memory()

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from benchmarks.draws import draws
 from benchmarks.record import write_result
 from dpfed.bounding.bounded_sum import BoundedSum
-from dpfed.bounding.engines import ENGINES, GroupBatch, Precision, Views, fastest_engine
+from dpfed.bounding.engines import ENGINES, GroupBatch, Precision, Views, choose_engine
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, ViewsConfig
 from dpfed.data.store.pictures import Wanted, in_processes
 from dpfed.data.store.record import RecordInput
@@ -84,7 +84,7 @@ def gradients(
     model = build_model(config, objective, AdaptationConfig(), size).to(device).train()
     views = stand_in_views(config, records, size, device)
     batch = GroupBatch(views, list(range(0, records + 1, group)))
-    name = fastest_engine(model, batch, precision)
+    name = choose_engine(model, batch, precision)
     engine = ENGINES[name](model, precision)
     into = engine.zeros()
 
@@ -114,12 +114,13 @@ def made_views(size: int, views: int, records: int, device: torch.device) -> flo
     return records / median_seconds(lambda: maker(images.to(device), uniforms.to(device)).sum().item())
 
 
-def decoded_images(size: int, workers: int | None = None) -> float:
+def decoded_images(size: int, workers: int | None = None, clock: Callable[[], float] = time.perf_counter) -> float:
     """JPEG files of this size per second that a process reads from a store and decodes, with the cores that it has.
 
     Args:
         size: side, pixels.
         workers: so many processes instead.
+        clock: seconds; default: of a clock on the wall.
     """
     with tempfile.TemporaryDirectory() as folder:
         with StoreWriter(Path(folder) / "store", name="noise", kind="image", public=True) as writer:
@@ -127,10 +128,10 @@ def decoded_images(size: int, workers: int | None = None) -> float:
                 writer.add(RecordInput(str(number), _jpeg(number % 64, size)))
         store, indices = RecordStore.open(Path(folder) / "store"), np.arange(DECODED)
         if workers is None:
-            return DECODED / median_seconds(lambda: store.images(indices, size))
+            return DECODED / median_seconds(lambda: store.images(indices, size), clock=clock)
         assert store.pictures.opened is not None
         opened, wanted = store.pictures.opened, Wanted(size, "crop", "bicubic")
-        return DECODED / median_seconds(lambda: in_processes(opened, indices, wanted, workers))
+        return DECODED / median_seconds(lambda: in_processes(opened, indices, wanted, workers), clock=clock)
 
 
 def _jpeg(number: int, size: int) -> bytes:
@@ -205,14 +206,19 @@ def exchange(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def median_seconds(step: Callable[[], object], repeats: int = REPEATS, before: Callable[[], object] = lambda: None) -> float:
+def median_seconds(
+    step: Callable[[], object],
+    repeats: int = REPEATS,
+    before: Callable[[], object] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Median of several calls, after one that warms up."""
     times = []
     for _ in range(repeats + 1):
         before()
-        started = time.perf_counter()
+        started = clock()
         step()
-        times.append(time.perf_counter() - started)
+        times.append(clock() - started)
     return statistics.median(times[1:])
 
 

@@ -20,7 +20,6 @@ _HOMES = {
     "StoreWriter": "dpfed.data.store.writing",
     "RecordInput": "dpfed.data.store.record",
     "build_model": "dpfed.models.building",
-    "apply_adapters": "dpfed.models.lora",
     "pretrain": "dpfed.runs.pretraining",
     "resume": "dpfed.federation.simulation",
     "Encoder": "dpfed.encoder",

@@ -16,6 +16,7 @@ import torch
 from dpfed.config import Config, parse_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.records import RecordStore
+from tests import accounted
 from tests.undrawn import draw, undraw
 
 # Caches of hypothesis, wherever it is used: never a folder in the checkout.
@@ -23,6 +24,8 @@ os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempd
 
 # Triton's kernels are computed by its interpreter: tests need no GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+accounted.keep()
 
 CIFAR10 = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10"
 
@@ -124,6 +127,15 @@ def dpfed(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
         return int(ended.value.code or 0), *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_accounting(tmp_path_factory) -> None:
+    """The workers of a session share epsilons."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "accounted"
+    folder.mkdir(exist_ok=True)
+    os.environ[accounted.FOLDER] = str(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)

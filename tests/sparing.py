@@ -1,5 +1,6 @@
 """Which of many parameters the normal suite tries; `make test-slow` tries all of them."""
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,13 @@ def sparing(values: Iterable[Any], *kept: Any) -> list[Any]:
     values = list(values)
     assert set(kept) <= set(values), "what is kept must be among the values"
     return [value if value in kept else pytest.param(*_parts(value), marks=pytest.mark.slow) for value in values]
+
+
+def halved(*axes: Iterable[Any]) -> list[Any]:
+    """All combinations as parameters, every other one marked as slow: of three axes or more, any two values still meet."""
+    numbered = itertools.product(*(enumerate(axis) for axis in axes))
+    cases = [(sum(number for number, _ in case), tuple(value for _, value in case)) for case in numbered]
+    return [pytest.param(*values, marks=[pytest.mark.slow] * (places % 2)) for places, values in cases]
 
 
 def _parts(value: Any) -> tuple[Any, ...]:

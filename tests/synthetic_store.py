@@ -38,7 +38,7 @@ def write_synthetic(path: Path, records: int, held_out: int = 1000) -> int:
     splits = np.zeros(records, np.int8)
     splits[random.choice(records, held_out, replace=False)] = 1
     table = pa.table({"key": random.integers(0, 2**64, records, np.uint64), "split": splits})
-    schema = with_starts(table.schema, {RECORDS: lengths})
+    schema = with_starts(table.schema, lengths)
     with pa.ipc.new_file(str(path / INDEX), schema) as writer:
         writer.write_table(table.cast(schema))
     sizes = {name: (path / name).stat().st_size for name in (INDEX, RECORDS)}

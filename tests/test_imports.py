@@ -17,7 +17,7 @@ def test_importing_dpfed_loads_neither_a_transport_nor_torch():
 
 
 def test_the_whole_job_loads_no_transport_and_no_classifier():
-    heavy = {"ray", "flwr", "opacus", "open_clip", "sklearn"}
+    heavy = {"ray", "flwr", "opacus", "open_clip", "sklearn", "torchvision", "sympy"}  # sympy: of torch's compiler
     assert not heavy & loaded_after("import dpfed.runs.pretraining, dpfed.cli, dpfed.encoder, dpfed.audit.membership")
 
 

@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from dpfed.config import load_config, parse_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.federation.coordinator.folder import CoordinatorFolder
-from dpfed.federation.demo.loopback import RUN, Loopback
+from dpfed.federation.demo.loopback import RUN, SUPERLINK, Loopback
 from dpfed.federation.demo.processes import processes
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.privacy.ledger import Ledger
@@ -53,6 +54,13 @@ class Proxied(Loopback):
     def start_node(self, name: str, port: int | None = None) -> None:
         """See `Loopback`."""
         super().start_node(name, port or self.wires[name].port)
+
+
+def kill_server_app(federation: Loopback) -> None:
+    """Kills the process in which the ServerApp runs (SIGKILL)."""
+    for pid in federation.members.descendants(SUPERLINK, "flwr-serverapp"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class Torment:
@@ -103,17 +111,20 @@ class Torment:
 
     def kill_server(self) -> None:
         """Kills the process of the ServerApp."""
-        self.federation.kill_server_app()
+        kill_server_app(self.federation)
 
     def damage_checkpoint(self) -> None:
         """Kills the server, and damages what it would go on from."""
-        self.federation.kill_server_app()
+        kill_server_app(self.federation)
         paths = Checkpoints(self.run.checkpoints, 2).paths()
         paths[-1].write_bytes(paths[-1].read_bytes()[:2000])
 
     def kill_link(self) -> None:
         """Kills the SuperLink and all that it runs."""
-        self.federation.restart()
+        federation = self.federation
+        for name in (*federation.wires, SUPERLINK):
+            federation.members.kill(name)
+        federation.start()  # it has forgotten its SuperNodes, so they are registered and started anew, too
         self.federation.members.kill(RUN)
 
     def kill_node(self) -> None:

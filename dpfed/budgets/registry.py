@@ -9,7 +9,6 @@ import that is done again keeps. What two replicas know together counts, and eac
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import secrets
@@ -34,7 +33,6 @@ _LOCK = ".budget.lock"
 _FOLDER = "DPFED_BUDGETS"
 _SAMPLE = 256  # hashed names that the registry keeps of a record set, the smallest
 _NAMES = ".names.json"
-_REMEMBERED = 1 << 20  # records of a store of which the registry keeps which budgets' names it shares
 _WAIT = 60.0  # seconds for another process; what is done under a lock takes less than one
 
 
@@ -228,50 +226,24 @@ class _Names:
         write_atomically(path, json.dumps(smallest.tolist()) + "\n", mode=0o600)
 
     def shares(self, ids: Collection[str]) -> dict[str, float]:
-        """For each of some budgets, the share of its records that are among these, by their names.
-
-        Of a large store, what was found is kept: its records are not read again until another budget is known.
-        """
-        secret, known = _secret(), self._remembered()
+        """For each of some budgets, the share of its records that are among these, by their names."""
+        secret = _secret()
         samples = {id: _sample(_sample_of(id)) for id in ids if _sample_of(id).exists()}
-        new = {id: sample for id, sample in samples.items() if id not in known}
-        if new:
-            wanted = np.unique(np.concatenate(list(new.values())))
-            there = np.zeros(len(wanted) + 1, bool)
-            for hashed in self._hashed(secret):
-                places = np.searchsorted(wanted, hashed)
-                there[places[np.append(wanted, np.inf)[places] == hashed]] = True
-            found = {id: there[np.searchsorted(wanted, sample)] for id, sample in new.items()}
-            known |= {id: float(here.mean()) if len(here) else 0.0 for id, here in found.items()}
-            self._remember(known)
-        return {id: known[id] for id in samples}
+        if not samples:
+            return {}
+        wanted = np.unique(np.concatenate(list(samples.values())))
+        there = np.zeros(len(wanted) + 1, bool)
+        for hashed in self._hashed(secret):
+            places = np.searchsorted(wanted, hashed)
+            there[places[np.append(wanted, np.inf)[places] == hashed]] = True
+        found = {id: there[np.searchsorted(wanted, sample)] for id, sample in samples.items()}
+        return {id: float(here.mean()) if len(here) else 0.0 for id, here in found.items()}
 
     def _hashed(self, secret: Randomness) -> Iterator[np.ndarray]:
         training = self._store.within("train")
         for first, end in blocks(len(self._store)):
             keys = self._store.keys[first:end][training(first, end)]
             yield secret.per_record("budget", 0, keys, 1)[:, 0]
-
-    def _memory(self) -> Path | None:
-        """Where shares are kept; ``None`` of a store that is read in no time."""
-        if len(self._store) < _REMEMBERED:
-            return None
-        some = self._store.keys[np.linspace(0, len(self._store) - 1, _SAMPLE).astype(np.int64)]
-        known_by = repr((self._store.contents, len(self._store), some.tolist()))
-        return registry() / f"{hashlib.blake2b(known_by.encode(), digest_size=8).hexdigest()}.shares.json"
-
-    def _remembered(self) -> dict[str, float]:
-        path = self._memory()
-        try:
-            known = {} if path is None else {str(id): float(share) for id, share in json.loads(read_text(path)).items()}
-            return known if all(0 <= share <= 1 for share in known.values()) else {}
-        except (OSError, ValueError, TypeError, AttributeError):  # nothing is lost: they are found again
-            return {}
-
-    def _remember(self, shares: dict[str, float]) -> None:
-        if (path := self._memory()) is not None:
-            with contextlib.suppress(OSError):
-                write_atomically(path, json.dumps(shares) + "\n", mode=0o600)
 
 
 def _sample(path: Path) -> np.ndarray:

@@ -30,10 +30,6 @@ Id = Annotated[
     ),
 ]
 Outside = Annotated[bool, typer.Option("--allow-outside", help="Also read files outside of SOURCE that tables or links name.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(help="Processes that read archives and Parquet files. Default: one for each core.", show_default=False),
-]
 Window = Annotated[
     str | None,
     typer.Option(
@@ -62,7 +58,6 @@ def import_(
     id: Id = None,
     allow_outside: Outside = False,
     public: Annotated[bool, typer.Option("--public", help="Anyone may see these records; reports may show them.")] = False,
-    workers: Workers = None,
     window: Window = None,
     splits: Splits = None,
 ) -> None:
@@ -72,7 +67,6 @@ def import_(
     say(f"importing {', '.join(source)} into {dest}")
     from dpfed.data.importers import import_records
     from dpfed.data.importers.dicom import parsed_window
-    from dpfed.data.processes import cores
     from dpfed.progress import import_progress
 
     with watching() as watcher, goes_on(lambda: f"stopped: there is no {dest}; the same command begins anew"):
@@ -89,7 +83,6 @@ def import_(
             id=id,
             allow_outside=allow_outside,
             watch=import_progress(watcher, "files found"),
-            workers=cores() if workers is None else workers,
             say=watcher.note,
             surveyed=import_progress(watcher, "archives read"),
             window=None if window is None else parsed_window(window),
@@ -103,7 +96,8 @@ def _show(report: ImportReport) -> None:
 
     counts = ", ".join(f"{count:,} {split}" for split, count in report.counts.items())
     _say(f"{report.path}: {report.kind} records from {report.format}: {counts}")
-    _say(f"in {datetime.timedelta(seconds=round(report.seconds))}: {_rate(report)}")
+    rate = (sum(report.counts.values()) + len(report.skipped)) / max(report.seconds, 0.001)
+    _say(f"in {datetime.timedelta(seconds=round(report.seconds))}: {rate:,.0f} records/s")
     for sentence in (
         *(f"skipped {group}" for group in by_reason(report.skipped)),
         *_what_was_converted(report),
@@ -111,13 +105,6 @@ def _show(report: ImportReport) -> None:
         *_what_was_not_read(report),
     ):
         _say(sentence)
-
-
-def _rate(report: ImportReport) -> str:
-    """How fast an import was."""
-    records = (sum(report.counts.values()) + len(report.skipped)) / max(report.seconds, 0.001)
-    read = f", {report.bytes_read / 1e6 / max(report.seconds, 0.001):,.0f} MB/s" if report.bytes_read else ""
-    return f"{records:,.0f} records/s{read}"
 
 
 app.command()(inspect)

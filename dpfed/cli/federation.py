@@ -11,12 +11,10 @@ from typing import Annotated
 
 import typer
 
-from dpfed.cli.parties import Skew, line, show_findings, show_terms, tell
+from dpfed.cli.parties import Skew, line, show_terms, tell
 from dpfed.console.terminal import chosen_config, say, show_run
 
 app = typer.Typer(no_args_is_help=True)
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
 
 @app.command("provision")
@@ -52,17 +50,6 @@ def provision_federation(
         if done.news
         else "\nNothing is new."
     )
-
-
-@app.command("doctor")
-def doctor_of_federation(
-    folder: Annotated[Path, typer.Argument(help="The coordinator's folder.", show_default=False)], as_json: Json = False
-) -> None:
-    """Check clock, ports, certificates, disk, versions and records of a coordinator, and say what to do."""
-    say(f"examining {folder}", True)
-    from dpfed.federation.provisioning.doctor import examine_coordinator
-
-    show_findings(examine_coordinator(folder), as_json)
 
 
 @app.command("show")

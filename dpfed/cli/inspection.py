@@ -62,11 +62,11 @@ def inspect(
 
 def _check_contents(store: RecordStore) -> None:
     """Refuses a store whose records are not those that its fingerprint is of."""
-    from dpfed.data.store.fingerprint import contents_of, splits_of
+    from dpfed.data.store.fingerprint import contents_of
     from dpfed.data.store.layout import damaged
 
     try:
-        found = contents_of(store, store.contents_key).fingerprint(splits_of(store))
+        found = contents_of(store, bytes.fromhex(store.contents_key or ""))["fingerprint"]
     except ValueError as error:  # the key is not a hexadecimal number of a key's length
         raise damaged(store.path, "the key of its fingerprint cannot be read") from error
     if found != store.contents:

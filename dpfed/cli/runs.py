@@ -260,7 +260,6 @@ def report(
 def export(
     run: RunFolder,
     dest: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.", show_default=False)],
-    adapters: Annotated[bool, typer.Option("--adapters", help="Only the adapters, as one file.")] = False,
     hub: Annotated[
         bool, typer.Option("--hub", help="Add a page for the Hugging Face hub: README.md, with the privacy card in it.")
     ] = False,
@@ -276,7 +275,7 @@ def export(
     from dpfed.artifacts.directory import RunDirectory
     from dpfed.artifacts.export import export_model
 
-    for file in export_model(run, dest, adapters, hub, license, onnx):
+    for file in export_model(run, dest, hub, license, onnx):
         console.print(f"{file}  [dim]{file.stat().st_size:,} bytes[/]", highlight=False, soft_wrap=True)
     if hub:
         console.print(f"`hf upload OWNER/NAME {dest}` uploads it.", markup=False, highlight=False, soft_wrap=True)

@@ -37,9 +37,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts
 
 @app.command("setup")
 def set_up_site(
-    kit: Annotated[
-        Path, typer.Argument(help="The coordinator's kit: an archive, or where it was unpacked.", show_default=False)
-    ],
+    kit: Annotated[Path, typer.Argument(help="The coordinator's kit.", show_default=False)],
     coordinator: Annotated[
         str, typer.Option(help="The coordinator's fingerprint, as its operator reads it out by telephone.", show_default=False)
     ],
@@ -54,7 +52,7 @@ def set_up_site(
     into: Annotated[Path | None, typer.Option(help="Where the kit's folder goes.", show_default=False)] = None,
     proxy: Annotated[str | None, typer.Option(help="The network's HTTP proxy, http://HOST:PORT.", show_default=False)] = None,
 ) -> None:
-    """Make a site from the coordinator's kit: unpack and check it, make keys here, write the reply."""
+    """Make a site from the coordinator's kit: check it, make keys here, write the reply."""
     say(f"checking {kit}", True)
     from dpfed.errors import UserError, nearest
     from dpfed.federation.provisioning.site_paths import SitePaths
@@ -145,10 +143,10 @@ def join(
         except typer.Abort:
             raise UserError("nobody answered, so the site has not joined: give --yes to join without a question.") from None
 
-    if kit.resolve() not in (paths.path, paths.terms):
+    if kit.resolve() != paths.path:
         paths.unpack(kit)
     if opened.joined:
-        tell(f"{paths.path} has joined already; its kit is number {paths.manifest.serial} now.")
+        tell(f"{paths.path} has joined already; its kit is number {paths.kit.serial} now.")
         return
     loaded = paths.join(agreed)
     if loaded is None:

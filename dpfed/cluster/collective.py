@@ -16,7 +16,6 @@ Everything here is small and lies in main memory; parameters and sums travel in 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 
 import torch
 import torch.distributed as dist
@@ -101,9 +100,6 @@ def _bytes(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
 
 
-CHECK_EVERY = 50  # steps between comparisons of all ranks' weights
-
-
 class Collective:
     """Joins the workers of all ranks; rank 0 uses it as its `Transport`, the others `serve`.
 
@@ -114,7 +110,7 @@ class Collective:
     """
 
     def __init__(self, link: Link, model: nn.Module, worker: Worker) -> None:
-        self._link, self._model, self._vector, self._worker, self._steps = link, model, TrainableVector(model), worker, 0
+        self._link, self._vector, self._worker = link, TrainableVector(model), worker
 
     def tell(self, threshold: float) -> None:
         """See `Transport`; on rank 0, and each step hands it out."""
@@ -124,7 +120,7 @@ class Collective:
         """See `Transport`; on rank 0.
 
         Raises:
-            UserError: if a worker could not compute its sum, or holds other weights.
+            UserError: if a worker could not compute its sum.
         """
         self._link.announce(step)
         return self._take_part(step)
@@ -142,9 +138,6 @@ class Collective:
             self._vector.assign(parameters)
         if self._worker.asks_about_norms:
             self._worker.threshold = self._link.share(self._worker.threshold)
-        if self._steps % CHECK_EVERY == 0:
-            self._compare(step)
-        self._steps += 1
         try:
             own = self._worker.bounded_sum(step)
         except UserError:  # the others must not wait for a sum that never comes; the reason may name a record
@@ -155,20 +148,3 @@ class Collective:
             raise UserError(f"step {step}: worker {', '.join(failed)} cannot read its records any more: check the store.")
         dist.reduce(own.values, 0)
         return BoundedSum(own.values, own.sensitivity, sum(groups for _, groups in reports))
-
-    def _compare(self, step: int) -> None:
-        """Compares all ranks' weights, bit for bit."""
-        sums = [row[0] for row in self._link.gather([self._checksum()])]
-        different = [str(rank) for rank, value in enumerate(sums) if value != sums[0]]
-        if different:
-            raise UserError(
-                f"step {step}: the weights of worker {', '.join(different)} are not those of worker 0: resume the run on other "
-                "machines (memory may be faulty). The guarantee holds; the model may have learnt from wrong gradients."
-            )
-
-    def _checksum(self) -> int:
-        """A 64-bit hash of all weights and buffers."""
-        digest = hashlib.blake2b(digest_size=8)
-        for value in self._model.state_dict().values():
-            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        return int.from_bytes(digest.digest(), "little", signed=True)

@@ -57,7 +57,7 @@ def _machines(measured: dict[str, Any], assumed: list[str]) -> Machines:
     """The machines: what was measured, and what is assumed instead of it or beside it.
 
     Raises:
-        UserError: for an unknown figure, one that is no number, or a missing one.
+        UserError: for an unknown figure, one that is not a number, or a missing one.
     """
     known = [field.name for field in dataclasses.fields(Machines)]
     figures = dict(measured)
@@ -115,7 +115,7 @@ def _measured(path: Path | None, model: str | None) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read the measured file {path}: {error.strerror or error}.") from error
     except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise UserError(f"{path} is no result of `python -m benchmarks.throughput`: make one, or give the figures.") from error
+        raise UserError(f"{path} is not a result of `python -m benchmarks.throughput`: make one, or give the figures.") from error
     return {name: value for name, value in found.items() if value is not None}
 
 

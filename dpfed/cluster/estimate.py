@@ -74,7 +74,7 @@ class Estimate:
 
     Attributes:
         workers: W, one GPU each.
-        gpus: paid for: whole nodes.
+        gpus: that are rented: whole nodes.
         largest_shard: records that the busiest worker of a step is expected to draw.
         sampling: seconds of a step in which the busiest worker draws; a block's are shared out over its steps.
         decoding: seconds of a step in which it waits for images.

@@ -95,7 +95,7 @@ class ModelConfig(Section):
     )
     architecture: str | None = Field(None, description="a name that open_clip knows, a JSON file, or 'local-dir:DIR'")
     weights: str | None = Field(
-        None, description="a file, a pretrained tag, or (timm) a folder or 'hf-hub:ORG/NAME'; none: random, or local-dir's own"
+        None, description="a file, a pretrained tag, or (timm) a folder; none: random, or local-dir's own"
     )
     digest: str | None = Field(None, description="a run writes it: the hash of its open_clip or timm architecture")
     start: str | None = Field(

@@ -21,7 +21,8 @@ from dpfed.paths import without_proxy
 
 _NO_HOME = "Could not determine home directory"  # what pathlib says
 _INTERRUPTED = 130  # the exit code of Ctrl-C
-_NO_GPU = ("cuda error", "cuda driver error", "cudnn_status", "cublas_status")  # what torch says of a GPU that fails
+# What torch and Triton say of a GPU that fails.
+_NO_GPU = ("cuda error", "cuda driver error", "cudnn_status", "cublas_status", "triton error")
 _NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory")  # what torch says, on a CPU and on a GPU
 
 

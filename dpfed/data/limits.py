@@ -9,7 +9,6 @@ from dpfed.errors import UserError
 
 SMALLEST_SIDE, LARGEST_SIDE = 1, 4096  # pixels of a stored square image; the largest takes 50 MB
 MOST_SITES = 4096
-MOST_VOLUMES = 4096  # files of records of one store
 
 
 def whole_number(given: object, what: str, least: int = 0, most: int | None = None) -> int:

@@ -14,7 +14,6 @@ from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.importers import Progress, detect, import_records, importers
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import walk
-from dpfed.data.processes import cores
 from dpfed.data.store.counting import given_path, require_something_at
 from dpfed.data.store.layout import FORMAT_VERSION
 from dpfed.data.store.records import RecordStore, open_or_write
@@ -119,7 +118,6 @@ def _from_path(
                     test=config.test,
                     public=config.public,
                     progress=progress,
-                    workers=cores(),
                     say=say,
                 )
             for sentence in report.ignored():

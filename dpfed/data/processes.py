@@ -5,7 +5,6 @@ They are started as programs of their own, so that the main module of this one i
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
@@ -19,10 +18,6 @@ from typing import Any, cast
 
 from dpfed.errors import UserError
 
-Tell = Callable[[int], None]  # called with how much is done
-
-MOST_WORKERS = 512
-_TOLD_EVERY = 0.2  # seconds between two messages about how far a process is
 _LOOKED_EVERY = 0.2  # seconds between two looks at whether the parent is there
 _PROGRAM = "from dpfed.data.processes import serve; serve({0}, {1})"
 
@@ -49,55 +44,42 @@ class Processes:
     def __exit__(self, *error: object) -> None:
         self._end()
 
-    def each(
-        self,
-        work: Callable[[Any, Tell], Any],
-        items: Sequence[Any],
-        told: Callable[[int, int], None] | None = None,
-        most: int | None = None,
-    ) -> Iterator[tuple[int, Any]]:
+    def each(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
         """Does the same work with each of some items.
 
         Args:
-            work: a function of a module; called with an item and a function to tell how far it is.
-            items: what can be pickled.
-            told: called with the number of an item and how much of it is done.
-            most: processes that the work is worth; one of them, or a single item, is worked on in this process.
+            work: a function of a module.
+            items: what can be pickled. A single one is worked on in this process.
 
         Yields:
-            The number of an item and what came out of it, as soon as it is done, in any order.
+            What came out of an item, as soon as it is done, in any order.
 
         Raises:
             UserError: if a process dies; and whatever the work raises. All processes have ended then.
         """
-        told = told or (lambda number, done: None)
-        count = min(self._workers, len(items), self._workers if most is None else most)
+        count = min(self._workers, len(items))
         if count <= 1:
-            for number, item in enumerate(items):
-                yield number, work(item, functools.partial(told, number))
+            yield from map(work, items)
             return
-        waiting, busy = iter(enumerate(items)), dict[Connection, int]()
+        waiting, busy = iter(items), set[Connection]()
         try:
             for here in self._started(count):
-                busy[here], item = next(waiting)
-                here.send((work, item))
+                here.send((work, next(waiting)))
+                busy.add(here)
             while busy:
                 for ready in wait(list(busy)):
                     here = cast(Connection, ready)
                     try:
-                        kind, found = here.recv()
+                        is_done, found = here.recv()
                     except (EOFError, ConnectionError):
                         raise _died(self._all[here]) from None
-                    if kind == "far":
-                        told(busy[here], found)
-                        continue
-                    if kind == "failed":
+                    if not is_done:
                         raise found
-                    number = busy.pop(here)
-                    if (following := next(waiting, None)) is not None:
-                        busy[here] = following[0]
-                        here.send((work, following[1]))
-                    yield number, found
+                    busy.remove(here)
+                    if (item := next(waiting, None)) is not None:
+                        busy.add(here)
+                        here.send((work, item))
+                    yield found
         finally:
             if busy:
                 self._end()
@@ -128,11 +110,7 @@ class Processes:
 def _died(process: subprocess.Popen[bytes]) -> UserError:
     code = process.wait()
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-    return UserError(
-        f"a process that reads images {how}, perhaps because memory ran out. Run the same command again: a run resumes where "
-        "it stopped, and an import with fewer workers needs less memory.",
-        command="--workers says how many an import has.",
-    )
+    return UserError(f"a process that decodes images {how}, perhaps because memory ran out. Run the same command again.")
 
 
 def serve(descriptor: int, parent: int) -> None:
@@ -142,24 +120,17 @@ def serve(descriptor: int, parent: int) -> None:
         descriptor: of its end of the connection.
         parent: the process that it ends with.
     """
-    there, last = Connection(descriptor), 0.0
+    there = Connection(descriptor)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-    def tell(done: int) -> None:
-        nonlocal last
-        if (now := time.monotonic()) - last >= _TOLD_EVERY:
-            last = now
-            there.send(("far", done))
-
     while True:
         try:
             work, item = there.recv()
         except EOFError:
             return
         try:
-            answer = "done", work(item, tell)
+            answer = True, work(item)
         except Exception as error:
-            answer = "failed", error
+            answer = False, error
         there.send(answer)
 
 

@@ -122,7 +122,7 @@ def _refuse_unfit(config: PublicConfig, store: RecordStore, captions: bool) -> N
 def share_images(first: RecordStore, second: RecordStore) -> bool:
     """Whether an image is in both of two stores, byte by byte as it is stored; the first should be the smaller one."""
     lengths = np.zeros(0, np.int64)
-    for _, batch in first.stored():
+    for _, batch in first.batches:
         lengths = np.union1d(lengths, first.pictures.lengths(batch))
     hashes = np.sort(np.concatenate(list(_hashes(first, lengths))))
     places = ((np.searchsorted(hashes, some), some) for some in _hashes(second, lengths))
@@ -147,7 +147,7 @@ def _refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> No
 
 def _hashes(store: RecordStore, lengths: np.ndarray) -> Iterator[np.ndarray]:
     """Of every stored image that is as long as one of these, batch by batch: most files need not be read."""
-    for _, batch in store.stored():
+    for _, batch in store.batches:
         rows = np.flatnonzero(np.isin(store.pictures.lengths(batch), lengths)).tolist()
         images = (store.pictures.at(batch, row) for row in rows)
         yield np.frombuffer(b"".join(hashlib.blake2b(one, digest_size=_HASH_BYTES).digest() for one in images), _HASH)

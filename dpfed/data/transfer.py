@@ -11,7 +11,7 @@ from torch import Tensor
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """The values on a device.
 
-    A GPU copies from pinned memory while the host goes on. From other memory, the host waits until the GPU has done all work
+    A GPU copies from pinned memory while the host continues. From other memory, the host waits until the GPU has done all work
     that was launched before.
     """
     if not copies_beside(device):
@@ -20,7 +20,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def copies_beside(device: torch.device) -> bool:
-    """Whether a device copies while the host goes on."""
+    """Whether a device copies while the host continues."""
     return device.type == "cuda"
 
 

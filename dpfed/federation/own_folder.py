@@ -25,17 +25,3 @@ def own_folder(folder: Path) -> Iterator[Path]:
             yield draft
     except OSError as error:
         raise UserError(f"cannot make {folder}: {error.strerror}; choose another folder.") from error
-
-
-def refuse_unmakeable(folder: Path) -> None:
-    """Refuses a place where no folder can be made, by making one beside it and taking it away again.
-
-    Raises:
-        UserError: see `own_folder`.
-    """
-    with contextlib.suppress(_Unmade), own_folder(folder):
-        raise _Unmade
-
-
-class _Unmade(Exception):
-    """Takes a folder away again."""

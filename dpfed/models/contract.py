@@ -110,4 +110,5 @@ def described(value: object) -> str:
     """A value in a few words: what it is, and not what it holds."""
     if isinstance(value, Tensor):
         return f"a tensor {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeio' else 'a'} {name}"

@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torchvision.models.resnet import BasicBlock, Bottleneck, conv1x1
 
 from dpfed.models.norm import Norm, group_norm, norm_relu
 
@@ -71,16 +70,40 @@ class SmallCNN(nn.Module):
         return read_out(maps, self._features)
 
 
-class _BasicBlock(BasicBlock):
-    """torchvision's, with `norm_relu`."""
+class _BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut, under torchvision's names. Its module is not imported: it loads torch's compiler."""
+
+    expansion = 1
+
+    def __init__(self, channels: int, planes: int, stride: int, shortcut: nn.Module | None, norm: Norm) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, planes, 3, stride, 1, bias=False)
+        self.bn1 = norm(planes)
+        self.relu = nn.ReLU()  # not in place: torch.func transforms and gradient hooks do not allow that
+        self.conv2 = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
+        self.bn2 = norm(planes)
+        self.downsample = shortcut
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = norm_relu(self.conv1(x), self.bn1, self.relu)
         return norm_relu(self.conv2(out), self.bn2, self.relu, lambda: self.downsample(x) if self.downsample else x)
 
 
-class _Bottleneck(Bottleneck):
-    """torchvision's, with `norm_relu`."""
+class _Bottleneck(nn.Module):
+    """Convolutions 1x1, 3x3 and 1x1, and a shortcut, under torchvision's names."""
+
+    expansion = 4
+
+    def __init__(self, channels: int, planes: int, stride: int, shortcut: nn.Module | None, norm: Norm) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, planes, 1, bias=False)
+        self.bn1 = norm(planes)
+        self.conv2 = nn.Conv2d(planes, planes, 3, stride, 1, bias=False)
+        self.bn2 = norm(planes)
+        self.conv3 = nn.Conv2d(planes, 4 * planes, 1, bias=False)
+        self.bn3 = norm(4 * planes)
+        self.relu = nn.ReLU()
+        self.downsample = shortcut
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = norm_relu(self.conv1(x), self.bn1, self.relu)
@@ -140,10 +163,8 @@ class ResNet(nn.Module):
 def _block(block: type[_BasicBlock] | type[_Bottleneck], channels: int, planes: int, stride: int, norm: Norm) -> nn.Module:
     out, shortcut = planes * block.expansion, None
     if stride != 1 or channels != out:
-        shortcut = nn.Sequential(conv1x1(channels, out, stride), norm(out))
-    made = block(channels, planes, stride, shortcut, norm_layer=norm)
-    made.relu = nn.ReLU()  # torchvision's works in place, which torch.func transforms and gradient hooks do not allow
-    return made
+        shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), norm(out))
+    return block(channels, planes, stride, shortcut, norm)
 
 
 def resnet(

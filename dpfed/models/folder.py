@@ -9,7 +9,6 @@ text/                   a pretrained text tower: ``transformers.AutoModel.from_p
 open_clip_model.safetensors, open_clip_config.json
                         an open_clip model with its adapters merged in: ``open_clip.create_model("local-dir:FOLDER")``
 heads.safetensors       heads that are made of moments, behind the towers (`dpfed.models.moments`)
-adapters.safetensors    the adapters alone, where there are some
 """
 
 from __future__ import annotations
@@ -50,13 +49,11 @@ from dpfed.models.description import (
     weight_parts,
 )
 from dpfed.models.images import image_size, preprocessing_of
-from dpfed.models.lora import adapter_bytes, merged_state
+from dpfed.models.lora import merged_state
 from dpfed.models.moments import ATTRIBUTE, PublishedHeads, give_heads, has_own_heads, keep_towers, published_heads
 from dpfed.models.text_tower import FrozenTextTower, TextTokenizer, save_tower_files
 from dpfed.models.timm_encoders import TimmEncoder, local_dir_config
 from dpfed.models.towers import ClipModel
-
-ADAPTERS = "adapters.safetensors"
 
 
 def save_encoder(
@@ -105,14 +102,12 @@ def save_encoder(
 
 
 def _save_clip(folder: Path, model: ClipModel, config: ResolvedConfig) -> dict[str, bytes]:
-    """Writes the tokenizer; returns what stock open_clip reads, and the adapters alone, by the names of the files."""
+    """Writes the tokenizer; returns what stock open_clip reads by the names of the files."""
     stock = {"model_cfg": model.model_cfg, "preprocess_cfg": preprocess_cfg(preprocessing_of(config), image_size(config))}
     tokenizer = tokenizer_for(config.model)
     if isinstance(tokenizer, ClipTokenizer):
         tokenizer.save_files(folder)
-    files = {CLIP_CONFIG: _text(stock), CLIP_WEIGHTS: save(_portable(merged_state(model.clip)))}
-    alone = adapter_bytes(model.clip)
-    return files | ({ADAPTERS: alone} if alone else {})
+    return {CLIP_CONFIG: _text(stock), CLIP_WEIGHTS: save(_portable(merged_state(model.clip)))}
 
 
 def _save_parts(model: nn.Module, config: ResolvedConfig) -> dict[str, bytes]:
@@ -125,12 +120,10 @@ def _save_parts(model: nn.Module, config: ResolvedConfig) -> dict[str, bytes]:
 
 
 def _save_timm(model: nn.Module, config: ResolvedConfig) -> dict[str, bytes]:
-    """What stock timm reads beside the weights, and the adapters alone, by the names of the files."""
+    """What stock timm reads beside the weights, by the name of the file."""
     encoder = model.get_submodule(weight_parts(config.model)[0].prefix.removesuffix(".timm."))
     assert isinstance(encoder, TimmEncoder)
-    stock = local_dir_config(encoder, str(config.model.timm), preprocessing_of(config), image_size(config))
-    alone = adapter_bytes(encoder.timm)
-    return {TIMM_CONFIG: _text(stock)} | ({ADAPTERS: alone} if alone else {})
+    return {TIMM_CONFIG: _text(local_dir_config(encoder, str(config.model.timm), preprocessing_of(config), image_size(config)))}
 
 
 def _save_text(folder: Path, model: nn.Module, config: ResolvedConfig) -> None:

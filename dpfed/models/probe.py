@@ -6,7 +6,6 @@ import contextlib
 import copy
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -108,25 +107,6 @@ class Probe:
                     if slopes is not None and other != record and slopes[other].nan_to_num(0.0, 1.0, 1.0).any():
                         return record, other
         return None
-
-    def activations(self, views: Views, seed: int = 0) -> list[tuple[str, Tensor]]:
-        """What every module put out, in the order in which they finished (inner modules first)."""
-        outputs: list[tuple[str, Tensor]] = []
-
-        def recorder(path: str) -> Any:
-            def record(module: nn.Module, _: Any, output: Any) -> None:
-                if isinstance(output, Tensor):
-                    outputs.append((f"{type(module).__name__} at '{path}'", output.clone()))
-
-            return record
-
-        hooks = [module.register_forward_hook(recorder(path)) for path, module in self.model.named_modules() if path]
-        try:
-            self.embed(views, seed)
-            return outputs
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _own(self, views: Views) -> Views:
         floating = {name: view.to(self._dtype or view.dtype) for name, view in views.items() if view.is_floating_point()}

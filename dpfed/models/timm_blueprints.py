@@ -1,8 +1,8 @@
 """What a timm or torchvision encoder is made of before it is built: architecture, preprocessing, and where its weights are.
 
-Weights are a tag that timm knows, a repository of the Hugging Face hub, or a local file or folder. Nothing is downloaded unless
-a tag or a repository asks for it. An encoder must keep records apart: BatchNorm has the fixed statistics of pretrained weights
-(`dpfed.models.norm`), and is refused without such weights.
+Weights are a tag that timm or torchvision knows, or a local file or folder. Nothing is downloaded unless a tag asks for it. An
+encoder must keep records apart: BatchNorm has the fixed statistics of pretrained weights (`dpfed.models.norm`), and is refused
+without such weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from dpfed.models.torchvision_encoders import create as create_torchvision
 from dpfed.models.torchvision_encoders import described, weights_of
 from dpfed.models.weight_files import words
 
-HUB = "hf-hub:"
 _FILES = (WEIGHTS, "pytorch_model.bin", "pytorch_model.pth", "model.pth")  # of weights in a folder, the first wins
 _SIZES = ("img_size", "in_chans", "num_classes")  # arguments that leave the layers between the first and the last alone
 RESIZE = {"center": "crop", "squash": "squash", "border": "pad"}  # timm's crop_mode, and our word
@@ -46,7 +45,6 @@ class TimmBlueprint:
         cfg: timm's ``pretrained_cfg`` of the weights, or of the architecture.
         preprocessing: what the weights expect; without weights dpfed's own.
         published: the weights are to be fetched by timm, which knows them.
-        repository: of the hub, from which they are to be fetched otherwise.
         file: local weights, or ``None``; with none of these, weights are random.
         started: the model has starting weights (``model.start``), which take their place.
     """
@@ -55,7 +53,6 @@ class TimmBlueprint:
     cfg: dict[str, Any]
     preprocessing: Preprocessing
     published: bool = False
-    repository: str | None = None
     file: Path | None = None
     started: bool = False
 
@@ -67,7 +64,7 @@ class TimmBlueprint:
     @property
     def random(self) -> bool:
         """Whether the weights are random, and BatchNorm would have no statistics."""
-        return not (self.published or self.repository or self.file or self.started)
+        return not (self.published or self.file or self.started)
 
     @property
     def size(self) -> int:
@@ -93,7 +90,7 @@ class TimmBlueprint:
 
 
 def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
-    """Looks up what a configuration names; builds nothing, and fetches nothing but the description of a repository.
+    """Looks up what a configuration names; builds and fetches nothing.
 
     Raises:
         UserError: for an unknown architecture, unknown weights, or a missing package.
@@ -113,10 +110,6 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
     own = _cfg_of(name)
     if weights is None:
         return TimmBlueprint(name, own, Preprocessing(), started=model.start is not None)
-    if weights.startswith(HUB):
-        repository = weights.removeprefix(HUB)
-        cfg = own | _described(name, weights, _of_repository(repository))
-        return TimmBlueprint(name, cfg, _preprocessing(cfg), repository=repository)
     cfgs = {full.partition(".")[2]: cfg for full, cfg in timm.models.get_arch_pretrained_cfgs(name).items()}
     tags = [tag for tag, cfg in cfgs.items() if cfg.has_weights]
     if weights in tags:
@@ -155,20 +148,6 @@ def _title(name: str) -> str:
 
 def _near(name: str, known: list[str]) -> str:
     return nearest(name, known).replace("did you mean '", "did you mean 'timm/")
-
-
-def _of_repository(repository: str) -> dict[str, Any]:
-    """What the description in a repository of the hub says."""
-    from timm.models import load_model_config_from_hf
-
-    try:
-        with quiet():
-            cfg, architecture, arguments = load_model_config_from_hf(repository)
-    except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
-        raise UserError(
-            f"model.weights = '{HUB}{repository}' is not available ({words(error)}); give a local file or folder."
-        ) from error
-    return {"architecture": architecture, "model_args": arguments, "pretrained_cfg": cfg}
 
 
 def _of_folder(folder: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dpfed.models.blueprints import quiet
 from dpfed.models.lora import add_adapters
 from dpfed.models.norm import fix_batch_norm
 from dpfed.models.parameters import train_part
-from dpfed.models.timm_blueprints import HUB, RESIZE, TimmBlueprint, batch_norm_without_weights, create, timm_blueprint
+from dpfed.models.timm_blueprints import RESIZE, TimmBlueprint, batch_norm_without_weights, create, timm_blueprint
 from dpfed.models.torchvision_encoders import PREFIX as TORCHVISION
 from dpfed.models.torchvision_encoders import create as create_torchvision
 from dpfed.models.weight_files import fitting_weights, reading_weights, words
@@ -60,8 +60,6 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
     options = {"img_size": size} if spec.cfg.get("fixed_input_size") else {}
     if load_weights and spec.file is not None:
         net = _with(spec, _read(spec.file), str(spec.file), options)
-    elif load_weights and spec.repository is not None:
-        net = _with(spec, _fetched(spec.repository), f"{HUB}{spec.repository}", options)
     else:
         net = create(spec, spec.published and load_weights, options)
     if fix_batch_norm(net) and load_weights and spec.random:
@@ -107,18 +105,6 @@ def _read(file: Path) -> dict[str, Tensor]:
 
     with reading_weights(file, "a timm model"), quiet():
         return load_state_dict(str(file), weights_only=True)
-
-
-def _fetched(repository: str) -> dict[str, Tensor]:
-    from timm.models import load_state_dict_from_hf
-
-    try:
-        with quiet():
-            return load_state_dict_from_hf(repository, weights_only=True)
-    except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
-        raise UserError(
-            f"the weights in '{HUB}{repository}' are not available ({words(error)}); set model.weights to a local copy."
-        ) from error
 
 
 def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: dict[str, Any]) -> nn.Module:

@@ -173,18 +173,14 @@ class _Examination:
             return
         some = int(changed.sum())
         which = f"record {int(changed.nonzero()[0])}" if some == 1 else f"{some} of {len(changed)} records"
-        raise UserError(
-            f"{self._culprit(views, changed, seed)} mixes records: changing {which} of a group moved the embeddings of others. "
-            f"{_REMEDY}"
-        )
+        raise UserError(f"{self._name} mixes records: changing {which} of a group moved the embeddings of others. {_REMEDY}")
 
     def check_derivatives(self, views: Views) -> None:
         """Refuses if an embedding has a derivative in another record's image."""
         if pair := self._probe.leaning(views):
-            changed = torch.arange(len(views["image"])) == pair[1]
             raise UserError(
-                f"{self._culprit(views, changed)} mixes records: the embedding of record {pair[0]} of a group has a derivative "
-                f"in the image of record {pair[1]}, however small. {_REMEDY}"
+                f"{self._name} mixes records: the embedding of record {pair[0]} of a group has a derivative in the image of "
+                f"record {pair[1]}, however small. {_REMEDY}"
             )
 
     def check_company(self, views: Views) -> None:
@@ -214,21 +210,6 @@ class _Examination:
     def _rests(probe: Probe, views: Views, changed: torch.Tensor, seed: int) -> bool:
         moved = probe.embed(_with_others(views, changed), seed)
         return close(_rows(probe.embed(views, seed), ~changed), _rows(moved, ~changed))
-
-    def _culprit(self, views: Views, changed: torch.Tensor, seed: int = 0) -> str:
-        """The first module whose output moves with other records."""
-        before, after = self._probe.activations(views, seed), self._probe.activations(_with_others(views, changed), seed)
-        rows = {
-            len(changed),
-            *(view.shape[:2].numel() for view in views.values()),
-        }  # outputs that have a row per record or view
-        for (name, first), (_, second) in zip(before, after, strict=False):
-            comparable = first.dim() > 0 and first.shape == second.shape and len(first) in rows
-            if comparable and not same(
-                *(_rows({name: part.unflatten(0, (len(changed), -1))}, ~changed) for part in (first, second))
-            ):
-                return name
-        return "the model's own forward"
 
 
 def _with_others(views: Views, changed: torch.Tensor) -> Views:

@@ -58,7 +58,7 @@ def failed(reason: Failure) -> Packet:
 
 
 def failure_of(packet: Packet) -> Failure | None:
-    """Why a packet is no answer; ``None`` if it is one."""
+    """Why a packet is not an answer; ``None`` if it is one."""
     return _FAILURES.get(packet.header)
 
 
@@ -79,7 +79,7 @@ class OtherVersion(Untrusted):
 
     Attributes:
         speaks: its version; 1 is that of messages that name none.
-        release: of dpfed, as far as it is said.
+        release: of dpfed, where it is known.
     """
 
     def __init__(self, speaks: int, release: str) -> None:
@@ -146,6 +146,6 @@ def alleged(packet: Packet) -> dict[str, Any]:
     """What a header says, whoever wrote it; empty if it is none."""
     try:
         header = json.loads(packet.header) if len(packet.header) <= LONGEST_HEADER else None
-    except (ValueError, RecursionError):  # of what is no JSON, or deeper than anything meant
+    except (ValueError, RecursionError):  # of text that is not JSON, or deeper than anything meant
         return {}
     return header if isinstance(header, dict) else {}

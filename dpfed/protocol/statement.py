@@ -122,15 +122,15 @@ def message_epsilon(terms: Terms) -> str:
     return f"{who}: epsilon {round_up(seen)} at the same delta. {words}"
 
 
-def of_federation(facts: CardFacts, terms: Terms, journal: Journal, simulated: bool) -> CardFacts:
-    """The facts of a card, with what a federation adds to them.
+def facts_of_federation(facts: CardFacts, run: RunDirectory, terms: Terms) -> CardFacts:
+    """The facts of a run's card, with what its federation adds to them.
 
     Args:
         facts: of the run.
+        run: its directory, with the federation's journal: which sites took part in which step.
         terms: of the federation.
-        journal: of the run: which sites took part in which step.
-        simulated: one process was all of them.
     """
+    journal, simulated = Journal(run.journal), run.simulation.is_file()
     plan, marks = terms.privacy_plan, facts.marks
     if simulated:
         marks += (_SIMULATED,)
@@ -159,14 +159,3 @@ def _site(terms: Terms, number: int, journal: Journal) -> str:
 def terms_of(run: RunDirectory) -> Terms | None:
     """The terms of the federation that a run is for, if it is for one."""
     return Terms.load(run.terms) if run.terms.is_file() else None
-
-
-def facts_of_federation(facts: CardFacts, run: RunDirectory, terms: Terms) -> CardFacts:
-    """The facts of a run's card, with what its federation adds to them.
-
-    Args:
-        facts: of the run.
-        run: its directory, with the federation's journal.
-        terms: of the federation.
-    """
-    return of_federation(facts, terms, Journal(run.journal), run.simulation.is_file())

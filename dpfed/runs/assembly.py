@@ -289,7 +289,7 @@ def assemble(
     parts = Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms, public)
     if engine == "layerwise":  # it has rules for kinds of layers, and must not misread one
         trained = from_features(model) if config.cached_views else model
-        require_fitting(engine, trained, parts.dummy_batch(device), config.training.precision, method.loss(config))
+        require_fitting(trained, parts.dummy_batch(device), config.training.precision, method.loss(config))
     return parts
 
 

@@ -46,7 +46,7 @@ def add_moment_heads(
     widths = feature_widths(model, image_size(config), tokenizer)
     if given > min(*widths, plan.sampling.records):
         raise UserError(
-            f"bounding.options.dimensions = {given} is more than there is: the towers give {' and '.join(map(str, widths))} "
+            f"bounding.options.dimensions = {given} is too large: the towers give {' and '.join(map(str, widths))} "
             f"numbers, and there are {plan.sampling.records:,} training {plan.promise.protected}s. Lower it, or leave it out."
         )
     k = given or dimensions_for(plan.sampling.records, plan.noise.multiplier, widths)

@@ -1,4 +1,4 @@
-"""Noise in the shape of a run's batches: what engines are timed and models are tried with, instead of records."""
+"""Noise in the shape of a run's batches: what engines and models are tried with, instead of records."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from dpfed.models.building import Tokenizer
 from dpfed.models.images import image_size
 from dpfed.privacy.plan import PrivacyPlan
 
+_GROUPS = 16
 _MOST_TRIED, _PIXELS_TRIED = 64, 64 * 64 * 64  # see `largest_pass`: 64 records of 64 pixels, or fewer larger ones
 
 
 def dummy_batch(
     config: Config, plan: PrivacyPlan, tokenizer: Tokenizer | None, device: torch.device, towers: Towers | None = None
 ) -> GroupBatch:
-    """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will.
+    """Noise in the shape of a few groups, of sizes that vary as they will.
 
     Args:
         config: settled.
@@ -30,7 +31,7 @@ def dummy_batch(
         towers: whose features the batch has, where they are computed once.
     """
     public = config.public.records if plan.bounding.method.public_records else 0
-    count = max(1, min(plan.groups, config.bounding.microbatch // (plan.bounding.group_size + public), 128))
+    count = max(1, min(plan.groups, config.bounding.microbatch // (plan.bounding.group_size + public), _GROUPS))
     generator = torch.Generator().manual_seed(0)
     if public:
         sizes = torch.full((count,), plan.bounding.group_size + public)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dpfed.bounding.engines import fastest_engine
+from dpfed.bounding.engines import choose_engine
 from dpfed.config import Config, ModelConfig
 from dpfed.config.configuration import ResolvedConfig
 from dpfed.errors import UserError
@@ -50,11 +50,14 @@ def resolve(config: Config, watcher: Watcher | None = None) -> ResolvedConfig:
     config = settle(config)
     device = pick_device(config.training.device)
     _refuse_engine(config)
-    if method_named(config.bounding.method).picks_engine and config.bounding.pass_records is None:
+    picks, watcher = method_named(config.bounding.method).picks_engine, watcher or Silent()
+    if picks and device.type == "cuda" and config.training.precision == "fp32":
+        watcher.note("float32 on this GPU: training.precision = 'bf16' is several times as fast, and as sound")
+    if picks and config.bounding.pass_records is None:
         config = _with(config, bounding={"pass_records": records_of_a_pass(config, device)})
     engine: str = config.bounding.engine
-    if engine == "auto" and method_named(config.bounding.method).picks_engine:
-        engine = "loop" if config.privacy.noise == "discrete" else _fastest(config, device, watcher or Silent())
+    if engine == "auto" and picks:
+        engine = "loop" if config.privacy.noise == "discrete" else _engine(config, device, watcher)
     config = _with(config, training={"device": device.type}, bounding={"engine": engine})
     refuse_inexact(config)
     return ResolvedConfig(**{name: getattr(config, name) for name in Config.model_fields})
@@ -125,9 +128,8 @@ def _digest(model: ModelConfig) -> str | None:
     return digest
 
 
-def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
-    """The engine that is the fastest for a model of this kind, with any weights, on this machine."""
-    watcher.note("timing the engines: which is the fastest for this model on this machine")
+def _engine(config: Config, device: torch.device, watcher: Watcher) -> str:
+    """The engine for a model of this kind, with any weights, on this machine."""
     require_memory(config, device)
     model = _proxy(config)
     plan, tokenizer = PrivacyPlan.sketch(config), tokenizer_for(config.model)
@@ -135,9 +137,9 @@ def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
     model = model if towers is None else from_features(model)
     batch = dummy_batch(config, plan, tokenizer, device, towers)
     groups, loss = plan.steps * plan.groups, plan.bounding.method.loss(config)
-    with signs_of_life(watcher.note, "timing the engines"):
+    with signs_of_life(watcher.note, "trying the layerwise engine on noise"):
         records = config.bounding.pass_records
-        return fastest_engine(model.to(device), batch, config.training.precision, loss, groups, watcher.note, records)
+        return choose_engine(model.to(device), batch, config.training.precision, loss, groups, watcher.note, records)
 
 
 def _proxy(config: Config) -> nn.Module:

@@ -193,8 +193,9 @@ class Coordinator:
         release = Release(step, self.blocks.digest(noisy))
         if recorded != release:
             raise UserError(
-                f"step {step} was released before and comes out differently now (another device, engine or number of cores): a "
-                "second release of the same sampled records would cost more than a step. Resume where the run was started."
+                f"step {step} was released before and comes out differently now (another device, engine, version or number of "
+                "cores): a second release of the same sampled records would cost more than a step. Resume where the run was "
+                "started."
             )
         if self._releases is not None:
             self._releases.save(release, noisy)

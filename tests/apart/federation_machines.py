@@ -102,17 +102,17 @@ class Federation:
         fingerprint = re.search(rf"read out +({_PRINT})", said)[1]
         cards = {}
         for number, (name, site) in enumerate(self.sites.items()):
-            shutil.copy(self.chest / "kits" / f"chest-{name}.tar.gz", site.home)
+            shutil.copy(self.chest / "kits" / f"chest-{name}.kit.json", site.home)
             store = stores / site_folder(number)
             words = ["--coordinator", fingerprint, "--store", store, "--budget", 8]
-            said = site.run("dpfed", "site", "setup", f"chest-{name}.tar.gz", *words).stdout
+            said = site.run("dpfed", "site", "setup", f"chest-{name}.kit.json", *words).stdout
             cards[name] = re.search(rf"telephone: ({_PRINT})", said)[1]
             shutil.copy(self.places[name] / "reply.json", self.chest / "replies" / f"{name}.json")
         machine.run("dpfed", "federation", "provision", "project.toml")
         for name, site in self.sites.items():
-            shutil.copy(self.chest / "kits" / f"chest-{name}.tar.gz", site.home)
+            shutil.copy(self.chest / "kits" / f"chest-{name}.kit.json", site.home)
             site.run("dpfed", "site", "confirm", self.places[name], *(card for other, card in cards.items() if other != name))
-            site.run("dpfed", "site", "join", "--yes", self.places[name], f"chest-{name}.tar.gz")
+            site.run("dpfed", "site", "join", "--yes", self.places[name], f"chest-{name}.kit.json")
 
 
 def no_proxy_server() -> str:

@@ -106,8 +106,7 @@ class TestHub:
         [
             ({"license": "mit"}, "add --hub"),
             ({"hub": True, "license": "my own: licence\n"}, "expected a name that the hub knows"),
-            ({"hub": True, "adapters": True}, "choose one"),
-            ({"onnx": True, "adapters": True}, "choose one"),
+            ({"hub": True, "onnx": True}, "choose one"),
         ],
     )
     def test_what_does_not_fit_is_refused_and_nothing_is_written(self, finished, tmp_path, options, sentence):

@@ -10,7 +10,7 @@ from dpfed.models.building import build_model
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
-EXPERIMENTS = 80
+EXPERIMENTS = 60
 
 
 @pytest.fixture(params=[0.4])

@@ -25,7 +25,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.report.audit import is_audit, verdict
 from tests.audit import sabotage
 
-QUICK, FEW = 800, 40  # experiments; few where what they show is given
+QUICK, FEW = 400, 40  # experiments; few where what they show is given
 
 
 def tree(**bounding):
@@ -65,7 +65,7 @@ def test_a_sound_mechanism_is_not_accused_and_no_noise_is_caught(monkeypatch):
 
 def test_what_moves_the_sum_too_far_is_caught_without_any_statistics(monkeypatch):
     sabotage.shuffled_chunks(monkeypatch)
-    broken = audit_claim(*config_and_plan(), experiments=400)
+    broken = audit_claim(*config_and_plan(), experiments=FEW)
     assert broken.too_far and "moved the sum by" in verdict(publishing.as_json(broken))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dpfed
-from dpfed.bounding.engines import ENGINES, GroupBatch, LoopEngine, fastest_engine
+from dpfed.bounding.engines import ENGINES, GroupBatch, LoopEngine, choose_engine
 from dpfed.bounding.engines import loop as loop_room
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
@@ -70,7 +70,7 @@ def test_engines_that_run_several_groups_at_once_refuse(model, name):
 
 
 def test_the_automatic_choice_is_the_loop(model):
-    assert fastest_engine(model, with_and_without()[0]) == "loop"
+    assert choose_engine(model, with_and_without()[0]) == "loop"
 
 
 def test_bf16_reaches_the_same_direction(model):

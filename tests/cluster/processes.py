@@ -18,11 +18,12 @@ import pytest
 import torch
 
 from dpfed.cli import main
+from tests import accounted
 from tests.undrawn import undraw
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
-    ["dpfed.cluster.torchrun", "dpfed.console.terminal", "dpfed.runs.pretraining", "pandas", "tests.undrawn"]
+    ["dpfed.cluster.torchrun", "dpfed.console.terminal", "dpfed.runs.pretraining", "pandas", "tests.undrawn", "tests.accounted"]
 )  # pyarrow takes pandas
 
 _PATIENCE = 60.0  # seconds; far below the hours after which torch.distributed gives up
@@ -41,7 +42,7 @@ class Processes:
     def __init__(self, world: int, folder: Path, task: Callable[..., None], *args: object) -> None:
         folder.mkdir(exist_ok=True)
         self._outputs = [folder / f"{rank}.txt" for rank in range(world)]
-        port = _free_port()
+        port = free_port()
         self.members = [
             _SERVER.Process(target=_enter, args=(rank, world, port, output, task, args), daemon=True)
             for rank, output in enumerate(self._outputs)
@@ -117,14 +118,21 @@ def _enter(rank: int, world: int, port: int, output: Path, task: Callable[..., N
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": "lo"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= as_torchrun(rank, world, port)
+    accounted.keep()
     with pytest.MonkeyPatch.context() as patch:
         undraw(patch)
         task(rank, *args)
 
 
-def _free_port() -> int:
+def as_torchrun(rank: int, world: int, port: int) -> dict[str, str]:
+    """The environment of a process that torchrun started."""
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": "lo"}
+    return place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

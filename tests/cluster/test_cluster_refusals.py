@@ -4,29 +4,25 @@ import os
 
 import pytest
 
-from tests.cluster.processes import Processes, command, dpfed, pretrain
+from tests.cluster.processes import Processes, as_torchrun, command, free_port, pretrain
+from tests.cluster.processes import dpfed as call
 
-
-def without_torchrun(rank, *arguments):
-    del os.environ["RANK"]
-    dpfed(*arguments)
-
-
-# What is wrong, the command line with the configuration C, a new run N, the finished run F, and what the sentence says.
+# What is wrong, whether torchrun started the command, its words with the configuration C, a new run N, the finished run F, and
+# what the sentence says.
 REFUSED = {
-    "name in use": (command, "pretrain C --run F --cluster torchrun", "is in use"),
+    "name in use": (True, "pretrain C --run F --cluster torchrun", "is in use"),
     "another configuration": (
-        command,
+        True,
         "pretrain C --run F --cluster torchrun --resume --set optimizer.learning_rate=0.5",
         "optimizer.learning_rate",
     ),
-    "no torchrun": (without_torchrun, "pretrain C --run N --cluster torchrun", "this process was not started by torchrun"),
-    "workers alone": (without_torchrun, "pretrain C --run N --workers 2", "--workers 2 is for --cluster ray"),
-    "workers of torchrun": (command, "pretrain C --run N --cluster torchrun --workers 2", "--workers 2 is for --cluster ray"),
-    "range upside down": (without_torchrun, "pretrain C --run N --cluster ray --workers 3-2", "--workers 3-2 is not a range"),
-    "no number": (without_torchrun, "pretrain C --run N --cluster ray --workers x", "--workers x: expected a number"),
-    "no run": (without_torchrun, "resume N --cluster ray", "is not a run"),
-    "no run for torchrun": (command, "resume N --cluster torchrun", "is not a run"),
+    "no torchrun": (False, "pretrain C --run N --cluster torchrun", "this process was not started by torchrun"),
+    "workers alone": (False, "pretrain C --run N --workers 2", "--workers 2 is for --cluster ray"),
+    "workers of torchrun": (True, "pretrain C --run N --cluster torchrun --workers 2", "--workers 2 is for --cluster ray"),
+    "range upside down": (False, "pretrain C --run N --cluster ray --workers 3-2", "--workers 3-2 is not a range"),
+    "no number": (False, "pretrain C --run N --cluster ray --workers x", "--workers x: expected a number"),
+    "no run": (False, "resume N --cluster ray", "is not a run"),
+    "no run for torchrun": (True, "resume N --cluster torchrun", "is not a run"),
 }
 
 
@@ -44,12 +40,17 @@ def refused(processes, sentence):
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_mistakes_are_refused_in_one_sentence_before_anything_is_written(source, undisturbed, tmp_path, what):
-    task, line, sentence = REFUSED[what]
+def test_mistakes_are_refused_in_one_sentence_before_anything_is_written(
+    source, undisturbed, tmp_path, monkeypatch, dpfed, what
+):
+    of_torchrun, line, sentence = REFUSED[what]
+    for name, value in as_torchrun(0, 1, free_port()).items() if of_torchrun else ():
+        monkeypatch.setenv(name, value)
     places, before = {"C": source, "N": tmp_path / "work" / "new", "F": undisturbed.path}, files(undisturbed.path)
-    with Processes(1, tmp_path / "out", task, *(places.get(word, word) for word in line.split())) as processes:
-        assert processes.wait() == [2], processes.text
-        refused(processes, sentence)
+    code, out, error = dpfed(*(places.get(word, word) for word in line.split()))
+    assert code == 2 and "Traceback" not in out + error
+    said = [line for line in error.splitlines() if line.startswith("error: ")]
+    assert said == error.splitlines()[-1:] and sentence in said[0]
     assert not (tmp_path / "work").exists() and files(undisturbed.path) == before
 
 
@@ -64,7 +65,7 @@ def test_more_workers_than_groups_are_refused_before_anything_is_written(source,
 def restarted(rank, *arguments):
     """torchrun starts all processes again after any of them failed, also where rank 0 refused its task."""
     os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
-    dpfed(*arguments)
+    call(*arguments)
 
 
 def test_torchruns_restart_does_not_go_on_with_a_run_that_nobody_asked_for(undisturbed, source, tmp_path):

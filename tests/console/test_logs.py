@@ -93,6 +93,6 @@ def test_a_mistake_of_ours_is_a_line_with_its_traceback(dpfed, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr("dpfed.live.scan.Gathering.__init__", broken)
+    monkeypatch.setattr("dpfed.live.scan.Scan.__init__", broken)
     code, out, err = dpfed("--log-format", "json", "watch", ".")
     assert code == 1 and not out and "ZeroDivisionError: of ours" in lines(err)[-1]["text"]

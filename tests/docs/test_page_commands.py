@@ -17,8 +17,8 @@ NAMES = "budget commands for-data-protection-officers methods recipes reproduce 
 CLUSTER = (ROOT / "cluster" / "README.md").read_text()
 PAGES = "\n".join([CLUSTER, *((ROOT / page).read_text() for page in ("README.md", *(f"docs/{name}.md" for name in NAMES)))])
 KITS = (
-    site_files("chest", "north", "superlink.example.org:9443", "image")["README.md"]
-    + coordinator_files("chest", "/srv/dpfed/chest", "superlink.example.org", 9443, "image")["README.md"]
+    site_files("chest", "north", "superlink.example.org:9443")["README.md"]
+    + coordinator_files("chest", "/srv/dpfed/chest", "superlink.example.org", 9443)["README.md"]
 )
 
 

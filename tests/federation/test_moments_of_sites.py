@@ -14,6 +14,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import noise_std_of
 from dpfed.training.trainer import train
 from tests.federation.lab import Lab
+from tests.sparing import halved
 
 MODES = {"central": {}, "distributed": {"drops": 1}, "secure": {"drops": 1, "colluders": 0}, "local": {}}
 
@@ -43,8 +44,7 @@ def clean(lab, missing_from):
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("missing_from", [2, 1, 0])
+@pytest.mark.parametrize(("mode", "missing_from"), halved(MODES, [2, 1, 0]))
 def test_two_rounds_release_the_sites_moments_with_the_noise_of_the_terms(agreed, tmp_path, mode, missing_from):
     lab = Lab(agreed, tmp_path, trust=mode, **MODES[mode])
     noise = released(lab, missing_from) - clean(lab, missing_from)

@@ -1,12 +1,10 @@
 """A pipe in a file's place is refused at once by all who read files that somebody else may have put there."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 from torch import nn
 
-from dpfed.artifacts import export
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.view import results_in
 from dpfed.cluster.cost import _measured
@@ -17,8 +15,7 @@ from dpfed.errors import UserError
 from dpfed.federation.provisioning.certificates import _authority
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.models.blueprints import blueprint
-from dpfed.models.folder import ADAPTERS, DESCRIPTION, describe
-from dpfed.models.lora import apply_adapters
+from dpfed.models.folder import DESCRIPTION, describe
 from dpfed.models.weight_files import reading_weights
 from dpfed.privacy.ledger import Ledger
 from dpfed.protocol.cards import SiteCard
@@ -44,14 +41,12 @@ READERS = {
     "a configuration": ("c.toml", load_config),
     "an architecture": ("a.json", lambda path: blueprint(ModelConfig(kind="open_clip", architecture=str(path)))),
     "weights": ("w.pt", lambda path: reading_weights(path, "a model").__enter__()),
-    "adapters": ("a.safetensors", lambda path: apply_adapters(nn.Linear(1, 1), path)),
     "a model": (DESCRIPTION, lambda path: describe(path.parent)),
     "a checkpoint": ("step-00000001.safetensors", lambda path: load_weights(path, nn.Linear(1, 1), [])),
     "a ledger": ("ledger.jsonl", Ledger.open),
     "a run's ledger": ("ledger.jsonl", _has_header),
     "a run's key": ("secret.key", lambda path: RunDirectory(path.parent).randomness()),
     "results": ("results.json", results_in),
-    "exported adapters": (ADAPTERS, lambda path: export.export_model(path.parent, path.parent / "exported", adapters=True)),
     "a gallery": (INDEX, lambda path: Gallery.read(path.parent)),
     "a picture": ("0.png", lambda path: _tile({"file": path.name, "text": "", "role": ""}, path.parent)),
     "a store": (HEADER, lambda path: RecordStore.open(path.parent)),
@@ -66,11 +61,8 @@ READERS = {
 
 
 @pytest.mark.parametrize("what", READERS)
-def test_nobody_waits_for_who_writes_to_it(what, tmp_path, monkeypatch):
+def test_nobody_waits_for_who_writes_to_it(what, tmp_path):
     name, read = READERS[what]
     os.mkfifo(tmp_path / name)
-    if what == "exported adapters":
-        finished = SimpleNamespace(finished=True, model=tmp_path)
-        monkeypatch.setattr(export, "RunDirectory", SimpleNamespace(open=lambda _: finished))
     with answered_in_time(5), pytest.raises((UserError, OSError)):
         read(tmp_path / name)

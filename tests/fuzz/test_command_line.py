@@ -131,7 +131,6 @@ def _command(*words: object) -> st.SearchStrategy[list[str]]:
 _WHOLE = st.one_of(st.sampled_from(["0", "-1", "1", "3", "100000", "10000000000", "x", "1.5", "nan", ""]), NUMBERS.map(spelt))
 _CLUSTER, _TASK = st.sampled_from(["torchrun", "", "slurm"]), st.one_of(TEXTS, st.sampled_from(["knn", "zero_shot"]))
 _NEW = st.sampled_from(["new", "store", "done", "tiny.toml", "new/er", "/proc/x", ""])
-_ADAPTERS = st.sampled_from([[], ["--adapters"]])
 _JSON = st.sampled_from([[], ["--json"]])
 COMMANDS = st.one_of(
     _command(
@@ -154,7 +153,7 @@ COMMANDS = st.one_of(
     _command("resume", PLACES),
     _command("evaluate", PLACES, _option("--split", TEXTS), _option("--task", _TASK)),
     _command("report", PLACES, "--out", _NEW),
-    _command("export", PLACES, _NEW, _ADAPTERS),
+    _command("export", PLACES, _NEW),
     _command("sweep", PLACES, PLACES, "--runs", "new", _option("--set", _SETS)),
     _command(
         "privacy",

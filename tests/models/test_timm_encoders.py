@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from dpfed.config import AdaptationConfig, Config, DataConfig, ModelConfig, ObjectiveConfig
 from dpfed.data.views.preprocessing import Preprocessing
@@ -16,7 +16,7 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.folder import load_encoder, save_encoder
 from dpfed.models.images import preprocessing_of
-from dpfed.models.lora import apply_adapters, merged_state
+from dpfed.models.lora import merged_state
 from dpfed.models.starting import find_start
 from dpfed.models.summary import trained_part
 from dpfed.models.validation import check_independence, random_group, validate
@@ -118,7 +118,7 @@ def test_loading_leaves_the_random_state_alone_and_notices_damage(tmp_path):
         (tmp_path / name).write_bytes(whole)
 
 
-def test_adapters_train_exactly_the_chosen_blocks(tmp_path):
+def test_adapters_train_exactly_the_chosen_blocks():
     config = config_of("test_vit", adaptation={"image": "lora"})  # q and v
     model = model_of(config, stir=False)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -135,13 +135,6 @@ def test_adapters_train_exactly_the_chosen_blocks(tmp_path):
             assert same == [False, True, False]
         else:
             assert torch.equal(before[name], value) == (not name.startswith("head."))
-    save_encoder(tmp_path, model, config)
-    base = timm.create_model("test_vit", num_classes=0, img_size=32)
-    prefix = "encoder.timm."
-    base.load_state_dict({name.removeprefix(prefix): v for name, v in before.items() if name.startswith(prefix)})
-    apply_adapters(base, tmp_path / "adapters.safetensors")
-    for name, value in load_file(tmp_path / "model.safetensors").items():
-        assert torch.allclose(base.state_dict()[name], value, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["test_vit", "test_convnext", "test_efficientnet_gn"])

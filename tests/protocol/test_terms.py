@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import dp_accounting
 import pytest
@@ -19,7 +20,7 @@ from dpfed.privacy.promise import round_up
 from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.journal import Journal
-from dpfed.protocol.statement import of_federation, statement
+from dpfed.protocol.statement import facts_of_federation, statement
 from dpfed.protocol.terms import Terms
 from dpfed.protocol.trust import Trust
 from dpfed.runs.resolution import resolve
@@ -289,7 +290,8 @@ def test_every_epsilon_that_a_federation_states_is_that_of_its_noise_and_steps(t
     for step in range(4):
         journal.write("opened", step)
         journal.write("collected", step, arrived=["site-0", "site-2"] if step else ["site-0"])
-    facts = of_federation(FACTS, terms, journal, simulated=False)
+    run = SimpleNamespace(journal=tmp_path / "journal.jsonl", simulation=tmp_path / "nowhere")
+    facts = facts_of_federation(FACTS, run, terms)
     for line, steps in zip(facts.sites, (4, 0, 3), strict=True):
         stated = f"its sums are in {steps} steps, which cost its records epsilon {spent(plan, sigma, steps) if steps else 0}"
         assert line.endswith(stated)

@@ -7,6 +7,7 @@ import shutil
 import signal
 
 import pytest
+import torch
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.budgets.registry import BUDGET_LEDGER, budgets_of, registry
@@ -95,6 +96,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(config, s
 
 
 def _killed(config, folder, after):
+    torch.set_num_threads(1)  # a forked process has none of the threads that torch would wait for
     running.train = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     pretrain(config, folder)
 

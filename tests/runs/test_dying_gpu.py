@@ -7,14 +7,16 @@ import pytest
 from dpfed.bounding.engines import LoopEngine
 from dpfed.cli import main
 from dpfed.config import parse_config
+from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
-from dpfed.runs.pretraining import resume
+from dpfed.runs.pretraining import pretrain, resume
 
 
 @pytest.mark.parametrize(
     ("said", "words"),
     [
         ("CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later", "the GPU failed"),
+        ("Triton Error [CUDA]: unspecified launch failure", "the GPU failed"),
         ("CUDA out of memory. Tried to allocate 2.00 GiB.", "not enough memory"),
     ],
 )
@@ -34,10 +36,47 @@ def test_a_gpu_that_fails_in_mid_run_loses_nothing(said, words, tiny, tmp_path, 
         main()
     heard = capsys.readouterr().err
     assert ended.value.code == 2 and words in heard and said.split("\n")[0] in heard and "Traceback" not in heard
-    ledger = tmp_path / "run" / "ledger.jsonl"
-    before = Ledger.open(ledger)
+    before = Ledger.open(tmp_path / "run" / "ledger.jsonl")
     assert 0 < before.charged < 6
     resume(tmp_path / "run")
-    after = Ledger.open(ledger)
+    require_kept(before, tmp_path / "run")
+
+
+def require_kept(before, run):
+    after = Ledger.open(run / "ledger.jsonl")
     kept = range(before.charged)
     assert after.charged == 6 and [after.release_of(step) for step in kept] == [before.release_of(step) for step in kept]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_engines_of_other_bits_release_no_step_twice(lost, tiny, tmp_path, monkeypatch):
+    """As after an update of dpfed or torch, or on another GPU: kept releases are repeated, and none is made in their place."""
+    honest, calls = LoopEngine.add_clipped, []
+
+    def failing(*given):
+        calls.append(1)
+        if len(calls) == 12:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        return honest(*given)
+
+    def rounding_otherwise(self, batch, clip, into, *rest):
+        norms = honest(self, batch, clip, into, *rest)
+        into.mul_(1 + 2.0**-22)
+        return norms
+
+    monkeypatch.setattr(LoopEngine, "add_clipped", failing)
+    with pytest.raises(RuntimeError):
+        pretrain(parse_config(tiny), tmp_path / "run")
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    before, written = Ledger.open(ledger), ledger.read_bytes()
+    monkeypatch.setattr(LoopEngine, "add_clipped", rounding_otherwise)
+    kept = list((tmp_path / "run" / "releases").glob("*.f32"))
+    assert kept
+    if not lost:
+        resume(tmp_path / "run")
+        return require_kept(before, tmp_path / "run")
+    for path in kept:
+        path.unlink()
+    with pytest.raises(UserError, match="released before and comes out differently"):
+        resume(tmp_path / "run")
+    assert ledger.read_bytes() == written

@@ -28,7 +28,7 @@ def test_every_choice_is_made_and_stays(tmp_path, monkeypatch):
     assert Path(found.data.stores) == tmp_path / config.data.stores
     assert (found.data.size, found.data.resize) == (32, "crop") and found.objective.bias == -math.log(4)
     assert found.training.device in ("cpu", "cuda", "mps") and found.bounding.engine in ("loop", "layerwise")
-    monkeypatch.setattr("dpfed.runs.resolution.fastest_engine", lambda *_: pytest.fail("timed again"))
+    monkeypatch.setattr("dpfed.runs.resolution.choose_engine", lambda *_: pytest.fail("timed again"))
     assert resolve(parse_config(found.model_dump(mode="json"))) == found  # as a run's config.toml is read, elsewhere
 
 
@@ -96,4 +96,6 @@ def test_a_device_that_was_chosen_is_kept(asked, there, found, monkeypatch):
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     monkeypatch.setattr("dpfed.training.memory.memory_of", lambda device: 2**34)  # of the GPU that is not there
     bounding = {**OPEN["bounding"], "engine": "loop"}
-    assert resolve(parse_config({**OPEN, "bounding": bounding, "training": {"device": asked}})).training.device == found
+    resolved = resolve(parse_config({**OPEN, "bounding": bounding, "training": {"device": asked}}))
+    assert resolved.training.device == found
+    assert resolved.bounding.pass_records == (512 if found == "cuda" else None)  # a public number, from the GPU's memory

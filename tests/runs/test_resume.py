@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
+from tests.conftest import tiny_tree
 from tests.sparing import sparing
 
 
@@ -65,6 +67,27 @@ def interrupt(monkeypatch, owner, method, at, before):
 
     monkeypatch.setattr(owner, method, wrapped)
     return lambda: monkeypatch.setattr(owner, method, real)
+
+
+def interrupted(config, folder, monkeypatch, at=5):
+    restore = interrupt(monkeypatch, Coordinator, "apply", at, before=False)
+    with pytest.raises(Killed):
+        pretrain(config, folder)
+    restore()
+
+
+@pytest.fixture(scope="module")
+def first_stopped(shapes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted(parse_config(tiny_tree(shapes)), folder, patch)
+    return folder
+
+
+@pytest.fixture
+def stopped(first_stopped, tmp_path):
+    """The tiny run, which ended after step 5, to break."""
+    return shutil.copytree(first_stopped, tmp_path / "run")
 
 
 PLACES = {
@@ -138,16 +161,14 @@ def other_engine(folder):
     (folder / "config.toml").write_text(text)
 
 
-def test_a_step_that_cannot_be_repeated_is_refused(tiny_config, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    interrupted(tiny_config, folder, monkeypatch)
-    other_engine(folder)
-    for path in (folder / "releases").iterdir():
+def test_a_step_that_cannot_be_repeated_is_refused(stopped):
+    other_engine(stopped)
+    for path in (stopped / "releases").iterdir():
         path.unlink()
-    before = (folder / "ledger.jsonl").read_bytes()
+    before = (stopped / "ledger.jsonl").read_bytes()
     with pytest.raises(UserError, match="released before"):
-        resume(folder)
-    assert (folder / "ledger.jsonl").read_bytes() == before
+        resume(stopped)
+    assert (stopped / "ledger.jsonl").read_bytes() == before
 
 
 def test_marks_cannot_be_taken_off_a_run_on_the_way(tiny, tmp_path, monkeypatch):
@@ -186,17 +207,12 @@ def test_a_killed_process_resumes_to_the_same_bits(seeded, tmp_path, undisturbed
 
 def test_a_finished_run_is_returned_as_it_is_and_its_key_is_gone(tiny_config, tmp_path):
     run = pretrain(tiny_config, tmp_path / "run")
+    steps = [int(path.stem.removeprefix("step-")) for path in Checkpoints(run.checkpoints, 2).paths()]
+    assert steps == [0, 4, 6]  # the untrained model and the last two
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    assert not (run.path / "secret.key").exists()
+    assert not (run.path / "secret.key").exists() and not list(run.checkpoints.glob("*.partial"))
     assert resume(run.path).finished
     assert before == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-
-
-def interrupted(config, folder, monkeypatch, at=5):
-    restore = interrupt(monkeypatch, Coordinator, "apply", at, before=False)
-    with pytest.raises(Killed):
-        pretrain(config, folder)
-    restore()
 
 
 def damage(path):
@@ -205,9 +221,8 @@ def damage(path):
     path.write_bytes(content)
 
 
-def test_damaged_or_missing_pieces_are_refused_and_nothing_changes(tiny_config, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    interrupted(tiny_config, folder, monkeypatch)
+def test_damaged_or_missing_pieces_are_refused_and_nothing_changes(stopped):
+    folder = stopped
     for victim in (folder / "ledger.jsonl", folder / "secret.key"):
         original = victim.read_bytes()
         for harm in (damage, lambda path: path.write_bytes(path.read_bytes()[:10]), lambda path: path.unlink()):
@@ -254,9 +269,8 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(seeded, tmp_path
     assert len(named) == (harm != "gone")
 
 
-def test_with_all_checkpoints_damaged_nothing_goes_on_and_all_are_named(tiny_config, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    interrupted(tiny_config, folder, monkeypatch)
+def test_with_all_checkpoints_damaged_nothing_goes_on_and_all_are_named(stopped):
+    folder = stopped
     kept = sorted((folder / "checkpoints").iterdir())
     for path in kept:
         damage(path)
@@ -280,13 +294,11 @@ def test_a_ledger_knows_when_its_run_was_interrupted(tiny_config, tmp_path, monk
     assert dpfed("privacy", "verify", folder / "privacy_card.md", folder)[0] == 0
 
 
-def test_a_ledger_that_lost_its_last_lines_is_refused(tiny_config, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    interrupted(tiny_config, folder, monkeypatch)
-    lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
-    (folder / "ledger.jsonl").write_text("".join(lines[:3]))
+def test_a_ledger_that_lost_its_last_lines_is_refused(stopped):
+    lines = (stopped / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (stopped / "ledger.jsonl").write_text("".join(lines[:3]))
     with pytest.raises(UserError, match="do not belong together|lost the line"):
-        resume(folder)
+        resume(stopped)
 
 
 @pytest.mark.parametrize("change", [{"fingerprint": "another"}, {"charged": 99}])
@@ -302,11 +314,9 @@ def test_a_checkpoint_that_is_not_of_this_ledger_is_refused(tiny_config, tmp_pat
         resume(tmp_path / "run")
 
 
-def test_two_processes_cannot_train_the_same_run(tiny_config, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    interrupted(tiny_config, folder, monkeypatch)
-    with RunDirectory.open(folder).locked(), pytest.raises(UserError, match="in use"):
-        resume(folder)
+def test_two_processes_cannot_train_the_same_run(stopped):
+    with RunDirectory.open(stopped).locked(), pytest.raises(UserError, match="in use"):
+        resume(stopped)
 
 
 OTHERS = {
@@ -354,16 +364,8 @@ def test_who_trains_a_run_holds_it_to_the_end(tiny_config, tmp_path, monkeypatch
         pass
 
 
-def test_checkpoints_keep_the_untrained_model_and_the_last_n(tiny_config, tmp_path):
-    run = pretrain(tiny_config, tmp_path / "run")
-    steps = [int(path.stem.removeprefix("step-")) for path in Checkpoints(run.checkpoints, 2).paths()]
-    assert steps == [0, 4, 6]
-    assert not list(run.checkpoints.glob("*.partial"))
-
-
-def test_what_a_kill_inside_a_write_left_of_a_checkpoint_is_gone_in_the_end(tiny, tmp_path, monkeypatch):
-    interrupted(parse_config(tiny), tmp_path / "run", monkeypatch)
-    run = RunDirectory.open(tmp_path / "run")
+def test_what_a_kill_inside_a_write_left_of_a_checkpoint_is_gone_in_the_end(stopped):
+    run = RunDirectory.open(stopped)
     for step in (0, 6):  # the first is never written again: this one was killed after it had its name
         draft = run.checkpoints / f".step-{step:08d}.safetensors.partial"
         draft.mkdir(mode=0o700)
@@ -373,22 +375,14 @@ def test_what_a_kill_inside_a_write_left_of_a_checkpoint_is_gone_in_the_end(tiny
     assert not list(run.path.rglob("*.partial"))
 
 
-def test_checkpoint_of_another_model_is_refused(tiny, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    interrupted(parse_config(tiny), folder, monkeypatch)
-    text = (folder / "config.toml").read_text().replace("width = 8\n", "width = 16\n", 1)
-    (folder / "config.toml").write_text(text)
-    with pytest.raises(UserError, match="does not fit"):
-        resume(folder)
-
-
-def test_a_moving_average_cannot_be_switched_on_the_way(tiny_config, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    interrupted(tiny_config, folder, monkeypatch)
-    text = (folder / "config.toml").read_text()
-    (folder / "config.toml").write_text(text.replace("ema = 0.0", "ema = 0.5"))
-    with pytest.raises(UserError, match="ema"):
-        resume(folder)
+@pytest.mark.parametrize(
+    ("old", "new", "said"), [("width = 8\n", "width = 16\n", "does not fit"), ("ema = 0.0", "ema = 0.5", "ema")]
+)
+def test_another_model_or_a_moving_average_cannot_be_switched_on_the_way(stopped, old, new, said):
+    text = (stopped / "config.toml").read_text()
+    (stopped / "config.toml").write_text(text.replace(old, new, 1))
+    with pytest.raises(UserError, match=said):
+        resume(stopped)
 
 
 def test_a_crash_inside_the_very_first_line_of_the_ledger_loses_nothing(tiny_config, tmp_path, monkeypatch):

@@ -123,7 +123,7 @@ def test_a_start_is_made_once_and_is_the_model_of_step_0(tree, tmp_path):
     tree["evaluation"] = {"tasks": ["knn"], "records": 50}
     with pytest.raises(MissingStart, match="`dpfed start` makes it"):
         pretrain(config, tmp_path / "run", notes)
-    assert not (tmp_path / "run").exists() and not any("timing" in line for line in notes.said)
+    assert not (tmp_path / "run").exists() and not any("engine" in line for line in notes.said)
     make_start(config, notes)
     assert any("training initial weights" in line for line in notes.said)
     run = pretrain(parse_config(tree), tmp_path / "run")

@@ -89,23 +89,11 @@ def test_the_model_of_a_run_is_stock_open_clip(adapted):
     assert torch.allclose(z, encoder.embed_images(images), atol=1e-5)
 
 
-def test_the_exported_adapters_are_all_that_the_run_learnt(adapted, tmp_path):
-    run = adapted
-    [file] = export_model(run.path, tmp_path / "adapters.safetensors", adapters=True)
-    start = tensors_of(min(run.checkpoints.iterdir()))
-    stock = open_clip.create_model(f"local-dir:{run.model}", load_weights=False)
-    with torch.no_grad():
-        for name, parameter in stock.named_parameters():
-            path, _, leaf = name.rpartition(".")
-            original = f"model/clip.{path}.parametrizations.{leaf}.original"
-            parameter.copy_(start[original] if original in start else start[f"model/clip.{name}"])
-    dpfed.apply_adapters(stock, file)
-    merged = tensors_of(run.model / "open_clip_model.safetensors")
-    assert all(torch.allclose(value, merged[name], atol=1e-6) for name, value in stock.state_dict().items())
-    with pytest.raises(UserError, match="exists already"):
-        export_model(run.path, file, adapters=True)
-    whole = export_model(run.path, tmp_path / "out" / "model")
+def test_a_model_is_exported_once(adapted, tmp_path):
+    whole = export_model(adapted.path, tmp_path / "out" / "model")
     assert {path.name for path in whole} >= {"open_clip_config.json", "open_clip_model.safetensors", "model.json"}
+    with pytest.raises(UserError, match="exists already"):
+        export_model(adapted.path, tmp_path / "out" / "model")
 
 
 @pytest.mark.parametrize("at", sparing([1, 3, 5], 3))

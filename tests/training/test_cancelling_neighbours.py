@@ -13,6 +13,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
 from dpfed.training import worker as worker_room
+from tests.sparing import sparing
 from tests.training.records_of_worker import keep_only
 
 TOWERS = {
@@ -61,19 +62,16 @@ def parts_of(tmp_path, public_store, text, engine, clip, kind, precision, method
     return parts
 
 
-def moved(parts, seeds) -> float:
+def moved(parts, seed) -> float:
     """The most that one of some drawn records moves the sum, over the sensitivity."""
-    rows, keys, most = parts.store.split("train"), parts.store.keys, 0.0
-    for seed in seeds:
-        randomness = Randomness.from_seed(seed)
-        drawn = worker_room.draw_step(parts.plan, randomness, 0, rows, keys[rows], parts.plan.groups).indices
-        sums = []
-        for gone in (None, *drawn[:: len(drawn) // 3]):
-            worker = parts.worker(randomness)
-            keep_only(worker, rows if gone is None else rows[rows != gone], keys)
-            sums.append(worker.bounded_sum(0).values.double())
-        most = max(most, *((sums[0] - less).norm().item() / parts.plan.sensitivity for less in sums[1:]))
-    return most
+    rows, keys, randomness = parts.store.split("train"), parts.store.keys, Randomness.from_seed(seed)
+    drawn = worker_room.draw_step(parts.plan, randomness, 0, rows, keys[rows], parts.plan.groups).indices
+    sums = []
+    for gone in (None, *drawn[:: len(drawn) // 3]):
+        worker = parts.worker(randomness)
+        keep_only(worker, rows if gone is None else rows[rows != gone], keys)
+        sums.append(worker.bounded_sum(0).values.double())
+    return max((sums[0] - less).norm().item() / parts.plan.sensitivity for less in sums[1:])
 
 
 CLIPS = {
@@ -88,8 +86,9 @@ CASES = tuple(itertools.product(KINDS, CLIPS, ("loop", "layerwise"), ("fp32", "b
 
 
 def is_quick(records, clip, engine, precision):
-    """Every clip in passes that groups share, and everything else once."""
-    of_passes = engine == "layerwise" and (precision == "fp32" or clip == "automatic")
+    """Half of the clips in passes that groups share, and everything else once."""
+    even = (KINDS.index(records) + list(CLIPS).index(clip)) % 2 == 0
+    of_passes = engine == "layerwise" and (even if precision == "fp32" else clip == "automatic" and not even)
     return of_passes or (records, clip, engine, precision) in (
         (KINDS[1], "automatic", "loop", "fp32"),
         (KINDS[2], "C = 0.01", "loop", "bf16"),
@@ -103,20 +102,20 @@ def is_quick(records, clip, engine, precision):
 def test_neighbours_whose_gradients_cancel_stay_within_the_bound(tmp_path, public_store, records, clip, engine, precision):
     text, kind = records
     parts = parts_of(tmp_path, public_store, text, engine, CLIPS[clip], kind, precision)
-    assert moved(parts, (11,)) <= 1
+    assert moved(parts, 11) <= 1
 
 
-@pytest.mark.parametrize("stability", [1e-9])
+@pytest.mark.parametrize("seed", sparing([5, 9, 19], 5))
 @pytest.mark.parametrize(("text", "kind", "bias"), [(True, "noise", 1e6), (False, "black", 0.0)])
-def test_neighbours_of_a_long_sum_stay_within_the_bound(tmp_path, public_store, text, kind, bias, stability):
-    """Collapsed towers, and images that are all black; also with a stability that no configuration has any more."""
+def test_neighbours_of_a_long_sum_stay_within_the_bound(tmp_path, public_store, text, kind, bias, seed):
+    """Collapsed towers, and images that are all black, with a stability that no configuration has any more."""
     clip = CLIPS["automatic"]
     parts = parts_of(tmp_path, public_store, text, "layerwise", clip, kind, "fp32", bias=bias, records=600)
-    object.__setattr__(parts.plan, "stability", stability)
-    assert moved(parts, (5, 9, 19)) <= 1
+    object.__setattr__(parts.plan, "stability", 1e-9)
+    assert moved(parts, seed) <= 1
 
 
 @pytest.mark.parametrize("engine", ["loop", "layerwise"])
 def test_neighbours_beside_public_records_stay_within_the_bound(tmp_path, public_store, engine):
     parts = parts_of(tmp_path, public_store, True, engine, CLIPS["automatic"], "black", "fp32", "public")
-    assert 0 < moved(parts, (0,)) <= 1
+    assert 0 < moved(parts, 0) <= 1

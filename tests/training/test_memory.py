@@ -1,6 +1,7 @@
 """What cannot fit into memory is refused before any of it is built."""
 
 import json
+import types
 
 import pytest
 import torch
@@ -55,6 +56,13 @@ def test_the_sizes_are_taken_without_drawing_a_random_number(tower):
     state = torch.random.get_rng_state()
     require_memory(config_of(tower()), CPU)
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_a_gpu_with_too_little_memory_is_refused(tower, monkeypatch):
+    small = types.SimpleNamespace(total_memory=1 << 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: small)
+    with pytest.raises(UserError, match=r"takes at least .* there are 0.0 GB of memory. Choose a smaller model"):
+        require_memory(config_of(tower()), torch.device("cuda"))
 
 
 def test_a_gpus_pass_has_as_many_records_as_a_third_of_its_memory_holds_and_no_more_than_pay(tower, monkeypatch):

@@ -5,7 +5,7 @@ loop is the oracle; the layerwise engine wins where groups are small. Shapes: G 
 parameters.
 """
 
-from dpfed.bounding.engines.choice import ENGINES, build_engine, fastest_engine, require_fitting
+from dpfed.bounding.engines.choice import ENGINES, build_engine, choose_engine, require_fitting
 from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, exact_arithmetic
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
 from dpfed.bounding.engines.loop import LoopEngine
@@ -20,7 +20,7 @@ __all__ = [
     "Precision",
     "Views",
     "build_engine",
+    "choose_engine",
     "exact_arithmetic",
-    "fastest_engine",
     "require_fitting",
 ]

@@ -9,17 +9,13 @@ Shapes: n records in the batch, V image views, W texts, D embedding dimensions, 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
 import torch
 from torch import Tensor, nn
 
 from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import Clip, clip_factors
-from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views, draws, shared_out, sound_kernels
+from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, draws, shared_out
 from dpfed.errors import UserError
-from dpfed.models.contract import bias_of, embeddings_of, temperature_of
-from dpfed.models.parameters import TrainableVector
 from dpfed.objectives import GroupLoss
 
 
@@ -37,82 +33,25 @@ def refuse_random(model: nn.Module) -> None:
         )
 
 
-class EmbeddingPasses:
-    """The two passes over the chunks of a batch.
+class BatchEngine(Engine):
+    """One gradient of the mean loss over each group, whole batches usually, clipped as one.
 
     Args:
         model: must embed every record by itself and draw no random numbers, or the second pass would be of other embeddings.
         precision: of the forward pass.
-        microbatch: records in a chunk.
+        loss: of all records together.
+        microbatch: records whose activations are in memory at a time.
 
     Raises:
         UserError: if the model draws random numbers.
     """
 
-    def __init__(self, model: nn.Module, precision: Precision, microbatch: int) -> None:
-        refuse_random(model)
-        self._vector = TrainableVector(model)
-        self._model, self._microbatch = model, microbatch
-        self._device, self._bf16 = self._vector.device.type, precision == "bf16"
-
-    def kernels(self) -> AbstractContextManager[None]:
-        """See `sound_kernels`: around forward and backward passes."""
-        return sound_kernels(self._device, self._bf16)
-
-    @torch.no_grad()
-    def embed(self, views: Views) -> Views:
-        """Embeddings ``{"image": (n, V, D), "text": (n, W, D)}`` of a whole batch, float32, without a graph."""
-        chunks = [self._embedded(chunk) for chunk in self.chunks(views)]
-        return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
-
-    def pull_back(self, views: Views, cotangents: Views, into: Tensor) -> None:
-        """Adds the gradient of ``sum(cotangents * embeddings)`` to a flat vector.
-
-        Args:
-            views: of the whole batch.
-            cotangents: the shape of its embeddings.
-            into: ``(P,)`` float32, added to in place.
-        """
-        parts = self._vector.split(into)
-        for chunk, weights in zip(self.chunks(views), self.chunks(cotangents), strict=True):
-            # A tower may be frozen altogether.
-            embeddings = {name: z for name, z in self._embedded(chunk).items() if z.requires_grad}
-            gradients = torch.autograd.grad(
-                list(embeddings.values()),
-                self._vector.parameters,
-                [weights[name] for name in embeddings],
-                materialize_grads=True,  # a learnt temperature is not part of an embedding
-            )
-            foreach.add_(parts, gradients)
-
-    def chunks(self, tensors: Views) -> list[Views]:
-        """Tensors over the records of a batch, cut into microbatches."""
-        count = len(next(iter(tensors.values())))
-        starts = range(0, count, self._microbatch)
-        return [{name: part[start : start + self._microbatch] for name, part in tensors.items()} for start in starts]
-
-    def _embedded(self, views: Views) -> Views:
-        with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
-            embeddings = embeddings_of(self._model, views)
-        return {name: z.float() for name, z in embeddings.items()}
-
-
-class BatchEngine(Engine):
-    """One gradient of the mean loss over each group, whole batches usually, clipped as one.
-
-    Args:
-        model: see `EmbeddingPasses`.
-        precision: of the forward pass.
-        loss: of all records together.
-        microbatch: records whose activations are in memory at a time.
-    """
-
     name = "batch"
 
     def __init__(self, model: nn.Module, precision: Precision, loss: GroupLoss, microbatch: int) -> None:
+        refuse_random(model)
         super().__init__(model)
-        self._passes = EmbeddingPasses(model, precision, microbatch)
-        self._model, self._loss = model, loss
+        self._loss, self._microbatch = LossOfViews(model, precision, loss), microbatch
 
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
@@ -120,7 +59,7 @@ class BatchEngine(Engine):
         """See `Engine`."""
         figures = [into.new_zeros(3, 0, dtype=self._exact)]
         for views in batch.groups():
-            with self._passes.kernels():
+            with self._loss.kernels():
                 gradient, loss = self._gradient(views)
             norm = torch.linalg.vector_norm(gradient, dtype=self._exact)
             factor = clip_factors(norm, clip_norm).item()
@@ -132,12 +71,38 @@ class BatchEngine(Engine):
 
     def _gradient(self, views: Views) -> tuple[Tensor, Tensor]:
         """The flat gradient ``(P,)`` of the mean loss, and that loss."""
-        embeddings = {name: z.requires_grad_() for name, z in self._passes.embed(views).items()}
+        embeddings = {name: z.requires_grad_() for name, z in self._embed(views).items()}
         count = len(next(iter(embeddings.values())))
         present = torch.ones(count, dtype=torch.bool, device=self._vector.device)
-        loss = self._loss(embeddings, present, temperature_of(self._model), bias_of(self._model)) / count
+        loss = self._loss.of(embeddings, present, *self._loss.scalars()) / count
         cotangents = torch.autograd.grad(loss, [*embeddings.values(), *self._vector.parameters], materialize_grads=True)
         # Temperature and bias, where they are learnt, enter the loss itself; all else goes through the embeddings.
         gradient = torch.cat([part.reshape(-1).float() for part in cotangents[len(embeddings) :]])
-        self._passes.pull_back(views, dict(zip(embeddings, cotangents, strict=False)), gradient)
+        self._pull_back(views, dict(zip(embeddings, cotangents, strict=False)), gradient)
         return gradient, loss.detach()
+
+    @torch.no_grad()
+    def _embed(self, views: Views) -> Views:
+        """Embeddings ``{"image": (n, V, D), "text": (n, W, D)}`` of a whole batch, without a graph."""
+        chunks = [self._loss.embed(chunk) for chunk in self._chunks(views)]
+        return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
+
+    def _pull_back(self, views: Views, cotangents: Views, into: Tensor) -> None:
+        """Adds the gradient of ``sum(cotangents * embeddings)`` to a flat vector ``(P,)``."""
+        parts = self._vector.split(into)
+        for chunk, weights in zip(self._chunks(views), self._chunks(cotangents), strict=True):
+            # A tower may be frozen altogether.
+            embeddings = {name: z for name, z in self._loss.embed(chunk).items() if z.requires_grad}
+            gradients = torch.autograd.grad(
+                list(embeddings.values()),
+                self._vector.parameters,
+                [weights[name] for name in embeddings],
+                materialize_grads=True,  # a learnt temperature is no part of an embedding
+            )
+            foreach.add_(parts, gradients)
+
+    def _chunks(self, tensors: Views) -> list[Views]:
+        """Tensors over the records of a batch, cut into microbatches."""
+        count = len(next(iter(tensors.values())))
+        starts = range(0, count, self._microbatch)
+        return [{name: part[start : start + self._microbatch] for name, part in tensors.items()} for start in starts]

@@ -9,7 +9,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from dpfed.bounding.engines.deadline import carried
 from dpfed.bounding.engines.engine import draws
 from dpfed.models.parameters import TrainableVector
 
@@ -43,7 +42,7 @@ class Lanes:
         if self._pool is None:
             work()
         else:
-            self._pool.submit(carried(work)).result()
+            self._pool.submit(work).result()
 
     def add(self, work: Callable[[int, Tensor], Tensor], into: Tensor) -> Tensor:
         """Does a step's work.
@@ -66,5 +65,4 @@ class Lanes:
         """What each lane comes to, in the order of the lanes."""
         if self._pool is None:
             return [work(0)]
-        of_lane = carried(work)
-        return [lane.result() for lane in [self._pool.submit(of_lane, k) for k in range(self.count)]]
+        return [lane.result() for lane in [self._pool.submit(work, k) for k in range(self.count)]]

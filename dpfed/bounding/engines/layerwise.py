@@ -16,7 +16,6 @@ from torch.nn.utils import parametrize
 
 from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import Clip
-from dpfed.bounding.engines.deadline import Deadline
 from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, shared_out
 from dpfed.bounding.engines.lanes import Lanes
 from dpfed.bounding.engines.loop import LoopEngine
@@ -24,7 +23,7 @@ from dpfed.bounding.engines.pass_shape import PassShape
 from dpfed.bounding.engines.repeated_pass import Add, Recording, RepeatedPass, Summed, first_unlike, recording_on
 from dpfed.bounding.engines.same_bits import DependsOnOthers, Found, Passed, require_same_bits
 from dpfed.bounding.engines.shared_pass import Reading, add_up, check_rows, terms_of
-from dpfed.bounding.layer_rules.grouping import Grouping, precise_type
+from dpfed.bounding.layer_rules.grouping import Grouping, Unsupported, precise_type
 from dpfed.bounding.layer_rules.linear import AdaptedWeight
 from dpfed.bounding.layer_rules.recorder import Source
 from dpfed.bounding.layer_rules.term import Target
@@ -86,9 +85,19 @@ class LayerwiseEngine(Engine):
         """See `Engine`.
 
         Raises:
-            Unsupported: if a layer uses a trainable parameter in a way that no rule covers, or uses it twice.
+            Unsupported: if a layer uses a trainable parameter in a way that no rule covers, or uses it twice; or if a kernel
+                fails.
             DependsOnOthers: if the device computes a group by who shares its pass, and `if_unlike` says so.
         """
+        try:
+            return self._add_passes(batch, clip_norm, into, losses)
+        except Exception as error:
+            if not type(error).__module__.startswith("triton."):
+                raise
+            said = str(error).strip().rpartition("\n")[2]  # above it, a compiler shows the source
+            raise Unsupported(f"a kernel of Triton failed on this GPU: {said}") from error
+
+    def _add_passes(self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None) -> Tensor:
         if not self._is_checked:
             pixels = math.prod(batch.views["image"].shape[1:]) // 3
             self._shape = PassShape.on(self._vector.device.type, self._group_size, self._records, pixels)
@@ -131,7 +140,7 @@ class LayerwiseEngine(Engine):
         """What repeats a recorded pass over such views, where the device can: a pass is recorded for each kind of views, and
         anew where the model's weights have moved."""
         recording = recording_on(self._vector.device)
-        if recording is None or self._if_unlike == "go on" or Deadline.is_near():
+        if recording is None or self._if_unlike == "go on":
             return None
         weights = (*self._loss.model.parameters(), *self._loss.model.buffers())
         kind = (*((name, view.shape[1:], view.dtype) for name, view in views.items()), *(part.data_ptr() for part in weights))

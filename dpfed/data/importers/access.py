@@ -12,7 +12,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfed.data.processes import Processes
 from dpfed.data.reasons import OUTSIDE
 from dpfed.errors import UserError
 
@@ -36,7 +35,6 @@ class Access:
         outside: files elsewhere may be read, too.
         watch: called now and then, with how many files were found, while a folder is listed.
         surveyed: called with how many archives were looked through, and of how many.
-        processes: that read archives and Parquet files; default: this one alone.
         listings: the folders that were listed: every importer is asked about a source, and a large one is walked once.
     """
 
@@ -44,17 +42,12 @@ class Access:
     outside: bool = False
     watch: Callable[[int], None] | None = field(default=None, compare=False, repr=False)
     surveyed: Callable[[int, int | None], None] | None = field(default=None, compare=False, repr=False)
-    processes: Processes = field(default_factory=Processes, compare=False, repr=False)
     listings: dict[Path, Listing] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def to(cls, source: Path, outside: bool = False, **options: Any) -> Access:
         """Access to a folder, or to the folder that a file lies in."""
         return cls(os.path.realpath(source if source.is_dir() else source.parent), outside, **options)
-
-    def elsewhere(self) -> Access:
-        """The same for another process."""
-        return Access(self.root, self.outside)
 
     def permits(self, path: str | Path) -> bool:
         """Whether a file or folder lies below the root, wherever links lead."""

@@ -34,6 +34,7 @@ class DicomImporter(Importer):
     """
 
     name = "dicom"
+    options = ("window", "splits")
     layout = "a folder of .dcm files of one frame each, or of class folders with such files"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
@@ -45,7 +46,7 @@ class DicomImporter(Importer):
         path: Path,
         access: Access | None = None,
         window: tuple[float, float] | None = None,
-        level: int | None = None,
+        splits: int | None = None,
     ) -> Source:
         """Reads every file's PatientID, and streams the records.
 
@@ -53,7 +54,7 @@ class DicomImporter(Importer):
             path: the folder.
             access: what may be read.
             window: centre and width for all files, in the modality's units (of a CT: Hounsfield); ``None``: each file's own.
-            level: which folder below it is the split; see `dpfed.data.importers.folder_splits.place`.
+            splits: which folder below it is the split; see `dpfed.data.importers.folder_splits.place`.
         """
         require_pydicom()
         if not path.is_dir():
@@ -71,7 +72,7 @@ class DicomImporter(Importer):
         units = {file: _patient(file) for file in files}
         named = any(units.values())
         nobodys = [file for file in files if named and not units[file] and units[file] is not None]
-        placed = place(path, files, listing.files, level)
+        placed = place(path, files, listing.files, splits)
         names, labels = class_numbers(placed)
 
         def records() -> Iterator[Item]:

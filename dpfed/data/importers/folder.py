@@ -30,19 +30,20 @@ class FolderImporter(Importer):
     """
 
     name = "folder"
+    options = ("splits",)
     layout = "a folder of images, of class folders, or of train/ val/ test/ folders with class folders"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
         """Whether there is an image somewhere below."""
         return path.is_dir() and holds(path, EXTENSIONS, access)
 
-    def open(self, path: Path, access: Access | None = None, level: int | None = None) -> Source:
+    def open(self, path: Path, access: Access | None = None, splits: int | None = None) -> Source:
         """Lists the images (names only) and streams them.
 
         Args:
             path: the folder.
             access: what may be read.
-            level: which folder below it is the split; see `dpfed.data.importers.folder_splits.place`.
+            splits: which folder below it is the split; see `dpfed.data.importers.folder_splits.place`.
         """
         if not path.is_dir():
             raise UserError(f"{path} is not a folder; the 'folder' importer expects {self.layout}.")
@@ -51,9 +52,9 @@ class FolderImporter(Importer):
         if not images:
             refuse_outside(listing)
             raise UserError(f"there are no images in {path}; the 'folder' importer expects {self.layout}.")
-        placed = place(path, images, listing.files, level)
+        placed = place(path, images, listing.files, splits)
         names, labels = class_numbers(placed)
-        if level is None:
+        if splits is None:
             refuse_masks(path, images)
 
         def records() -> Iterator[Item]:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.data.importers.splits import is_part, split_of, words_of
+from dpfed.data.limits import whole_number
 from dpfed.errors import UserError
 
 _SAYS_NOTHING = frozenset({"image", "images", "img", "imgs", "jpegimages", "photos", "pictures", "data", "dataset", "files"})
 _MASKS = frozenset({"mask", "masks", "segmentation", "segmentations", "annotations", "gt", "groundtruth", "ground_truth"})
 _LABELS = frozenset({"label", "labels"})  # masks where they lie beside a folder of images, else perhaps a class
 _PART = "part"
+_DEEPEST = 32  # folders below a source
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
         UserError: where folders may be splits or classes, or none is for training.
     """
     folders = [file.relative_to(root).parts[:-1] for file in files]
-    if level:
+    if level is not None and whole_number(level, "--splits", 0, _DEEPEST):
         return _at_level(root, files, folders, level)
     outer = _shared(folders, stop_at_splits=level is None)
     inner = [parts[outer:] for parts in folders]

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -19,24 +15,21 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.parquet_columns import TEXT_FIELDS, Columns, settle
 from dpfed.data.importers.source import (
-    CONTENT,
     SPLIT_NAMES,
     FileRecord,
     Importer,
     Item,
-    Piece,
     Source,
     Unreadable,
     captions_in,
     unit_of,
 )
 from dpfed.data.importers.splits import holds, split_files
-from dpfed.data.store.record import RecordInput, record_key
+from dpfed.data.store.record import RecordInput
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
 
 _ROWS_AT_ONCE = 256
-_PIECE_BYTES = 16 << 20
 
 
 class ParquetImporter(Importer):
@@ -50,6 +43,7 @@ class ParquetImporter(Importer):
     """
 
     name = "parquet"
+    options = ("id",)
     layout = "a .parquet file, or a folder with train*.parquet and optionally validation*.parquet, test*.parquet"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
@@ -75,16 +69,13 @@ class ParquetImporter(Importer):
             settled = settle([(file, content.schema_arrow) for _, file, content in opened], id, one_split)
             total = sum(content.metadata.num_rows for _, _, content in opened)
             first = settled.columns[0]
-            if first.id is not None:
-                _refuse_repeated(files, first.id)
             by_path = functools.cache(lambda: any(_lacks_bytes(content, first.image) for _, _, content in opened))
-            pieces = list(_pieces(files, settled.columns))
             unread = found.unread(lambda file: suffix(file) in EXTENSIONS and by_path())
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read the Parquet files of {path} ({_first_line(error)}); are they complete?") from error
         return Source(
             kind="image-text" if settled.captioned else "image",
-            records=itertools.chain.from_iterable(piece.records() for piece in pieces),
+            records=_records(files, settled.columns),
             label_names=settled.label_names,
             splits=_splits(files, first.split),
             total=total,
@@ -93,7 +84,6 @@ class ParquetImporter(Importer):
             named=first.id is not None,
             unread=[*unread, *settled.unread],
             passed_over=found.passed_over,
-            pieces=pieces,
             notice=settled.notice,
         )
 
@@ -114,33 +104,6 @@ def _split_named(cell: str | None, of_file: str) -> str:
     return SPLIT_NAMES.get(given, "train" if given else of_file)
 
 
-def _refuse_repeated(files: list[tuple[str, Path]], column: str) -> None:
-    """Refuses a column of names in which one occurs twice.
-
-    Raises:
-        UserError: with a name that does.
-    """
-    for split in dict.fromkeys(split for split, _ in files):
-        keys = array("Q")
-        for name in _names(files, split, column):
-            keys.append(record_key(name))
-        found, counts = np.unique(np.frombuffer(keys, np.uint64), return_counts=True)
-        if (counts > 1).any():
-            key = int(found[counts > 1][0])
-            twice = next(name for name in _names(files, split, column) if record_key(name) == key)
-            raise UserError(
-                f"the column {column!r} has {int((counts > 1).sum()):,} names that several {split} records share, such as "
-                f"{twice!r}, and a record needs a name of its own: name another column with `dpfed data import --id COLUMN`, "
-                f"or take a hash of what each row holds with `--id {CONTENT}`; each row is then a record."
-            )
-
-
-def _names(files: list[tuple[str, Path]], split: str, column: str) -> Iterator[str]:
-    for file in (file for of, file in files if of == split):
-        for batch in pq.ParquetFile(file).iter_batches(columns=[column]):
-            yield from filter(None, map(unit_of, batch.column(0).to_pylist()))
-
-
 def _lacks_bytes(file: pq.ParquetFile, image: str) -> bool:
     """Whether some images are given by their path alone.
 
@@ -152,46 +115,17 @@ def _lacks_bytes(file: pq.ParquetFile, image: str) -> bool:
     return any(pc.struct_field(batch.column(0), "bytes").null_count for batch in batches)
 
 
-@dataclass(frozen=True)
-class _RowGroups(Piece):
-    """Some row groups of a file.
-
-    Attributes:
-        split: that its rows belong to.
-        columns: which column holds what.
-        groups: numbers of the first row group, and of the one after the last.
-        first: rows of the split before it.
-    """
-
-    split: str
-    columns: Columns
-    groups: tuple[int, int]
-    first: int
-
-    def records(self) -> Iterator[Item]:
-        """See `Piece`."""
-        row = self.first
-        try:
-            file = pq.ParquetFile(self.file)
-            for batch in file.iter_batches(_ROWS_AT_ONCE, range(*self.groups), columns=self.columns.used()):
-                for cells in batch.to_pylist():
-                    yield _record(f"{self.split}/{row}", cells, self.columns, self.split, self.file.parent)
-                    row += 1
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{self.file} is damaged after row {row:,} of {self.split} ({_first_line(error)}).") from error
-
-
-def _pieces(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> Iterator[_RowGroups]:
-    """The row groups of all files, some megabytes of them in a piece."""
+def _records(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> Iterator[Item]:
+    """The rows of all files, which are numbered in their split."""
     rows = dict.fromkeys((split for split, _ in files), 0)
     for (split, path), own in zip(files, columns, strict=True):
-        metadata, size = pq.ParquetFile(path).metadata, path.stat().st_size
-        each = max(1, _PIECE_BYTES * metadata.num_row_groups // max(size, 1))  # row groups of a file are of about one size
-        for start in range(0, metadata.num_row_groups, each):
-            end = min(start + each, metadata.num_row_groups)
-            share = size * (end - start) // metadata.num_row_groups
-            yield _RowGroups(path, share, split, own, (start, end), rows[split])
-            rows[split] += sum(metadata.row_group(group).num_rows for group in range(start, end))
+        try:
+            for batch in pq.ParquetFile(path).iter_batches(_ROWS_AT_ONCE, columns=own.used()):
+                for cells in batch.to_pylist():
+                    yield _record(f"{split}/{rows[split]}", cells, own, split, path.parent)
+                    rows[split] += 1
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is damaged after row {rows[split]:,} of {split} ({_first_line(error)}).") from error
 
 
 def _record(place: str, row: dict[str, Any], columns: Columns, split: str, folder: Path) -> Item:

@@ -80,23 +80,6 @@ Item = RecordInput | FileRecord | Unreadable
 
 
 @dataclass(frozen=True)
-class Piece(ABC):
-    """A part of a source that any process can read by itself; it can be pickled.
-
-    Attributes:
-        file: that it lies in.
-        size: bytes of it.
-    """
-
-    file: Path
-    size: int
-
-    @abstractmethod
-    def records(self) -> Iterator[Item]:
-        """The records, read one after the other."""
-
-
-@dataclass(frozen=True)
 class Source:
     """An opened source.
 
@@ -114,7 +97,6 @@ class Source:
         passed_over: what lies below the source and holds no records by its name, and how often.
         advice: what the user may have meant instead, where files are unread.
         doubtful: so much lies beside the records that the format must be given by name.
-        pieces: the same records in pieces, in the same order; none where they can only be read one after the other.
         notice: what whoever imports such records must know.
     """
 
@@ -130,7 +112,6 @@ class Source:
     passed_over: Mapping[str, int] = field(default_factory=dict)
     advice: str = ""
     doubtful: bool = False
-    pieces: Sequence[Piece] = ()
     notice: str = ""
 
 
@@ -140,10 +121,12 @@ class Importer(ABC):
     Attributes:
         name: what the user calls it.
         layout: what the source must look like, in a few words.
+        options: which keywords `open` takes beside: of the options of `import_records`.
     """
 
     name: ClassVar[str]
     layout: ClassVar[str]
+    options: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def recognises(self, path: Path, access: Access | None = None) -> bool:

@@ -8,7 +8,7 @@ import json
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,9 +16,8 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.archives import DamagedArchive, members, name_of
 from dpfed.data.importers.classes import class_of, number_classes, without_class
 from dpfed.data.importers.listing import harmless, suffix
-from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Piece, Source, Unreadable, unit_of
+from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Source, Unreadable, unit_of
 from dpfed.data.importers.splits import holds, is_part, split_files, split_of
-from dpfed.data.processes import Tell
 from dpfed.data.store.record import RecordInput
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
@@ -29,7 +28,6 @@ _TEXTS = frozenset({"txt", "json", "cls"})
 _OF_TOOLS = re.compile(r"\d+(\.parquet|_stats\.json)")  # img2dataset writes figures about each archive beside it
 _CAPTION_KEYS = ("caption", "captions", "text", "title")
 _LABEL_KEYS = ("label", "cls", "class")
-_WORTH_A_PROCESS = 16 << 20  # bytes to read: in less time a process does not start
 
 
 @dataclass
@@ -102,18 +100,6 @@ class _Survey:
     passed_over: Counter[str] = field(default_factory=Counter)
     folders: dict[str, str] = field(default_factory=dict)  # split that folders in the archive speak of -> one of them
 
-    def add(self, other: _Survey) -> None:
-        """Adds what is known of later samples."""
-        self.samples += other.samples
-        self.captioned |= other.captioned
-        self.classes |= other.classes
-        self.unit_keys |= other.unit_keys
-        self.damaged += other.damaged
-        self.unused.update(other.unused)
-        self.unread += other.unread
-        self.passed_over.update(other.passed_over)
-        self.folders = other.folders | self.folders
-
 
 class WebDatasetImporter(Importer):
     """A .tar archive, or a folder of them whose names, or whose folders' names, speak of train, validation or test.
@@ -125,6 +111,7 @@ class WebDatasetImporter(Importer):
     """
 
     name = "webdataset"
+    options = ("splits",)
     layout = "a .tar archive, or a folder of .tar archives, with 000.jpg and 000.txt or 000.json (captions), 000.cls (class)"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
@@ -133,32 +120,38 @@ class WebDatasetImporter(Importer):
             return holds(path, {".tar"}, access) and not holds(path, EXTENSIONS, access)
         return path.is_file() and suffix(path) == ".tar"
 
-    def open(self, path: Path, access: Access | None = None, level: int | None = None) -> Source:
+    def open(self, path: Path, access: Access | None = None, splits: int | None = None) -> Source:
         """Reads the texts (not the images) of all archives and streams the records.
 
         Args:
             path: a file or folder.
             access: what may be read.
-            level: 0: no folder in an archive speaks of a split.
+            splits: 0: no folder in an archive speaks of a split.
         """
+        if splits:
+            raise UserError(f"--splits {splits} is for folders of image files; for archives it can be 0.")
         access = access or Access.to(path)
         found = split_files(path, ".tar", self.layout, access)
         shards = found.files
-        survey = _survey_all(shards, access)
+        survey = _Survey()
+        for done, (split, file) in enumerate(shards, start=1):
+            _survey(file, split, survey)
+            if access.surveyed is not None:
+                access.surveyed(done, len(shards))
         if not survey.samples:
             reason = f" ({survey.damaged[0]})" if survey.damaged else ""
             raise UserError(f"there are no samples in the archives of {path}{reason}; expected {self.layout}.")
-        if level is None and len(survey.folders) > 1:
+        if splits is None and len(survey.folders) > 1:
             raise UserError(
                 f"folders in the archives name several splits ({', '.join(survey.folders.values())}), but an archive has one "
                 "split: unpack them and import the folder, pack an archive for each split, or say --splits 0 if the "
                 "archives' own names are right."
             )
         numbers, names = number_classes(survey.classes)
-        pieces = [_Archive(file, file.stat().st_size, split, _called(file, path), numbers) for split, file in shards]
+        records = (_records(file, split, f"{split}/{_called(file, path)}", numbers) for split, file in shards)
         return Source(
             kind="image-text" if survey.captioned else "image",
-            records=itertools.chain.from_iterable(piece.records() for piece in pieces),
+            records=itertools.chain.from_iterable(records),
             label_names={"label": names} if names else {},
             splits=frozenset(split for split, _ in shards),
             total=survey.samples + len(survey.damaged),  # a damaged archive is one more that cannot be read
@@ -166,39 +159,31 @@ class WebDatasetImporter(Importer):
             unused=tuple(survey.unused),
             unread=[*found.unread(lambda file: _OF_TOOLS.fullmatch(file.name) is not None), *survey.unread],
             passed_over=survey.passed_over + Counter(found.passed_over),
-            pieces=pieces,
             notice=without_class("label", survey.classes),
         )
 
 
-@dataclass(frozen=True)
-class _Archive(Piece):
-    """One archive.
+def _records(shard: Path, split: str, name: str, classes: dict[str, int]) -> Iterator[Item]:
+    """The records of an archive.
 
-    Attributes:
-        split: that its records belong to.
-        name: what its records' names begin with.
+    Args:
+        shard: the archive.
+        split: that they belong to.
+        name: what their names begin with.
         classes: class -> number.
     """
-
-    split: str
-    name: str
-    classes: dict[str, int]
-
-    def records(self) -> Iterator[Item]:
-        """See `Piece`."""
-        name, seen = f"{self.split}/{self.name}", set()
-        try:
-            for sample in _samples(self.file, _IMAGES | _TEXTS):
-                if sample.key in seen:
-                    raise UserError(
-                        f"{self.file}: the files of the sample {sample.key!r} are not adjacent, or two samples have this "
-                        "name; sort the archive by name, or rename one."
-                    )
-                seen.add(sample.key)
-                yield _record(f"{name}/{sample.key}", sample, self.split, self.classes)
-        except DamagedArchive as error:
-            yield Unreadable(name, f"archive {error} (after {len(seen):,} samples, at byte {error.at:,})")
+    seen = set()
+    try:
+        for sample in _samples(shard, _IMAGES | _TEXTS):
+            if sample.key in seen:
+                raise UserError(
+                    f"{shard}: the files of the sample {sample.key!r} are not adjacent, or two samples have this name; "
+                    "sort the archive by name, or rename one."
+                )
+            seen.add(sample.key)
+            yield _record(f"{name}/{sample.key}", sample, split, classes)
+    except DamagedArchive as error:
+        yield Unreadable(name, f"archive {error} (after {len(seen):,} samples, at byte {error.at:,})")
 
 
 def _called(archive: Path, source: Path) -> str:
@@ -207,22 +192,9 @@ def _called(archive: Path, source: Path) -> str:
     return "/".join([*(folder for folder in folders if is_part(folder)), name_of(archive)])
 
 
-def _survey_all(shards: Sequence[tuple[str, Path]], access: Access) -> _Survey:
-    survey, found = _Survey(), dict[int, _Survey]()
-    worth = sum(file.stat().st_size for _, file in shards) // _WORTH_A_PROCESS
-    for number, one in access.processes.each(_survey, shards, most=worth):
-        found[number] = one
-        if access.surveyed is not None:
-            access.surveyed(len(found), len(shards))
-    for number in range(len(shards)):
-        survey.add(found[number])
-    return survey
-
-
-def _survey(split_and_file: tuple[str, Path], tell: Tell) -> _Survey:
-    """What the texts of an archive say."""
-    split, shard = split_and_file
-    survey, last = _Survey(), ""
+def _survey(shard: Path, split: str, survey: _Survey) -> None:
+    """Finds out what the texts of an archive say."""
+    last = ""
     try:
         for sample in _samples(shard, _TEXTS, functools.partial(_stray, place=f"{split}/{name_of(shard)}", survey=survey)):
             survey.samples += 1
@@ -236,7 +208,6 @@ def _survey(split_and_file: tuple[str, Path], tell: Tell) -> _Survey:
             survey.unit_keys.update([sample.unit_key] if sample.unit_key else [])
     except DamagedArchive as error:  # it is met again, and counted, when the records are read
         survey.damaged.append(f"{shard.name} {error}")
-    return survey
 
 
 def _stray(member: tarfile.TarInfo, place: str, survey: _Survey) -> None:

@@ -8,7 +8,6 @@ Where the store names units, the key is that of the unit, so that a unit stays t
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,19 +16,19 @@ import numpy as np
 import pyarrow as pa
 
 from dpfed.data.limits import MOST_SITES, whole_number
-from dpfed.data.store.fingerprint import contents_of, splits_of
+from dpfed.data.store.fingerprint import contents_of, new_key
 from dpfed.data.store.layout import HEADER, INDEX, RECORDS, read_layout
-from dpfed.data.store.mapped import with_starts
+from dpfed.data.store.mapped import records_schema
 from dpfed.data.store.record import SPLITS, record_key
 from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import write_index
 from dpfed.errors import UserError
 from dpfed.files.atomic import cannot_write, refuse_existing, whole_directory
 from dpfed.paths import local_path
 from dpfed.privacy.randomness import Randomness
 
 EVALUATION = "evaluation"  # the folder of the held-out records
-_BUFFER_BYTES = 256 << 20  # records in memory before each part gets its share of them
-_OPEN_AT_ONCE = 256  # files that are written in one pass: a process may often have no more than 1,024 open
+_BATCH_RECORDS, _BATCH_BYTES = 1024, 64 << 20  # in memory before a batch is written
 _OPENING_WORDS = 3  # enough to tell "a large red ..." from "a small blue ...", few enough for many records to share them
 _PUBLIC = Randomness.from_seed(0)  # nothing about a division is secret
 
@@ -129,7 +128,7 @@ def _traits(store: RecordStore, by: str) -> np.ndarray:
     if by in store.labels:
         return store.labels[by]
     traits = np.empty(len(store), np.int64)
-    for indices, batch in store.stored():
+    for indices, batch in store.batches:
         openings = (" ".join(texts[0].lower().split()[:_OPENING_WORDS]) for texts in batch["captions"].to_pylist())
         traits[indices] = [record_key(opening) >> 1 for opening in openings]  # 63 bits: never negative
     return traits
@@ -169,15 +168,14 @@ def _write_header(store: RecordStore, indices: np.ndarray, folder: Path) -> None
         "contents": {"fingerprint": ""},  # the whole store's is not a part's: `_add_contents` reads the part for its own
         "files": {name: (folder / name).stat().st_size for name in (INDEX, RECORDS)},
     }
-    for inherited in ("volumes", "left_out"):
-        header.pop(inherited, None)
+    header.pop("left_out", None)
     (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 
 def _add_contents(folder: Path) -> None:
     """Gives the store of a part a fingerprint of its own."""
     store, header = RecordStore.open(folder), read_layout(folder).header
-    header["contents"] = contents_of(store, None).header(splits_of(store))
+    header["contents"] = contents_of(store, new_key(store.public))
     (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 
@@ -192,60 +190,37 @@ def _write_parts(
     Images, captions and ids are copied as they are stored, and records keep their order.
 
     Args:
-        store: what is copied, in one pass, or in several where there are hundreds of folders.
+        store: what is copied.
         folders: made here, one for each part.
         part_of_record: ``(N,)`` integers, the part that each record goes to.
         progress: called with (records so far, all records).
     """
-    for folder in folders:
-        folder.mkdir()
-    files, batches = [folder / RECORDS for folder in folders], []
-    for first in range(0, len(files), _OPEN_AT_ONCE):
-        batches += _write_records(store, files[first : first + _OPEN_AT_ONCE], part_of_record - first, progress)
     order = np.argsort(part_of_record.astype(np.uint16), kind="stable")  # 16 bits are sorted by counting
     ends = np.cumsum(np.bincount(part_of_record, minlength=len(folders)))
-    for folder, rows, own in zip(folders, np.split(order, ends[:-1]), batches, strict=True):
-        table = store.index.table.take(pa.array(rows))
-        schema = with_starts(table.schema, {RECORDS: own})
-        with pa.ipc.new_file(str(folder / INDEX), schema) as writer:
-            writer.write_table(table.cast(schema))
+    for folder, rows, end in zip(folders, np.split(order, ends[:-1]), ends.tolist(), strict=True):
+        folder.mkdir()
+        batches = _write_records(store, rows, folder / RECORDS)
+        write_index(folder / INDEX, store.index.table.take(pa.array(rows)), batches)
+        if progress is not None:
+            progress(end, len(store))
 
 
-def _write_records(
-    store: RecordStore, files: list[Path], part_of_record: np.ndarray, progress: Callable[[int, int | None], None] | None
-) -> list[list[int]]:
-    """Writes the records of the parts 0, 1, ..., a file each, in one pass; each file is written some megabytes at a time.
-
-    Returns:
-        For each part, the lengths of its batches.
-    """
-    schema = next(store.stored())[1].schema
-    with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(pa.ipc.new_file(str(file), schema)) for file in files]
-        waiting: list[list[pa.RecordBatch]] = [[] for _ in files]
-        written: list[list[int]] = [[] for _ in files]
+def _write_records(store: RecordStore, rows: np.ndarray, file: Path) -> list[int]:
+    """Writes some records, some megabytes at a time; gives the lengths of the batches."""
+    waiting: list[pa.RecordBatch] = []
+    lengths: list[int] = []
+    schema = records_schema(store.size)
+    with pa.ipc.new_file(str(file), schema) as writer:
 
         def write_waiting() -> None:
-            for writer, batches, lengths in zip(writers, waiting, written, strict=True):
-                if batches:
-                    for batch in pa.Table.from_batches(batches).combine_chunks().to_batches():
-                        writer.write_batch(batch)
-                        lengths.append(len(batch))
-                    batches.clear()
+            for batch in pa.Table.from_batches(waiting, schema).combine_chunks().to_batches():
+                writer.write_batch(batch)
+                lengths.append(len(batch))
+            waiting.clear()
 
-        held = 0
-        for indices, batch in store.stored():
-            order = np.argsort(part_of_record[indices], kind="stable")
-            sorted_parts = part_of_record[indices][order]
-            for places in np.split(order, np.flatnonzero(np.diff(sorted_parts)) + 1):
-                part = part_of_record[indices][places[0]]
-                if 0 <= part < len(files):
-                    waiting[part].append(batch.take(pa.array(places)))
-            held += batch.nbytes
-            if held >= _BUFFER_BYTES:
+        for _, batch, local in store.batches.holding(rows):
+            waiting.append(batch.take(pa.array(local)))
+            if sum(map(len, waiting)) >= _BATCH_RECORDS or sum(own.nbytes for own in waiting) >= _BATCH_BYTES:
                 write_waiting()
-                held = 0
-            if progress is not None:
-                progress(indices.stop, len(store))
         write_waiting()
-    return written
+    return lengths

@@ -70,52 +70,26 @@ def fingerprint_of(key: bytes, digests: np.ndarray, splits: np.ndarray) -> str:
     return whole.hexdigest()
 
 
-class Contents:
-    """Collects a digest of each record, and gives the fingerprint of all.
+def contents_header(key: bytes, digests: bytes | bytearray, splits: np.ndarray) -> dict[str, str]:
+    """What a store says of its contents; the key must not leave the store.
 
     Args:
-        public: whether anyone may see the records; otherwise a key is drawn.
-        key: of an earlier fingerprint, to compute it again.
+        key: of the fingerprint; empty for public records.
+        digests: of all records, see `record_digest`.
+        splits: ``(n,)`` int8, the split of each.
     """
-
-    def __init__(self, public: bool, key: bytes | None = None) -> None:
-        self.key = b"" if public else (key or new_key(public))
-        self._digests = bytearray()
-
-    def add(self, id: str, image: bytes, captions: Sequence[str], unit: int, labels: Mapping[str, int]) -> None:
-        """Adds a record as it is stored, see `record_digest`."""
-        self._digests += record_digest(self.key, id, image, captions, unit, labels)
-
-    def fingerprint(self, splits: np.ndarray) -> str:
-        """The fingerprint of the records that were added.
-
-        Args:
-            splits: ``(n,)`` int8, the split of each, in the order in which they were added.
-        """
-        return fingerprint_of(self.key, np.frombuffer(bytes(self._digests), np.uint8).reshape(-1, RECORD_BYTES), splits)
-
-    def header(self, splits: np.ndarray) -> dict[str, str]:
-        """What a store keeps of it; the key must not leave the store."""
-        return {"fingerprint": self.fingerprint(splits)} | ({"key": self.key.hex()} if self.key else {})
+    fingerprint = fingerprint_of(key, np.frombuffer(bytes(digests), np.uint8).reshape(-1, RECORD_BYTES), splits)
+    return {"fingerprint": fingerprint} | ({"key": key.hex()} if key else {})
 
 
-def contents_of(store: RecordStore, key: str | None) -> Contents:
-    """Reads every record of a store, all of which must be open, and collects them.
-
-    Args:
-        store: the records as they are now.
-        key: in hexadecimal, of the fingerprint that this is held against; ``None``: of a new one, or of public records.
-    """
-    collected = Contents(store.public, None if key is None else bytes.fromhex(key))
+def contents_of(store: RecordStore, key: bytes) -> dict[str, str]:
+    """Reads every record of a store as it is now, and gives its `contents_header` for a key."""
+    digests = bytearray()
     units = store.keys if store.units is None else store.units
-    for rows, batch in store.stored():
+    for rows, batch in store.batches:
         ids, captions = batch["id"].to_pylist(), batch["captions"].to_pylist()
         images = store.pictures.stored(batch)
         for row, id, texts, image in zip(range(rows.start, rows.stop), ids, captions, images, strict=True):
-            collected.add(id, image, texts, units[row], {name: values[row] for name, values in store.labels.items()})
-    return collected
-
-
-def splits_of(store: RecordStore) -> np.ndarray:
-    """``(N,)`` int8, the split of each open record."""
-    return np.asarray(store.index.splits)
+            labels = {name: values[row] for name, values in store.labels.items()}
+            digests += record_digest(key, id, image, texts, units[row], labels)
+    return contents_header(key, digests, store.index.splits)

@@ -2,7 +2,7 @@
 
     store.json                 format version, name, kind, counts, label names, and the sizes of the other files
     index.arrow                key, split, labels and unit (if any) of every record
-    records.arrow              id, image and captions; of a large import, records-00000.arrow, records-00001.arrow, ...
+    records.arrow              id, image and captions
 
 What ``store.json`` says, checked: a store may have been damaged, or made by somebody else.
 """
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dpfed.data.limits import LARGEST_SIDE, MOST_VOLUMES, SMALLEST_SIDE
+from dpfed.data.limits import LARGEST_SIDE, SMALLEST_SIDE
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError
 from dpfed.files.reading import read_bytes
@@ -68,7 +68,6 @@ class _Header(_Strict):
     left_out: Count = 0
     files: dict[str, Count]
     converted: dict[str, Count] = {}
-    volumes: Annotated[int, Field(ge=1, le=MOST_VOLUMES)] = 1
     contents: _Contents
 
     @model_validator(mode="after")
@@ -96,14 +95,8 @@ def fault_of(header: object) -> str | None:
 
 FORMAT_VERSION = 4
 HEADER, INDEX, RECORDS = STORE_HEADER, "index.arrow", "records.arrow"
-SKIPPED = "skipped.jsonl"  # all records that were left out, where they are too many for the header
-MOST_SKIPPED = 10_000
+MOST_SKIPPED = 10_000  # of the records that were left out, so many are listed
 _SHOWN = 80  # characters of what is wrong with a header
-
-
-def volume_files(volumes: int) -> list[str]:
-    """The names of the files of records."""
-    return [RECORDS] if volumes == 1 else [f"records-{number:05}.arrow" for number in range(volumes)]
 
 
 @dataclass(frozen=True)
@@ -143,14 +136,9 @@ class Layout:
         if fault is not None:
             raise damaged(place, f"{HEADER} is incomplete or wrong ({fault[:_SHOWN]})")
         layout = cls(place, header)
-        if not all(name in header["files"] for name in layout.files):
+        if not all(name in header["files"] for name in (INDEX, RECORDS)):
             raise damaged(place, f"{HEADER} is incomplete (files)")
         return layout
-
-    @property
-    def files(self) -> list[str]:
-        """The index, then the files of records."""
-        return [INDEX, *volume_files(self.header.get("volumes", 1))]
 
     @property
     def splits(self) -> dict[str, int]:
@@ -168,7 +156,7 @@ class Layout:
         Raises:
             UserError: when one is missing, or longer or shorter than it was written.
         """
-        for name in self.files:
+        for name in (INDEX, RECORDS):
             file, expected = path / name, self.header["files"][name]
             if not file.is_file():  # nothing else is opened: a pipe would wait for ever
                 raise damaged(path, f"{name} is missing or not a file")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -47,16 +47,6 @@ def check_index(index: pa.Table, header: dict[str, Any]) -> None:
     _check_types(index.schema, types)
     if any(index[name].null_count for name in types):
         raise Damage("values are missing")
-
-
-def check_schema(schema: pa.Schema, header: dict[str, Any]) -> None:
-    """Checks the columns of a file of records.
-
-    Raises:
-        Damage: when they are not what the header says.
-    """
-    size = header["images"].get("size")
-    _check_types(schema, {field.name: field.type for field in records_schema(size)})
 
 
 def records_schema(size: int | None) -> pa.Schema:
@@ -95,85 +85,53 @@ def _check_types(schema: pa.Schema, types: dict[str, pa.DataType]) -> None:
 
 
 _KEPT = 4096  # batches that stay at hand: each takes some kilobytes beside what is mapped
-_STARTS = "dpfed batches of "
+_STARTS = b"dpfed batches of records.arrow"
 
 
-def starts_of(schema: pa.Schema, file: str) -> np.ndarray:
-    """Where the batches of a file of records begin, as an index says it: ``(b + 1,)`` int64.
-
-    Args:
-        schema: of the index.
-        file: its name.
+def starts_of(schema: pa.Schema) -> np.ndarray:
+    """Where the batches of records begin, as an index says it: ``(b + 1,)`` int64.
 
     Raises:
         Damage: if it does not say it.
     """
-    noted = (schema.metadata or {}).get((_STARTS + file).encode())
+    noted = (schema.metadata or {}).get(_STARTS)
     if noted is None:
-        raise Damage(f"the index does not say where the batches of {file} begin")
+        raise Damage("the index does not say where the batches of records begin")
     return np.frombuffer(noted, "<i8")
 
 
-def with_starts(schema: pa.Schema, rows: Mapping[str, Sequence[int]]) -> pa.Schema:
+def with_starts(schema: pa.Schema, counts: Sequence[int]) -> pa.Schema:
     """The schema of an index that says where batches begin.
 
     Args:
         schema: its columns.
-        rows: file of records -> the number of records in each of its batches.
+        counts: the number of records in each batch.
     """
-    return schema.with_metadata(
-        {_STARTS + file: np.cumsum([0, *counts]).astype("<i8").tobytes() for file, counts in rows.items()}
-    )
-
-
-class RecordsFile:
-    """A file of batches of records.
-
-    Args:
-        path: of the file.
-        starts: see `starts_of`.
-
-    Attributes:
-        schema: of the batches.
-        starts: ``(b + 1,)`` int64.
-
-    Raises:
-        Damage: if the starts cannot be those of this file.
-    """
-
-    def __init__(self, path: Path, starts: np.ndarray) -> None:
-        with pa.memory_map(str(path)) as source:
-            mapped = source.read_buffer()  # stays when the file is closed: a process may not have many files open
-        self._reader = pa.ipc.open_file(mapped)
-        self.schema = self._reader.schema
-        if len(starts) != self._reader.num_record_batches + 1 or starts[0] != 0 or (np.diff(starts) < 0).any():
-            raise Damage(f"{path.name} has other batches than the index says")
-        self.starts = starts
-
-    def batch(self, number: int) -> pa.RecordBatch:
-        """One batch, mapped."""
-        found = self._reader.get_batch(number)
-        if len(found) != self.starts[number + 1] - self.starts[number]:
-            raise Damage("a batch of records has another length than the index says")
-        return found
+    return schema.with_metadata({_STARTS: np.cumsum([0, *counts]).astype("<i8").tobytes()})
 
 
 class MappedBatches:
     """Batches of records (id, image, captions), one after the other; iterating gives each with its indices, a slice.
 
     Args:
-        path: the store's directory, for messages.
-        kind: of its records, see `RecordStore`.
-        files: in the order of the indices.
+        file: of the records.
+        header: of the store.
+        starts: see `starts_of`.
+
+    Raises:
+        Damage: if the starts, or the columns, cannot be those of this file.
     """
 
-    def __init__(self, path: Path, kind: str, files: Sequence[RecordsFile]) -> None:
-        self._path, self._kind, self._files = path, kind, files
-        records = np.cumsum([0] + [int(file.starts[-1]) for file in files])
-        self._first = np.cumsum([0] + [len(file.starts) - 1 for file in files])  # batch of each file
-        starts = [file.starts[:-1] + before for file, before in zip(files, records[:-1], strict=True)]
-        self._starts = np.concatenate([*starts, records[-1:]])
-        self._unchecked = np.ones(len(self._starts) - 1, bool)
+    def __init__(self, file: Path, header: dict[str, Any], starts: np.ndarray) -> None:
+        with pa.memory_map(str(file)) as source:
+            mapped = source.read_buffer()  # stays when the file is closed: a process may not have many files open
+        self._path, self._kind, self._starts, self._reader = file.parent, header["kind"], starts, pa.ipc.open_file(mapped)
+        schema = records_schema(header["images"].get("size"))
+        _check_types(self._reader.schema, {field.name: field.type for field in schema})
+        batches = self._reader.num_record_batches
+        if len(starts) != batches + 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] != header["records"]:
+            raise Damage(f"{file.name} has other batches than the index says")
+        self._unchecked = np.ones(batches, bool)
         self._kept: dict[int, pa.RecordBatch] = {}
 
     def __len__(self) -> int:
@@ -222,8 +180,9 @@ class MappedBatches:
             if (kept := self._kept.get(number)) is not None:
                 return kept
             try:
-                file = int(np.searchsorted(self._first, number, side="right")) - 1
-                batch = self._files[file].batch(number - int(self._first[file]))
+                batch = self._reader.get_batch(number)
+                if len(batch) != self._starts[number + 1] - self._starts[number]:
+                    raise Damage("a batch of records has another length than the index says")
                 if self._unchecked[number]:
                     check_batch(batch, self._kind)
             except Damage as error:

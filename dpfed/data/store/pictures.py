@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpfed.data.processes import Processes, Tell, cores
+from dpfed.data.processes import Processes, cores
 from dpfed.data.store.layout import damaged
 from dpfed.data.store.mapped import MappedBatches
 from dpfed.data.views.pixels import BrokenImage, decoded, decoders, square
@@ -130,12 +130,12 @@ class _Pool:
         return _Block(size + size // 4)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.cache
 def _pool(process: int, workers: int) -> _Pool:
     return _Pool(workers)  # those of a parent are not a fork's
 
 
-def _decode(part: tuple[Opened, tuple[str, int], int, np.ndarray, Wanted], _: Tell) -> None:
+def _decode(part: tuple[Opened, tuple[str, int], int, np.ndarray, Wanted]) -> None:
     """What a process does with a part."""
     opened, place, start, indices, wanted = part
     pixels = _images(_memory(*place), wanted)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from dpfed.data.store.index import Index, blocks
-from dpfed.data.store.layout import INDEX, SKIPPED, Layout, damaged, read_layout
-from dpfed.data.store.mapped import Damage, MappedBatches, RecordsFile, check_index, check_schema, starts_of
+from dpfed.data.store.layout import INDEX, RECORDS, Layout, damaged, read_layout
+from dpfed.data.store.mapped import Damage, MappedBatches, check_index, starts_of
 from dpfed.data.store.pictures import Pictures
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError, nearest
-from dpfed.files.reading import read_text
 from dpfed.paths import local_path
 
 if TYPE_CHECKING:  # torch takes seconds and half a gigabyte, and whoever imports or counts records does without
@@ -42,6 +41,7 @@ class RecordStore:
         resized: at least one stored image became a square of that side by cropping and bicubic scaling.
         converted: what was done to images that stock open_clip would destroy -> to how many (`dpfed.data.views.modes`), as the
             import counted them.
+        batches: the records as they are stored (id, image, captions); iterating gives each batch with its indices.
         pictures: the images, batch by batch (`dpfed.data.store.pictures`).
         index: key, split, unit (if any) and labels of every record (`dpfed.data.store.index`).
         keys: ``(N,)`` uint64, a stable hash of each record's id; unique. As units and labels, it is mapped.
@@ -67,7 +67,7 @@ class RecordStore:
         self.left_out: int = header.get("left_out", len(header["skipped"]))
         self.contents: str = header["contents"]["fingerprint"]
         self.contents_key: str | None = header["contents"].get("key")
-        self.index, self._batches = index, batches
+        self.index, self.batches = index, batches
         self.pictures = Pictures(path, self.size, batches)
         self.keys, self.units, self.labels = index.keys, index.units, index.labels
 
@@ -87,7 +87,10 @@ class RecordStore:
             layout.check_sizes(path)
             with pa.memory_map(str(path / INDEX)) as source:
                 table = pa.ipc.open_file(source).read_all()
-            batches = MappedBatches(path, layout.header["kind"], _mapped(path, layout, table))
+            check_index(table, layout.header)
+            batches = MappedBatches(path / RECORDS, layout.header, starts_of(table.schema))
+            if len(table) != layout.header["records"]:
+                raise Damage(f"it should hold {layout.header['records']} records and holds {len(table)}")
             store = cls(path, layout, Index(layout, table), batches)
         except Damage as error:
             raise damaged(path, str(error)) from error
@@ -96,20 +99,10 @@ class RecordStore:
         store.pictures.opened = store.__reduce__()
         return store
 
-    @functools.cached_property
+    @property
     def skipped(self) -> list[tuple[str, str]]:
-        """(id, reason) of the records that were left out as unreadable when the store was written.
-
-        Raises:
-            UserError: when the list is damaged.
-        """
-        entries = self._layout.header["skipped"]
-        try:
-            if self.left_out > len(entries):
-                entries = [json.loads(line) for line in read_text(self.path / SKIPPED).splitlines()]
-            return [(entry["id"], entry["reason"]) for entry in entries]
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise damaged(self.path, f"{SKIPPED} cannot be read") from error
+        """(id, reason) of the records that were left out as unreadable when the store was written: 10,000 of them at most."""
+        return [(entry["id"], entry["reason"]) for entry in self._layout.header["skipped"]]
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -188,11 +181,11 @@ class RecordStore:
 
     def ids(self, indices: np.ndarray) -> list[str]:
         """The records' ids, one for each index."""
-        return self._batches.column("id", indices)
+        return self.batches.column("id", indices)
 
     def captions(self, indices: np.ndarray) -> list[list[str]]:
         """The records' captions, a list for each index; at least one each when the kind is ``"image-text"``."""
-        return self._batches.column("captions", indices)
+        return self.batches.column("captions", indices)
 
     def images(self, indices: np.ndarray, size: int, resize: str = "crop", interpolation: str = "bicubic") -> Tensor:
         """The records' images.
@@ -216,10 +209,6 @@ class RecordStore:
     def encoded(self, indices: np.ndarray) -> list[bytes]:
         """The stored images as they are, one for each index: files, or raw ``(3, size, size)`` pixels."""
         return self.pictures.encoded(indices)
-
-    def stored(self) -> Iterator[tuple[slice, pa.RecordBatch]]:
-        """The records as they are stored (id, image or its place, captions), batch by batch, with their indices."""
-        yield from self._batches
 
 
 def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:
@@ -245,16 +234,3 @@ def _number(split: str) -> int:
     if split not in SPLITS:
         raise UserError(f"unknown split {split!r}; {nearest(split, SPLITS)}")
     return SPLITS.index(split)
-
-
-def _mapped(path: Path, layout: Layout, table: pa.Table) -> list[RecordsFile]:
-    """The files of records, mapped, if they and the index hold what the header says."""
-    check_index(table, layout.header)
-    names = layout.files[1:]
-    files = [RecordsFile(path / name, starts_of(table.schema, name)) for name in names]
-    for file in files:
-        check_schema(file.schema, layout.header)
-    held, wanted = sum(int(file.starts[-1]) for file in files), layout.header["records"]
-    if not len(table) == held == wanted:
-        raise damaged(path, f"{names[0]} should hold {wanted} records and holds {held}")
-    return files

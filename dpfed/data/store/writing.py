@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -14,14 +16,36 @@ import pyarrow as pa
 
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
-from dpfed.data.store.fingerprint import RECORD_BYTES, fingerprint_of, new_key
-from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, MOST_SKIPPED, RECORDS, SKIPPED, volume_files
-from dpfed.data.store.mapped import RecordsFile, with_starts
-from dpfed.data.store.record import KINDS, SPLITS, RecordInput, selected
-from dpfed.data.store.volume import Form, Volume, VolumeWriter, repeated
+from dpfed.data.store.fingerprint import contents_header, new_key, record_digest
+from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, MOST_SKIPPED, RECORDS
+from dpfed.data.store.mapped import records_schema, with_starts
+from dpfed.data.store.record import (
+    KINDS,
+    SPLITS,
+    RecordInput,
+    check_types,
+    hold_out_hash,
+    is_text,
+    record_key,
+    selected,
+)
+from dpfed.data.views.pixels import BrokenImage, decoded, decoders, encode, memory, square
 from dpfed.errors import UserError
 from dpfed.files.atomic import cannot_write, name_directory, start_directory
 from dpfed.paths import local_path
+
+_BATCH_RECORDS = 1024
+_BATCH_BYTES = 64 << 20  # images in memory before a batch is written
+_THREAD_RECORDS = 32  # records that a thread decodes at a time: enough to pay for handing them over
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The bytes of an image in a store, and what was done to it."""
+
+    content: bytes
+    converted: str | None
+    resized: bool = False
 
 
 class StoreWriter:
@@ -65,33 +89,41 @@ class StoreWriter:
     ) -> None:
         if kind not in KINDS:
             raise ValueError(f"unknown kind {kind!r}, expected one of {KINDS}")
-        names = {label: list(names) for label, names in (label_names or {}).items()}
-        self._form = Form(name, kind, stored_side(size), public, names, unit_name)
         self.path = local_path(path, "the place of the new store")
         self.broken: list[tuple[str, str]] = []
         self.converted: Counter[str] = Counter()
-        self._skip_broken, self._key = skip_broken, new_key(public)
+        self._name, self._kind, self._size, self._public, self._unit_name = name, kind, stored_side(size), public, unit_name
+        self._label_names = {label: list(names) for label, names in (label_names or {}).items()}
+        self._skip_broken, self._key, self._resized = skip_broken, new_key(public), False
         self._held_out: list[tuple[int, str]] = []
+        self._seen: set[int] = set()
+        self._copies: Counter[str] = Counter()
+        self._pending: list[RecordInput] = []
+        self._pending_bytes = 0
+        self._batches: list[int] = []
+        self._digests, self._splits = bytearray(), array("b")
+        self._keys, self._units = array("Q"), array("Q")
+        self._labels = {label: array("q") for label in self._label_names}
+        self._hashes = {split: array("Q") for split in SPLITS[1:]}
 
     def __enter__(self) -> StoreWriter:
         self._partial = start_directory(self.path)
+        self._schema = records_schema(self._size)
         try:
-            self._volume = VolumeWriter(self._partial / RECORDS, self._form, self._key)
+            self._records = pa.ipc.new_file(str(self._partial / RECORDS), self._schema)
         except OSError as error:
             shutil.rmtree(self._partial, ignore_errors=True)
             raise cannot_write(self.path, error) from error
-        self.broken, self.converted = self._volume.broken, self._volume.converted
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             if error is None:
-                write_around(
-                    self._partial, self.path, self._form, self._key, [self._volume.finish()], self._held_out, self._skip_broken
-                )
+                self._flush()
+            self._records.close()
+            if error is None:
+                self._write_around()
                 name_directory(self._partial, self.path)
-            else:
-                self._volume.close()
         except OSError as failure:
             raise cannot_write(self.path, failure) from failure
         finally:
@@ -104,7 +136,22 @@ class StoreWriter:
             UserError: when its id was added before, or for a class number out of range.
             ValueError: for a label, split or unit that the store does not know.
         """
-        self._volume.add(record)
+        check_types(record)
+        if not is_text(record.id):
+            self.reject(record.id, "name is not valid text")
+            return
+        self._check(record)
+        captions = tuple(text.strip() for text in record.captions if text.strip())
+        if self._kind == "image-text" and not captions:
+            self.broken.append((record.called, "no caption"))
+            return
+        if not all(map(is_text, captions)):
+            self.broken.append((record.called, "caption is not valid text"))
+            return
+        self._pending.append(replace(record, captions=captions))
+        self._pending_bytes += max(memory(record.image), 3 * (self._size or 0) ** 2)
+        if len(self._pending) >= _BATCH_RECORDS or self._pending_bytes >= _BATCH_BYTES:
+            self._flush()
 
     def reject(self, id: str, reason: str) -> None:
         """Counts a record whose image is missing or unreadable at the source.
@@ -113,7 +160,7 @@ class StoreWriter:
             id: the id that the record would have had, or where it stands at the source.
             reason: a few words.
         """
-        self._volume.reject(id, reason)
+        self.broken.append((id.encode("utf-8", "backslashreplace").decode(), reason))
 
     def counted(self, id: str) -> str:
         """An id that is free: the given one, or with a number for each further record that has it.
@@ -121,7 +168,10 @@ class StoreWriter:
         For ids that follow from all that a record holds. Records that share one are then equal, and which of them has which
         number means nothing: with one of them less, the highest number is missing.
         """
-        return self._volume.counted(id)
+        if record_key(id) not in self._seen:
+            return id
+        self._copies[id] += 1
+        return f"{id}+{self._copies[id] + 1}"
 
     def hold_out(self, count: int, split: str) -> None:
         """Moves training records to another split: whole units, those with the smallest keyed hash, `count` records or more.
@@ -139,138 +189,139 @@ class StoreWriter:
         """
         self._held_out.append((whole_number(count, f"the number of {split} records"), split))
 
+    def _check(self, record: RecordInput) -> None:
+        if record.split not in SPLITS:
+            raise ValueError(f"record {record.id!r}: unknown split {record.split!r}, expected one of {SPLITS}")
+        if self._kind == "image" and record.captions:
+            raise ValueError(f"record {record.id!r} has captions, in a store of kind 'image'")
+        for label, number in record.labels.items():
+            if label not in self._label_names:
+                raise ValueError(f"record {record.id!r}: label {label!r} is not among {sorted(self._label_names)}")
+            classes = len(self._label_names[label])
+            if not -1 <= number < classes:
+                raise UserError(
+                    f"record {record.called!r} has {label} = {number}, and there are only {classes} classes; correct it."
+                )
+        if record.unit and self._unit_name is None:
+            raise ValueError(f"record {record.id!r} has a unit, in a store without a unit name")
+        if record.unit and not is_text(record.unit):
+            raise UserError(f"record {record.called!r}: its {self._unit_name} {record.unit!r} is not valid text; rename it.")
+        self._claim(record.id)
 
-def write_around(
-    folder: Path,
-    path: Path,
-    form: Form,
-    key: bytes,
-    volumes: Sequence[Volume],
-    held_out: Sequence[tuple[int, str]],
-    skip_broken: bool,
-    left_out: Sequence[tuple[str, str]] = (),
-) -> None:
-    """Writes what makes a store of volumes: index and header.
+    def _claim(self, id: str) -> None:
+        key = record_key(id)
+        if key in self._seen:
+            raise UserError(
+                f"the record id {id!r} occurs twice (or its hash does); ids must be unique.",
+                command="--id names another column of Parquet; with --id content, a hash of each record is its id.",
+            )
+        self._seen.add(key)
 
-    Args:
-        folder: holds the files of the volumes, see `volume_files`.
-        path: what the folder will be called.
-        form: what the records have in common.
-        key: of their fingerprint.
-        volumes: in the order of their files.
-        held_out: how many training records go to which split, in this order.
-        skip_broken: leave unreadable records out, instead of refusing.
-        left_out: (id, reason) of what is left out beside the volumes' own records.
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        kept, images = [], []
+        parts = [pending[start : start + _THREAD_RECORDS] for start in range(0, len(pending), _THREAD_RECORDS)]
 
-    Raises:
-        UserError: for unreadable records, no records, ids that occur twice, or more held out than there are.
-        OSError: if a file cannot be written.
-    """
-    broken = [*left_out, *((id, reason) for volume in volumes for id, reason in volume.broken)]
-    met = len(left_out) + sum(volume.met for volume in volumes)
-    sentence = f"{len(broken):,} of {met:,} records cannot be read: {'; '.join(by_reason(broken))}" if broken else ""
-    if broken and not skip_broken:
-        raise UserError(f"{sentence}; {mending(broken)}.")
-    numbers = pa.concat_tables(volume.numbers for volume in volumes).combine_chunks()
-    if not len(numbers):
-        raise UserError(f"there are no records to write to {path}{f': {sentence}' if sentence else ''}.")
-    files = volume_files(len(volumes))
-    if len(volumes) > 1:
-        refuse_repeated(folder, files, volumes, _column(numbers, "key"))
-    splits = _column(numbers, "split").copy()
-    for count, split in held_out:
-        _hold_out(splits, numbers, count, split, form.unit_name)
-    batches = {file: volume.batches for file, volume in zip(files, volumes, strict=True)}
-    _write_index(folder / INDEX, numbers, splits, form, batches)
-    digests = np.frombuffer(numbers["digest"].chunk(0).buffers()[1], np.uint8).reshape(-1, RECORD_BYTES)
-    units = len(np.unique(_column(numbers, "unit")[splits == 0])) if form.unit_name else None
-    skipped = [{"id": id, "reason": reason} for id, reason in broken]
-    converted = sum((Counter(volume.converted) for volume in volumes), Counter[str]())
-    # What does not apply to most stores is left out of them.
-    header = {
-        "dpfed_store": FORMAT_VERSION,
-        "name": form.name,
-        "kind": form.kind,
-        "public": form.public,
-        "records": len(numbers),
-        "splits": {split: int((splits == number).sum()) for number, split in enumerate(SPLITS)},
-        "images": _images(form, any(volume.resized for volume in volumes)),
-        "label_names": form.label_names,
-        "unit_name": form.unit_name,
-        **({} if units is None else {"training_units": units}),
-        **({} if len(volumes) == 1 else {"volumes": len(volumes)}),
-        "skipped": skipped[:MOST_SKIPPED],
-        "files": {name: (folder / name).stat().st_size for name in (INDEX, *files)},
-        **({"converted": dict(sorted(converted.items()))} if converted else {}),
-        "contents": {"fingerprint": fingerprint_of(key, digests, splits)} | ({"key": key.hex()} if key else {}),
-    }
-    if len(skipped) > MOST_SKIPPED:
-        (folder / SKIPPED).write_text("".join(f"{json.dumps(one)}\n" for one in skipped), encoding="utf-8")
-        header["left_out"] = len(skipped)
-    (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+        def encode_all(part: list[RecordInput]) -> list[_Stored | BrokenImage]:
+            return list(map(self._encode, part))
+
+        encoded = (stored for part in decoders().map(encode_all, parts) for stored in part)
+        for record, stored in zip(pending, encoded, strict=True):
+            if isinstance(stored, BrokenImage):
+                self.broken.append((record.called, str(stored)))
+                continue
+            kept.append(record)
+            images.append(stored.content)
+            self.converted.update([stored.converted] if stored.converted else [])
+            self._resized |= stored.resized
+            self._note(record, stored.content)
+        if kept:
+            columns = [[record.id for record in kept], images, [list(record.captions) for record in kept]]
+            self._records.write_batch(pa.record_batch(columns, schema=self._schema))
+            self._batches.append(len(kept))
+
+    def _note(self, record: RecordInput, image: bytes) -> None:
+        unit = record.unit or record.id
+        of_unit = record_key(unit)
+        self._digests += record_digest(self._key, record.id, image, record.captions, of_unit, record.labels)
+        self._keys.append(record_key(record.id))
+        self._units.append(of_unit)
+        self._splits.append(SPLITS.index(record.split))
+        for split, hashes in self._hashes.items():
+            hashes.append(hold_out_hash(unit, split))
+        for label, numbers in self._labels.items():
+            numbers.append(record.labels.get(label, -1))
+
+    def _encode(self, record: RecordInput) -> _Stored | BrokenImage:
+        """What to store, or what is wrong with the image."""
+        size = self._size
+        try:
+            with decoded(record.image) as (image, converted):
+                if size is not None:
+                    return _Stored(square(image, size).tobytes(), converted, image.size != (size, size))
+                return _Stored(record.image if isinstance(record.image, bytes) else encode(image), converted)
+        except BrokenImage as error:
+            return error
+
+    def _write_around(self) -> None:
+        """Writes index and header.
+
+        Raises:
+            UserError: for unreadable records, no records, or more held out than there are.
+            OSError: if a file cannot be written.
+        """
+        broken, met = self.broken, len(self.broken) + len(self._keys)
+        sentence = f"{len(broken):,} of {met:,} records cannot be read: {'; '.join(by_reason(broken))}" if broken else ""
+        if broken and not self._skip_broken:
+            raise UserError(f"{sentence}; {mending(broken)}.")
+        if not self._keys:
+            raise UserError(f"there are no records to write to {self.path}{f': {sentence}' if sentence else ''}.")
+        splits, units = np.array(self._splits, np.int8), np.frombuffer(self._units, np.uint64)
+        for count, split in self._held_out:
+            self._move(splits, count, split)
+        columns = {"key": np.frombuffer(self._keys, np.uint64), "split": splits}
+        if self._unit_name:
+            columns["unit"] = units
+        columns |= {f"label:{label}": np.frombuffer(own, np.int64) for label, own in self._labels.items()}
+        write_index(self._partial / INDEX, pa.table(columns), self._batches)
+        images: dict[str, object] = {"encoding": "encoded"} if self._size is None else {"encoding": "raw", "size": self._size}
+        # What does not apply to most stores is left out of them.
+        header = {
+            "dpfed_store": FORMAT_VERSION,
+            "name": self._name,
+            "kind": self._kind,
+            "public": self._public,
+            "records": len(splits),
+            "splits": {split: int((splits == number).sum()) for number, split in enumerate(SPLITS)},
+            "images": images | ({"resized": True} if self._resized else {}),
+            "label_names": self._label_names,
+            "unit_name": self._unit_name,
+            **({"training_units": len(np.unique(units[splits == 0]))} if self._unit_name else {}),
+            "skipped": [{"id": id, "reason": reason} for id, reason in broken[:MOST_SKIPPED]],
+            **({"left_out": len(broken)} if len(broken) > MOST_SKIPPED else {}),
+            "files": {name: (self._partial / name).stat().st_size for name in (INDEX, RECORDS)},
+            **({"converted": dict(sorted(self.converted.items()))} if self.converted else {}),
+            "contents": contents_header(self._key, self._digests, splits),
+        }
+        (self._partial / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+
+    def _move(self, splits: np.ndarray, count: int, split: str) -> None:
+        """Moves training records to another split, see `hold_out`."""
+        training = np.flatnonzero(splits == 0)
+        moved = selected(np.frombuffer(self._hashes[split], np.uint64)[training], count)
+        if count and moved.all():
+            what = f" and whole {self._unit_name}s are held out" if self._unit_name else ""
+            raise UserError(
+                f"cannot hold out {count:,} records for {split}: there are {len(training):,} training records{what}, "
+                "and some must be left; ask for fewer."
+            )
+        splits[training[moved]] = SPLITS.index(split)
 
 
-def _images(form: Form, resized: bool) -> dict[str, object]:
-    """How images are stored, as the header says it."""
-    stored: dict[str, object] = {"encoding": "encoded"} if form.size is None else {"encoding": "raw", "size": form.size}
-    return stored | ({"resized": True} if resized else {})
-
-
-def _write_index(file: Path, numbers: pa.Table, splits: np.ndarray, form: Form, batches: Mapping[str, Sequence[int]]) -> None:
-    """What the store says of each record in numbers, and where each file's batches begin."""
-    columns = {
-        "key": numbers["key"],
-        "split": splits,
-        **({"unit": numbers["unit"]} if form.unit_name else {}),
-        **{name: numbers[name] for name in numbers.column_names if name.startswith("label:")},
-    }
-    table = pa.table(columns)
+def write_index(file: Path, table: pa.Table, batches: Sequence[int]) -> None:
+    """Writes what a store says of each record in numbers, and how many records each batch has."""
     schema = with_starts(table.schema, batches)
     with pa.ipc.new_file(str(file), schema) as writer:
         writer.write_table(table.cast(schema))
-
-
-def repeats(keys: np.ndarray) -> np.ndarray:
-    """Places of the keys that occur more than once, ascending."""
-    order = np.argsort(keys, kind="stable")
-    same = np.diff(keys[order]) == 0
-    return np.sort(order[np.append(same, False) | np.append(False, same)])
-
-
-def refuse_repeated(folder: Path, files: Sequence[str], volumes: Sequence[Volume], keys: np.ndarray) -> None:
-    """Refuses records of several volumes that have one id.
-
-    Raises:
-        UserError: naming it.
-    """
-    if not len(found := repeats(keys)):
-        return
-    starts = np.cumsum([0] + [len(volume.numbers) for volume in volumes])
-    which = int(np.searchsorted(starts, found[0], side="right")) - 1
-    raise repeated(ids_at(folder / files[which], volumes[which], found[:1] - starts[which])[0])
-
-
-def ids_at(file: Path, volume: Volume, rows: np.ndarray) -> list[str]:
-    """The ids of some records of a volume."""
-    starts = np.cumsum([0, *volume.batches])
-    records = RecordsFile(file, starts)
-    batches = np.searchsorted(starts, rows, side="right") - 1
-    return [records.batch(int(batch))["id"][int(row - starts[batch])].as_py() for row, batch in zip(rows, batches, strict=True)]
-
-
-def _hold_out(splits: np.ndarray, numbers: pa.Table, count: int, split: str, unit_name: str | None) -> None:
-    """Moves training records to another split, see `StoreWriter.hold_out`."""
-    training = np.flatnonzero(splits == 0)
-    moved = selected(_column(numbers, f"hold out:{split}")[training], count)
-    if count and moved.all():
-        what = f" and whole {unit_name}s are held out" if unit_name else ""
-        raise UserError(
-            f"cannot hold out {count:,} records for {split}: there are {len(training):,} training records{what}, "
-            "and some must be left; ask for fewer."
-        )
-    splits[training[moved]] = SPLITS.index(split)
-
-
-def _column(table: pa.Table, name: str) -> np.ndarray:
-    column = table[name]
-    return column.chunk(0).to_numpy() if column.num_chunks == 1 else column.to_numpy()

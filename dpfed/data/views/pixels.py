@@ -55,17 +55,16 @@ def decode(image: ImageInput) -> Image.Image:
     Raises:
         BrokenImage: when the image is empty, truncated, too large, or not an image at all.
     """
-    return decode_and_tell(image)[0]
-
-
-def decode_and_tell(image: ImageInput) -> tuple[Image.Image, str | None]:
-    """As `decode`, with what had to be done to the image because open_clip would destroy it; ``None``: nothing."""
-    return _loaded(_opened(image))
+    return _loaded(_opened(image))[0]
 
 
 @contextlib.contextmanager
 def decoded(image: ImageInput) -> Iterator[tuple[Image.Image, str | None]]:
-    """As `decode_and_tell`, for the time of a block: of large images one at a time, however many threads there are."""
+    """As `decode`, for the time of a block: of large images one at a time, however many threads there are.
+
+    Yields:
+        Also what had to be done to the image because open_clip would destroy it; ``None``: nothing.
+    """
     opened = _opened(image)
     with _turn(os.getpid()) if opened.width * opened.height > _LARGE else contextlib.nullcontext():
         yield _loaded(opened)

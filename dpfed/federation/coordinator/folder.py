@@ -9,7 +9,7 @@ from typing import Any
 from dpfed.config import Config, read_back
 from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError
-from dpfed.federation.own_folder import own_folder, refuse_unmakeable
+from dpfed.federation.own_folder import own_folder
 from dpfed.files.atomic import create_file, write_atomically
 from dpfed.files.reading import read_text
 from dpfed.paths import local_path
@@ -70,7 +70,6 @@ class CoordinatorFolder:
             UserError: see `refuse_proposal` and `Terms.agree`.
         """
         folder, watcher = cls(Path(path)), watcher or Silent()
-        refuse_unmakeable(folder.path)
         read = [card if isinstance(card, SiteCard) else SiteCard.load(card) for card in cards]
         refuse_proposal(config, len(read))
         from dpfed.runs.records import public_records_of, records_of  # with torch, which takes seconds

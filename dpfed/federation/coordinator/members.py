@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Protocol
 
-from dpfed import __version__
 from dpfed.protocol.answers import Hello, Offer, Rejected, read
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.messages import Packet, alleged, sign
@@ -98,7 +97,6 @@ class Members:
         self._offers: dict[int, Offer] = {}
         self._sessions: dict[int, str] = {}
         self._why: dict[int, str] = {}  # a site is not there, or was not taken in
-        self._releases: dict[int, str] = {}
         self.ahead: dict[int, int] = {}
 
     def present(self, step: int) -> dict[int, str]:
@@ -113,12 +111,6 @@ class Members:
     def absence(self, step: int) -> str:
         """The same in words, and why."""
         return "; ".join(f"{name}: {self._reason(number)}" for number, name in self.absent(step).items())
-
-    @property
-    def releases(self) -> dict[str, str]:
-        """The releases of dpfed that sites run, by name, where they are others than this one."""
-        named = {self._terms.sites[number].name: release for number, release in sorted(self._releases.items())}
-        return {name: release for name, release in named.items() if release != __version__}
 
     def offers(self, step: int) -> dict[int, Offer]:
         """What they offered for it; empty where nothing is masked."""
@@ -137,10 +129,9 @@ class Members:
         if offer is not None and offer.step == step and self._fits(offer):
             self._offers[number] = offer
 
-    def answered(self, number: int, release: str) -> None:
+    def answered(self, number: int) -> None:
         """A site answered a step."""
         self._backoff.answered(number)
-        self._heard(number, release)
 
     def lose(self, number: int, address: str, why: str) -> None:
         """A site did not answer rightly: it must be greeted again, unless it came from elsewhere meanwhile."""
@@ -177,7 +168,6 @@ class Members:
             if number not in self._addresses:
                 self._say(number, str(rejected), f"{site.name} is rejected: {rejected}")
             return
-        self._heard(number, hello.release)
         if self._sessions.get(number) != hello.session:
             self._sessions[number] = hello.session
             self._backoff.answered(number)  # it was started again
@@ -205,15 +195,6 @@ class Members:
     def _reason(self, number: int) -> str:
         why, left = self._why_absent(number), self._backoff.left(number)
         return f"{why}, and is asked again in {left:.0f} s" if left else why
-
-    def _heard(self, number: int, release: str) -> None:
-        """Says once which other release of dpfed a site runs, also if it changes between two steps."""
-        before, self._releases[number] = self._releases.get(number, __version__), release
-        if release != before:
-            self._note(
-                f"{self._name(number)} runs dpfed {release} now, and before {before}; this coordinator runs {__version__}. "
-                "They speak the same protocol, so the run continues"
-            )
 
     def _say(self, number: int, why: str, text: str) -> None:
         """Says it once, and not at each of many greetings."""

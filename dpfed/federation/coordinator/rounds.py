@@ -106,13 +106,12 @@ class Federation:
         total, reason = None, f"{len(arrived)} of {self._trust.sites} sites answered, {self._trust.least} are needed"
         if len(arrived) >= self._trust.least:
             total, reason = self._unmasked(step, arrived, missing) if self._secure else (self._sum(arrived), "")
-        others = {"releases": self._members.releases} if self._members.releases else {}
         if total is None:
-            self._journal.write("discarded", step, reason=reason, arrived=names, missing=missing, **others)
+            self._journal.write("discarded", step, reason=reason, arrived=names, missing=missing)
             self._note(f"step {step} is discarded and charged: {reason}")
             return None
         std = self._trust.carried_std(self._plan, len(arrived))
-        self._journal.write("collected", step, arrived=names, missing=missing, noise_of_sites=std, **others)
+        self._journal.write("collected", step, arrived=names, missing=missing, noise_of_sites=std)
         return BoundedSum(total.to(self._vector.device), self._plan.sensitivity_of(step), self._plan.groups, std)
 
     def tell(self, threshold: float) -> None:
@@ -199,7 +198,7 @@ class Federation:
                 answer = self._read(reply, Sum, number, step)
                 arrived[number] = self._checked(number, reply.vector if reply else b"", answer)
                 self._members.keep(number, answer.offer, step + 1)
-                self._members.answered(number, answer.release)
+                self._members.answered(number)
                 self._arrival_log.came(step, self._terms.sites[number].name)
             except Rejected as rejected:
                 missing[self._terms.sites[number].name] = str(rejected)

@@ -161,35 +161,13 @@ class Processes:
 def processes(logs: Path) -> Iterator[Processes]:
     """Processes that end when the block does, also by Ctrl-C or when this process is told to end (SIGTERM), or is killed."""
     members = Processes(logs)
-    with _exit_on_signals() as ignore_signals, members.guarded():
+    if threading.current_thread() is threading.main_thread():  # only there can a handler be set
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with members.guarded():  # whose process kills what is left if impatience cuts the end short
         try:
             yield members
         finally:
-            ignore_signals()  # impatience must not keep the processes from being ended
             members.close()
-
-
-@contextlib.contextmanager
-def _exit_on_signals() -> Iterator[Callable[[], None]]:
-    """Leaves the block when told to end; what it gives makes the process deaf to that from then on."""
-    if threading.current_thread() is not threading.main_thread():  # only there can a handler be set
-        yield lambda: None
-        return
-
-    def ignore() -> None:
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
-
-    def leave(number: int, _: object) -> None:
-        ignore()
-        sys.exit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield ignore
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _running(wanted: Callable[[bytes], bool], program: str = "") -> list[int]:

@@ -18,6 +18,7 @@ On an upgrade: change ``FLOWER_VERSION`` in ``app_folder.py`` and the range of `
 of this room. They say what no longer fits. Then read the files above: what they do may have changed, too.
 """
 
+# ruff: noqa: E402 the version is looked at first
 from __future__ import annotations
 
 import threading
@@ -44,42 +45,27 @@ _TRIES, _BETWEEN = 6, 1.0  # of a request to a SuperNode on this machine that br
 _LONGEST_IDLE = 0.2  # seconds; an idle SuperNode then asks five times a second, a signed request of a few hundred bytes
 
 
-def misfit(what: str) -> UserError:
-    """The refusal of a Flower that lacks what this file takes from it.
-
-    Args:
-        what: that is missing.
-    """
-    return UserError(
-        f"Flower {version('flwr')} is installed, and it lacks an interface that dpfed uses of Flower {VERSION} ({what}): "
-        f"pip install 'flwr~={VERSION}.0'."
+if not version("flwr").startswith(f"{VERSION}."):
+    raise UserError(
+        f"Flower {version('flwr')} is installed, and dpfed needs Flower {VERSION}: pip install 'flwr~={VERSION}.0'."
     )
 
-
-@contextmanager
-def _fitting() -> Iterator[None]:
-    """Around imports."""
-    try:
-        yield
-    except ImportError as error:
-        raise misfit(str(error.name)) from error
-
-
-with _fitting():
-    from flwr.common.constant import SubStatus
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.heartbeat import HeartbeatSender
-    from flwr.supercore.inflatable import inflatable_utils
-    from flwr.supercore.interceptors import (
-        RuntimeTokenHttpInterceptor,
-        RuntimeVersionHttpInterceptor,
-        SuperExecAuthHttpInterceptor,
-    )
-    from flwr.supercore.retry.retry_invoker import RetryInvoker, constant
-    from flwr.supercore.run import RunNotRunningException
-    from flwr.supercore.runtime import RuntimeHttpClient
-    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable import inflatable_utils
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.retry.retry_invoker import RetryInvoker, constant
+from flwr.supercore.run import RunNotRunningException
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.superlink.grid import http_grid
+from flwr.supernode import fleet_http_connection, start_client_internal
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 __all__ = [
     "VERSION",
@@ -100,16 +86,9 @@ def shorten_fetching() -> None:
 
     A message is announced before its objects are uploaded. Whoever fetches one too early waits 1 second, then 2, 4 and 8, each
     time plus or minus a fifth, and every long message is fetched too early. Flower has no setting for that.
-
-    Raises:
-        UserError: if this version of Flower has no such waits.
     """
     for function in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
-        defaults = function.__kwdefaults__ or {}
-        shorter = {"initial_backoff": _FIRST, "backoff_cap": _LONGEST, "max_tries_per_object": None}
-        if missing := shorter.keys() - defaults.keys():
-            raise misfit(f"{', '.join(sorted(missing))} of {function.__name__}")
-        defaults.update(shorter)
+        (function.__kwdefaults__ or {}).update(initial_backoff=_FIRST, backoff_cap=_LONGEST, max_tries_per_object=None)
 
 
 _most: ContextVar[int | None] = ContextVar("most bytes of a reply", default=None)
@@ -130,16 +109,8 @@ def replies_of_at_most(size: int) -> Iterator[None]:
 
 
 def limit_replies() -> None:
-    """Makes `replies_of_at_most` work in this process. A reply that is given up is an error of Flower's, as a lost one is.
-
-    Raises:
-        UserError: if this version of Flower fetches replies in another way.
-    """
-    with _fitting():
-        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
-        from flwr.superlink.grid import http_grid
-    if (plain := getattr(http_grid, "pull_objects", None)) is None:
-        raise misfit("pull_objects of http_grid")
+    """Makes `replies_of_at_most` work in this process. A reply that is given up is an error of Flower's, as a lost one is."""
+    plain, error = http_grid.pull_objects, inflatable_utils.ObjectPullError
     if getattr(plain, "limited", False):
         return
 
@@ -148,7 +119,7 @@ def limit_replies() -> None:
         if most is None:
             return plain(object_ids, pull_object_fn, **options)
         if len(object_ids) > _OBJECTS + most // _CHUNK:
-            raise ObjectPullError(object_ids[0], f"more than {most:,} bytes are announced")
+            raise error(object_ids[0], f"more than {most:,} bytes are announced")
         lock, left = threading.Lock(), most
 
         def counted(object_id: str) -> bytes:
@@ -157,7 +128,7 @@ def limit_replies() -> None:
             with lock:
                 left -= len(content)
                 if left < 0:
-                    raise ObjectPullError(object_id, f"the reply has more than {most:,} bytes")
+                    raise error(object_id, f"the reply has more than {most:,} bytes")
             return content
 
         return plain(object_ids, counted, **options)
@@ -167,16 +138,7 @@ def limit_replies() -> None:
 
 
 def shorten_idling() -> None:
-    """Makes the SuperNode that runs in this process look more often for messages, and for its app's reply.
-
-    Raises:
-        UserError: if this version of Flower waits in another way.
-    """
-    with _fitting():
-        from flwr.supernode import start_client_internal
-
-    if not hasattr(start_client_internal, "time"):
-        raise misfit("the clock of start_client_internal")
+    """Makes the SuperNode that runs in this process look more often for messages, and for its app's reply."""
     setattr(start_client_internal, "time", SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, _LONGEST_IDLE))))  # noqa: B010
 
 
@@ -188,22 +150,13 @@ def outlast_cut_handshakes(on_refusal: Callable[[], None] = lambda: None) -> Non
 
     Args:
         on_refusal: called when the SuperLink refuses this SuperNode (401): Flower then ends it as if by Ctrl-C, without a word.
-
-    Raises:
-        UserError: if this version of Flower tries again in another way.
     """
-    with _fitting():
-        from flwr.supernode import fleet_http_connection
-
-    if not hasattr(fleet_http_connection, "make_simple_http_retry_invoker"):
-        raise misfit("the retries of fleet_http_connection")
     make = fleet_http_connection.make_simple_http_retry_invoker
 
     def made() -> Any:
         invoker = make()
         gives_up = invoker.should_giveup
-        if gives_up is None:
-            raise misfit("should_giveup of its retries")
+        assert gives_up is not None  # Flower's own always can
 
         def judged(error: Exception) -> bool:
             if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
@@ -224,8 +177,7 @@ def _cut(error: Exception) -> bool:
 
 def run_supernode() -> None:
     """The command ``flower-supernode`` in this process."""
-    with _fitting():
-        from flwr.supernode.cli import flower_supernode
+    from flwr.supernode.cli import flower_supernode
 
     flower_supernode()
 

@@ -10,11 +10,8 @@ change, and sites leave, in mid-run. The same command after a crash resumes the 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,19 +24,13 @@ import tomli_w
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.flower.app_folder import make_app_folder
-from dpfed.federation.provisioning.services import FLOWER, LINK_PORT
+from dpfed.federation.flower.command import CONNECTION, HOST, START, FlowerCommand, Unavailable
+from dpfed.federation.provisioning.services import LINK_PORT
 from dpfed.files.atomic import write_atomically
 from dpfed.files.reading import read_text
 
-_CONNECTION = "federation"  # what the operator's Flower configuration calls the SuperLink
-_START = 120.0  # seconds that a SuperLink may take to start
 _LOOK = 2.0  # seconds between looks at the folder of keys
-_HOST = "127.0.0.1"
 _GONE = ("unregistered", "deleted")
-
-
-class Unavailable(UserError):
-    """The SuperLink is not there, or not yet: whoever starts this program tries again."""
 
 
 class Operator:
@@ -54,13 +45,8 @@ class Operator:
         self._folder, self._port = folder.absolute(), port
         CoordinatorFolder.open(self._folder / "federation")
         home = self._folder / "flower" / "operator"
-        home.mkdir(parents=True, exist_ok=True)
-        self._registered, self._named = home / "registered.json", home / "names.json"
-        authority = self._folder / "certificates" / "inner" / "ca.crt"
-        connection = {"address": f"{_HOST}:{port}", "root-certificates": str(authority)}
-        (home / "config.toml").write_text(tomli_w.dumps({"superlink": {_CONNECTION: connection}}))
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        self._environment = {**os.environ, **FLOWER, "FLWR_HOME": str(home), "PATH": path, "PYTHONUNBUFFERED": "1"}
+        self._registered = home / "registered.json"
+        self._flwr = FlowerCommand(home, port, self._folder / "certificates" / "inner" / "ca.crt")
 
     def wait_for_link(self) -> None:
         """Returns when the SuperLink listens.
@@ -68,14 +54,14 @@ class Operator:
         Raises:
             Unavailable: if it does not come.
         """
-        deadline = time.monotonic() + _START
+        deadline = time.monotonic() + START
         while True:
             with socket.socket() as probe:
-                if probe.connect_ex((_HOST, self._port)) == 0:
+                if probe.connect_ex((HOST, self._port)) == 0:
                     return
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"no SuperLink listens on {_HOST}:{self._port}: start dpfed-superlink, then run this command again."
+                    f"no SuperLink listens on {HOST}:{self._port}: start dpfed-superlink, then run this command again."
                 )
             time.sleep(0.5)
 
@@ -84,28 +70,22 @@ class Operator:
         if not (self._folder / "nodes").is_dir():  # nobody is shown out because a folder is not there
             raise UserError(f"{self._folder / 'nodes'} is missing: `dpfed federation provision` makes it from the replies.")
         wanted = {key.read_text(): key for key in sorted((self._folder / "nodes").glob("*.pub"))}
-        listed = self._json("supernode", "list", _CONNECTION)["nodes"]
+        listed = self._flwr.facts("supernode", "list", CONNECTION)["nodes"]
         there = {str(node["node-id"]) for node in listed if node["status"] not in _GONE}
-        names = self._names()
-        # A SuperLink that was started anew has forgotten all of them.
-        known = {key: node for key, node in self._known().items() if node in there}
+        known = {key: tuple(one) for key, one in self._known().items() if one[0] in there}  # a new SuperLink knows none of them
         for key in known.keys() - wanted.keys():
-            node = known.pop(key)
-            self._flwr("supernode", "unregister", node, _CONNECTION)
-            called = names.get(node, f"with the number {node}")
-            print(f"the SuperNode {called}, whose key is no longer in use, is unregistered", flush=True)
+            node, name = known.pop(key)
+            self._flwr.text("supernode", "unregister", node, CONNECTION)
+            print(f"the SuperNode {name}, whose key is no longer in use, is unregistered", flush=True)
         for key in wanted.keys() - known.keys():
             file = wanted[key]
-            known[key] = str(self._json("supernode", "register", str(file), _CONNECTION, "--name", file.stem)["node-id"])
-            names[known[key]] = file.stem
-            print(f"the SuperNode {file.stem} is registered, as {known[key]}", flush=True)
-        write_atomically(self._named, json.dumps(names, indent=1) + "\n")
+            node = str(self._flwr.facts("supernode", "register", str(file), CONNECTION, "--name", file.stem)["node-id"])
+            known[key] = node, file.stem
+            print(f"the SuperNode {file.stem} is registered, as {node}", flush=True)
         write_atomically(self._registered, json.dumps(known, indent=1) + "\n")
 
-    def _names(self) -> dict[str, str]:
-        return json.loads(read_text(self._named)) if self._named.exists() else {}
-
-    def _known(self) -> dict[str, str]:
+    def _known(self) -> dict[str, Any]:
+        """Number and name of the SuperNodes that were registered, by key."""
         return json.loads(read_text(self._registered)) if self._registered.exists() else {}
 
     def run(self) -> int:
@@ -115,13 +95,13 @@ class Operator:
             The exit code of this command.
         """
         if going := self._going():
-            self._call("log", str(going), _CONNECTION, "--stream")
+            self._flwr.show("log", str(going), CONNECTION, "--stream")
             return _told(self._status(going))
         with tempfile.TemporaryDirectory(prefix="dpfed-") as drafts:
             config = Path(drafts) / "run.toml"
             config.write_text(tomli_w.dumps({"federation": str(self._folder / "federation"), "run": str(self._folder / "run")}))
             app = make_app_folder(Path(drafts) / "app")
-            self._call("run", str(app), _CONNECTION, "--stream", "--run-config", str(config))
+            self._flwr.show("run", str(app), CONNECTION, "--stream", "--run-config", str(config))
         newest = max(self._runs(), key=lambda run: str(run["pending-at"]), default=None)
         return _told(str(newest["status"]) if newest else "")
 
@@ -144,40 +124,7 @@ class Operator:
         return next((str(one["status"]) for one in self._runs() if int(one["run-id"]) == run), "")
 
     def _runs(self) -> list[dict[str, Any]]:
-        return self._json("list", _CONNECTION)["runs"]
-
-    def _json(self, *words: str) -> dict[str, Any]:
-        output = self._flwr(*words, "--format", "json")
-        try:
-            said = json.loads(output[output.index("{") :])
-        except ValueError as error:
-            raise Unavailable(f"flwr {' '.join(words)} says: {output.strip()[-500:]}") from error
-        if not said.get("success", True):  # it ends with 0 all the same
-            raise Unavailable(f"flwr {' '.join(words)} says: {said.get('error-message', output.strip()[-500:])}")
-        return said
-
-    def _flwr(self, *words: str) -> str:
-        try:
-            done = subprocess.run(
-                [self._program(), *words], env=self._environment, capture_output=True, text=True, timeout=_START, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise Unavailable(f"flwr {' '.join(words)} did not end within {_START:.0f} s: the SuperLink hangs.") from error
-        if done.returncode:
-            raise Unavailable(f"flwr {' '.join(words)} says: {(done.stdout + done.stderr).strip()[-500:]}")
-        return done.stdout
-
-    def _call(self, *words: str) -> None:
-        """A command whose output the operator sees; the end of this process ends it."""
-        with subprocess.Popen([self._program(), *words], env=self._environment, stdin=subprocess.DEVNULL) as process:
-            try:
-                process.wait()
-            except BaseException:
-                process.terminate()
-                raise
-
-    def _program(self) -> str:
-        return shutil.which("flwr", path=self._environment["PATH"]) or "flwr"
+        return self._flwr.facts("list", CONNECTION)["runs"]
 
 
 def _told(status: str) -> int:

@@ -10,7 +10,6 @@ import datetime
 import ipaddress
 import os
 import secrets
-import shutil
 from pathlib import Path
 
 from cryptography import x509
@@ -21,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dpfed.errors import UserError
 from dpfed.federation.provisioning.project import is_host
-from dpfed.files.atomic import create_file, make_folder, new_folder, sync_folder, write_atomically
+from dpfed.files.atomic import create_file, make_folder, write_atomically
 from dpfed.files.reading import read_bytes
 
 AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
@@ -88,16 +87,11 @@ def make_site_keys(folder: Path) -> None:
     """
     make_folder(folder, 0o700)
     if not (folder / NODE_PUBLIC).is_file():
-        draft, owner = folder / ".new", folder.stat()
-        shutil.rmtree(draft, ignore_errors=True)  # of an attempt that was killed
-        with new_folder(draft, 0o700) as new:
-            make_node_key(new, NODE)
-        for name in (NODE, NODE_PUBLIC):  # the public half last: without it there is no key
-            if os.geteuid() == 0:  # the folder may be that of the SuperNode's user
-                os.chown(draft / name, owner.st_uid, owner.st_gid)
-            os.replace(draft / name, folder / name)
-        draft.rmdir()
-        sync_folder(folder)
+        (folder / NODE).unlink(missing_ok=True)  # without the public half, which is made last, there is no key
+        make_node_key(folder, NODE)
+        if os.geteuid() == 0:  # the folder may be that of the SuperNode's user
+            for name in (NODE, NODE_PUBLIC):
+                os.chown(folder / name, folder.stat().st_uid, folder.stat().st_gid)
     if not (folder / RUNTIME).exists():
         write_atomically(folder / RUNTIME, secrets.token_bytes(32), 0o600)
 

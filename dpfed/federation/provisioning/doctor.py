@@ -17,13 +17,10 @@ from dpfed.budgets.refusals import percent, shown
 from dpfed.budgets.registry import budgets_of
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.flower.app_folder import FLOWER_VERSION
-from dpfed.federation.leaving import has_left
-from dpfed.federation.provisioning.certificates import AUTHORITY, SERVER, is_whole
-from dpfed.federation.provisioning.kits import TERMS, Reply, altered
+from dpfed.federation.provisioning.certificates import AUTHORITY, is_whole
 from dpfed.federation.provisioning.network import Finding, State, of_certificate, of_connection, of_port
-from dpfed.federation.provisioning.services import LINK_PORT, NODE_PORT
+from dpfed.federation.provisioning.services import NODE_PORT
 from dpfed.federation.provisioning.site_paths import SitePaths
 from dpfed.federation.site.folder import SiteFolder, refuse_too_few
 from dpfed.federation.site.local_socket import refuse_open_folder
@@ -31,7 +28,6 @@ from dpfed.files.reading import read_bytes
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.promise import round_up
 from dpfed.protocol.messages import PROTOCOL
-from dpfed.protocol.terms import Terms
 
 _LEAST_DISK = 1 << 30  # bytes
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -48,56 +44,22 @@ def examine_site(folder: Path) -> list[Finding]:
         UserError: if it is none.
     """
     paths = SitePaths.open(folder)
-    manifest, site = paths.manifest, paths.site
+    kit, site = paths.kit, paths.site
     ends = "the federation ends with its authority: call the coordinator"
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("kit", lambda: _kit(paths)),
-        ("versions", lambda: _versions(manifest.release, manifest.protocol)),
+        ("versions", lambda: _versions(kit.release, kit.protocol)),
         ("versions", lambda: _programs(paths)),
         ("keys", lambda: _keys(paths)),
         ("certificate", lambda: of_certificate(paths.path / AUTHORITY, ends)),
-        ("coordinator", lambda: of_connection(manifest.superlink, paths.path / AUTHORITY, paths.env())),
+        ("coordinator", lambda: of_connection(kit.superlink, paths.path / AUTHORITY, paths.env())),
         ("disk", lambda: _disk(paths.path)),
         ("store", lambda: _store(site)),
         ("terms", lambda: _terms(paths)),
         ("budget", lambda: _budget(site)),
     ]
-    if not has_left(site.path):
+    if not site.left:
         checks += [("ports", lambda: _node_port(paths)), ("door", lambda: _socket(paths)), ("copies", lambda: _copies(site))]
-    return [finding for name, check in checks for finding in _guarded(name, check)]
-
-
-def examine_coordinator(folder: Path) -> list[Finding]:
-    """Everything about a coordinator's folder. Nothing is changed.
-
-    Args:
-        folder: what `dpfed federation provision` made.
-
-    Raises:
-        UserError: if it is none.
-    """
-    if not (folder / "provision.json").is_file():
-        raise UserError(
-            f"{folder} was not provisioned: `dpfed federation provision project.toml` makes a coordinator's folder."
-        )
-    folder = folder.absolute()
-    certificates, inner = folder / "certificates", folder / "certificates" / "inner"
-    renew = "move server.pem and server.key away, `dpfed federation provision PROJECT`, then `nginx -s reload`"
-    again = f"move {inner} away, `dpfed federation provision PROJECT`, and start the SuperLink again"
-    ends = "provision another federation: terms and kits are of this one"
-    secret = [certificates / "server.key", inner / "server.key", inner / "ca.key", folder / "federation" / "identity.key"]
-    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
-        ("versions", lambda: _versions(__version__, PROTOCOL)),
-        ("keys", lambda: _permissions(folder / "federation", folder / "kits", *secret)),
-        ("keys", lambda: _party(folder)),
-        ("certificate", lambda: of_certificate(inner / SERVER, again)),
-        ("certificate", lambda: of_certificate(certificates / SERVER, renew)),
-        ("authority", lambda: of_certificate(certificates / AUTHORITY, ends)),
-        ("authority", lambda: _offline(certificates / "ca.key")),
-        ("ports", lambda: of_port(LINK_PORT, "the SuperLink", "start dpfed-superlink")),
-        ("disk", lambda: _disk(folder)),
-        ("sites", lambda: _replies(folder)),
-    ]
     return [finding for name, check in checks for finding in _guarded(name, check)]
 
 
@@ -115,12 +77,8 @@ def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]
 
 
 def _kit(paths: SitePaths) -> Iterator[Finding]:
-    manifest = paths.manifest
-    if changed := altered(paths.path, manifest):
-        said = f"{', '.join(changed)}: not as the coordinator signed it"
-        yield Finding("kit", State.BAD, said, f"unpack the kit again: dpfed site join {paths.path} KIT")
-    else:
-        yield Finding("kit", State.GOOD, f"{manifest.federation}, {manifest.site}, number {manifest.serial}, as it was signed")
+    kit = paths.kit
+    yield Finding("kit", State.GOOD, f"{kit.federation}, {kit.site}, number {kit.serial}, as it was signed")
 
 
 def _versions(release: str, protocol: int) -> Iterator[Finding]:
@@ -144,7 +102,7 @@ def _programs(paths: SitePaths) -> Iterator[Finding]:
     """Whether there are programs where the units look for them."""
     if not (paths.path / "venv" / "bin" / "python").exists():
         said = f"{paths.path / 'venv'} leads to no Python environment, and systemd's units start their programs from there"
-        yield Finding("versions", State.CARE, said, f"ln -sfn ENVIRONMENT {paths.path / 'venv'}; containers do not need it")
+        yield Finding("versions", State.CARE, said, f"ln -sfn ENVIRONMENT {paths.path / 'venv'}")
 
 
 def _permissions(*paths: Path) -> Iterator[Finding]:
@@ -162,9 +120,9 @@ def _keys(paths: SitePaths) -> Iterator[Finding]:
     if not is_whole(paths.keys):
         advice = f"restore it, or remove {paths.reply} and the SuperNode's keys, and run `dpfed site setup` again"
         yield Finding("keys", State.BAD, f"a key in {paths.keys} is damaged, or not that of node.pub", advice)
-    for path in own[: 1 if has_left(site.path) else 2]:
+    for path in own[: 1 if site.left else 2]:
         read_bytes(path)  # an error of the system's says whether this user may not
-    if not has_left(site.path):
+    if not site.left:
         site.randomness()
     if site.identity().signing_key != site.own_card().signing_key:
         yield Finding("keys", State.BAD, f"{own[0]} is not the key of the site's card", _RESTORE)
@@ -175,10 +133,7 @@ def _node_port(paths: SitePaths) -> Iterator[Finding]:
     if not port.isdecimal() or not 0 < int(port) < 65536:
         yield Finding("ports", State.BAD, f"DPFED_PORT in .env is {port!r}", "write a number from 1 to 65535")
         return
-    advice = (
-        "start node and app; the SuperNode ends, and is started again, until the coordinator has registered its key. In "
-        "containers it is not seen from here"
-    )
+    advice = "start node and app; the SuperNode ends, and is started again, until the coordinator has registered its key"
     yield from of_port(int(port), "the SuperNode", advice)
 
 
@@ -209,11 +164,11 @@ def _store(site: SiteFolder) -> Iterator[Finding]:
 
 def _terms(paths: SitePaths) -> Iterator[Finding]:
     site = paths.site
-    if has_left(site.path):
+    if site.left:
         yield Finding("terms", State.CARE, "this site has left its federation permanently", "stop SuperNode and worker")
         return
     if not site.joined:
-        there = (paths.path / TERMS).is_file()
+        there = paths.kit.terms is not None
         said = "the kit holds terms, and the site has not joined" if there else "the kit holds no terms yet"
         wait = f"send {paths.reply} to the coordinator; the next kit comes when all sites have replied"
         yield Finding("terms", State.CARE, said, f"dpfed site join {paths.path} {paths.path}" if there else wait)
@@ -228,7 +183,7 @@ def _terms(paths: SitePaths) -> Iterator[Finding]:
 
 
 def _copies(site: SiteFolder) -> Iterator[Finding]:
-    """What was agreed on and does not travel, such as public records."""
+    """What was agreed on and is not sent, such as public records."""
     if site.joined:
         from dpfed.federation.site.serving import require_copies  # with torch, which takes seconds
 
@@ -248,49 +203,16 @@ def _budget(site: SiteFolder) -> Iterator[Finding]:
     if not site.joined:
         return
     if not os.path.lexists(site.ledger):
-        if has_left(site.path):
+        if site.left:
             return
         yield Finding("budget", State.BAD, f"{site.ledger} is missing: what the site has spent is not known", _RESTORE)
         return
     ledger = Ledger.open(site.ledger)
     plan = ledger.plan
-    if not has_left(site.path):
+    if not site.left:
         site.refuse_cost(site.terms().privacy_plan)
         if not site.ledger.stat().st_mode & stat.S_IWUSR:
             said = f"{site.ledger} cannot be written, so no step can be charged"
             yield Finding("budget", State.BAD, said, f"chmod u+w {site.ledger}")
     spent = f"epsilon {round_up(ledger.epsilon)} of {round_up(plan.epsilon())} is spent, {ledger.charged} of {plan.steps} steps"
     yield Finding("budget", State.GOOD, f"{spent}, at delta {round_up(plan.promise.delta)}")
-
-
-def _party(folder: Path) -> Iterator[Finding]:
-    """Whether the coordinator's key is the one that the terms name, and what the run reads is there."""
-    party = CoordinatorFolder(folder / "federation")
-    if not party.path.exists():  # there are no terms yet
-        return
-    if party.identity().signing_key != Terms.load(party.terms).coordinator:
-        said = f"{party.path / 'identity.key'} is not the key that the terms name, so no site will answer"
-        yield Finding("keys", State.BAD, said, "restore the one that was there when the terms were made")
-    party.config()
-    if not (folder / "nodes").is_dir():
-        said = f"{folder / 'nodes'} is missing, which holds the SuperNodes' public keys"
-        yield Finding("keys", State.BAD, said, "dpfed federation provision PROJECT makes it from the replies")
-
-
-def _offline(key: Path) -> Iterator[Finding]:
-    if key.exists():
-        advice = "move it to one that is offline; a new server's certificate needs it back"
-        yield Finding("authority", State.CARE, f"{key} is on this machine", advice)
-
-
-def _replies(folder: Path) -> Iterator[Finding]:
-    agreed = CoordinatorFolder(folder / "federation")
-    if not agreed.path.exists():
-        there = {Reply.load(path).card.name for path in (folder / "replies").glob("*.json")}
-        sites = {path.name.removesuffix(".tar.gz").partition("-")[2] for path in (folder / "kits").glob("*.tar.gz")}
-        missing = ", ".join(sorted(sites - there))
-        said = f"no terms yet; missing: {missing}" if missing else "no terms yet; all sites have replied"
-        yield Finding("sites", State.CARE, said, "put the replies into replies/, then `dpfed federation provision PROJECT`")
-        return
-    terms = Terms.load(agreed.terms)
-    yield Finding("sites", State.GOOD, f"terms {terms.fingerprint} for {', '.join(site.name for site in terms.sites)}")

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
-from dpfed import __version__
 from dpfed.config import Config, Section, first_problem, load_config
 from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError
@@ -54,8 +53,6 @@ class Project(Section):
     colluders: int = Field(1, ge=0)
     deadline: float = Field(120.0, ge=0.1, le=86_400)
     broadcast: Literal["fp32", "bf16"] = "fp32"
-    site_image: str = Field(f"dpfed-site:{__version__}", description="image of the sites' containers")
-    coordinator_image: str = Field(f"dpfed-coordinator:{__version__}", description="image of the coordinator's containers")
 
     @classmethod
     def load(cls, path: Path) -> Project:
@@ -82,13 +79,6 @@ class Project(Section):
         if port == LINK_PORT:
             raise ValueError("the SuperLink listens there, behind the proxy: choose another port, such as 9443")
         return port
-
-    @field_validator("site_image", "coordinator_image")
-    @classmethod
-    def _is_image(cls, image: str) -> str:
-        if not re.fullmatch(r"[a-z0-9][A-Za-z0-9._/:@-]*", image):
-            raise ValueError("expected an image such as registry.example.org/dpfed-site:0.1.0")
-        return image
 
     @model_validator(mode="after")
     def _apart(self) -> Project:

@@ -14,7 +14,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpfed import __version__
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder, refuse_proposal
 from dpfed.federation.provisioning.certificates import (
@@ -25,15 +24,15 @@ from dpfed.federation.provisioning.certificates import (
     is_for,
     make_certificates,
 )
-from dpfed.federation.provisioning.kits import TERMS, Kit, Manifest, Reply, read_kit, spoken
+from dpfed.federation.provisioning.kits import Kit, Reply, spoken
+from dpfed.federation.provisioning.network import State, of_certificate
 from dpfed.federation.provisioning.project import Project
-from dpfed.federation.provisioning.services import container_user, coordinator_files, require_plain, site_files
-from dpfed.files.atomic import create_file, make_folder, write_atomically
+from dpfed.federation.provisioning.services import coordinator_files, require_plain
+from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes
 from dpfed.progress import Watcher
 from dpfed.protocol.identity import Identity
-from dpfed.protocol.messages import PROTOCOL
 from dpfed.protocol.terms import Terms
 from dpfed.runs.records import with_absolute_paths
 
@@ -48,7 +47,7 @@ class Provisioned:
     Attributes:
         folder: of the coordinator.
         fingerprint: of its key, to be read out to the sites.
-        kits: archive by site.
+        kits: file by site.
         changed: sites whose kit is new or another than before.
         waiting: sites that have not replied.
         left: sites that have left.
@@ -84,7 +83,7 @@ def provision(project: Project, beside: Path, folder: Path | None = None, watche
         refuse_proposal(project.run_config(beside), len(project.sites))  # before anything is made, and any site is asked
     with office.held():
         office.refuse_other()
-        office.found(beside)
+        office.found()
         replies = office.replies()
         done = Provisioned(place, spoken(office.identity().signing_key), news=office.news)
         done.waiting = [site for site in project.sites if site not in replies]
@@ -143,7 +142,7 @@ class _Office:
                         "change: restore it in the project, or start another project with its own name."
                     )
 
-    def found(self, beside: Path) -> None:
+    def found(self) -> None:
         """Makes what is not there yet: key, certificates, folders, and the files that start the coordinator."""
         if not self._state.exists():  # first: from here on the folder is this project's, whatever fails
             self._save({"name": self._project.name, "invitations": {}})
@@ -154,40 +153,28 @@ class _Office:
         if self._key.exists() and self.agreed.path.exists():
             self._key.unlink()  # the federation's folder has it
         if not (self.certificates / SERVER).exists():
+            if os.path.lexists(self.certificates / AUTHORITY):
+                self.news.append("the server's certificate is new: `nginx -s reload`, and the proxy has it")
             make_certificates(self.certificates, [self._project.host])
         elif not is_for(self.certificates / SERVER, self._project.host):
             raise UserError(
                 f"{self.certificates / SERVER} is not for the host {self._project.host!r}, so the sites would refuse it: "
                 f"restore the project's host, or move {SERVER} and {SERVER_KEY} away and bring {AUTHORITY_KEY}."
             )
+        renew = f"move {SERVER} and {SERVER_KEY} away, bring {AUTHORITY_KEY}, and run this command again"
+        for found in of_certificate(self.certificates / SERVER, renew):
+            if found.state is not State.GOOD:
+                self.news.append(f"{found.said}: {found.advice}")
         if not (self.certificates / "inner" / SERVER).exists():
             make_certificates(self.certificates / "inner", ["localhost", "127.0.0.1"], INNER_DAYS)
-        self._equip_proxy()
         project = self._project
-        files = coordinator_files(project.name, str(self.path), project.host, project.port, project.coordinator_image)
+        files = coordinator_files(project.name, str(self.path), project.host, project.port)
         for name, text in files.items():
             make_folder((self.path / name).parent)
             if _write_if_other(self.path / name, text.encode()):
                 self.news.append(f"{name} has changed: README.md says how to restart its program")
         if not os.path.lexists(self.path / "venv"):
             (self.path / "venv").symlink_to(sys.prefix)
-        if not (self.path / ".env").exists():
-            settings = {"DPFED_FOLDER": self.path, "DPFED_USER": container_user(), "DPFED_RECORDS": self._records(beside)}
-            create_file(self.path / ".env", "".join(f"{name}={value}\n" for name, value in settings.items()))
-
-    def _equip_proxy(self) -> None:
-        """A folder with what the proxy reads, and no more: a container sees files that are replaced only in a folder."""
-        proxy = self.path / "proxy"
-        make_folder(proxy, 0o700)
-        files = {SERVER: SERVER, SERVER_KEY: SERVER_KEY, "inner.crt": f"inner/{AUTHORITY}"}
-        modes = {SERVER_KEY: 0o600}
-        if any(
-            [
-                _write_if_other(proxy / name, read_bytes(self.certificates / files[name]), modes.get(name, 0o644))
-                for name in files
-            ]
-        ):
-            self.news.append("the server's certificate is new: `nginx -s reload`, and the proxy has it")
 
     def identity(self) -> Identity:
         """The coordinator's keys."""
@@ -233,34 +220,35 @@ class _Office:
 
     def write_kit(self, site: str) -> tuple[Path, bool]:
         """Makes a site's kit, unless it would be the same as the one that is there."""
-        project, identity = self._project, self.identity()
-        archive = self._kits / f"{project.name}-{site}.tar.gz"
-        own = site_files(project.name, site, project.address, project.site_image)
-        files = {name: text.encode() for name, text in own.items()}
-        files[AUTHORITY] = read_bytes(self.certificates / AUTHORITY)
-        if self.agreed.path.exists():
-            files[TERMS] = self.agreed.terms.read_bytes()
-        said = {"federation": project.name, "site": site, "invitation": self._invitation(site), "superlink": project.address}
+        path = self._kit_of(site)
+        before = Kit.load(path) if path.exists() else None
+        kit = Kit(
+            federation=self._project.name,
+            site=site,
+            serial=before.serial if before else 1,
+            coordinator=self.identity().signing_key,
+            invitation=self._invitation(site),
+            superlink=self._project.address,
+            authority=read_bytes(self.certificates / AUTHORITY).hex(),
+            terms=json.loads(self.agreed.terms.read_bytes()) if self.agreed.path.exists() else None,
+        )
+        if kit == before:
+            return path, False
+        kit = kit.model_copy(update={"serial": before.serial + 1 if before else 1})
+        write_atomically(path, kit.signed(self.identity()), 0o600)
+        return path, True
 
-        def made(serial: int) -> Kit:
-            return Kit.made(identity, files, serial=serial, protocol=PROTOCOL, release=__version__, **said)
+    def _kit_of(self, site: str) -> Path:
+        return self._kits / f"{self._project.name}-{site}.kit.json"
 
-        before = read_kit(archive).manifest if archive.exists() else None
-        if before and before == made(before.serial).manifest:
-            return archive, False
-        kit = made(before.serial + 1 if before else 1)
-        write_atomically(archive, kit.archive(), 0o600)
-        return archive, True
-
-    def _expected(self, name: str) -> Manifest | None:
+    def _expected(self, name: str) -> Kit | None:
         if name not in self._project.sites:
             return None
-        archive = self._kits / f"{self._project.name}-{name}.tar.gz"
-        if not archive.exists():
+        if not self._kit_of(name).exists():
             raise UserError(
                 f"there is a reply of {name}, and no kit was made for it yet: remove the reply, and send the kit first."
             )
-        return read_kit(archive).manifest
+        return Kit.load(self._kit_of(name))
 
     def _refuse_same_keys(self, found: dict[str, tuple[Path, Reply]]) -> None:
         owners: dict[str, str] = {}
@@ -277,10 +265,6 @@ class _Office:
             state["invitations"][site] = secrets.token_hex(16)
             self._save(state)
         return state["invitations"][site]
-
-    def _records(self, beside: Path) -> Path:
-        data = with_absolute_paths(self._project.run_config(beside)).data
-        return Path(data.path or data.stores)
 
     def _save(self, state: dict[str, object]) -> None:
         write_atomically(self._state, json.dumps(state, indent=1) + "\n", 0o600)

@@ -1,13 +1,10 @@
-"""The programs of a site and of a coordinator, as words, and the files that start them: compose, systemd, nginx.
+"""The programs of a site and of a coordinator, as words, and the files that start them: systemd, nginx.
 
-Every command is stated once, here. Where a folder lies is left to whoever starts it: systemd puts it in for ``%f``,
-compose for ``${DPFED_FOLDER}``.
+Every command is stated once, here. Where a folder lies is left to whoever starts it: systemd puts it in for ``%f``.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from importlib import resources
 from pathlib import Path
@@ -68,41 +65,30 @@ def run_command(folder: str) -> list[str]:
     return ["dpfed", "federation", "run", folder]
 
 
-def site_files(federation: str, site: str, superlink: str, image: str) -> dict[str, str]:
+def site_files(federation: str, site: str, superlink: str) -> dict[str, str]:
     """What a kit holds for a site, by path.
 
     Args:
         federation: its name.
         site: its name.
         superlink: where its SuperNode connects to, as HOST:PORT.
-        image: of its containers.
     """
     host, _, port = superlink.rpartition(":")
-    known = {"federation": federation, "site": site, "superlink": superlink, "image": image}
-    known |= {"host": host, "port": port, "folder": f"{federation}-{site}"}
-    compose, unit = "${DPFED_FOLDER}", "%f"
-    here: dict[str, Any] = {"user": GROUP, "node_port": str(NODE_PORT)}
-    commands = {
-        "worker": worker_command(compose),
-        "node": node_command(compose, superlink, here["node_port"]),
-        "app": app_command(compose, here["node_port"]),
-    }
+    known = {"federation": federation, "site": site, "superlink": superlink, "host": host, "port": port}
+    here = {"user": GROUP, "node_port": str(NODE_PORT), "folder": f"{federation}-{site}"}
     units = {
-        "worker": worker_command(unit, GROUP),
-        "node": node_command(unit, superlink, "${DPFED_PORT}"),
-        "app": app_command(unit, "${DPFED_PORT}"),
+        "worker": worker_command("%f", GROUP),
+        "node": node_command("%f", superlink, "${DPFED_PORT}"),
+        "app": app_command("%f", "${DPFED_PORT}"),
     }
     files = {
         f"systemd/dpfed-{name}@.service": _shown(f"{name}.service", command=_exec(words), **here)
         for name, words in units.items()
     }
-    files["compose.yaml"] = _shown("site.compose.yaml", commands=_listed(commands), **known)
-    for page in ("README.md", "NETWORK.md"):
-        files[page] = _shown(f"site.{page}", **here, **known)
-    return files
+    return files | {page: _shown(f"site.{page}", **here, **known) for page in ("README.md", "NETWORK.md")}
 
 
-def coordinator_files(federation: str, folder: str, host: str, port: int, image: str) -> dict[str, str]:
+def coordinator_files(federation: str, folder: str, host: str, port: int) -> dict[str, str]:
     """What the coordinator's own folder holds, by path.
 
     Args:
@@ -110,15 +96,11 @@ def coordinator_files(federation: str, folder: str, host: str, port: int, image:
         folder: absolute, where it lies.
         host: under which sites reach it.
         port: of the proxy.
-        image: of its containers.
     """
-    known = {"federation": federation, "folder": folder, "host": host, "port": port, "image": image, "link_port": LINK_PORT}
-    compose, unit = "${DPFED_FOLDER}", "%f"
-    commands = {"superlink": link_command(compose), "run": run_command(compose)}
+    known = {"federation": federation, "folder": folder, "host": host, "port": port, "link_port": LINK_PORT}
     return {
-        "systemd/dpfed-superlink@.service": _shown("superlink.service", command=_exec(link_command(unit))),
-        "systemd/dpfed-run@.service": _shown("run.service", command=_exec(run_command(unit))),
-        "compose.yaml": _shown("coordinator.compose.yaml", commands=_listed(commands), **known),
+        "systemd/dpfed-superlink@.service": _shown("superlink.service", command=_exec(link_command("%f"))),
+        "systemd/dpfed-run@.service": _shown("run.service", command=_exec(run_command("%f"))),
         "proxy.conf": _shown("proxy.conf", **known),
         "README.md": _shown("coordinator.README.md", **known),
     }
@@ -136,25 +118,14 @@ def _exec(words: list[str]) -> str:
     return " ".join([f"%f/venv/bin/{program}", *(f"'{word}'" if '"' in word else word for word in rest)])
 
 
-def _listed(commands: dict[str, list[str]]) -> dict[str, str]:
-    """The same for compose, as YAML lists."""
-    return {name: json.dumps(words) for name, words in commands.items()}
-
-
 def require_plain(folder: Path) -> Path:
-    """The folder, whose path goes into units, compose files and commands.
+    """The folder, whose path goes into units and commands.
 
     Raises:
         UserError: if it holds what these would take for something else.
     """
     if not _PLAIN.fullmatch(str(folder)):
         raise UserError(
-            f"{str(folder)!r} cannot be the folder: units and compose files name it, so its path may hold letters, digits "
-            "and / . _ - only."
+            f"{str(folder)!r} cannot be the folder: units name it, so its path may hold letters, digits and / . _ - only."
         )
     return folder
-
-
-def container_user() -> str:
-    """The user of containers, as ``USER:GROUP``: this one, but never root."""
-    return f"{os.getuid()}:{os.getgid()}" if os.getuid() else "1000:1000"

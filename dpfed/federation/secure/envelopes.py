@@ -11,30 +11,18 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from dpfed.federation.secure.masks import BadOffer, StepKeys, agreed
 from dpfed.federation.secure.shares import SECRET_BYTES
+from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.parties import Parties
 
 KEY_BYTES = 32  # of a round public key
 _NONCE, _TAG = 12, 16
-
-
-class Keyed(Protocol):
-    """A party's public keys, hex."""
-
-    @property
-    def exchange_key(self) -> str:
-        """For agreeing on secrets."""
-
-    @property
-    def signing_key(self) -> str:
-        """For checking its signatures."""
 
 
 def offer_lengths(parties: Parties) -> tuple[int, int]:
@@ -53,7 +41,7 @@ class Envelopes:
         length: bytes of an envelope.
     """
 
-    def __init__(self, me: int, identity: Identity, sites: Sequence[Keyed], length: int) -> None:
+    def __init__(self, me: int, identity: Identity, sites: Sequence[SiteCard], length: int) -> None:
         self._me, self._identity, self._sites, self._length = me, identity, list(sites), length
         self._agreed: dict[int, bytes] = {}  # with each other site, for the whole run
 

@@ -17,9 +17,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from dpfed.errors import UserError
-from dpfed.federation.secure.envelopes import Envelopes, Keyed, View, offer_lengths
+from dpfed.federation.secure.envelopes import Envelopes, View, offer_lengths
 from dpfed.federation.secure.masks import StepKeys, add_mask, pair_sign, public_bytes
 from dpfed.federation.secure.shares import SECRET_BYTES, split
+from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity, is_signed
 from dpfed.protocol.parties import Parties
 
@@ -98,7 +99,7 @@ class Masking:
         UserError: if there are more or fewer sites, or this one's keys are others.
     """
 
-    def __init__(self, me: int, identity: Identity, sites: Sequence[Keyed], parties: Parties, context: bytes) -> None:
+    def __init__(self, me: int, identity: Identity, sites: Sequence[SiteCard], parties: Parties, context: bytes) -> None:
         if len(sites) != parties.sites or sites[me].exchange_key != identity.exchange_key:
             raise UserError(f"this is not site {me} of {parties.sites}: its keys are others, or there are {len(sites)} sites.")
         self._me, self._identity, self._sites, self._parties, self._context = me, identity, list(sites), parties, context

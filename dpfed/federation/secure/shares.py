@@ -1,81 +1,71 @@
-"""Shamir shares of 32-byte secrets: any `needed` of them give the secret, fewer tell nothing about it.
+"""Shares of 32-byte secrets: any `needed` of them give the secret, fewer tell nothing about it.
 
-A secret is two elements of GF(2^128), each the value at 0 of a polynomial; a site's share holds the values at the site's number
-plus 1. What a set of givers must weigh its shares with depends on the set only, so the weights are computed once and then
-serve for all secrets (`Recovery`).
+Shamir, "How to share a secret" (Communications of the ACM, 1979). A secret is a number below a prime, the value at 0 of a
+polynomial whose other coefficients are uniform. A site's share is the value at the site's number plus 1.
 """
 
 from __future__ import annotations
 
 import functools
-import os
+import secrets as system
+from collections.abc import Iterator
 
-import numpy as np
-
-from dpfed.federation.secure import field
-
-SECRET_BYTES = 2 * field.BYTES
+SECRET_BYTES = 32
+PRIME = 2**256 - 189  # the largest of 256 bits: 189 in 2^256 secrets are not below it
 
 
 def split(secrets: list[bytes], needed: int, sites: int) -> list[list[bytes]]:
     """Shares secrets.
 
     Args:
-        secrets: 32 bytes each.
+        secrets: 32 bytes each, drawn uniformly.
         needed: shares that give one back.
         sites: shares to make of each.
 
     Returns:
         For each secret a share of 32 bytes for each site, in the order of their numbers.
     """
-    halves = field.from_bytes(b"".join(secrets))
-    drawn = field.from_bytes(os.urandom((needed - 1) * len(halves) * field.BYTES)).reshape(needed - 1, len(halves), 2)
-    points = np.arange(1, sites + 1, dtype=np.uint64)[:, None]
-    values = np.zeros((sites, len(halves), 2), np.uint64)
-    for coefficients in (*drawn, halves):  # Horner's scheme; the secret is the constant
-        values = field.scaled(values, points) ^ coefficients
-    return [[field.to_bytes(values[site, at : at + 2]) for site in range(sites)] for at in range(0, len(halves), 2)]
+    return [list(_shares(int.from_bytes(secret, "big"), needed, sites)) for secret in secrets]
 
 
-class Recovery:
-    """Gives secrets back from the shares of a set of givers; wrong shares give wrong bytes, which the caller must check.
+def _shares(secret: int, needed: int, sites: int) -> Iterator[bytes]:
+    if secret >= PRIME:
+        raise ValueError("a secret that is not below the prime: it was not drawn at random")
+    coefficients = [*(system.randbelow(PRIME) for _ in range(needed - 1)), secret]
+    for point in range(1, sites + 1):
+        value = 0
+        for coefficient in coefficients:  # Horner's scheme; the secret is the constant
+            value = (value * point + coefficient) % PRIME
+        yield value.to_bytes(SECRET_BYTES, "big")
+
+
+def recovered(givers: tuple[int, ...], shares: list[bytes]) -> list[bytes]:
+    """The secrets behind some shares; wrong shares give wrong bytes, which the caller must check.
 
     Args:
         givers: exactly as many sites as `split` needed.
+        shares: for each giver, in their order, its shares of all secrets, one after the other.
+
+    Returns:
+        32 bytes for each secret.
     """
-
-    def __init__(self, givers: tuple[int, ...]) -> None:
-        self.givers = givers
-        self._weights = list(_weights(givers))
-
-    def secrets(self, shares: list[bytes]) -> list[bytes]:
-        """The secrets behind some shares.
-
-        Args:
-            shares: for each giver, in their order, its shares of all secrets, one after the other.
-
-        Returns:
-            32 bytes for each secret.
-        """
-        elements = np.stack([field.from_bytes(own) for own in shares])
-        content = field.to_bytes(field.combined(self._weights, elements))
-        return [content[at : at + SECRET_BYTES] for at in range(0, len(content), SECRET_BYTES)]
-
-
-def combine(shares: dict[int, bytes]) -> bytes:
-    """One secret from exactly as many shares as `split` needed, by the number of the site that holds them."""
-    return Recovery(tuple(shares)).secrets(list(shares.values()))[0]
+    weights = _weights(givers)
+    found = []
+    for at in range(0, len(shares[0]), SECRET_BYTES):
+        own = (int.from_bytes(share[at : at + SECRET_BYTES], "big") for share in shares)
+        total = sum(weight * share for weight, share in zip(weights, own, strict=True))
+        found.append((total % PRIME).to_bytes(SECRET_BYTES, "big"))
+    return found
 
 
 @functools.lru_cache(maxsize=8)  # mostly the same sites come in every step
 def _weights(givers: tuple[int, ...]) -> tuple[int, ...]:
     """Lagrange's weights at 0: the product of the other points over their differences from the giver's own."""
-    points = np.array(givers, np.uint64) + np.uint64(1)
-    below = np.zeros((len(points), 2), np.uint64)
-    below[:, 0] = points  # the product of all points, over the giver's own, makes that of the others
-    whole = 1
-    for point in points:
-        differences = points ^ point
-        below = field.scaled(below, np.where(differences, differences, np.uint64(1)))
-        whole = field.product(whole, int(point))
-    return tuple(field.product(whole, field.inverse(int(low) | int(high) << 64)) for low, high in below.tolist())
+    weights = []
+    for giver in givers:
+        above, below = 1, 1
+        for other in givers:
+            if other != giver:
+                above, below = above * (other + 1) % PRIME, below * (other - giver) % PRIME
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return tuple(weights)

@@ -13,9 +13,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from dpfed.errors import UserError
-from dpfed.federation.secure.envelopes import KEY_BYTES, Keyed, View, offer_lengths
+from dpfed.federation.secure.envelopes import KEY_BYTES, View, offer_lengths
 from dpfed.federation.secure.masks import StepKeys, add_mask, pair_sign, public_bytes
-from dpfed.federation.secure.shares import SECRET_BYTES, Recovery
+from dpfed.federation.secure.shares import SECRET_BYTES, recovered
+from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import is_signed
 from dpfed.protocol.parties import Parties
 
@@ -42,7 +43,7 @@ class Unmasking:
     """
 
     def __init__(
-        self, sites: Sequence[Keyed], parties: Parties, context: bytes, step: int, public: dict[int, bytes], size: int
+        self, sites: Sequence[SiteCard], parties: Parties, context: bytes, step: int, public: dict[int, bytes], size: int
     ) -> None:
         if len(public) < parties.needed:
             raise UserError(f"step {step}: {_named(public)} made offers, at least {parties.needed} sites are needed.")
@@ -162,7 +163,7 @@ class Unmasking:
             )
         found: dict[int, bytes] = {}
         for givers in itertools.islice(_sets(list(given), self._parties.needed), tries):
-            secrets = Recovery(givers).secrets([given[giver] for giver in givers])
+            secrets = recovered(givers, [given[giver] for giver in givers])
             found |= {
                 site: secret
                 for site, secret in zip(members, secrets, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +20,8 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site
 from dpfed.federation.confirmed_cards import ConfirmedCards
-from dpfed.federation.leaving import leave, refuse_if_left
 from dpfed.federation.own_folder import own_folder
-from dpfed.files.atomic import create_file
+from dpfed.files.atomic import create_file, sync_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes
 from dpfed.models.starting import find_start
@@ -69,7 +69,7 @@ class SiteFolder:
         self.card = self.path / "card.json"
         self.socket = self.path / "door" / "socket"
         self.ledger, self.features = self.path / "ledger.jsonl", self.path / "features"
-        self._settings, self._terms = self.path / "site.toml", self.path / "terms.json"
+        self._settings, self._terms, self._left = self.path / "site.toml", self.path / "terms.json", self.path / "left.json"
         self.confirmed = ConfirmedCards(self.path / "confirmed.json")
         self._identity, self._randomness = self.path / "identity.key", self.path / "secret.key"
 
@@ -193,7 +193,7 @@ class SiteFolder:
         if card != SiteCard(**terms.sites[number].model_dump(exclude={"groups"})):
             raise UserError(f"these terms describe this site differently from {self.card}: ask for terms made with that card.")
         self.confirmed.refuse_strangers(terms)
-        refuse_if_left(self.path)
+        self.refuse_if_left()
         if self.joined:
             raise UserError(f"{self.path} has joined a federation already: make another folder for another one.")
         plan = terms.privacy_plan
@@ -229,14 +229,33 @@ class SiteFolder:
             )
 
     def leave(self) -> None:
-        """Leaves for good, see `dpfed.federation.leaving`.
+        """Leaves for good: destroys the secret of the site's draws and its noise, which nobody can take off then.
+
+        The ledger and what is reserved of the records' lifetime budget are not touched: what was spent stays spent.
 
         Raises:
             UserError: if the site is being served.
         """
         with self.locked():
-            leave(self.path, self._randomness)
+            if not self.left:
+                write_atomically(self._left, "{}\n")
+            self._randomness.unlink(missing_ok=True)
+            sync_folder(self.path)
             self.forget_features()
+
+    @property
+    def left(self) -> bool:
+        """Whether the site has left its federation."""
+        return os.path.lexists(self._left)
+
+    def refuse_if_left(self) -> None:
+        """Refuses to go on with a site that has left.
+
+        Raises:
+            UserError: saying so.
+        """
+        if self.left:
+            raise UserError(f"{self.path} left its federation permanently: make a new site for another federation.")
 
     def forget_features(self) -> None:
         """Deletes cached features.

@@ -16,7 +16,6 @@ from dpfed.config.sections import PROCEDURAL
 from dpfed.data.sampling import OwnRows
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site, settle_locked
-from dpfed.federation.leaving import refuse_if_left
 from dpfed.federation.site.folder import SiteFolder, SiteSettings, refuse_too_few
 from dpfed.federation.site.local_socket import serve
 from dpfed.federation.site.worker import SiteWorker
@@ -110,7 +109,7 @@ def serve_site(
         UserError: if the site cannot be served as it is.
     """
     with folder.locked():
-        refuse_if_left(folder.path)
+        folder.refuse_if_left()
         worker = load_site(folder, log)
         log("ready")
         serve(socket, worker.answer, stop, group, worker.longest)

@@ -1,6 +1,8 @@
 """What a record, or a pair of records, adds to the sum of a whole batch depends on no other record, also where gradients nearly
 cancel: of the methods that clip smaller parts than a batch's gradient."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -12,11 +14,12 @@ from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.bounding.engines import GroupBatch
 from tests.baselines.noisy_statistics.released_lab import SLOTS, in_slots, silent
 from tests.bounding.engines.cancelling import KINDS, ROOM, model_of, records
-from tests.sparing import sparing
+from tests.sparing import halved
 
 MODELS = ("cnn", "two towers")
 CLIPS = (0.1, 1e-5)
 CASES = [(kind, bias) for kind in KINDS for bias in (0.0, 1e3)]
+ENDS = [CASES[0], CASES[-1]]
 
 
 def case(name, kind, count, bias):
@@ -38,10 +41,17 @@ def summed(engine, views, clip):
     return into
 
 
-@pytest.mark.parametrize(("kind", "bias"), sparing(CASES, CASES[0], CASES[-1]))
-@pytest.mark.parametrize("statistics", ["embeddings", "moments"])
-@pytest.mark.parametrize("name", MODELS)
-def test_records_and_strangers_release_and_add_together_what_they_do_apart(name, statistics, kind, bias):
+def tried(choices):
+    """Half of the cases of the ends; the others are slow."""
+    return [
+        *halved(MODELS, choices, ENDS),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product(MODELS, choices, CASES[1:-1])),
+    ]
+
+
+@pytest.mark.parametrize(("name", "statistics", "records_are"), tried(["embeddings", "moments"]))
+def test_records_and_strangers_release_and_add_together_what_they_do_apart(name, statistics, records_are):
+    kind, bias = records_are
     model, views, generator = case(name, kind, 13, bias)
     made = in_slots() if statistics == "embeddings" else ReleasedMoments(12, silent())
     noisy = normalize(torch.randn(SLOTS, 2, 16), dim=2) if statistics == "embeddings" else torch.rand(20, 16)
@@ -66,11 +76,10 @@ def test_records_and_strangers_release_and_add_together_what_they_do_apart(name,
             assert (both - one - other).norm() <= most
 
 
-@pytest.mark.parametrize(("kind", "bias"), sparing(CASES, CASES[0], CASES[-1]))
-@pytest.mark.parametrize("norms", ["exact", "bound"])
-@pytest.mark.parametrize("name", MODELS)
-def test_strangers_change_no_pairs_clipped_gradient(name, norms, kind, bias, monkeypatch):
+@pytest.mark.parametrize(("name", "norms", "records_are"), tried(["exact", "bound"]))
+def test_strangers_change_no_pairs_clipped_gradient(name, norms, records_are, monkeypatch):
     """The weights of all similarities but one are set to zero: what is left is the clipped gradient of one pair."""
+    kind, bias = records_are
     model, views, generator = case(name, kind, 3, bias)
     wanted = [0, 0]
 
@@ -91,10 +100,9 @@ def test_strangers_change_no_pairs_clipped_gradient(name, norms, kind, bias, mon
             assert alone.norm() <= clip
 
 
-@pytest.mark.parametrize(("kind", "bias"), sparing(CASES, CASES[0], CASES[-1]))
-@pytest.mark.parametrize("norms", ["exact", "bound"])
-@pytest.mark.parametrize("name", MODELS)
-def test_a_batch_of_clipped_records_stays_in_its_ball(name, norms, kind, bias):
+@pytest.mark.parametrize(("name", "norms", "records_are"), tried(["exact", "bound"]))
+def test_a_batch_of_clipped_records_stays_in_its_ball(name, norms, records_are):
+    kind, bias = records_are
     model, views, _ = case(name, kind, 6, bias)
     for clip in (*CLIPS, 1e-8):
         assert summed(SampleEngine(model, 6, norms), views, clip).norm() <= 6 * clip

@@ -62,10 +62,10 @@ def clipped(gradient, clip_norm):
     return gradient * min(1.0, clip_norm / gradient.norm().item())
 
 
-def logit_oracle(model, batch, clip_norm, one_sided=False, spread_out=0.0):
-    """Every pair's gradient, clipped and weighted: equation 5 of the Logit-DP paper, at a temperature."""
+def logit_parts(model, batch, one_sided=False, spread_out=0.0):
+    """Every pair's weight and gradient: equation 5 of the Logit-DP paper, at a temperature."""
     z, parameters = in_float64(model, batch)
-    total, norms = 0, []
+    parts = []
     for anchors, candidates in directions(z)[: 1 if one_sided else 2]:
         n, m, _ = candidates.shape
         for i in range(n):
@@ -75,15 +75,23 @@ def logit_oracle(model, batch, clip_norm, one_sided=False, spread_out=0.0):
             weights[0] -= 1
             weights = weights / OBJECTIVE.temperature
             weights[1:] += spread_out * 2 * cosines[1:] / ((n - 1) * m)
-            for cosine, weight in zip(cosines, weights, strict=True):
-                gradient = flat_gradient(cosine, parameters)
-                norms.append(gradient.norm().item())
-                total = total + weight.item() * clipped(gradient, clip_norm)
+            parts += [
+                (weight.item(), flat_gradient(cosine, parameters)) for cosine, weight in zip(cosines, weights, strict=True)
+            ]
     model.float()
-    return total, torch.tensor(norms)
+    return parts
 
 
-def sample_oracle(model, batch, clip_norm):
+def norms_of(parts):
+    return torch.stack([gradient.norm() for _, gradient in parts])
+
+
+def summed(parts, clip_norm):
+    return sum(weight * clipped(gradient, clip_norm) for weight, gradient in parts)
+
+
+def sample_parts(model, batch):
+    """Every record's gradient."""
     z, parameters = in_float64(model, batch)
     losses = 0
     for anchors, candidates in directions(z):
@@ -94,7 +102,7 @@ def sample_oracle(model, batch, clip_norm):
         losses = losses - torch.log(positive.exp() / (positive.exp() + negatives))
     gradients = [flat_gradient(loss, parameters) for loss in losses]
     model.float()
-    return sum(clipped(g, clip_norm) for g in gradients), torch.stack([g.norm() for g in gradients])
+    return [(1.0, gradient) for gradient in gradients]
 
 
 def run(engine, batch, clip_norm):
@@ -128,25 +136,24 @@ def test_the_batch_engine_is_one_gradient_of_the_mean_loss(name, loss, microbatc
 @pytest.mark.parametrize("name", sparing(MODELS, "cnn", "two towers"))
 def test_exact_logit_clipping_is_the_loop_over_pairs(name, augmentations):
     model, batch = case(name, augmentations)
-    middle = logit_oracle(model, batch, 1.0)[1].median().item()
-    for clip_norm, options in ((middle, {}), (1e6, {}), (middle, {"one_sided": True, "spread_out": 0.7})):
-        found, norms = run(LogitEngine(model, COUNT, "exact", **options), batch, clip_norm)
-        expected, all_norms = logit_oracle(model, batch, clip_norm, **options)
-        assert_close(found, expected)
-        if not augmentations:  # otherwise the engine also looks at an anchor's own further views, which weigh nothing
-            torch.testing.assert_close(norms.sort().values.float(), all_norms.sort().values, rtol=1e-4, atol=0)
+    for options in ({}, {"one_sided": True, "spread_out": 0.7}):
+        parts = logit_parts(model, batch, **options)
+        for clip_norm in (norms_of(parts).median().item(), 1e6):
+            found, norms = run(LogitEngine(model, COUNT, "exact", **options), batch, clip_norm)
+            assert_close(found, summed(parts, clip_norm))
+            if not augmentations:  # otherwise the engine also looks at an anchor's own further views, which weigh nothing
+                torch.testing.assert_close(norms.sort().values.double(), norms_of(parts).sort().values, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("augmentations", [0, 1])
 @pytest.mark.parametrize("name", list(MODELS))
 def test_exact_sample_clipping_is_the_loop_over_records(name, augmentations):
     model, batch = case(name, augmentations)
-    middle = sample_oracle(model, batch, 1.0)[1].median().item()
-    for clip_norm in (middle, 1e6):
+    parts = sample_parts(model, batch)
+    for clip_norm in (norms_of(parts).median().item(), 1e6):
         found, norms = run(SampleEngine(model, COUNT, "exact"), batch, clip_norm)
-        expected, all_norms = sample_oracle(model, batch, clip_norm)
-        assert_close(found, expected)
-        torch.testing.assert_close(norms, all_norms, rtol=1e-4, atol=0)
+        assert_close(found, summed(parts, clip_norm))
+        torch.testing.assert_close(norms, norms_of(parts), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("kind", [LogitEngine, SampleEngine])
@@ -179,8 +186,9 @@ def test_adapted_open_clip_towers_agree_with_the_loop_over_pairs(tmp_path, adapt
     generator = torch.Generator().manual_seed(5)
     images = torch.randn(3, 1, 3, 32, 32, generator=generator)
     batch = GroupBatch({"image": images, "text": torch.randint(1, 49407, (3, 1, 16), generator=generator)}, [0, 3])
-    clip_norm = logit_oracle(model, batch, 1.0)[1].median().item()
-    expected, _ = logit_oracle(model, batch, clip_norm)
+    parts = logit_parts(model, batch)
+    clip_norm = norms_of(parts).median().item()
+    expected = summed(parts, clip_norm)
     for norms in ("exact", "bound"):
         assert_close(run(LogitEngine(model, 3, norms), batch, clip_norm)[0], expected)
 
@@ -206,7 +214,7 @@ def test_a_weight_that_is_also_used_outside_its_layer_keeps_its_whole_gradient()
     model.encoder, model.head = Tied(), torch.nn.Linear(12, 6)
     batch = case("cnn")[1]
     found, _ = run(LogitEngine(model, COUNT, "exact"), batch, 0.5)
-    assert_close(found, logit_oracle(model, batch, 0.5)[0])
+    assert_close(found, summed(logit_parts(model, batch), 0.5))
 
 
 @pytest.mark.parametrize("kind", [lambda m: LogitEngine(m, 4), lambda m: BatchEngine(m, "fp32", group_loss, 4)])

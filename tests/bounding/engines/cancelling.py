@@ -33,9 +33,9 @@ def model_of(name: str, temperature: float = 0.2, bias: float = 0.0, tiny: float
     return model
 
 
-def records(kind: str, count: int, text: bool, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def records(kind: str, count: int, text: bool, generator: torch.Generator, side: int = 16) -> dict[str, torch.Tensor]:
     """Views of the records of one group."""
-    shape = (1 if text else 2, 3, 16, 16)
+    shape = (1 if text else 2, 3, side, side)
     one, noise = torch.randn(1, *shape, generator=generator), torch.randn(count, *shape, generator=generator)
     views = {
         "noise": noise,
@@ -78,11 +78,13 @@ def moved_by_a_stranger(
     precision: str = "fp32",
     size: int = 4,
     counts: tuple[int, ...] = (3, 12),
+    others: int = 14,
+    side: int = 16,
 ) -> float:
     """How far a further group, which adds nothing itself, moves the sum of the others, over the room that there is for it."""
     text = hasattr(model, "embed_text")
-    sizes = (torch.poisson(torch.full((14,), float(size)), generator=generator).int() + 2).tolist()
-    groups = [records(kind, count, text, generator) for count in sizes]
+    sizes = (torch.poisson(torch.full((others,), float(size)), generator=generator).int() + 2).tolist()
+    groups = [records(kind, count, text, generator, side) for count in sizes]
     made = build_engine(engine, model, precision, group_loss, size, **({"if_unlike": "raise"} if engine == "layerwise" else {}))
 
     def total(groups) -> torch.Tensor:
@@ -93,7 +95,7 @@ def moved_by_a_stranger(
     alone, most = total(groups), 0.0
     bound = clip.bound if isinstance(clip, Clip) else clip
     for count in counts:
-        stranger = records("noise", count, text, generator)
+        stranger = records("noise", count, text, generator, side)
         stranger["image"] = stranger["image"] * math.inf  # not finite: it contributes zero
         for place in (0, len(groups) // 2, len(groups)):
             beside = total([*groups[:place], stranger, *groups[place:]])

@@ -6,12 +6,14 @@ import torch.nn.functional as F
 
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
 from dpfed.bounding.engines.loop import LoopEngine
+from dpfed.bounding.engines.pass_shape import PassShape
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.config import ObjectiveConfig
 from dpfed.models.building import build_model
 from tests.bounding.engines.cancelling import MODELS, moved_by_a_stranger
 from tests.bounding.engines.test_engines import WITH_TEMPERATURE, batch_for
 from tests.bounding.layer_rules.test_layer_rules import LAYERS, SIZES, by_autograd, case, watched
+from tests.sparing import halved
 
 pytest.importorskip("triton")
 GEOMETRIES = {
@@ -40,12 +42,11 @@ def groups_of(kind, geometry):
     return (*sides, torch.tensor(starts, dtype=torch.int32), kernel, stride, padding, dilation), torch.stack(expected)
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
+@pytest.mark.parametrize(("geometry", "kind"), halved(GEOMETRIES, [torch.float32, torch.bfloat16]))
 def test_every_group_has_the_librarys_gradient(geometry, kind):
     from dpfed.bounding.kernels import outer_products
 
-    given, expected = groups_of(kind, geometry)
+    given, expected = groups_of(kind, GEOMETRIES[geometry])
     found = outer_products(*given).permute(0, 1, 4, 2, 3)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -63,12 +64,21 @@ def test_a_groups_gradient_has_the_same_bits_wherever_it_stands():
         assert torch.equal(outer_products(g, x, starts, *moves)[1], alone)
 
 
+@pytest.fixture
+def small_passes(as_on_a_gpu, monkeypatch):
+    """A GPU's passes, of 16 records, and two to find differences: the interpreter takes seconds for each."""
+    monkeypatch.setattr("dpfed.bounding.engines.same_bits._TRIALS", 2)
+    on = PassShape.on
+    monkeypatch.setattr(PassShape, "on", lambda device, size, records, pixels: on(device, size, 12, pixels))
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.usefixtures("small_passes")
 @pytest.mark.parametrize("name", ["cnn", "two towers"])
 @pytest.mark.filterwarnings("ignore:invalid value")  # of a group that is not finite
 def test_a_gpus_pass_comes_to_the_loops_sum(name):
     model, batch = build_model(MODELS[name], WITH_TEMPERATURE), batch_for(MODELS[name])
+    batch.views["image"] = batch.views["image"][..., ::2, ::2]
     batch.views["image"][0] = torch.inf  # a group that is not finite adds nothing
     sums, norms = [], []
     for engine in (LoopEngine(model), LayerwiseEngine(model, group_size=4, if_unlike="raise")):
@@ -79,13 +89,14 @@ def test_a_gpus_pass_comes_to_the_loops_sum(name):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.usefixtures("small_passes")
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_stranger_moves_nobody_in_a_gpus_pass(precision):
     generator = torch.Generator().manual_seed(7)
     model = build_model(MODELS["cnn"], ObjectiveConfig(temperature=0.2))
-    assert moved_by_a_stranger("layerwise", model, "near", 1e-5, generator, precision) <= 1
+    few = {"counts": (3,), "others": 4, "side": 8}
+    assert moved_by_a_stranger("layerwise", model, "near", 1e-5, generator, precision, **few) <= 1
 
 
 def of_all_places(layer, inputs, seeds, sizes):

@@ -10,12 +10,14 @@ from dpfed.bounding.engines import layerwise
 from dpfed.bounding.engines.engine import GroupBatch
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
 from dpfed.bounding.engines.repeated_pass import CudaGraph, RepeatedPass, recording_on
+from dpfed.bounding.engines.same_bits import DependsOnOthers
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.errors import Notice
 from dpfed.models.building import build_model
-from tests.bounding.engines.cancelling import MODELS, batch_of, records
+from tests.bounding.engines.cancelling import MODELS, batch_of, moved_by_a_stranger, records
 
 pytest.importorskip("triton")
+from dpfed.bounding import kernels  # noqa: E402
 from tests.bounding.kernels.tape import Tape, plain_kernels  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("as_on_a_gpu"), pytest.mark.filterwarnings("ignore:invalid value")]
@@ -82,6 +84,26 @@ def test_adapters_are_merged_anew_in_every_repetition(tapes, monkeypatch):
             for parameter in model.parameters():
                 parameter.add_(0.01 * torch.randn_like(parameter))
     assert len(tapes) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stranger_moves_nobody_in_repeated_passes(name, tapes):
+    generator = torch.Generator().manual_seed(7)
+    moved = moved_by_a_stranger("layerwise", model_of(NAMES[name]), "near", 1e-5, generator, counts=(3,), others=5)
+    assert moved <= 1 and sum(tape.repetitions for tape in tapes) > 4
+
+
+def test_a_kernel_that_looks_at_neighbours_is_found_out(tapes, monkeypatch):
+    """Sabotage: the sums of a group change, in their last bits, with the first record of the pass."""
+    honest = kernels.outer_products
+
+    def looking(slopes, *rest, **more):
+        return honest(slopes, *rest, **more) * (1 + 1e-6 * slopes.flatten()[0].nan_to_num().sin())
+
+    monkeypatch.setattr(kernels, "outer_products", looking)
+    engine = LayerwiseEngine(model_of(NAMES["cnn"]), group_size=4, if_unlike="raise")
+    with pytest.raises(DependsOnOthers, match="depends on the other groups of its pass"):
+        summed(engine, batches(False)[0], 0.05)
 
 
 def batches_of_side(side):

@@ -1,6 +1,7 @@
 """Images that processes decode: the pixels of the threads, in memory that nobody else can find."""
 
 import os
+import signal
 import tarfile
 
 import numpy as np
@@ -8,10 +9,10 @@ import pytest
 from PIL import Image
 
 from dpfed.data.importers.importing import import_records
-from dpfed.data.store import pictures, volume
+from dpfed.data.processes import Processes
+from dpfed.data.store import pictures, writing
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.volume import VolumeWriter
 from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.pixels import encode
 from dpfed.errors import UserError
@@ -53,7 +54,7 @@ def test_a_file_that_cannot_be_decoded_is_one_sentence(store, many_cores, tmp_pa
             (tmp_path / "file").write_bytes(content)
             archive.add(tmp_path / "file", f"{number:03}.png")
     with monkeypatch.context() as patch:  # a store that was damaged since
-        patch.setattr(VolumeWriter, "_encode", lambda self, record: volume._Stored(record.image, None))
+        patch.setattr(StoreWriter, "_encode", lambda self, record: writing._Stored(record.image, None))
         import_records(tmp_path / "in", tmp_path / "broken")
     with pytest.raises(UserError, match="the image of '.*009' cannot be decoded") as error:
         RecordStore.open(tmp_path / "broken").images(np.arange(COUNT), 16)
@@ -65,3 +66,20 @@ def test_nothing_is_left_where_others_look(store, many_cores):
     before = set(os.listdir("/dev/shm"))
     images = store.images(np.arange(COUNT), 16)
     assert set(os.listdir("/dev/shm")) == before and len(images) == COUNT
+
+
+def test_a_process_that_dies_ends_the_work_in_words():
+    with pytest.raises(UserError, match="ended by SIGKILL"):
+        list(Processes(2).each(_die_at_two, range(4)))
+    with pytest.raises(OSError, match="disk"):
+        list(Processes(2).each(_fail, range(4)))
+
+
+def _die_at_two(number):
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def _fail(number):
+    raise OSError(28, "disk full")

@@ -19,7 +19,7 @@ from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views import modes
-from dpfed.data.views.pixels import BrokenImage, decode, decode_and_tell, encode, square
+from dpfed.data.views.pixels import BrokenImage, decode, decoded, encode, square
 from dpfed.errors import UserError
 from tests.data.views.files_of_all_modes import colours, encoded, files, tiff
 
@@ -144,7 +144,8 @@ def test_images_that_stock_open_clip_destroys_are_converted_and_counted(tmp_path
     said = [what for _, what, _ in kinds.values()]
     assert store.converted == {what: said.count(what) for what in said}
     for name, (file, what, _) in kinds.items():
-        assert decode_and_tell(file)[1] == what, name
+        with decoded(file) as (_, found):
+            assert found == what, name
         try:
             assert stock()(opened(file)).float().mean() in (0.0, 255.0) or what == modes.DARK or name == "12 bits"
         except ValueError:

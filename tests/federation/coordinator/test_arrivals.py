@@ -49,7 +49,7 @@ def content(path):
 
 
 def folders(monkeypatch, tmp_path, tiny, name, seconds):
-    monkeypatch.setattr(rooms, "Arrivals", lambda path: ArrivalLog(path, clock(seconds)))
+    monkeypatch.setattr(rooms, "ArrivalLog", lambda path: ArrivalLog(path, clock(seconds)))
     run = rooms.simulate(parse_config(tiny), tmp_path / name, Simulation(sites=2, trust="distributed"))
     files = {path.relative_to(run.path).as_posix(): content(path) for path in run.path.rglob("*") if path.is_file()}
     return {name: said for name, said in files.items() if name not in (".lock", "provenance.json")}
@@ -78,7 +78,7 @@ def test_times_go_with_the_process_however_it_ends(monkeypatch, tmp_path, tiny, 
             if step == 2:
                 raise end
 
-    monkeypatch.setattr(rooms, "Arrivals", Ending)
+    monkeypatch.setattr(rooms, "ArrivalLog", Ending)
     with pytest.raises(type(end)):
         rooms.simulate(parse_config(tiny), tmp_path / "run", Simulation(sites=2))
     assert there == [True] * 3 and not list((tmp_path / "run").glob("*arrivals*"))

@@ -48,7 +48,7 @@ def start_site(members: Processes, place: SitePaths, *programs: str) -> None:
     group = grp.getgrgid(os.getgid()).gr_name
     for program in programs:
         unit = place.path / "systemd" / f"dpfed-{program}@.service"
-        start_unit(members, f"{place.manifest.site}-{program}", unit, place.path, **{"dpfed-node": group})
+        start_unit(members, f"{place.kit.site}-{program}", unit, place.path, **{"dpfed-node": group})
 
 
 class Forwarder:
@@ -72,7 +72,8 @@ class Forwarder:
 
     def reload(self) -> None:
         """What ``nginx -s reload`` does: new connections see the new certificate, open ones stay."""
-        self._context.load_cert_chain(self._folder / "proxy" / "server.pem", self._folder / "proxy" / "server.key")
+        certificates = self._folder / "certificates"
+        self._context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -87,7 +88,7 @@ class Forwarder:
         self._loop.run_forever()
 
     async def _to_link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner = ssl.create_default_context(cafile=self._folder / "proxy" / "inner.crt")
+        inner = ssl.create_default_context(cafile=self._folder / "certificates" / "inner" / "ca.crt")
         other = await asyncio.open_connection("127.0.0.1", self._link, ssl=inner, server_hostname="localhost")
         await _both(reader, writer, *other)
 

@@ -8,6 +8,7 @@ pytest.importorskip("flwr")
 
 from dpfed.cli import main  # noqa: E402
 from dpfed.federation.flower import operator as operate  # noqa: E402
+from dpfed.federation.flower.command import FlowerCommand  # noqa: E402
 from dpfed.federation.flower.operator import Operator  # noqa: E402
 from tests.federation.provisioning.office import Office  # noqa: E402
 
@@ -33,7 +34,7 @@ def ended(chest, capsys):
 
 def test_a_superlink_that_is_lost_is_a_sentence_and_tried_again(chest, monkeypatch, capsys):
     # Flower's command says so in JSON, and ends with 0.
-    monkeypatch.setattr(Operator, "_flwr", lambda self, *words: LOST)
+    monkeypatch.setattr(FlowerCommand, "text", lambda self, *words: LOST)
     code, said = ended(chest, capsys)
     assert code == 1 and said.err.count("\n") == 1  # units do not start again what ends with 2
     assert said.err.endswith("flwr supernode list federation says: Connection to the SuperLink is unavailable.\n")
@@ -55,7 +56,7 @@ def test_keys_are_looked_after_when_the_superlink_is_back(chest, monkeypatch, ca
         return '{"success": true, "node-id": 7}'
 
     done = []
-    monkeypatch.setattr(Operator, "_flwr", flwr)
+    monkeypatch.setattr(FlowerCommand, "text", flwr)
     Operator(chest).watch(stop)
     said = capsys.readouterr().out
     assert "cannot register: flwr says: gone." in said and "the SuperNode north is registered, as 7" in said
@@ -64,7 +65,7 @@ def test_keys_are_looked_after_when_the_superlink_is_back(chest, monkeypatch, ca
 def test_a_run_that_stopped_before_its_end_is_said(chest, monkeypatch, capsys):
     monkeypatch.setattr(Operator, "register", lambda self: None)
     monkeypatch.setattr(Operator, "watch", lambda self, stop: None)
-    monkeypatch.setattr(Operator, "_call", lambda self, *words: None)
+    monkeypatch.setattr(FlowerCommand, "show", lambda self, *words: None)
     states = iter(["finished:failed", "finished:completed"])
     monkeypatch.setattr(Operator, "_going", lambda self: None)
     runs = lambda self: [{"run-id": 1, "status": next(states), "pending-at": "1"}]  # noqa: E731

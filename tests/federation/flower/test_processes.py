@@ -112,4 +112,7 @@ def test_nothing_is_left_when_the_parent_is_told_so_while_it_ends(tmp_path, seco
         time.sleep(0.3)  # the deaf one, which was started last, is being waited for
         parent.send_signal(how)
         parent.wait(20)
+    deadline = time.monotonic() + 20
+    while sleepers(seconds) and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert sleepers(seconds) == []

@@ -58,7 +58,7 @@ def test_an_upgrade_in_mid_run_loses_no_step(folder, shapes):
             office.send(place)
         done = office.provision()
         for place in (north, south):
-            place.unpack(done.kits[place.manifest.site])
+            place.unpack(done.kits[place.kit.site])
             place.join()
             start_site(members, place, "worker", "node", "app")
         # Nobody waits for anybody: the SuperLink comes last.
@@ -74,7 +74,7 @@ def test_an_upgrade_in_mid_run_loses_no_step(folder, shapes):
                 north,
                 south,
             ):  # a SuperNode that came before it was registered has ended: its unit says Restart=always
-                if not members.running(f"{place.manifest.site}-node"):
+                if not members.running(f"{place.kit.site}-node"):
                     start_site(members, place, "node")
             return lines() > 4 or not members.running("run")
 

@@ -9,9 +9,10 @@ import threading
 
 import pytest
 
+from dpfed.errors import UserError
 from dpfed.federation.provisioning import network
 from dpfed.federation.provisioning.certificates import make_certificates
-from dpfed.federation.provisioning.doctor import examine_coordinator, examine_site
+from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.network import State
 from tests.federation.provisioning.office import Office
 
@@ -70,7 +71,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(office, place):
-    server = Server(office.folder / "chest" / "certificates", int(place.manifest.superlink.rpartition(":")[2]))
+    server = Server(office.folder / "chest" / "certificates", int(place.kit.superlink.rpartition(":")[2]))
     yield server
     server.close()
 
@@ -152,39 +153,33 @@ def test_dates_of_certificates(tmp_path, days, state):
     assert finding.state is state and (finding.advice == "renew it") == (state is not State.GOOD)
 
 
-def test_what_is_altered_missing_or_open_is_noticed(office, tmp_path, shapes):
+def test_what_is_altered_missing_or_open_is_noticed(tmp_path, shapes):
     (tmp_path / "second").mkdir()
     place = Office(tmp_path / "second", shapes.path).joined()["south"]
-    (place.path / "compose.yaml").write_text("services: {}\n")
+    kit = place.path / "kit.json"
+    kit.write_text(kit.read_text().replace("localhost", "elsewhere"))
+    with pytest.raises(UserError, match="not as it was signed"):
+        examine_site(place.path)
+    kit.write_text(kit.read_text().replace("elsewhere", "localhost"))
     place.site.path.chmod(0o755)
     (place.site.path / "ledger.jsonl").write_text("nonsense\n")
     place.settings.write_text(place.settings.read_text().replace("9200", "none"))
     findings = examine_site(place.path)
-    for about, said in (("kit", "compose.yaml"), ("keys", "other users"), ("budget", "ledger"), ("ports", "'none'")):
+    for about, said in (("keys", "other users"), ("budget", "ledger"), ("ports", "'none'")):
         assert of(findings, about).state is State.BAD and said in of(findings, about).said, about
     (place.site.path / "ledger.jsonl").unlink()
     place.leave()
     assert "has left" in of(examine_site(place.path), "terms").said
 
 
-def test_a_coordinator_before_and_after_its_terms(office, place, tmp_path, shapes):
-    findings = examine_coordinator(office.folder / "chest")
-    assert of(findings, "sites").state is State.GOOD and of(findings, "authority").state is State.CARE
-    assert "offline" in of(findings, "authority").advice
-    (tmp_path / "new").mkdir()
-    new = Office(tmp_path / "new", shapes.path)
-    new.provision()
-    assert "missing: north, south" in of(examine_coordinator(new.folder / "chest"), "sites").said
-
-
 def test_the_command_ends_with_1_where_something_is_bad(place, server, dpfed):
     before = {path: path.read_bytes() for path in place.path.rglob("*") if path.is_file()}
     code, output, _ = dpfed("site", "doctor", place.path)
     assert code == 0 and "-> start node and app" in output
-    (place.path / "README.md").write_text("altered")
+    (place.site.path / "identity.key").chmod(0o644)
     try:
         code, output, _ = dpfed("site", "doctor", place.path, "--json")
     finally:
-        (place.path / "README.md").write_bytes(before[place.path / "README.md"])
-    assert code == 1 and [one["about"] for one in json.loads(output) if one["state"] == "bad"] == ["kit"]
+        (place.site.path / "identity.key").chmod(0o600)
+    assert code == 1 and [one["about"] for one in json.loads(output) if one["state"] == "bad"] == ["keys"]
     assert before == {path: path.read_bytes() for path in place.path.rglob("*") if path.is_file()}

@@ -27,7 +27,7 @@ def test_the_commands_print_what_the_page_shows(shapes, tmp_path, dpfed):
     fingerprint = re.search(FINGERPRINT, output)[0]
     cards = {}
     for site in ("north", "south"):
-        kit = tmp_path / "chest" / "kits" / f"chest-{site}.tar.gz"
+        kit = tmp_path / "chest" / "kits" / f"chest-{site}.kit.json"
         options = ["--coordinator", fingerprint, "--store", office.store(site), "--budget", 8, "--into", tmp_path / site]
         code, output, error = dpfed("site", "setup", kit, *options)
         assert code == 0, error
@@ -39,7 +39,7 @@ def test_the_commands_print_what_the_page_shows(shapes, tmp_path, dpfed):
     assert dpfed("federation", "provision", office.file)[0] == 0
     place = tmp_path / "north" / "chest-north"
     assert dpfed("site", "confirm", place, cards["south"])[0] == 0
-    code, output, error = dpfed("site", "join", place, tmp_path / "chest" / "kits" / "chest-north.tar.gz", "--yes")
+    code, output, error = dpfed("site", "join", place, tmp_path / "chest" / "kits" / "chest-north.kit.json", "--yes")
     assert code == 0 and "2 of 2 members: this site, south" in output, error
     code, output, _ = dpfed("site", "doctor", place)
     kinds = re.findall(r"^ +([a-z]+)  \w+ ", shown("dpfed site doctor"), re.MULTILINE)

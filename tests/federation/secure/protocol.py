@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpfed.federation.secure.masking import Masking
+from dpfed.federation.secure.shares import recovered
 from dpfed.federation.secure.unmasking import Unmasking
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.parties import Parties
@@ -80,3 +81,8 @@ def vectors(sites: int, size: int = SIZE) -> np.ndarray:
 def plain_sum(values: np.ndarray, sites) -> list[int]:
     """The oracle: Python's integers."""
     return [sum(int(values[site, at]) for site in sites) % 2**32 for at in range(values.shape[1])]
+
+
+def combine(shares: dict[int, bytes]) -> bytes:
+    """One secret from exactly as many shares as `split` needed, by the number of the site that holds them."""
+    return recovered(tuple(shares), list(shares.values()))[0]

@@ -14,11 +14,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from dpfed.errors import UserError
 from dpfed.federation.secure.masking import NotOffered
 from dpfed.federation.secure.masks import StepKeys, add_mask, agreed, public_bytes
-from dpfed.federation.secure.shares import combine
 from dpfed.protocol.fixed_point import Grid
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.parties import Parties
-from tests.federation.secure.protocol import RNG, SIZE, TERMS, Federation, plain_sum, vectors
+from tests.federation.secure.protocol import RNG, SIZE, TERMS, Federation, combine, plain_sum, vectors
 
 # What a site may do in a step, from the worst to the best.
 BEHAVIOURS = ("no offer", "no mask", "late", "no vote", "no reveal", "stays")

@@ -1,56 +1,41 @@
-"""Shamir's scheme against another library, and what too few shares tell: nothing."""
+"""Shamir's scheme against Newton's interpolation, and what too few shares tell: nothing."""
 
 import itertools
 import os
 
 import numpy as np
 import pytest
-from Crypto.Protocol.SecretSharing import Shamir
+import scipy.stats
 
-from dpfed.federation.secure import field
-from dpfed.federation.secure.shares import combine, split
-
-RNG = np.random.default_rng(1)
-MODULUS = (1 << 128) | 0b10000111
+from dpfed.federation.secure.shares import PRIME, recovered, split
+from tests.federation.secure.protocol import combine
 
 
-def slowly(one: int, other: int) -> int:
-    """The oracle: schoolbook multiplication, and division with remainder."""
-    result = 0
-    for bit in range(128):
-        result ^= (one << bit) * (other >> bit & 1)
-    for bit in range(result.bit_length() - 1, 127, -1):
-        result ^= (MODULUS << (bit - 128)) * (result >> bit & 1)
-    return result
+def interpolated(shares: dict[int, bytes]) -> bytes:
+    """The oracle: Newton's divided differences, evaluated at 0."""
+    points = [site + 1 for site in shares]
+    table = [int.from_bytes(share, "big") for share in shares.values()]
+    for order in range(1, len(points)):
+        for at in range(len(points) - 1, order - 1, -1):
+            table[at] = (table[at] - table[at - 1]) * pow(points[at] - points[at - order], -1, PRIME) % PRIME
+    value = 0
+    for coefficient, point in zip(reversed(table), reversed(points), strict=True):
+        value = (value * -point + coefficient) % PRIME
+    return value.to_bytes(32, "big")
 
 
-def test_the_field_is_the_one_it_says():
-    for _ in range(30):
-        one, other = (int.from_bytes(os.urandom(16)) for _ in range(2))
-        content, small = one.to_bytes(16), int(RNG.integers(0, 5000))
-        elements = field.from_bytes(content)
-        assert field.to_bytes(elements) == content
-        assert field.product(one, other) == slowly(one, other)
-        assert slowly(one, field.inverse(one)) == 1
-        assert int.from_bytes(field.to_bytes(field.shifted(elements))) == slowly(one, 2)
-        assert int.from_bytes(field.to_bytes(field.scaled(elements, np.array([small], np.uint64)))) == slowly(one, small)
-        both = field.combined([one, other], np.stack([elements, field.from_bytes(other.to_bytes(16))]))
-        assert int.from_bytes(field.to_bytes(both)) == slowly(one, one) ^ slowly(other, other)
-    assert [field.inverse(1), field.product(0, 7)] == [1, 0]
+def test_the_prime_is_one():
+    assert all(pow(base, PRIME - 1, PRIME) == 1 for base in (2, 3, 5, 7)) and PRIME.bit_length() == 256
 
 
 @pytest.mark.parametrize(("needed", "sites"), [(1, 2), (2, 3), (3, 5), (4, 4)])
-def test_another_library_gives_our_secrets_back_and_we_give_its(needed, sites):
+def test_any_shares_that_are_enough_give_the_secrets_back(needed, sites):
     secrets = [os.urandom(32) for _ in range(3)]
-    for secret, shares in zip(secrets, split(secrets, needed, sites), strict=True):
-        for givers in itertools.combinations(range(sites), needed):
-            halves = [Shamir.combine([(at + 1, shares[at][half : half + 16]) for at in givers], False) for half in (0, 16)]
-            assert b"".join(halves) == combine({at: shares[at] for at in givers}) == secret
-    if needed > 1:  # the other library cannot share a secret with everybody
-        theirs = [Shamir.split(needed, sites, secrets[0][half : half + 16], False) for half in (0, 16)]
-        shares = {at: theirs[0][at][1] + theirs[1][at][1] for at in range(sites)}
-        for givers in itertools.combinations(range(sites), needed):
-            assert combine({at: shares[at] for at in givers}) == secrets[0]
+    dealt = split(secrets, needed, sites)
+    for givers in itertools.combinations(range(sites), needed):
+        assert recovered(givers, [b"".join(shares[at] for shares in dealt) for at in givers]) == secrets
+        for secret, shares in zip(secrets, dealt, strict=True):
+            assert interpolated({at: shares[at] for at in givers}) == secret
 
 
 def test_a_share_less_than_the_threshold_tells_nothing():
@@ -64,5 +49,13 @@ def test_a_share_less_than_the_threshold_tells_nothing():
         assert len({combine(two | {third: bytes([guess]) * 32}) for guess in range(8)}) == 8
 
 
-def test_shares_are_drawn_afresh():
-    assert len({split([bytes(32)], 2, 3)[0][0] for _ in range(20)}) == 20
+def test_shares_are_drawn_afresh_and_uniform_whatever_the_secret():
+    dealt = [split([bytes(32)], 2, 3)[0][0] for _ in range(4000)]
+    assert len(set(dealt)) == len(dealt)
+    for byte in (0, 31):
+        assert scipy.stats.chisquare(np.bincount([share[byte] for share in dealt], minlength=256)).pvalue > 1e-7
+
+
+def test_a_secret_that_the_prime_has_no_room_for_is_refused():
+    with pytest.raises(ValueError, match="not below the prime"):
+        split([b"\xff" * 32], 2, 3)
