@@ -115,7 +115,9 @@ def _measured(path: Path | None, model: str | None) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read the measured file {path}: {error.strerror or error}.") from error
     except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise UserError(f"{path} is not a result of `python -m benchmarks.throughput`: make one, or give the figures.") from error
+        raise UserError(
+            f"{path} is not a result of `python -m benchmarks.throughput`: make one, or give the figures."
+        ) from error
     return {name: value for name, value in found.items() if value is not None}
 
 
