@@ -249,7 +249,7 @@ class SiteFolder:
         return os.path.lexists(self._left)
 
     def refuse_if_left(self) -> None:
-        """Refuses to go on with a site that has left.
+        """Refuses a site that has left.
 
         Raises:
             UserError: saying so.
