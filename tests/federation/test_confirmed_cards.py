@@ -133,7 +133,7 @@ def test_what_is_left_of_the_noise_is_what_honest_sites_add_to_the_narrowest_sum
     for honest in range(1, sites_ + 1):
         part, others = trust.noise_if_honest(honest), sites_ - honest
         least = 1  # its own share is added in any case
-        if sites_ > 2 * drops + others and (others + drops < trust.parties.links or trust.parties.links == sites_ - 1):
+        if sites_ > 2 * drops + others and (others + drops < trust.links or trust.links == sites_ - 1):
             least = max(1, sites_ - drops - others)  # of any sum that they agree to reveal
         if others <= colluders:
             assert part == 1 and least / trust.honest >= 1
