@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _RELEASES = 2  # steps of a run in closed form: means, then moments
 # Raised when engines round or add up in another way in float32 on a CPU: a dpfed with another number does not resume a run.
-# Other bits alone release nothing twice: a step that was paid for is repeated as it was kept, or refused if it comes out
+# Other bits alone release nothing twice: a step that was charged is repeated as it was kept, or refused if it comes out
 # differently. It is in the noise's keys, so that another number changes every seeded run.
 ARITHMETIC = 3
 # The numbers of a plan as files name and order them: the fields of its parts, those of the noise with their prefix.

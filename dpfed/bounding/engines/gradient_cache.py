@@ -97,7 +97,7 @@ class BatchEngine(Engine):
                 list(embeddings.values()),
                 self._vector.parameters,
                 [weights[name] for name in embeddings],
-                materialize_grads=True,  # a learnt temperature is no part of an embedding
+                materialize_grads=True,  # a learnt temperature does not belong to an embedding
             )
             foreach.add_(parts, gradients)
 

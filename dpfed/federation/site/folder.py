@@ -249,7 +249,7 @@ class SiteFolder:
         return os.path.lexists(self._left)
 
     def refuse_if_left(self) -> None:
-        """Refuses a site that has left.
+        """Refuses to serve a site that has left.
 
         Raises:
             UserError: saying so.
