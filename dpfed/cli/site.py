@@ -113,10 +113,10 @@ def confirm(
     opened = SiteFolder.open(folder)
     opened.confirm(cards)
     if not opened.joined:
-        tell(f"{len(opened.confirmed.read())} cards of other sites are confirmed.")
+        tell(f"{len(opened.confirmed())} cards of other sites are confirmed.")
         return
     terms = opened.terms()
-    text = confirmation(terms, terms.number_of(opened.identity().signing_key), opened.confirmed.read())
+    text = confirmation(terms, terms.number_of(opened.identity().signing_key), opened.confirmed())
     tell(f"confirmed  {text}")
 
 
@@ -136,7 +136,7 @@ def join(
     opened = paths.site
 
     def agreed(loaded: Terms) -> bool:
-        show_terms(loaded, loaded.number_of(opened.identity().signing_key), opened.confirmed.read())
+        show_terms(loaded, loaded.number_of(opened.identity().signing_key), opened.confirmed())
         tell(_BEFORE_JOINING)
         try:
             return yes or typer.confirm("Join?")

@@ -173,7 +173,7 @@ def _terms(paths: SitePaths) -> Iterator[Finding]:
         wait = f"send {paths.reply} to the coordinator; the next kit comes when all sites have replied"
         yield Finding("terms", State.CARE, said, f"dpfed site join {paths.path} {paths.path}" if there else wait)
         return
-    terms, known = site.terms(), site.confirmed.read()
+    terms, known = site.terms(), site.confirmed()
     others = [member.name for member in terms.sites if member.name != site.own_card().name and member.fingerprint not in known]
     if others and terms.trust_model.shared:
         said = f"{terms.fingerprint}; the cards of {', '.join(others)} are not confirmed"
