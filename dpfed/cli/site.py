@@ -71,7 +71,7 @@ def set_up_site(
 
 @app.command("doctor")
 def doctor_of_site(folder: KitFolder, as_json: Json = False) -> None:
-    """Check clock, ports, certificates, disk, versions, records and budget of a site, and say what to do."""
+    """Check clock, ports, certificates, versions, records and budget of a site, and say what to do."""
     say(f"examining {folder}", True)
     from dpfed.federation.provisioning.doctor import examine_site
 
