@@ -305,7 +305,7 @@ def records_of_site(store: str | Path, declared: int | None, settings: dict[str,
 
 
 def _absolute(settings: dict[str, Any]) -> dict[str, str | None]:
-    """A site's copies, by places that mean the same wherever the site is served from."""
+    """A site's copies, by paths that mean the same wherever the site is served from."""
     default = Config()
     model = {key: settings[key] for key in ("architecture", "weights", "start") if settings.get(key) is not None}
     if "architecture" in model:
