@@ -42,7 +42,7 @@ def confirm(path: Path, cards: list[str], own: SiteCard, terms: Terms | None) ->
         terms: that the site has joined, if it has.
 
     Raises:
-        UserError: for what is no fingerprint, is this site's own, or belongs to no member of the terms.
+        UserError: for what is not a fingerprint, is this site's own, or belongs to no member of the terms.
     """
     given = [_fingerprint(card) for card in cards]
     if own.fingerprint in given:
