@@ -1,21 +1,18 @@
 """What is measured of a configuration's own step, and that the simulator reads it."""
 
-import dataclasses
-import json
 import time
 
 import numpy as np
 import pytest
 
 from benchmarks import parts, throughput
-from dpfed.cluster import cost
 from dpfed.config import parse_config
 from dpfed.data.views.batches import ViewMaker
 from dpfed.errors import UserError
 from dpfed.training.worker import Worker
 
 
-def test_the_parts_of_a_step_are_what_the_simulator_reads(tiny, tmp_path, monkeypatch):
+def test_the_parts_of_a_step_are_timed(tiny, monkeypatch):
     honest = ViewMaker.__call__
 
     def slow(self, indices, *rest):
@@ -28,12 +25,6 @@ def test_the_parts_of_a_step_are_what_the_simulator_reads(tiny, tmp_path, monkey
     one = found["gradients"]["tiny"]
     assert 50 < one["views_per_second"] < 500 and one["records_per_second"] > 0 and one["decoded_per_second"] > 0
     assert not one["reads_ahead"]  # images of their size, on a CPU
-    path = tmp_path / "measured.json"
-    path.write_text(json.dumps({"figures": found | {"transport": {"latency_microseconds": 1.0}}}))
-    machines = cost._further(path, "tiny")
-    names = {field.name for field in dataclasses.fields(cost.Machines)}
-    assert machines.keys() <= names and machines["views"] == 1 / one["views_per_second"] and machines["ahead"] is False
-    assert {"keys", "drawn", "decoding", "checkpoint"} <= machines.keys()
 
 
 def test_steps_over_private_records_are_not_timed(tiny, tmp_path):
