@@ -99,9 +99,9 @@ def test_one_caption_and_many(encoder):
     [
         ([], "there is no caption"),
         (None, "expected a caption or a list of captions, got None"),
-        (3, "got a int"),
+        (3, "got an int"),
         (b"text", "got a bytes"),
-        (["a", 3], "caption 1 is a int"),
+        (["a", 3], "caption 1 is an int"),
         ([["a", "b"]], "caption 0 is a list"),
         (["\ud800"], "caption 0 is not valid text"),
     ],

@@ -109,18 +109,18 @@ def push(
         raise UserError(f"{repo} is not a repository of the hub: expected OWNER/NAME.")
     if run.finished and not (run.card.is_file() and results_in(run.results)["privacy"]["guarantee"]):
         raise UserError(f"{folder} has no privacy card with a guarantee: a model without one is not uploaded.")
-    with tempfile.TemporaryDirectory() as place:
-        files = export_model(run.path, Path(place, "model"), hub=True, license=license)
+    with tempfile.TemporaryDirectory() as draft:
+        files = export_model(run.path, Path(draft, "model"), hub=True, license=license)
         from huggingface_hub import HfApi  # export_model refuses where it is missing
 
-        page = Path(place, "model", "README.md")
+        page = Path(draft, "model", "README.md")
         page.write_text(page.read_text(encoding="utf-8").replace("OWNER/NAME", repo), encoding="utf-8")
         if not agreed(files):
             return None
         try:
             api = HfApi()
             api.create_repo(repo, private=not public, exist_ok=True)
-            commit = api.upload_folder(repo_id=repo, folder_path=Path(place, "model"), commit_message="Model and privacy card")
+            commit = api.upload_folder(repo_id=repo, folder_path=Path(draft, "model"), commit_message="Model and privacy card")
         except Exception as error:  # of the network, of the hub, of a token that is missing
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise UserError(f"the hub refused {repo} ({reason}): log in with `hf auth login`.") from error

@@ -169,12 +169,12 @@ class RunView:
             name = tomllib.loads(config_toml).get("name", folder.name)
         except tomllib.TOMLDecodeError as error:
             raise UserError(f"{folder / 'config.toml'} is damaged: {error}.") from error
-        place = RunDirectory(folder).no_card if RunDirectory(folder).no_card.exists() else RunDirectory(folder).card
-        card = _text(place)
+        page = RunDirectory(folder).no_card if RunDirectory(folder).no_card.exists() else RunDirectory(folder).card
+        card = _text(page)
         try:
             lead(card)
         except UserError as error:
-            raise UserError(f"{place} is damaged: {error}") from error
+            raise UserError(f"{page} is damaged: {error}") from error
         pictures, ledger = folder / "gallery", RunDirectory(folder).ledger
         return cls(
             name=str(name),

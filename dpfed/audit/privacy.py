@@ -61,8 +61,8 @@ def audit_claim(
             f"bounding.method = '{plan.bounding.method_name}' claims no privacy that an audit could contradict: choose a "
             "method with a guarantee (docs/methods.md)."
         )
-    with tempfile.TemporaryDirectory(prefix="dpfed-audit-") as place:
-        trial = _Trial(config, plan, owners, experiments, watcher, Path(place))
+    with tempfile.TemporaryDirectory(prefix="dpfed-audit-") as folder:
+        trial = _Trial(config, plan, owners, experiments, watcher, Path(folder))
         near, moved = trial.neighbours()
         findings = [attack() for attack in trial.attacks()]
     return PrivacyAudit(
@@ -85,7 +85,7 @@ class _Trial:
     owners: int
     experiments: int
     watcher: Watcher
-    place: Path
+    folder: Path
 
     def attacks(self) -> list[Callable[[], Finding]]:
         """Those that the plan calls for."""
@@ -100,7 +100,7 @@ class _Trial:
         return 2 * _GROUP_SIZE * self.owners
 
     def _under(self, name: str, rate: float, batch: int, steps: int, canaries: int) -> UnderTest:
-        folder = self.place / name
+        folder = self.folder / name
         folder.mkdir()
         scale = Scale.of(rate, max(batch, self.least_batch), _GROUP_SIZE, steps)
         return UnderTest.build(self.config, self.plan, scale, canaries, folder, self.owners)
@@ -115,7 +115,7 @@ class _Trial:
 
     @functools.cached_property
     def _moments(self) -> MomentTrial:
-        return MomentTrial.build(self.config, self.plan, self.place, self.owners)
+        return MomentTrial.build(self.config, self.plan, self.folder, self.owners)
 
     def whole_runs(self) -> Finding:
         """Runs in closed form, which are short: both of their releases, again and again."""

@@ -38,13 +38,13 @@ def start(
         watcher.note("loading PyTorch")
         from dpfed.runs.pretraining import make_start
 
-        place, was_there = make_start(loaded, watcher)
+        path, was_there = make_start(loaded, watcher)
     # Settings that were given count for the run, too: with others, it would look for the start of another model.
     given = escape(on_command_line(config, (("--set", one) for one in assignments or ())))
     for line in (
-        f"{place}" + (" (it was there already)" if was_there else ""),
+        f"{path}" + (" (it was there already)" if was_there else ""),
         f"[dim]to begin there:[/] dpfed pretrain {given} --set model.start=procedural",
-        f"[dim]elsewhere, copy the folder:[/] dpfed pretrain {given} --set model.start={place.name}",
+        f"[dim]elsewhere, copy the folder:[/] dpfed pretrain {given} --set model.start={path.name}",
     ):
         console.print(line, highlight=False, soft_wrap=True)
 

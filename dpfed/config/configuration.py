@@ -146,10 +146,10 @@ def _assign(tree: dict[str, Any], assignment: str) -> None:
 
 def _known(key: str, tree: dict[str, Any]) -> bool:
     """Whether a key is one that a configuration may have, or, of a method's own options, one that is there."""
-    place: Any = Config
+    level: Any = Config
     for part in key.split("."):
-        place = place.model_fields[part].annotation if part in getattr(place, "model_fields", {}) else None
-        if place is None:
+        level = level.model_fields[part].annotation if part in getattr(level, "model_fields", {}) else None
+        if level is None:
             return key.startswith("bounding.options.") and key in leaves(tree)
     return True
 

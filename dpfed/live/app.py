@@ -65,7 +65,7 @@ class _Views:
 
     def __init__(self, scan: Scan, retrieval: Retrieval) -> None:
         self._scan, self._retrieval = scan, retrieval
-        self._pages = Pages(scan.place.name, scan.single is None)
+        self._pages = Pages(scan.root.name, scan.single is None)
         self._readers = 0
         self._lock = threading.Lock()
         self._made: dict[str, tuple[float, Markup]] = {}  # what was made for a page, and when

@@ -41,9 +41,9 @@ _LAST = 20  # discarded steps that are listed
 class Pages:
     """Renders views of runs. Charts are drawn again only where their run has changed."""
 
-    def __init__(self, place: str, several: bool = True) -> None:
+    def __init__(self, name: str, several: bool = True) -> None:
         """Takes the name of what is shown, and whether it is a folder of runs or a single one."""
-        self._place = place
+        self._name = name
         self._charts: dict[str, tuple[RunState, list[tuple[str, Markup]]]] = {}
         self._environment = Environment(
             loader=PackageLoader("dpfed.live", "page"),
@@ -69,7 +69,7 @@ class Pages:
     def runs(self, seen: Sequence[Seen]) -> Markup:
         """The list of runs."""
         rows = [(one, {figure.key: figure for figure in reversed(overview(one))}) for one in at_work_first(seen)]
-        return Markup(self._render("runs.html", rows=rows, place=self._place))  # noqa: S704  the template escapes
+        return Markup(self._render("runs.html", rows=rows, name=self._name))  # noqa: S704  the template escapes
 
     def run(self, seen: Seen) -> Markup:
         """One run."""

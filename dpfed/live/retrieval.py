@@ -84,7 +84,7 @@ class Retrieval:
     """
 
     def __init__(self, pictures: Path | None = None) -> None:
-        self._place, self._lock = pictures, threading.Lock()
+        self._pictures, self._lock = pictures, threading.Lock()
         self._kept: tuple[tuple[Path, int], SearchIndex] | None = None
         if pictures is not None:
             public_store(pictures)
@@ -112,7 +112,7 @@ class Retrieval:
             from dpfed.data.named_pictures import StoredPictures
             from dpfed.encoder import load
 
-            store = own_store(run) if self._place is None else public_store(self._place)
+            store = own_store(run) if self._pictures is None else public_store(self._pictures)
             held_out = next((split for split in ("validation", "test") if store.count(split)), "train")
             rows = np.sort(store.smallest(store.within(held_out), _POOL))
             self._kept = (mark, SearchIndex.of(load(run), StoredPictures(store, rows)))
@@ -127,7 +127,7 @@ def reads_text(run: Path) -> bool:
         return False
 
 
-def public_store(place: Path) -> RecordStore:
+def public_store(path: Path) -> RecordStore:
     """A store whose pictures may be shown.
 
     Raises:
@@ -135,7 +135,7 @@ def public_store(place: Path) -> RecordStore:
     """
     from dpfed.data.store.records import RecordStore
 
-    return _public(RecordStore.open(place), str(place))
+    return _public(RecordStore.open(path), str(path))
 
 
 def own_store(run: Path) -> RecordStore:

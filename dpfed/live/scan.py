@@ -48,17 +48,17 @@ class Scan:
     """Looks at the runs of a folder.
 
     Args:
-        place: a folder of runs, a run, or a site's folder.
+        root: a folder of runs, a run, or a site's folder.
         clock: seconds since the epoch.
 
     Raises:
         UserError: if there is no folder.
     """
 
-    def __init__(self, place: str | Path, clock: Callable[[], float] = time.time) -> None:
-        self.place = path_of(place, "the folder of runs").absolute()
-        if not self.place.is_dir():
-            raise UserError(f"there is no folder {place}: expected a run, a folder of runs, or a site's folder.")
+    def __init__(self, root: str | Path, clock: Callable[[], float] = time.time) -> None:
+        self.root = path_of(root, "the folder of runs").absolute()
+        if not self.root.is_dir():
+            raise UserError(f"there is no folder {root}: expected a run, a folder of runs, or a site's folder.")
         self._clock, self._lock = clock, threading.Lock()
         self._kept: dict[str, tuple[object, RunState | None, str]] = {}
         self._paces: dict[str, Throughput] = {}
@@ -66,14 +66,14 @@ class Scan:
     @property
     def single(self) -> str | None:
         """The name of the run or site, where the folder is one itself."""
-        return visible(self.place.name) if is_run(self.place) or is_site(self.place) else None
+        return visible(self.root.name) if is_run(self.root) or is_site(self.root) else None
 
     def folders(self) -> dict[str, Path]:
         """The folders of runs and sites by name, in the order of their names."""
         if self.single is not None:
-            return {self.single: self.place}
-        found = sorted(_below(self.place, _DEEP))
-        return {visible(path.relative_to(self.place).as_posix()): path for path in found}
+            return {self.single: self.root}
+        found = sorted(_below(self.root, _DEEP))
+        return {visible(path.relative_to(self.root).as_posix()): path for path in found}
 
     def all(self) -> list[Seen]:
         """Every run as it is now."""

@@ -224,8 +224,8 @@ def _trained(
     # Where records make groups of their own, the number of groups goes by the records; otherwise they are shared out.
     share = groups if plan.bounding.method.public_records else whole
     advance = watcher.stage(f"{name}: steps", plan.steps)
-    with tempfile.TemporaryDirectory() as place:  # a ledger of no privacy: nothing private was read
-        coordinator = parts.coordinator(randomness, Ledger.create(Path(place) / "ledger.jsonl", parts.plan))
+    with tempfile.TemporaryDirectory() as temporary:  # a ledger of no privacy: nothing private was read
+        coordinator = parts.coordinator(randomness, Ledger.create(Path(temporary) / "ledger.jsonl", parts.plan))
         train(ScaledUp(worker, plan, share), coordinator, range(plan.steps), advance=advance)
         with serving(parts.model, coordinator.post_processors):
             after = [figure.compared(before) for figure in parts.evaluate("trained", plan.steps)]

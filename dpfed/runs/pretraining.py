@@ -18,7 +18,7 @@ from dpfed.runs.preflight import Preflight
 from dpfed.runs.records import with_absolute_paths
 from dpfed.runs.resolution import settle, settle_model
 from dpfed.runs.running import run_job
-from dpfed.runs.starts import procedural_place, recipe_for, start_is_there
+from dpfed.runs.starts import procedural_path, recipe_for, start_is_there
 
 
 def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
@@ -99,26 +99,26 @@ def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bo
     """
     watcher = watcher or Silent()
     config = settle_model(with_absolute_paths(config))
-    place = procedural_place(config)
-    if RunDirectory.unused(place):
+    path = procedural_path(config)
+    if RunDirectory.unused(path):
         recipe = recipe_for(config)
         watcher.note(
-            f"training initial weights on procedural (generated) images, once: {recipe.privacy.steps} steps, into {place}"
+            f"training initial weights on procedural (generated) images, once: {recipe.privacy.steps} steps, into {path}"
         )
         try:
-            job = begin(Preflight.of(recipe, place, watcher=watcher), watcher)
+            job = begin(Preflight.of(recipe, path, watcher=watcher), watcher)
         except UserError as error:
             raise UserError(
                 f"the procedural initialisation, which goes into data.stores = {config.data.stores!r}: {error}"
             ) from error
         with job.run.locked():
             run_job(job, watcher)
-        return place, False
+        return path, False
     if start_is_there(config):
-        return place, True
-    run = RunDirectory.open(place)  # it was interrupted
+        return path, True
+    run = RunDirectory.open(path)  # it was interrupted
     with run.locked():
         if not run.finished:
-            watcher.note(f"resuming the procedural initialisation in {place}")
+            watcher.note(f"resuming the procedural initialisation in {path}")
             run_job(take_up(run, watcher), watcher)
-    return place, False
+    return path, False

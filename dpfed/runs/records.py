@@ -71,11 +71,11 @@ def with_absolute_paths(config: Config) -> Config:
         data = data.model_copy(update={"stores": str(path_of(data.stores, "data.stores").expanduser().resolve())})
     model = config.model
     if model.weights is not None:
-        place = Path(model.weights.removeprefix(LOCAL_DIR)).expanduser()
-        if place.is_file() or model.timm is not None and (place / TIMM_CONFIG).is_file():
-            model = model.model_copy(update={"weights": str(place.resolve())})
-    if model.pretrained_text and (place := Path(model.text.removeprefix(LOCAL_DIR)).expanduser()).is_dir():
-        model = model.model_copy(update={"text": str(place.resolve())})
+        found = Path(model.weights.removeprefix(LOCAL_DIR)).expanduser()
+        if found.is_file() or model.timm is not None and (found / TIMM_CONFIG).is_file():
+            model = model.model_copy(update={"weights": str(found.resolve())})
+    if model.pretrained_text and (found := Path(model.text.removeprefix(LOCAL_DIR)).expanduser()).is_dir():
+        model = model.model_copy(update={"text": str(found.resolve())})
     if model.anchors is not None:
         model = model.model_copy(update={"anchors": str(Path(model.anchors).expanduser().resolve())})
     if model.start is not None and model.start != PROCEDURAL:
@@ -83,8 +83,8 @@ def with_absolute_paths(config: Config) -> Config:
     name = model.architecture or ""
     if name.startswith(LOCAL_DIR) or (name.endswith(".json") and find_tower(name) is None):
         prefix = LOCAL_DIR if name.startswith(LOCAL_DIR) else ""
-        place = Path(name.removeprefix(LOCAL_DIR)).expanduser().resolve()
-        model = model.model_copy(update={"architecture": f"{prefix}{place}"})
+        found = Path(name.removeprefix(LOCAL_DIR)).expanduser().resolve()
+        model = model.model_copy(update={"architecture": f"{prefix}{found}"})
     public = config.public
     if public.path is not None:
         public = public.model_copy(update={"path": str(path_of(public.path, "public.path").expanduser().resolve())})

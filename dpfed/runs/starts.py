@@ -46,7 +46,7 @@ def starting_weights(config: Config) -> StartingWeights | None:
     if config.model.start is None:
         return None
     procedural = config.model.start == PROCEDURAL
-    found = procedural_start(procedural_place(config)) if procedural else find_start(config.model.start)
+    found = procedural_start(procedural_path(config)) if procedural else find_start(config.model.start)
     found.refuse_another_architecture(config)
     if config.model.start_digest not in (None, found.digest):
         raise UserError(
@@ -56,36 +56,36 @@ def starting_weights(config: Config) -> StartingWeights | None:
     return found
 
 
-def procedural_start(place: Path) -> StartingWeights:
+def procedural_start(path: Path) -> StartingWeights:
     """The weights of a procedural initialisation.
 
     Args:
-        place: `procedural_place`.
+        path: `procedural_path`.
 
     Raises:
         MissingStart: if there are none, or its training was interrupted.
         UserError: if they are damaged; whoever deletes them gets the same again.
     """
-    if not place.exists():
+    if not path.exists():
         raise MissingStart(
-            f"model.start: the procedural initialisation is not at {place}: `dpfed start` makes it.",
+            f"model.start: the procedural initialisation is not at {path}: `dpfed start` makes it.",
             command="Give `dpfed start` the same configuration and --set options.",
         )
     try:
-        run = RunDirectory.open(place)
+        run = RunDirectory.open(path)
         if not run.finished:
             if not run.has_key:
-                raise UserError(f"{place} is unfinished, and cannot be resumed.")
+                raise UserError(f"{path} is unfinished, and cannot be resumed.")
             raise MissingStart(
-                f"model.start: the procedural initialisation in {place} is unfinished: `dpfed start` finishes it."
+                f"model.start: the procedural initialisation in {path} is unfinished: `dpfed start` finishes it."
             )
-        found = find_start(place)
+        found = find_start(path)
         found.refuse_damage()
     except MissingStart:
         raise
     except UserError as error:
         raise UserError(
-            f"model.start: the procedural initialisation in {place} is damaged: delete it, and `dpfed start` makes it again."
+            f"model.start: the procedural initialisation in {path} is damaged: delete it, and `dpfed start` makes it again."
         ) from error
     return found
 
@@ -100,7 +100,7 @@ def start_is_there(config: Config) -> bool:
         UserError: if it is damaged.
     """
     try:
-        procedural_start(procedural_place(config))
+        procedural_start(procedural_path(config))
     except MissingStart:
         return False
     return True
@@ -151,7 +151,7 @@ def recipe_for(config: Config) -> Config:
     return effective(recipe.model_copy(update=changes))
 
 
-def procedural_place(config: Config) -> Path:
+def procedural_path(config: Config) -> Path:
     """The run's directory of a procedural initialisation: in ``data.stores``, named by a hash of all that it depends on.
 
     Args:

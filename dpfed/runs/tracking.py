@@ -127,8 +127,8 @@ def _mlflow(name: str, facts: dict[str, Any], lines: Lines) -> None:
 
     client = MlflowClient()  # unlike mlflow.start_run it adds neither the user's name nor that of the program
     experiment = client.get_experiment_by_name(_PROJECT)
-    place = client.create_experiment(_PROJECT) if experiment is None else experiment.experiment_id
-    board = client.create_run(place, run_name=name).info.run_id
+    experiment_id = client.create_experiment(_PROJECT) if experiment is None else experiment.experiment_id
+    board = client.create_run(experiment_id, run_name=name).info.run_id
     for key, value in facts.items():
         client.log_param(board, key, value)
     for step, figures in lines:

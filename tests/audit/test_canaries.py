@@ -69,7 +69,7 @@ def test_repetitions_show_the_noise_that_there_is(noise, wrong):
     """Against normal numbers, whose noise is known."""
     found, there = scores(3000, 1 / noise)
     known = np.arange(3000) // 2 % 4 == 0
-    (shown,) = of_repetitions(found, there, known, Family(1.0, 1.0, 1), 1e-5, 0.001)
+    (shown,) = of_repetitions(found, there, known, Family(1.0, 1.0, 1), 0.001)
     assert noise <= shown.noise <= 1.6 * noise and (shown.noise < 1) == wrong
 
 

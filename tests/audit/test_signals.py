@@ -47,7 +47,7 @@ def test_losses_and_gradients_are_those_of_the_groups(seen):
         torch.testing.assert_close(signals.gradients[index], torch.stack(norms), rtol=1e-3, atol=1e-3)
 
 
-def test_similarities_are_the_sorted_cosines_of_a_record_s_own_views(seen):
+def test_similarities_are_the_cosines_of_a_record_s_own_views(seen):
     model, records, _, signals = seen
     for index in range(RECORDS):
         own = {
@@ -60,7 +60,9 @@ def test_similarities_are_the_sorted_cosines_of_a_record_s_own_views(seen):
                 expected[f"{a}-{b}"] = sorted((float(own[a][i] @ own[b][j]) for i, j in pairs), reverse=True)
         assert signals.similarities.keys() == expected.keys()
         for kind, values in expected.items():
-            torch.testing.assert_close(signals.similarities[kind][index], torch.tensor(values), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                signals.similarities[kind][index].sort(descending=True).values, torch.tensor(values), rtol=1e-4, atol=1e-5
+            )
 
 
 def test_a_frozen_tensor_has_no_gradient_to_look_at(seen):

@@ -19,7 +19,7 @@ from dpfed.runs import starts
 from dpfed.runs.pretraining import make_start, pretrain
 from dpfed.runs.records import with_absolute_paths
 from dpfed.runs.resolution import settle, settle_model
-from dpfed.runs.starts import procedural_place, recipe_for, refuse_start, starting_weights
+from dpfed.runs.starts import procedural_path, recipe_for, refuse_start, starting_weights
 from dpfed.training.coordinator import Coordinator
 from tests.sparing import sparing
 
@@ -96,10 +96,10 @@ def test_the_recipe_takes_what_the_weights_depend_on_and_nothing_else(tree):
     recipe = recipe_for(config)
     assert recipe.bounding.method == "none" and recipe.data.source == "procedural" and recipe.data.size == 16
     assert recipe.views == config.views and recipe.objective == config.objective and recipe.model.width == 8
-    place = procedural_place(config)
+    place = procedural_path(config)
 
     def other(section, **values):
-        return procedural_place(settle_model(parse_config({**tree, section: {**tree[section], **values}})))
+        return procedural_path(settle_model(parse_config({**tree, section: {**tree[section], **values}})))
 
     assert other("privacy", batch=50) == other("optimizer", learning_rate=1.0) == other("bounding", clip_norm=0.1) == place
     changed = {other("model", width=16), other("views", crop_scale=[0.1, 1.0]), other("data", size=24), place}
@@ -114,7 +114,7 @@ def test_a_start_lies_in_one_place_whatever_computes(tree, monkeypatch, device):
     places = set()
     for chosen in (device, "cpu"):
         config = settle_model(with_absolute_paths(parse_config({**tree, "training": {"device": chosen}})))
-        places.add(procedural_place(config))
+        places.add(procedural_path(config))
     assert len(places) == 1
 
 

@@ -75,8 +75,7 @@ class SiteWorker:
         if terms.trust == "secure":
             from dpfed.federation.secure.masking import Masking  # what it imports, only secure sums need
 
-            parties, context = terms.trust_model.parties, terms.fingerprint.encode()
-            self._masking = Masking(self._number, identity, terms.sites, parties, context)
+            self._masking = Masking(self._number, identity, terms.sites, terms.trust_model, terms.fingerprint.encode())
         self._answers = {"hello": self._hello, "step": self._step, "confirm": self._confirm, "reveal": self._reveal}
 
     @property
