@@ -27,9 +27,13 @@ _PARTNERS = 128  # up to one more site than this, every two of them share a mask
 Mode = Literal["central", "distributed", "secure", "local"]
 _SHARES = (
     "each site adds its share of the noise. A step needs the sums of at least {least} of the {sites} sites, and the shares of "
-    "any {honest} of them make up the planned noise. So the promise also holds against somebody who sees the model and knows "
-    "up to {colluders} of the shares (a site knows its own). "
+    "any {honest} of them make up the planned noise. {known}"
 )
+_KNOWN = (
+    "So the promise also holds against somebody who sees the model and knows up to {colluders} of the shares (a site knows its "
+    "own). "
+)
+_NONE_KNOWN = "So the promise does not hold against a site, which knows its own share, or against whoever learns one. "
 _SAID = {
     "central": "central: each site sends its clipped sum; the server sees it, adds the noise once and keeps the ledger",
     "distributed": "distributed: " + _SHARES + "The server sees each site's sum with that site's share only",
@@ -145,4 +149,5 @@ class Trust:
         return self.share_std(plan) / plan.rounded_sensitivity
 
     def __str__(self) -> str:
-        return _SAID[self.mode].format(sites=self.sites, least=self.least, honest=self.honest, colluders=self.colluders)
+        known = _KNOWN.format(colluders=self.colluders) if self.colluders else _NONE_KNOWN
+        return _SAID[self.mode].format(sites=self.sites, least=self.least, honest=self.honest, known=known)

@@ -137,6 +137,7 @@ def test_what_honest_sites_add_is_never_less_than_the_plans(terms, mode, sites, 
         assert trust.carried_std(plan, arrived - colluders) >= plan.noise_std * (1 - 1e-12)
         shares = [trust.share_std(plan) ** 2] * arrived  # what is stated is what came, and no more
         assert trust.carried_std(plan, arrived) == pytest.approx(math.sqrt(sum(shares)), rel=1e-12)
+    assert ("does not hold against a site" in str(trust)) == (colluders == 0)  # each site knows its own share
 
 
 @pytest.fixture
