@@ -1,9 +1,8 @@
-"""How long the parts of a configuration's own step take on this machine, in the form that `dpfed cluster cost` reads.
+"""How long the parts of a configuration's own step take on this machine, and the options of `dpfed cluster cost` that say it.
 
     python -m benchmarks.parts CONFIG [KEY=VALUE ...] > measured.json      CONFIG: a file, or a name such as quickstart
-    dpfed cluster cost CONFIG --records N --workers W --measured measured.json --model NAME ...
 
-NAME is the configuration's own. How long a step takes depends on its records, so these must be public. Cores are those that
+How long a step takes depends on its records, so these must be public. Cores are those that
 ``OMP_NUM_THREADS`` gives.
 """
 
@@ -23,7 +22,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.draws import draws
-from benchmarks.throughput import seconds_of, transport
+from benchmarks.throughput import assumed, seconds_of, transport
 from dpfed.config import Config, load_config
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ViewMaker
@@ -137,7 +136,9 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    print(json.dumps({"figures": figures | {"transport": transport()}}, indent=2))
+    figures |= {"transport": transport()}
+    print(json.dumps({"figures": figures}, indent=2))
+    print(assumed(figures, next(iter(figures["gradients"].values()))), file=sys.stderr)
 
 
 if __name__ == "__main__":

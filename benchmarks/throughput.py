@@ -222,6 +222,29 @@ def median_seconds(
     return statistics.median(times[1:])
 
 
+def assumed(figures: dict, one: dict) -> str:
+    """The figures of a model as options of `dpfed cluster cost`.
+
+    Args:
+        figures: of the machine.
+        one: of the model.
+    """
+    coordinator, worker = figures["coordinator"], figures["worker"]
+    known = {
+        "throughput": one["records_per_second"],
+        "decoding": 1 / one["decoded_per_second"],
+        "views": 1 / one["views_per_second"],
+        "ahead": float(one.get("reads_ahead", True)),
+        "noise": coordinator["noise_seconds_per_million"],
+        "bookkeeping": coordinator["bookkeeping_seconds_per_million"],
+        "each_step": coordinator.get("seconds_per_step", 0.0),
+        "keys": worker["gaps_seconds_per_million_keys"],
+        "drawn": worker["seconds_per_million_drawn"],
+        "latency": 1e-6 * figures["transport"]["latency_microseconds"],
+    }
+    return " ".join(f"--assume {name}={value:.4g}" for name, value in known.items())
+
+
 def main() -> None:
     """Measures, prints and writes ``benchmarks/results/throughput.json``."""
     device = pick_device("auto")
@@ -238,6 +261,8 @@ def main() -> None:
         print(f"{name.replace('_', ' '):>32}  {value:.4f}")
     for size, seconds in figures["transport"]["reduce_and_broadcast_seconds"].items():
         print(f"{int(size):>14,} floats  {seconds * 1e3:8.2f} ms for reduce and broadcast")
+    for name, one in figures["gradients"].items():
+        print(f"{name}: {assumed(figures, one)}")
     print(write_result("throughput", figures, seeds=[0]))
 
 

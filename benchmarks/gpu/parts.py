@@ -47,7 +47,7 @@ def table() -> list[Part]:
 
 
 def _for_cost() -> list[Part]:
-    """What `dpfed cluster cost --measured` reads beside the coordinator."""
+    """What `dpfed cluster cost` asks of a machine beside the coordinator."""
     return [
         Part("throughput", ("device",), 0.0, lambda place: place.device.type),
         Part("throughput", ("worker",), 20.0, lambda place: draws()),

@@ -1,4 +1,4 @@
-"""What an audit of a claim is asked for, and what comes of it, as values."""
+"""The request and the results of an audit of a claim, as values."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def audit_membership(
     randomness: Randomness | None = None,
     not_covered: str | None = None,
 ) -> tuple[Path, MembershipAudit]:
-    """Attacks a finished run, and writes what comes of it to ``RUN/audit/membership.json``, for its owner's eyes only.
+    """Attacks a finished run, and writes the result to ``RUN/audit/membership.json``, for its owner's eyes only.
 
     Args:
         folder: a run directory, on the machine where its records are.

@@ -42,12 +42,10 @@ class Found:
 
     Attributes:
         budget: what its copies say together.
-        missing: the store has no copy, although it should.
         by_name: the share of the budget's records whose names are in the store, where nothing else tells that it is theirs.
     """
 
     budget: BudgetLedger
-    missing: bool
     by_name: float | None = None
 
 
@@ -94,12 +92,10 @@ def budgets_of(store: RecordStore) -> list[Found]:
     found: list[Found] = []
     shares = _Names(store).shares(budgets.keys() - {own.head.id if own else None}) if _samples() else {}
     for id, budget in budgets.items():
-        if own is not None and own.head.id == id:
-            found.append(Found(budget, missing=False))
-        elif budget.head.fingerprint == store.contents:
-            found.append(Found(budget, missing=True))
+        if (own is not None and own.head.id == id) or budget.head.fingerprint == store.contents:
+            found.append(Found(budget))
         elif share := shares.get(id):
-            found.append(Found(budget, missing=False, by_name=share))
+            found.append(Found(budget, by_name=share))
     if own is None and os.path.lexists(store.path / BUDGET_LEDGER) and not any(one.by_name is None for one in found):
         raise UserError(damaged(store.path / BUDGET_LEDGER, 1))
     own_ids = {one.budget.head.id for one in found if one.by_name is None}

@@ -63,7 +63,7 @@ def show(store: Store, as_json: Json = False) -> None:
         print(json.dumps([_facts(one.budget) | {"found_by_name": one.by_name} for one in found]))
         return
     for one in found:
-        _note(opened, one)
+        _note(one)
         _print(opened, one.budget)
 
 
@@ -120,12 +120,7 @@ def _found(store: Path) -> tuple[RecordStore, list[Found]]:
     return opened, found
 
 
-def _note(store: RecordStore, one: Found) -> None:
-    if one.missing:
-        _line(
-            "note",
-            f"{store.path} has no copy of the ledger; the figures below are from the registry, and the next run writes a copy",
-        )
+def _note(one: Found) -> None:
     if one.by_name is not None:
         said = f"{one.by_name:.0%} of the names of {one.budget.head.store} are here, so this budget is taken to hold for both"
         _line("note", f"{said}; if these are other records, `dpfed budget set --distinct WHY` says so")
@@ -185,7 +180,7 @@ def _told(entry: Entry, budget: BudgetLedger) -> str:
 
 
 def _line(name: str, value: str) -> None:
-    from dpfed.console.terminal import console
+    from dpfed.cli.parties import line
     from dpfed.data.reasons import visible
 
-    console.print(f"{name:>11}  {visible(value)}", markup=False, emoji=False, highlight=False, soft_wrap=True)
+    line(name, visible(value), 11)

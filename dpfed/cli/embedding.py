@@ -23,7 +23,8 @@ def embed(
 
     say(f"reading {', '.join(map(str, files))}")
     from dpfed.data.named_pictures import pictures_at
-    from dpfed.features.parquet import embedded, refuse_existing, write_parquet
+    from dpfed.features.parquet import embedded, write_parquet
+    from dpfed.files.atomic import refuse_existing
 
     refuse_existing(out)
     pictures = pictures_at(files)

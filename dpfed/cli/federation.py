@@ -93,13 +93,13 @@ def demo(
     say(f"reading {config}")
     from dpfed.artifacts.directory import RunDirectory
 
-    loaded, place = chosen_config(config, assignments), run.absolute()
-    if not RunDirectory.unused(place) and RunDirectory.open(place).finished:
+    loaded, path = chosen_config(config, assignments), run.absolute()
+    if not RunDirectory.unused(path) and RunDirectory.open(path).finished:
         say(f"{run} is finished; these are its results (another --run trains another one)")
-        show_run(RunDirectory(place))
+        show_run(RunDirectory(path))
         return
     say("loading PyTorch")
     from dpfed.federation.demo.one_machine import federate
 
     options: dict[str, str | int | float] = {"trust": trust, "drops": drops, "colluders": colluders, "deadline": deadline}
-    federate(loaded, place, sites, 0.8 if skew is None else skew, options)
+    federate(loaded, path, sites, 0.8 if skew is None else skew, options)

@@ -1,4 +1,4 @@
-"""`dpfed forecast` and `dpfed rehearse`: what a private run will come to, without touching a private record."""
+"""`dpfed forecast` and `dpfed rehearse`: they predict a private run without touching a private record."""
 
 from __future__ import annotations
 

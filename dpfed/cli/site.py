@@ -71,7 +71,7 @@ def set_up_site(
 
 @app.command("doctor")
 def doctor_of_site(folder: KitFolder, as_json: Json = False) -> None:
-    """Check clock, ports, certificates, disk, versions, records and budget of a site, and say what to do."""
+    """Check clock, ports, certificates, versions, records and budget of a site, and say what to do."""
     say(f"examining {folder}", True)
     from dpfed.federation.provisioning.doctor import examine_site
 
@@ -113,10 +113,10 @@ def confirm(
     opened = SiteFolder.open(folder)
     opened.confirm(cards)
     if not opened.joined:
-        tell(f"{len(opened.confirmed.read())} cards of other sites are confirmed.")
+        tell(f"{len(opened.confirmed())} cards of other sites are confirmed.")
         return
     terms = opened.terms()
-    text = confirmation(terms, terms.number_of(opened.identity().signing_key), opened.confirmed.read())
+    text = confirmation(terms, terms.number_of(opened.identity().signing_key), opened.confirmed())
     tell(f"confirmed  {text}")
 
 
@@ -136,7 +136,7 @@ def join(
     opened = paths.site
 
     def agreed(loaded: Terms) -> bool:
-        show_terms(loaded, loaded.number_of(opened.identity().signing_key), opened.confirmed.read())
+        show_terms(loaded, loaded.number_of(opened.identity().signing_key), opened.confirmed())
         tell(_BEFORE_JOINING)
         try:
             return yes or typer.confirm("Join?")

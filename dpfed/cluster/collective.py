@@ -67,7 +67,7 @@ class Link:
         return [row.tolist() for row in self._all(torch.tensor(numbers))]
 
     def agree(self, mark: bytes, trouble: str = "") -> None:
-        """Goes on if every rank can, and all have the same records and plan.
+        """Continues if every rank can, and all have the same records and plan.
 
         Args:
             mark: `MARK_BYTES` that must be the same on all ranks; of no matter on one in trouble.

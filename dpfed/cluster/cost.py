@@ -13,7 +13,6 @@ from dpfed.cluster.estimate import Estimate, Machines, bottleneck, estimate
 from dpfed.config import Config, load_config
 from dpfed.console.terminal import say
 from dpfed.errors import UserError, nearest
-from dpfed.files.reading import read_text
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import large_delta, meaning, round_up
 from dpfed.privacy.samplers import PoissonSampler
@@ -32,8 +31,6 @@ def plan(
     records: Annotated[int, typer.Option(help="N: training records (units, if units are protected).", show_default=False)],
     workers: Annotated[list[int], typer.Option(help="W: workers, one GPU each; may be repeated.", show_default=False)],
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
-    measured: Annotated[Path | None, typer.Option(help="A file of `python -m benchmarks.throughput`.")] = None,
-    model: Annotated[str | None, typer.Option(help="Which model of the measured file.")] = None,
     assumed: Annotated[
         list[str] | None,
         typer.Option("--assume", metavar="FIGURE=VALUE", help="A figure of the machines (cluster/README.md lists them)."),
@@ -44,7 +41,7 @@ def plan(
     say(f"planning for {', '.join(map(str, workers))} workers", True)
     wanted = load_config(config, assignments or [])
     promise = PrivacyPlan.from_config(records, wanted)
-    machines = _machines(_measured(measured, model), assumed or [])
+    machines = _machines(assumed or [])
     trained = _trained(wanted)
     rows = [estimate(promise, machines, trained, count) for count in workers]
     if as_json:
@@ -53,14 +50,14 @@ def plan(
         _show(promise, machines, trained, rows)
 
 
-def _machines(measured: dict[str, Any], assumed: list[str]) -> Machines:
-    """The machines: what was measured, and what is assumed instead of it or beside it.
+def _machines(assumed: list[str]) -> Machines:
+    """The machines, from words of the command line.
 
     Raises:
         UserError: for an unknown figure, one that is not a number, or a missing one.
     """
     known = [field.name for field in dataclasses.fields(Machines)]
-    figures = dict(measured)
+    figures: dict[str, Any] = {}
     for text in assumed:
         name, _, value = text.partition("=")
         if name not in known:
@@ -70,7 +67,7 @@ def _machines(measured: dict[str, Any], assumed: list[str]) -> Machines:
         except ValueError:
             raise UserError(f"--assume {text}: expected a number.") from None
     if missing := [name for name in _NEEDED if name not in figures]:
-        raise UserError(f"nothing is known of {', '.join(missing)}: give --assume {missing[0]}=VALUE, or a --measured file.")
+        raise UserError(f"nothing is known of {', '.join(missing)}: give --assume {missing[0]}=VALUE.")
     return Machines(**figures)
 
 
@@ -85,40 +82,6 @@ def _trained(config: Config) -> int:
     model = build_model(config.model, config.objective, config.adaptation, config.data.size, load_weights=False)
     add_centres(model, config)
     return TrainableVector(model).numel
-
-
-def _measured(path: Path | None, model: str | None) -> dict[str, Any]:
-    """What a result file of ``benchmarks.throughput`` says of one model, as fields of `Machines`; nothing without a file."""
-    if path is None:
-        if model is not None:
-            raise UserError(f"--model {model!r} is a model of a measured file: give one with --measured.")
-        return {}
-    try:
-        figures = json.loads(read_text(path))["figures"]
-        models, coordinator, worker = figures["gradients"], figures["coordinator"], figures.get("worker", {})
-        if model is None or model not in models:
-            wrong = f"has no model {model!r}" if model else "holds several models"
-            raise UserError(f"{path} {wrong}: name one with --model; {nearest(model or '', models)}")
-        one = models[model]
-        found = {
-            "throughput": one["records_per_second"],
-            "latency": 1e-6 * figures["transport"]["latency_microseconds"],
-            "noise": coordinator["noise_seconds_per_million"],
-            "bookkeeping": coordinator["bookkeeping_seconds_per_million"],
-            "each_step": coordinator.get("seconds_per_step"),
-            "keys": worker.get("gaps_seconds_per_million_keys"),
-            "drawn": worker.get("seconds_per_million_drawn"),
-            "decoding": 1 / one["decoded_per_second"] if "decoded_per_second" in one else None,
-            "views": 1 / one["views_per_second"] if "views_per_second" in one else None,
-            "ahead": one.get("reads_ahead"),
-        }
-    except OSError as error:
-        raise UserError(f"cannot read the measured file {path}: {error.strerror or error}.") from error
-    except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise UserError(
-            f"{path} is not a result of `python -m benchmarks.throughput`: make one, or give the figures."
-        ) from error
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _as_json(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Estimate]) -> dict[str, Any]:

@@ -257,16 +257,16 @@ def _settled(resources: Resources, there: list[dict[str, float]], own: bool, wat
     """
     gpus = int(any(machine.get("GPU", 0) for machine in there)) if resources.gpus is None else resources.gpus
 
-    def places(cpus: int) -> int:
+    def room(cpus: int) -> int:
         return room_for(cpus, gpus, there)
 
     most = max(int(machine.get("CPU", 0)) for machine in there)
-    cpus = resources.cpus or next((count for count in range(most, 1, -1) if places(count) >= resources.workers), 1)
-    if places(cpus) < (resources.least or resources.workers):
+    cpus = resources.cpus or next((count for count in range(most, 1, -1) if room(count) >= resources.workers), 1)
+    if room(cpus) < (resources.least or resources.workers):
         wanted = f"{resources.workers} workers with {cpus} CPU{'s' if cpus > 1 else ''}{' and a GPU' if gpus else ''} each"
         if own:
-            raise UserError(f"there is no room for {wanted} on this machine, but for {places(cpus)}: use fewer.")
-        watcher.note(f"waiting for machines: the cluster has room for {places(cpus)}, not for {wanted}")
+            raise UserError(f"there is no room for {wanted} on this machine, but for {room(cpus)}: use fewer.")
+        watcher.note(f"waiting for machines: the cluster has room for {room(cpus)}, not for {wanted}")
     return dataclasses.replace(resources, gpus=gpus, cpus=cpus)
 
 
@@ -279,19 +279,19 @@ def _with_a_place(task: Task) -> Task:
     return dataclasses.replace(task, config=config.model_copy(update={"data": data}))
 
 
-def _in_job_copy(place: str | Path) -> bool:
-    return _JOB_COPY in Path(place).parts
+def _in_job_copy(path: str | Path) -> bool:
+    return _JOB_COPY in Path(path).parts
 
 
 def _refuse_job_copy(task: Task) -> None:
     """Refuses paths in the temporary copy in which a submitted job runs: it is deleted, and other machines do not see it."""
-    places: dict[str, str | Path | None] = {"--run": task.folder}
+    paths: dict[str, str | Path | None] = {"--run": task.folder}
     if task.config is not None:
         data, model = task.config.data, task.config.model
-        places |= {"data.path": data.path, "model.weights": model.weights, "model.architecture": model.architecture}
+        paths |= {"data.path": data.path, "model.weights": model.weights, "model.architecture": model.architecture}
         if data.source != "store":  # otherwise nothing is put there
-            places["data.stores"] = data.stores
-    lost = [name for name, place in places.items() if place and _in_job_copy(place)]
+            paths["data.stores"] = data.stores
+    lost = [name for name, path in paths.items() if path and _in_job_copy(path)]
     if lost:
         raise UserError(
             f"a submitted job runs in a temporary copy of its working directory: give {' and '.join(lost)} as absolute paths "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from typing import SupportsIndex
 
 from dpfed.errors import UserError
 
@@ -24,7 +23,7 @@ def whole_number(given: object, what: str, least: int = 0, most: int | None = No
         UserError: when it is not a whole number, too small or too large.
     """
     try:
-        number = None if isinstance(given, bool) or not isinstance(given, SupportsIndex) else operator.index(given)
+        number = None if isinstance(given, bool) else operator.index(given)  # type: ignore[arg-type]  # what has no index raises
     except TypeError:
         number = None
     if number is None or number < least or (most is not None and number > most):

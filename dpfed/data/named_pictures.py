@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,25 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class NamedPictures(Protocol):
-    """Pictures by number, 0 .. len - 1."""
-
-    def __len__(self) -> int:
-        """How many there are."""
-
-    def names(self, numbers: np.ndarray) -> list[str]:
-        """Their names: ids of records, or paths of files."""
-
-    def squares(self, numbers: np.ndarray, size: int, how: Preprocessing) -> Tensor:
-        """Their pixels as a model sees them, ``(n, 3, size, size)`` uint8.
-
-        Raises:
-            UserError: for one that cannot be decoded.
-        """
-
-
 class StoredPictures:
-    """Those of some records of a store.
+    """Those of some records of a store, by number.
 
     Args:
         store: of the records.
@@ -52,11 +35,15 @@ class StoredPictures:
         return len(self._rows)
 
     def names(self, numbers: np.ndarray) -> list[str]:
-        """See `NamedPictures`."""
+        """The ids of records."""
         return self._store.ids(self._rows[numbers])
 
     def squares(self, numbers: np.ndarray, size: int, how: Preprocessing) -> Tensor:
-        """See `NamedPictures`."""
+        """Their pixels as a model sees them, ``(n, 3, size, size)`` uint8.
+
+        Raises:
+            UserError: for one that cannot be decoded.
+        """
         return self._store.images(self._rows[numbers], size, how.resize, how.interpolation)
 
 
@@ -70,11 +57,11 @@ class PictureFiles:
         return len(self._files)
 
     def names(self, numbers: np.ndarray) -> list[str]:
-        """See `NamedPictures`."""
+        """The paths of files."""
         return [str(self._files[number]) for number in numbers]
 
     def squares(self, numbers: np.ndarray, size: int, how: Preprocessing) -> Tensor:
-        """See `NamedPictures`."""
+        """See `StoredPictures.squares`."""
         import torch
 
         def read(number: int) -> np.ndarray:
@@ -85,6 +72,9 @@ class PictureFiles:
                 raise UserError(f"{file} cannot be read as an image ({error}): repair or remove the file.") from error
 
         return torch.from_numpy(np.stack(list(decoders().map(read, numbers.tolist()))))
+
+
+NamedPictures = StoredPictures | PictureFiles
 
 
 def pictures_at(places: Sequence[Path]) -> NamedPictures:

@@ -14,7 +14,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     A GPU copies from pinned memory while the host continues. From other memory, the host waits until the GPU has done all work
     that was launched before.
     """
-    if not copies_beside(device):
+    if not copies_beside(device) or not values.numel():
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
 

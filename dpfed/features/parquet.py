@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 from dpfed.data.named_pictures import NamedPictures
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
-from dpfed.files.atomic import write_atomically
+from dpfed.files.atomic import refuse_existing, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,9 +78,3 @@ def write_parquet(out: Path, pictures: NamedPictures, batches: Iterator[tuple[np
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}.") from error
     return width
-
-
-def refuse_existing(out: Path) -> None:
-    """Refuses a file that is there: nothing is overwritten."""
-    if os.path.lexists(out):
-        raise UserError(f"{out} exists already; choose another file with --out, or delete it first.")

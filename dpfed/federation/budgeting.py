@@ -32,10 +32,10 @@ def reserve_site(folder: SiteFolder, terms: Terms, store: RecordStore | None = N
     Raises:
         UserError: if the plan does not fit, with the numbers; if the folder is a copy of one that is there as well.
     """
-    place = Path(folder.settings().store)
-    if not possible(place):
+    path = Path(folder.settings().store)
+    if not possible(path):
         return []
-    return reserve(RecordStore.open(place) if store is None else store, [_reservation(folder, terms)])
+    return reserve(RecordStore.open(path) if store is None else store, [_reservation(folder, terms)])
 
 
 def settle_site(folder: SiteFolder) -> list[BudgetLedger]:
@@ -59,9 +59,9 @@ def _reservation(folder: SiteFolder, terms: Terms) -> Reservation:
     name = f"{terms.sites[terms.number_of(key)].name}, terms {terms.fingerprint[:_LETTERS]}"
     charged = Ledger.open(folder.ledger).charged if folder.ledger.exists() else 0
 
-    def is_at(place: Path) -> bool:
+    def is_at(path: Path) -> bool:
         try:
-            return type(folder).open(place).identity().signing_key == key
+            return type(folder).open(path).identity().signing_key == key
         except UserError:
             return False
 

@@ -15,60 +15,49 @@ from dpfed.protocol.terms import Terms
 _FINGERPRINT = re.compile("[0-9a-f]{4}( [0-9a-f]{4}){7}")
 
 
-class ConfirmedCards:
-    """A file of fingerprints.
+def confirmed_in(path: Path) -> list[str]:
+    """The fingerprints that a file holds.
+
+    Raises:
+        UserError: if the file is damaged.
+    """
+    if not path.is_file():
+        return []
+    try:
+        found = json.loads(read_text(path))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not all(isinstance(each, str) and _FINGERPRINT.fullmatch(each) for each in found):
+        raise UserError(f"{path} is damaged: remove it, and confirm the other sites' cards again.")
+    return found
+
+
+def confirm(path: Path, cards: list[str], own: SiteCard, terms: Terms | None) -> None:
+    """Notes that cards are those of other sites, as this site's operator has heard from these themselves.
 
     Args:
-        path: of it.
+        path: of the file.
+        cards: fingerprints, as they were read out.
+        own: this site's card.
+        terms: that the site has joined, if it has.
+
+    Raises:
+        UserError: for what is not a fingerprint, is this site's own, or belongs to no member of the terms.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def read(self) -> list[str]:
-        """The fingerprints.
-
-        Raises:
-            UserError: if the file is damaged.
-        """
-        if not self._path.is_file():
-            return []
-        try:
-            found = json.loads(read_text(self._path))
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, list) or not all(isinstance(each, str) and _FINGERPRINT.fullmatch(each) for each in found):
-            raise UserError(f"{self._path} is damaged: remove it, and confirm the other sites' cards again.")
-        return found
-
-    def add(self, cards: list[str], own: SiteCard, terms: Terms | None) -> None:
-        """Notes that cards are those of other sites, as this site's operator has heard from these themselves.
-
-        Args:
-            cards: fingerprints, as they were read out.
-            own: this site's card.
-            terms: that the site has joined, if it has.
-
-        Raises:
-            UserError: for what is neither, is this site's own, or belongs to no member of the terms.
-        """
-        given = [_fingerprint(card) for card in cards]
-        if own.fingerprint in given:
-            raise UserError(f"{own.fingerprint} is this site's own card: give the fingerprints of the others.")
-        if terms is not None:
-            _refuse_strangers(terms, given)
-        write_atomically(self._path, json.dumps(sorted({*self.read(), *given}), indent=1) + "\n")
-
-    def refuse_strangers(self, terms: Terms) -> None:
-        """Refuses terms that lack a confirmed card: somebody may have put another one in its place.
-
-        Raises:
-            UserError: naming the card.
-        """
-        _refuse_strangers(terms, self.read())
+    given = [_fingerprint(card) for card in cards]
+    if own.fingerprint in given:
+        raise UserError(f"{own.fingerprint} is this site's own card: give the fingerprints of the others.")
+    if terms is not None:
+        refuse_strangers(terms, given)
+    write_atomically(path, json.dumps(sorted({*confirmed_in(path), *given}), indent=1) + "\n")
 
 
-def _refuse_strangers(terms: Terms, confirmed: list[str]) -> None:
+def refuse_strangers(terms: Terms, confirmed: list[str]) -> None:
+    """Refuses terms that lack a confirmed card: somebody may have put another one in its place.
+
+    Raises:
+        UserError: naming the card.
+    """
     members = {member.fingerprint for member in terms.sites}
     if strange := [each for each in confirmed if each not in members]:
         raise UserError(

@@ -137,7 +137,7 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
 
 
 def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation | None = None) -> RunDirectory:
-    """Goes on with a simulated federation.
+    """Resumes a simulated federation.
 
     Args:
         run: not locked.

@@ -1,4 +1,4 @@
-"""What a private run will come to, told before it: from its plan, and from gradients that are measured on public records."""
+"""Predicts a private run, from its plan and from gradients that are measured on public records."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Forecast:
 
 
 def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, watcher: Watcher | None = None) -> Forecast:
-    """Measures gradients on public records, and says what the private run will come to.
+    """Measures gradients on public records, and predicts the private run.
 
     Args:
         config: of the private run.

@@ -9,8 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StrictInt, ValidationError
 
-from dpfed import __version__
-from dpfed.protocol.messages import PROTOCOL, OtherVersion, Packet, Untrusted, verify
+from dpfed.protocol.messages import OtherVersion, Packet, Untrusted, verify
 
 _SIGNATURE_BYTES = 64
 
@@ -109,15 +108,6 @@ class Refused(Answer):
 KINDS: dict[type[Answer], str] = {Hello: "hello", Sum: "sum", Vote: "vote", Shares: "shares", Refused: "refusal"}
 
 
-def other_version(error: OtherVersion) -> str:
-    """Which versions two parties have; fixed words and numbers only."""
-    release = error.release if error.release.replace(".", "").isalnum() and error.release.isascii() else "an unknown release"
-    return (
-        f"it speaks protocol {error.speaks} (dpfed {release}), and this coordinator protocol {PROTOCOL} (dpfed {__version__}): "
-        "install the same release on both"
-    )
-
-
 _Kind = TypeVar("_Kind", bound=Answer)
 
 
@@ -146,7 +136,7 @@ def read(packet: Packet | None, kind: type[_Kind], site: int, signing_key: str, 
             raise Rejected("an answer to another request")
         return kind.model_validate(header)
     except OtherVersion as error:
-        raise Rejected(other_version(error)) from error
+        raise Rejected(f"it speaks {error}: install the same release on both") from error
     except Untrusted as error:
         raise Rejected("an answer that the site did not sign") from error
     except (ValidationError, ValueError, RecursionError) as error:

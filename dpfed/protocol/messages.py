@@ -75,16 +75,10 @@ class Untrusted(ValueError):
 
 
 class OtherVersion(Untrusted):
-    """A message of a dpfed that speaks another version of this protocol.
+    """A message of a dpfed that speaks another version of this protocol; 1 is that of messages that name none."""
 
-    Attributes:
-        speaks: its version; 1 is that of messages that name none.
-        release: of dpfed, where it is known.
-    """
-
-    def __init__(self, speaks: int, release: str) -> None:
+    def __init__(self, speaks: int) -> None:
         super().__init__(f"protocol {speaks}, and this is {PROTOCOL}")
-        self.speaks, self.release = speaks, release
 
 
 def digest_of(vector: Content) -> str:
@@ -136,7 +130,7 @@ def verify(packet: Packet, signing_key: str, terms: str) -> dict[str, Any]:
     if header.get("terms") != terms:
         raise Untrusted("about other terms")
     if (speaks := header.get("protocol", 1)) != PROTOCOL:
-        raise OtherVersion(speaks if type(speaks) is int and 0 < speaks < 1000 else 0, str(header.get("release", ""))[:20])
+        raise OtherVersion(speaks if type(speaks) is int and 0 < speaks < 1000 else 0)
     if header.get("vector") != digest_of(packet.vector):
         raise Untrusted("its vector was changed")
     return header

@@ -22,8 +22,8 @@ from typing import Literal
 from dpfed.errors import UserError
 from dpfed.privacy.noise import Noise
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.protocol.parties import Parties
 
+_PARTNERS = 128  # up to one more site than this, every two of them share a mask
 Mode = Literal["central", "distributed", "secure", "local"]
 _SHARES = (
     "each site adds its share of the noise. A step needs the sums of at least {least} of the {sites} sites, and the shares of "
@@ -67,6 +67,8 @@ class Trust:
             return
         if d + c >= n:
             raise UserError(f"of {n} sites {d} may drop out and {c} collude: that leaves none to carry the noise.")
+        if self.mode == "secure" and n < 2:
+            raise UserError(f"secure aggregation hides a site among others: it needs at least 2 sites, got {n}.")
         if self.mode == "secure" and 2 * d >= n:
             raise UserError(f"secure sums of {n} sites can do without {(n - 1) // 2} of them in a step, not without {d}.")
 
@@ -77,19 +79,26 @@ class Trust:
             )
 
     @property
-    def parties(self) -> Parties:
-        """Who is needed for a secure sum."""
-        return Parties(self.sites, self.drops, self.colluders)
-
-    @property
     def shared(self) -> bool:
         """Whether the sites share the noise out among themselves."""
         return self.mode in ("distributed", "secure")
 
     @property
     def least(self) -> int:
-        """Sites that must answer, or a step is discarded."""
+        """Sites that must answer, or a step is discarded; in secure sums also: must agree, and give a share of a secret."""
         return self.sites - self.drops if self.shared else 1
+
+    @property
+    def links(self) -> int:
+        """With how many others a site shares masks; so many sites must be taken away before the rest falls apart."""
+        enough = 2 * -(-max(self.colluders + self.drops + 1, _PARTNERS) // 2)
+        return min(enough, self.sites - 1)
+
+    def partners(self, site: int) -> set[int]:
+        """The sites with which one shares masks: all others, or in a large federation its neighbours on a circle."""
+        if self.links == self.sites - 1:
+            return set(range(self.sites)) - {site}
+        return {(site + way * step) % self.sites for step in range(1, self.links // 2 + 1) for way in (1, -1)}
 
     @property
     def honest(self) -> int:
@@ -125,7 +134,7 @@ class Trust:
             return 1.0
         # Enough honest sites agree on one story, and share masks around all that are taken away: their noise stays together.
         together = self.mode == "secure" and self.sites > 2 * self.drops + others
-        if together and (self.parties.links == self.sites - 1 or others + self.drops < self.parties.links):
+        if together and (self.links == self.sites - 1 or others + self.drops < self.links):
             return max(1, confirmed - self.drops) / self.honest
         return 1 / self.honest
 

@@ -242,7 +242,7 @@ def _bounds(facts: CardFacts) -> Iterator[tuple[str, str]]:
 
 
 def _clipping(plan: PrivacyPlan) -> str:
-    """What becomes of gradients that are not just clipped to C."""
+    """How gradients that are not just clipped to C are bounded."""
     if plan.bounding.method.closed_form:
         parts = (f"{plan.sensitivity_of(step):.6g} in step {step}" for step in range(plan.steps))
         return (

@@ -1,4 +1,4 @@
-"""What a run of private moments will come to: all of it follows from public numbers, so nothing is measured."""
+"""Predicts a run of private moments: all of it follows from public numbers, so nothing is measured."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class MomentForecast:
 
 
 def forecast_moments(config: Config, plan: PrivacyPlan) -> MomentForecast:
-    """What a run of private moments will come to.
+    """Predicts a run of private moments.
 
     Args:
         config: of the run.

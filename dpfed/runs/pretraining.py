@@ -1,6 +1,6 @@
 """The whole job, top to bottom: a configuration in, a run directory with model, card and report out.
 
-Goes on with a run that was interrupted.
+Resumes a run that was interrupted.
 
 Makes the procedural initialisation of a model: an ordinary run, once, into the folder where every run that needs it finds it.
 """

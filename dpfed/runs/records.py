@@ -1,4 +1,4 @@
-"""The records that a run means.
+"""Opens the records that a configuration names.
 
 The files that a configuration means, wherever it is read.
 """

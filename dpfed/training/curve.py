@@ -1,4 +1,4 @@
-"""What becomes of the released figures of the groups: a curve for people, and the threshold that the next step asks about.
+"""Training curves and the adaptive clipping threshold, from the released group statistics.
 
 Both are functions of noisy sums, so they cost nothing more. The threshold follows a quantile of the gradients' norms (Andrew et
 al. 2021, "Differentially Private Learning with Adaptive Clipping"): it grows where too few norms are below it. With adaptive

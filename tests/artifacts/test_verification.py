@@ -23,7 +23,7 @@ def runs(tmp_path_factory, shapes):
         "data": {"source": "store", "path": str(shapes.path), "size": 16},
         "model": {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16},
         "bounding": {"group_size": 4, "engine": "loop"},
-        "privacy": {"epsilon": 8.0, "batch": 60, "steps": 3},
+        "privacy": {"epsilon": 8.0, "accountant": "rdp", "batch": 60, "steps": 3},
         "evaluation": {"tasks": ["retrieval"], "records": 50},
     }
     return [pretrain(parse_config(tree), folder / name) for name in ("one", "other")]

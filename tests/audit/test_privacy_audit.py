@@ -149,6 +149,7 @@ def test_all_bounds_of_an_audit_share_one_error(monkeypatch):
         return [Shown("noisy sums", math.inf)]
 
     monkeypatch.setattr(privacy, "of_repetitions", shown)
+    monkeypatch.setattr(privacy, "most_moved", lambda _: 2.0)
     audit = audit_claim(*config_and_plan(), experiments=FEW)
     assert len(audit.findings) == attacks
     assert errors == {round(whole / attacks, 9) for whole in (0.05, 0.001)}

@@ -20,6 +20,7 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.objectives.infonce import group_loss
 from tests.baselines.noisy_statistics.released_lab import in_slots
 from tests.bounding.layer_rules.test_layer_rules import LAYERS, SIZES, WAYS, case, go, watched
+from tests.sparing import halved
 
 LEAST, MOST = -30.0, 30.0  # powers of ten
 
@@ -39,8 +40,7 @@ def generator(request):
     torch.set_flush_denormal(False)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("name", "way", "generator"), halved(LAYERS, WAYS, [False, True]), indirect=["generator"])
 def test_no_layers_clipped_gradient_is_longer_than_c(name, way, generator, monkeypatch):
     go(way, monkeypatch)
     sizes = SIZES["uneven"]

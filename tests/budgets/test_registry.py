@@ -49,7 +49,7 @@ def test_both_copies_hold_the_same_and_only_the_owner_sees_the_shelf(budgeted):
 def test_a_book_that_was_removed_is_known_on_the_shelf_and_written_again(budgeted, reservation):
     (budgeted.path / BUDGET_LEDGER).unlink()
     (found,) = budgets_of(budgeted)
-    assert found.missing and len(found.budget.accounts) == 1
+    assert found.by_name is None and len(found.budget.accounts) == 1
     reserve(budgeted, [reservation(2)])
     assert len(read(budgeted.path / BUDGET_LEDGER).accounts) == 2
 

@@ -290,7 +290,7 @@ def test_processes_that_race_for_the_last_of_a_budget_do_not_both_get_it(store):
     plan = PLAN.replace(steps=int(0.4 * most))
     context = multiprocessing.get_context("fork")
     start, results = context.Event(), context.Queue()
-    racers = [context.Process(target=_take, args=(store, number, plan, start, results)) for number in range(8)]
+    racers = [context.Process(target=_take, args=(store, number, plan, start, results)) for number in range(4)]
     for racer in racers:
         racer.start()
     start.set()

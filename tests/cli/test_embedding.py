@@ -16,7 +16,10 @@ from dpfed.runs.pretraining import pretrain
 from tests.models.conftest import SMALL
 
 WORDS = "a large red circle"
-FEW = {"privacy": {"epsilon": 8.0, "batch": 16, "steps": 1}, "evaluation": {"split": "none", "tasks": [], "every": 0}}
+FEW = {
+    "privacy": {"epsilon": 8.0, "accountant": "rdp", "batch": 16, "steps": 1},
+    "evaluation": {"split": "none", "tasks": [], "every": 0},
+}
 
 
 @pytest.fixture

@@ -128,20 +128,29 @@ def test_sigma_and_epsilon_are_the_plans_and_independent_of_workers(run, plan, t
     assert answer["parameters"] == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def test_measured_figures_are_read_and_assumed_ones_stand_before_them(run, plan, tmp_path):
-    path = tmp_path / "throughput.json"
+def test_what_the_benchmark_measures_is_what_the_command_takes(run, plan):
+    from benchmarks.throughput import assumed
+
+    one = {"records_per_second": 500.0, "views_per_second": 50.0, "decoded_per_second": 100.0}
     figures = {
-        "gradients": {"small": {"records_per_second": 500.0, "views_per_second": 50.0}, "large": {"records_per_second": 5.0}},
         "coordinator": {"noise_seconds_per_million": 0.05, "bookkeeping_seconds_per_million": 0.03},
+        "worker": {"gaps_seconds_per_million_keys": 0.2, "seconds_per_million_drawn": 0.1},
         "transport": {"latency_microseconds": 100.0},
     }
-    path.write_text(json.dumps({"figures": figures}))
-    rest = (*plan, "--workers", 8, "--json")
-    expected = json.loads(run(*rest, *ASSUMED, "--assume", "views=0.02")[1])
-    measured = ("--measured", path, "--model", "small", "--assume", "bandwidth=2e9", "--assume", "price=3")
-    assert json.loads(run(*rest, *measured)[1]) == expected
-    slower = json.loads(run(*rest, *measured, "--assume", "throughput=250")[1])
-    assert slower["machines"]["throughput"] == 250
+    rest = ["--assume", "bandwidth=2e9", "--assume", "price=3", "--workers", 8, "--json"]
+    code, out, err = run(*plan, *assumed(figures, one).split(), *rest)
+    assert code == 0, err
+    machines = {
+        "throughput": 500,
+        "latency": 1e-4,
+        "noise": 0.05,
+        "bookkeeping": 0.03,
+        "keys": 0.2,
+        "drawn": 0.1,
+        "views": 0.02,
+    }
+    found = json.loads(out)["machines"]
+    assert {name: found[name] for name in machines} == pytest.approx(machines) and found["decoding"] == 0.01
 
 
 @pytest.mark.parametrize(
@@ -154,9 +163,6 @@ def test_measured_figures_are_read_and_assumed_ones_stand_before_them(run, plan,
         ([*ASSUMED, "--workers", "2", "--assume", "views=x"], "--assume views=x: expected a number"),
         (["--workers", "2", "--assume", "bandwidth=2"], "nothing is known of throughput, latency"),
         ([*ASSUMED, "--workers", "0"], "workers must lie in"),
-        ([*ASSUMED, "--workers", "2", "--measured", "nowhere.json"], "cannot read"),
-        ([*ASSUMED, "--workers", "2", "--measured", __file__], "no result of"),
-        ([*ASSUMED, "--workers", "2", "--model", "small CNN"], "--measured"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(run, plan, arguments, said):

@@ -235,7 +235,7 @@ def test_procedural_public_records_have_the_size_of_the_run_and_are_no_records_o
         "model": {"kind": "image-text", "width": 8},
         "bounding": {"method": "public"},
         "public": {"source": "procedural", "generated": 20},
-        "privacy": {"epsilon": 4.0, "batch": 8, "steps": 2},
+        "privacy": {"epsilon": 4.0, "accountant": "rdp", "batch": 8, "steps": 2},
     }
     config = settle(parse_config(tree))
     private = records_of(config)

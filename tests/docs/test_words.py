@@ -29,7 +29,7 @@ WORST = {
     r"\bis told\b(?! to)|\bis said to\b|\bit is said\b": "fails, is rejected",
     r"\bnobody's\b": "non-personal data; no person's",
     r"\b(?:what )?came of (?:it|them)\b": "its results",
-    r"\bwants?\b(?! of)": "needs, requires",
+    r"\bwants?\b(?! of|=)": "needs, requires",
     r"\b(?:the|its|a|budget's) (?:book|shelf)\b|\bbeside the budget\b": "the budget's ledger, the registry",
     r"\bgiv(?:e|en) (?:this|the) command\b": "run this command",
     r"\btold (?:apart|from)\b": "distinguished",
@@ -66,7 +66,7 @@ def helps(command, path="dpfed"):
 
 def wrong(text):
     text = re.sub(r"<!-- (\w\S*) -->.*?<!-- /\1 -->|`+[^`\n]*`+", " ", text, flags=re.DOTALL)  # tables and output count, too
-    return [(found[0], better) for pattern, better in WORST.items() for found in re.finditer(pattern, text)]
+    return [(found[0], better) for pattern, better in WORST.items() for found in re.finditer(pattern, text, re.IGNORECASE)]
 
 
 def texts_of(source):

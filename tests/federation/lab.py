@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from dpfed.config import parse_config
+from dpfed.data.store.records import RecordStore
 from dpfed.federation.coordinator.rounds import Federation
 from dpfed.federation.site.worker import SiteWorker
 from dpfed.models.parameters import TrainableVector
@@ -74,8 +75,7 @@ class Lab:
         self.folder, self.notes, self.logs = folder, list[str](), list[str]()
         self.identities = [identity_of(number) for number in range(SITES + 1)]
         self.coordinator = self.identities[-1]
-        whole = assemble(resolve(config), Randomness.from_seed(5))
-        indices = whole.store.split("train")
+        indices = RecordStore.open(Path(tree["data"]["path"])).split("train")
         self.indices = [indices[:100], indices[100:280], indices[280:]]
         cards = [
             SiteCard(name=f"site-{n}", records=len(own), signing_key=key.signing_key, exchange_key=key.exchange_key)

@@ -76,7 +76,7 @@ def test_what_is_no_card_of_another_site_is_not_confirmed(sites):
     ):
         with pytest.raises(UserError, match=said):
             sites[0].confirm([wrong])
-    assert sites[0].confirmed.read() == []
+    assert sites[0].confirmed() == []
 
 
 def test_a_card_that_the_coordinator_replaced_is_found_out(sites, agree, tmp_path):
@@ -93,7 +93,7 @@ def test_after_joining_only_members_can_be_confirmed(sites, agree, tmp_path):
     with pytest.raises(UserError, match="no member of these terms"):
         sites[0].confirm([SiteCard.load(invented(tmp_path, "east")).fingerprint])
     sites[0].confirm([sites[1].own_card().fingerprint.upper().replace(" ", "-")])
-    assert sites[0].confirmed.read() == [sites[1].own_card().fingerprint]
+    assert sites[0].confirmed() == [sites[1].own_card().fingerprint]
 
 
 def test_nine_invented_members_of_ten_are_counted_and_the_promise_without_them_is_told(sites, agree, tmp_path):
@@ -101,7 +101,7 @@ def test_nine_invented_members_of_ten_are_counted_and_the_promise_without_them_i
     cards = [sites[0].card, *(invented(tmp_path, f"sham-{number}") for number in range(9))]
     terms = agree(cards, trust="secure", drops=0, colluders=1)
     sites[0].join(terms)
-    said = confirmation(terms, 0, sites[0].confirmed.read())
+    said = confirmation(terms, 0, sites[0].confirmed())
     alone = terms.trust_model.noise_if_honest(1)
     assert alone == pytest.approx(1 / 9)
     assert said.startswith(
@@ -133,7 +133,7 @@ def test_what_is_left_of_the_noise_is_what_honest_sites_add_to_the_narrowest_sum
     for honest in range(1, sites_ + 1):
         part, others = trust.noise_if_honest(honest), sites_ - honest
         least = 1  # its own share is added in any case
-        if sites_ > 2 * drops + others and (others + drops < trust.parties.links or trust.parties.links == sites_ - 1):
+        if sites_ > 2 * drops + others and (others + drops < trust.links or trust.links == sites_ - 1):
             least = max(1, sites_ - drops - others)  # of any sum that they agree to reveal
         if others <= colluders:
             assert part == 1 and least / trust.honest >= 1

@@ -7,7 +7,6 @@ from torch import nn
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.view import results_in
-from dpfed.cluster.cost import _measured
 from dpfed.config import ModelConfig, load_config
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.records import RecordStore
@@ -56,7 +55,6 @@ READERS = {
     "a site's secret": ("secret.key", lambda path: SiteFolder(path.parent).randomness()),
     "a certificate": ("ca.crt", authority),
     "the key of a certificate": ("ca.key", authority),
-    "measured figures": ("throughput.json", lambda path: _measured(path, None)),
 }
 
 

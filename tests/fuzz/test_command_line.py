@@ -44,7 +44,7 @@ def desk(tmp_path_factory) -> Path:
             "data": {"source": "store", "path": str(desk / "store"), "size": 16},
             "model": {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 64, "embedding": 8},
             "bounding": {"group_size": 4, "engine": "loop"},
-            "privacy": {"epsilon": 8.0, "batch": 16, "steps": 2},
+            "privacy": {"epsilon": 8.0, "accountant": "rdp", "batch": 16, "steps": 2},
             "training": {"device": "cpu"},
             "evaluation": {"tasks": ["retrieval"]},
         }

@@ -36,7 +36,7 @@ def runs(tmp_path_factory) -> Path:
             "data": {"source": "store", "path": str(folder / "store"), "size": 16},
             "model": {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 64, "embedding": 8},
             "bounding": {"group_size": 4, "engine": "loop"},
-            "privacy": {"epsilon": 8.0, "batch": 16, "steps": 5},
+            "privacy": {"epsilon": 8.0, "accountant": "rdp", "batch": 16, "steps": 5},
             "optimizer": {"ema": 0.9},
             "training": {"device": "cpu", "checkpoint_every": 2},
             "evaluation": {"tasks": ["retrieval"]},

@@ -19,7 +19,7 @@ from tests.models.conftest import SMALL
 TINY = {
     "model": {"width": 4, "embedding": 8, "head_hidden": 8},
     "bounding": {"group_size": 4, "engine": "loop"},
-    "privacy": {"epsilon": 4.0, "batch": 16, "steps": 2},
+    "privacy": {"epsilon": 4.0, "accountant": "rdp", "batch": 16, "steps": 2},
 }
 
 

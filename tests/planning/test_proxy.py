@@ -106,7 +106,7 @@ def test_no_private_record_is_read(dpfed, tiny, unreadable, public_store, shapes
 
     monkeypatch.chdir(tmp_path)
     tiny["data"]["path"] = str(unreadable)
-    tiny["privacy"]["steps"] = 2
+    tiny["privacy"] |= {"steps": 2, "accountant": "rdp"}
     (tmp_path / "tiny.toml").write_text(tomli_w.dumps(tiny))
     monkeypatch.setattr("dpfed.planning.rehearsal._FACTORS", (2.0,))
     monkeypatch.setattr("dpfed.planning.rehearsal._others", lambda _: {})

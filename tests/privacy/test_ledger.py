@@ -13,7 +13,7 @@ from dpfed.privacy.plan import ARITHMETIC, PrivacyPlan
 from dpfed.runs.pretraining import pretrain
 from tests.files.disk import full_disk
 
-PLAN = PrivacyPlan.calibrate(1000, 100, 5, epsilon=3.0, group_size=4, clip_norm=1.0)
+PLAN = PrivacyPlan.of(1000, 100, 4, 1.0, 5, 1.3, 1e-4, "rdp", target_epsilon=1.4)  # which one step more would exceed
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ def with_adapters(tiny, folder):
     tiny["model"] = {"kind": "open_clip", "architecture": str(folder / "small.json")}
     tiny["data"].pop("size")
     tiny["adaptation"] = {"rank": 4}
+    tiny["privacy"]["accountant"] = "rdp"  # quick
     tiny["text_views"] = {"word_swap": 0.3}
     tiny["objective"] = {"augmentations": 1, "temperature": 0.1}
     return tiny

@@ -36,7 +36,7 @@ def people(tmp_path):
 @pytest.fixture
 def protecting(tiny, people):
     tiny["data"] = {"source": "store", "path": str(people), "size": 16}
-    tiny["privacy"] = {"epsilon": 8.0, "batch": 40, "steps": 4, "unit": "user"}
+    tiny["privacy"] = {"epsilon": 8.0, "accountant": "rdp", "batch": 40, "steps": 4, "unit": "user"}
     tiny["evaluation"] = {"tasks": ["retrieval"]}
     return tiny
 

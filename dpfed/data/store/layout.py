@@ -76,21 +76,9 @@ class _Header(_Strict):
             raise ValueError("other records in the splits than in the store")
         if (self.training_units is None) != (self.unit_name is None) or (self.training_units or 0) > self.records:
             raise ValueError("units of the training records that cannot be")
+        if not {INDEX, RECORDS} <= self.files.keys():
+            raise ValueError("files are missing")
         return self
-
-
-def fault_of(header: object) -> str | None:
-    """What is wrong with a header, in a few words; ``None``: nothing.
-
-    Args:
-        header: what ``store.json`` holds, parsed.
-    """
-    try:
-        _Header.model_validate(header)
-    except ValidationError as error:
-        first: Any = error.errors()[0]
-        return ".".join(map(str, first["loc"])) or first["msg"]
-    return None
 
 
 FORMAT_VERSION = 4
@@ -110,35 +98,6 @@ class Layout:
 
     place: str
     header: dict[str, Any]
-
-    @classmethod
-    def parse(cls, text: str | bytes, place: str) -> Layout:
-        """Reads a header.
-
-        Args:
-            text: of ``store.json``.
-            place: where the store is, for messages.
-
-        Raises:
-            UserError: when it is damaged, or of another format.
-        """
-        try:
-            header = json.loads(text)
-            version = header["dpfed_store"]
-            if type(version) is int and version != FORMAT_VERSION:
-                raise UserError(
-                    f"{place} has store format {version}, and this dpfed reads format {FORMAT_VERSION}: import the records "
-                    "again."
-                )
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise damaged(place, f"{HEADER} cannot be read") from error
-        fault = fault_of(header)
-        if fault is not None:
-            raise damaged(place, f"{HEADER} is incomplete or wrong ({fault[:_SHOWN]})")
-        layout = cls(place, header)
-        if not all(name in header["files"] for name in (INDEX, RECORDS)):
-            raise damaged(place, f"{HEADER} is incomplete (files)")
-        return layout
 
     @property
     def splits(self) -> dict[str, int]:
@@ -176,10 +135,21 @@ def read_layout(path: Path) -> Layout:
     if not is_store(path):
         raise UserError(f"{path} is not a record store (it has no {HEADER}); import it with `dpfed data import` first.")
     try:
-        text = read_bytes(path / HEADER)
-    except OSError as error:
+        header = json.loads(read_bytes(path / HEADER))
+        version = header["dpfed_store"]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise damaged(path, f"{HEADER} cannot be read") from error
-    return Layout.parse(text, str(path))
+    if type(version) is int and version != FORMAT_VERSION:
+        raise UserError(
+            f"{path} has store format {version}, and this dpfed reads format {FORMAT_VERSION}: import the records again."
+        )
+    try:
+        _Header.model_validate(header)
+    except ValidationError as error:
+        first: Any = error.errors()[0]
+        what = ".".join(map(str, first["loc"])) or first["msg"]
+        raise damaged(path, f"{HEADER} is incomplete or wrong ({what[:_SHOWN]})") from error
+    return Layout(str(path), header)
 
 
 def damaged(place: str | Path, what: str) -> UserError:

@@ -212,7 +212,7 @@ class Members:
         """Whether an offer has the right lengths, and one round key for all."""
         from dpfed.federation.secure.envelopes import KEY_BYTES, offer_lengths  # what it imports, only secure sums need
 
-        public, each = offer_lengths(self._terms.trust_model.parties)
+        public, each = offer_lengths(self._terms.trust_model)
         if len(offer.public) != public or len(offer.envelopes) != each * (len(self._terms.sites) - 1):
             return False
         starts = range(0, len(offer.envelopes), each)

@@ -29,13 +29,13 @@ class SecureSum:
     """
 
     def __init__(self, terms: Terms, step: int, roster: dict[int, Offer], size: int) -> None:
-        self._parties, self._roster = terms.trust_model.parties, roster
+        self._trust, self._roster = terms.trust_model, roster
         public = {number: offer.public for number, offer in roster.items()}
-        self._unmasking = Unmasking(terms.sites, self._parties, terms.fingerprint.encode(), step, public, size)
+        self._unmasking = Unmasking(terms.sites, self._trust, terms.fingerprint.encode(), step, public, size)
 
     def offers_for(self, number: int) -> dict[str, Any]:
         """The roster, and what its other members offered to one of them."""
-        _, length = offer_lengths(self._parties)
+        _, length = offer_lengths(self._trust)
         offers = []
         for other, offer in sorted(self._roster.items()):
             if other != number:
@@ -61,7 +61,7 @@ class SecureSum:
             ask: sends a question of a kind, with its fields, to the sites that arrived, and yields the right answers.
         """
         arrived = sorted(self._unmasking.close())
-        if not self._parties.drops:
+        if not self._trust.drops:
             return self._unmasking.total({}), ""
         fields: dict[str, Any] = {"arrived": arrived}
         if not self._unmasking.unanimous:
@@ -70,7 +70,7 @@ class SecureSum:
                 if self._unmasking.confirmed:
                     break
             if not self._unmasking.confirmed:
-                return None, f"{len(self._unmasking.votes)} sites confirmed who arrived, {self._parties.needed} are needed"
+                return None, f"{len(self._unmasking.votes)} sites confirmed who arrived, {self._trust.least} are needed"
         rosters, votes = self._unmasking.rosters, sorted(self._unmasking.votes.items())
         fields |= {"rosters": _text(b"".join(rosters[number] for number in arrived))}
         fields |= {"voters": [number for number, _ in votes], "votes": _text(b"".join(vote for _, vote in votes))}
@@ -80,7 +80,7 @@ class SecureSum:
         reveals: dict[int, bytes] = {}
         for number, answer in answers:
             reveals[number] = answer.shares
-            if len(reveals) == self._parties.needed:
+            if len(reveals) == self._trust.least:
                 try:
                     return self._unmasking.total(reveals, tries=1), ""
                 except UserError:  # a wrong share is among them: the others' may do

@@ -34,12 +34,12 @@ _FLOWERS = ("\x1b", "DEBUG:", "INFO:", "Using SuperLink", "Successfully")  # lin
 _START = 300.0  # seconds that a site may take to load, on a busy machine
 
 
-def federate(config: Config, place: Path, sites: int, skew: float, options: dict[str, Any]) -> RunDirectory:
+def federate(config: Config, path: Path, sites: int, skew: float, options: dict[str, Any]) -> RunDirectory:
     """Trains with several institutions on this machine; again after an interruption, to continue.
 
     Args:
         config: what to train; its records are divided among the sites.
-        place: absolute, where the run goes; what the parties keep goes beside it.
+        path: absolute, where the run goes; what the parties keep goes beside it.
         sites: institutions.
         skew: how unlike their records are, 0 to 1.
         options: of the terms: ``trust``, ``drops``, ``colluders``, ``deadline``.
@@ -48,14 +48,14 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
         The finished run.
 
     Raises:
-        UserError: for a place in use, or a run that did not finish.
+        UserError: for a path in use, or a run that did not finish.
     """
-    goes_on = not RunDirectory.unused(place)
-    config, parties = settle(config), place.with_name(f"{place.name}-parties")
+    goes_on = not RunDirectory.unused(path)
+    config, parties = settle(config), path.with_name(f"{path.name}-parties")
     if not (parties / _READY).exists():
         if parties.exists():  # an attempt that was cut short, before anything was spent
             ours = {"stores", "coordinator", *map(site_folder, range(sites))}
-            if not RunDirectory.unused(place) or {path.name for path in parties.iterdir()} - ours:
+            if not RunDirectory.unused(path) or {path.name for path in parties.iterdir()} - ours:
                 raise UserError(f"{parties} is in use: choose another --run.")
             shutil.rmtree(parties)
         _found(config, parties, sites, skew, options)
@@ -68,7 +68,7 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
         def meanwhile(federation: Loopback) -> None:
             app_folder = make_app_folder(Path(folder) / "app")
             say(f"the coordinator {'resumes' if goes_on else 'begins'} the run; it loads PyTorch and the held-out records")
-            federation.submit(app_folder, {"federation": str(parties / "coordinator"), "run": str(place)})
+            federation.submit(app_folder, {"federation": str(parties / "coordinator"), "run": str(path)})
             _serve(federation, parties, sockets)
 
         with starting, _refusing(), loopback(Path(folder) / "loopback", sockets, say, meanwhile) as federation:
@@ -79,9 +79,9 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
                 if not line.startswith(_FLOWERS):
                     starting.close()
                     console.print(line, end="", markup=False, highlight=False, soft_wrap=True)
-    if RunDirectory.unused(place) or not RunDirectory.open(place).finished:
+    if RunDirectory.unused(path) or not RunDirectory.open(path).finished:
         raise UserError(f"the run did not finish; the same command resumes it. The parties' folders are in {parties}.")
-    return RunDirectory(place)
+    return RunDirectory(path)
 
 
 def _found(config: Config, parties: Path, sites: int, skew: float, options: dict[str, Any]) -> None:

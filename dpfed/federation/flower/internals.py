@@ -2,7 +2,7 @@
 
 Documented are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and Flower's commands. Beyond these, dpfed takes:
 
-- the Runtime API of a SuperNode (`SuperNode`, `Task`): one process that stays handles all messages (`resident.py`).
+- the Runtime API of a SuperNode (`tasks_of`, `handle`): one process that stays handles all messages (`resident.py`).
   Its counterpart in Flower is ``flwr/supernode/runtime/run_clientapp.py``.
 - the waits that `shorten_fetching` changes, which are a large part of a round of 45 MB: the defaults of two functions in
   ``flwr/supercore/inflatable/inflatable_utils.py``.
@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import version
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -70,14 +70,14 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 __all__ = [
     "VERSION",
     "RunNotRunningException",
-    "SuperNode",
-    "Task",
+    "handle",
     "limit_replies",
     "outlast_cut_handshakes",
     "replies_of_at_most",
     "run_supernode",
     "shorten_fetching",
     "shorten_idling",
+    "tasks_of",
 ]
 
 
@@ -182,36 +182,25 @@ def run_supernode() -> None:
     flower_supernode()
 
 
-class SuperNode:
-    """A SuperNode, of which this process takes tasks; a context manager.
+@contextmanager
+def tasks_of(address: str, secret: bytes) -> Iterator[Callable[[], str]]:
+    """A SuperNode, of which this process takes tasks.
 
     Args:
         address: of its Runtime API, on this machine.
         secret: shared with the SuperNode.
+
+    Yields:
+        Gives the token of the oldest message that nobody handles yet, empty when there is none. Raises `httpx.HTTPError` if the
+        SuperNode is not there, or refuses the secret.
     """
-
-    def __init__(self, address: str, secret: bytes) -> None:
-        interceptor = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
-        self._client = _client(address, interceptor)
-
-    def __enter__(self) -> SuperNode:
-        self._client.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._client.__exit__(kind, error, trace)
-
-    def next_task(self) -> str:
-        """The token of the oldest message that nobody handles yet; empty when there is none.
-
-        Raises:
-            httpx.HTTPError: if the SuperNode is not there, or refuses the secret.
-        """
-        return self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])).token
+    interceptor = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
+    with _client(address, interceptor) as client:
+        yield lambda: client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])).token
 
 
-class Task:
-    """A message that this process handles; a context manager, which tells the SuperNode again and again that it is running.
+def handle(address: str, token: str, app: Callable[[Message, Context], Message]) -> None:
+    """Fetches a message, and sends what an app answers. Meanwhile it tells the SuperNode that it is running.
 
     A request that breaks off is made again. Whoever cannot answer leaves: a SuperNode that hears nothing of a task for a minute
     answers in its place. It must not be told that the task has failed. It would then wait for an answer for ever, and take no
@@ -219,39 +208,29 @@ class Task:
 
     Args:
         address: of the SuperNode's Runtime API.
-        token: see `SuperNode.next_task`.
+        token: see `tasks_of`.
+        app: answers the message.
     """
+    again = RetryInvoker(
+        lambda: constant(_BETWEEN), httpx.TransportError, max_tries=_TRIES, max_time=None, wait_function=time.sleep
+    )
+    with _client(address, RuntimeTokenHttpInterceptor(token), again) as client:
 
-    def __init__(self, address: str, token: str) -> None:
-        again = RetryInvoker(
-            lambda: constant(_BETWEEN), httpx.TransportError, max_tries=_TRIES, max_time=None, wait_function=time.sleep
-        )
-        self._client = _client(address, RuntimeTokenHttpInterceptor(token), again)
-        self._heartbeat = HeartbeatSender(self._beat)
+        def beat() -> bool:
+            try:
+                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            except httpx.HTTPError:
+                return False
+            return True
 
-    def __enter__(self) -> Task:
-        self._client.__enter__()
-        self._heartbeat.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        heartbeat = HeartbeatSender(beat)
+        heartbeat.start()
         try:
-            self._heartbeat.stop()
+            message, context, _, _ = pull_task_input(client)
+            push_message(client, app(message, context), context)
+            push_task_output(client, None, SubStatus.COMPLETED, "")
         finally:
-            self._client.__exit__(kind, error, trace)
-
-    def handle(self, app: Callable[[Message, Context], Message]) -> None:
-        """Fetches the message, and sends what an app answers."""
-        message, context, _, _ = pull_task_input(self._client)
-        push_message(self._client, app(message, context), context)
-        push_task_output(self._client, None, SubStatus.COMPLETED, "")
-
-    def _beat(self) -> bool:
-        try:
-            self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        except httpx.HTTPError:
-            return False
-        return True
+            heartbeat.stop()
 
 
 def _client(

@@ -34,12 +34,12 @@ import httpx
 from dpfed.errors import UserError
 from dpfed.federation.flower.client_app import app
 from dpfed.federation.flower.internals import (
-    SuperNode,
-    Task,
+    handle,
     outlast_cut_handshakes,
     run_supernode,
     shorten_fetching,
     shorten_idling,
+    tasks_of,
 )
 from dpfed.federation.provisioning.network import State, of_connection
 
@@ -62,10 +62,10 @@ def serve(address: str, secret: bytes) -> None:
         UserError: if the SuperNode does not know the secret.
     """
     room = threading.BoundedSemaphore(_MOST)
-    with SuperNode(address, secret) as supernode:
+    with tasks_of(address, secret) as next_task:
         while True:
             try:
-                token = supernode.next_task()
+                token = next_task()
             except httpx.HTTPError as error:
                 if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _REFUSED:
                     raise UserError(f"the SuperNode at {address} refuses: start both with the same secret file.") from error
@@ -81,8 +81,7 @@ def serve(address: str, secret: bytes) -> None:
 
 def _handle(address: str, token: str, room: threading.Semaphore) -> None:
     try:
-        with Task(address, token) as task:
-            task.handle(app)
+        handle(address, token, app)
     except Exception as error:  # its run has ended, or the SuperNode is gone or knows nothing of the task any more
         _log.warning(
             "a message has no answer: %s; the SuperNode reports it within a minute, and continues", type(error).__name__

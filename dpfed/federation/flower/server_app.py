@@ -29,12 +29,12 @@ from dpfed.runs.running import run_job
 _ENDING = 10.0  # seconds that a previous server may still hold the run
 
 
-def coordinate(folder: Path, place: Path, channel: Channel, watcher: Watcher) -> RunDirectory:
+def coordinate(folder: Path, path: Path, channel: Channel, watcher: Watcher) -> RunDirectory:
     """Begins a federation's run, or resumes it.
 
     Args:
         folder: of the coordinator.
-        place: the run's directory.
+        path: the run's directory.
         channel: reaches the sites.
         watcher: sees the stages.
 
@@ -52,11 +52,11 @@ def coordinate(folder: Path, place: Path, channel: Channel, watcher: Watcher) ->
         model, note = job.parts.model, watcher.note
         return Federation(terms, identity, channel, model, journal, paid, note, arrival_log=arrival_log, left=party.left)
 
-    if RunDirectory.unused(place):
-        RunDirectory.refuse_unusable(place)
-        job = begin(Preflight(party.config(), place), watcher, terms=terms)  # the terms hold the plan
+    if RunDirectory.unused(path):
+        RunDirectory.refuse_unusable(path)
+        job = begin(Preflight(party.config(), path), watcher, terms=terms)  # the terms hold the plan
     else:
-        run = RunDirectory.open(place)
+        run = RunDirectory.open(path)
         run.refuse_other_terms(terms.text)
         if run.finished:
             run.forget_key()

@@ -6,7 +6,6 @@ A doctor opens what the programs open; their own refusals are its findings.
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -29,7 +28,6 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.promise import round_up
 from dpfed.protocol.messages import PROTOCOL
 
-_LEAST_DISK = 1 << 30  # bytes
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _RESTORE = "restore it, if it was moved away; otherwise the site is out: docs/a-site-in-15-minutes.md, Backups"
 
@@ -53,7 +51,6 @@ def examine_site(folder: Path) -> list[Finding]:
         ("keys", lambda: _keys(paths)),
         ("certificate", lambda: of_certificate(paths.path / AUTHORITY, ends)),
         ("coordinator", lambda: of_connection(kit.superlink, paths.path / AUTHORITY, paths.env())),
-        ("disk", lambda: _disk(paths.path)),
         ("store", lambda: _store(site)),
         ("terms", lambda: _terms(paths)),
         ("budget", lambda: _budget(site)),
@@ -144,17 +141,6 @@ def _socket(paths: SitePaths) -> Iterator[Finding]:
     yield Finding("door", State.GOOD, f"{folder}, for the worker's user to open")
 
 
-def _disk(folder: Path) -> Iterator[Finding]:
-    free = shutil.disk_usage(folder).free
-    said = f"{free / 1e9:,.1f} GB free at {folder}"
-    if os.statvfs(folder).f_flag & os.ST_RDONLY:
-        yield Finding("disk", State.BAD, f"{folder} is on storage that is read-only", "mount it for writing")
-    elif free < _LEAST_DISK:
-        yield Finding("disk", State.BAD, said, "make room: a ledger that cannot be written ends the site's part in the run")
-    else:
-        yield Finding("disk", State.GOOD, said)
-
-
 def _store(site: SiteFolder) -> Iterator[Finding]:
     settings = site.settings()
     store = RecordStore.open(settings.store)
@@ -173,7 +159,7 @@ def _terms(paths: SitePaths) -> Iterator[Finding]:
         wait = f"send {paths.reply} to the coordinator; the next kit comes when all sites have replied"
         yield Finding("terms", State.CARE, said, f"dpfed site join {paths.path} {paths.path}" if there else wait)
         return
-    terms, known = site.terms(), site.confirmed.read()
+    terms, known = site.terms(), site.confirmed()
     others = [member.name for member in terms.sites if member.name != site.own_card().name and member.fingerprint not in known]
     if others and terms.trust_model.shared:
         said = f"{terms.fingerprint}; the cards of {', '.join(others)} are not confirmed"

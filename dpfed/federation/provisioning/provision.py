@@ -77,15 +77,15 @@ def provision(project: Project, beside: Path, folder: Path | None = None, watche
     Raises:
         UserError: for a folder of something else, a reply that does not fit, or terms that cannot be.
     """
-    place = require_plain((folder or beside.parent / project.name).absolute())
-    office = _Office(place, project)
+    path = require_plain((folder or beside.parent / project.name).absolute())
+    office = _Office(path, project)
     if not office.agreed.path.exists():
         refuse_proposal(project.run_config(beside), len(project.sites))  # before anything is made, and any site is asked
     with office.held():
         office.refuse_other()
         office.found()
         replies = office.replies()
-        done = Provisioned(place, spoken(office.identity().signing_key), news=office.news)
+        done = Provisioned(path, spoken(office.identity().signing_key), news=office.news)
         done.waiting = [site for site in project.sites if site not in replies]
         done.left = [site for site, reply in replies.items() if reply.left]
         if not done.waiting and not office.agreed.path.exists():

@@ -19,15 +19,15 @@ from dpfed.federation.secure.masks import BadOffer, StepKeys, agreed
 from dpfed.federation.secure.shares import SECRET_BYTES
 from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity
-from dpfed.protocol.parties import Parties
+from dpfed.protocol.trust import Trust
 
 KEY_BYTES = 32  # of a round public key
 _NONCE, _TAG = 12, 16
 
 
-def offer_lengths(parties: Parties) -> tuple[int, int]:
+def offer_lengths(trust: Trust) -> tuple[int, int]:
     """Bytes of what a site offers in a step to the server, and to each other site."""
-    secrets, check = (2 * SECRET_BYTES, SECRET_BYTES) if parties.drops else (0, 0)
+    secrets, check = (2 * SECRET_BYTES, SECRET_BYTES) if trust.drops else (0, 0)
     return KEY_BYTES + check, KEY_BYTES + _NONCE + secrets + _TAG
 
 

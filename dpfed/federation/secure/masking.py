@@ -22,7 +22,7 @@ from dpfed.federation.secure.masks import StepKeys, add_mask, pair_sign, public_
 from dpfed.federation.secure.shares import SECRET_BYTES, split
 from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity, is_signed
-from dpfed.protocol.parties import Parties
+from dpfed.protocol.trust import Trust
 
 _PENDING = 4  # steps that a site keeps offers for; two SuperNodes at one site, or a late greeting, ask ahead
 
@@ -92,23 +92,23 @@ class Masking:
         me: number of this site.
         identity: its long-term keys.
         sites: long-term public keys of all sites, in the order of their numbers, from terms that this site has verified.
-        parties: how many of them may drop out or collude.
+        trust: how many of them may drop out or collude.
         context: fingerprint of the run's agreed terms.
 
     Raises:
         UserError: if there are more or fewer sites, or this one's keys are others.
     """
 
-    def __init__(self, me: int, identity: Identity, sites: Sequence[SiteCard], parties: Parties, context: bytes) -> None:
-        if len(sites) != parties.sites or sites[me].exchange_key != identity.exchange_key:
-            raise UserError(f"this is not site {me} of {parties.sites}: its keys are others, or there are {len(sites)} sites.")
-        self._me, self._identity, self._sites, self._parties, self._context = me, identity, list(sites), parties, context
-        self._envelopes = Envelopes(me, identity, sites, offer_lengths(parties)[1])
+    def __init__(self, me: int, identity: Identity, sites: Sequence[SiteCard], trust: Trust, context: bytes) -> None:
+        if len(sites) != trust.sites or sites[me].exchange_key != identity.exchange_key:
+            raise UserError(f"this is not site {me} of {trust.sites}: its keys are others, or there are {len(sites)} sites.")
+        self._me, self._identity, self._sites, self._trust, self._context = me, identity, list(sites), trust, context
+        self._envelopes = Envelopes(me, identity, sites, offer_lengths(trust)[1])
         self._offered: dict[int, _Offered] = {}  # by step, until it or a later one is masked
         self._masked: _Masked | None = None
 
     def __repr__(self) -> str:
-        return f"Masking(site {self._me} of {self._parties.sites})"
+        return f"Masking(site {self._me} of {self._trust.sites})"
 
     def offer(self, step: int) -> Offer:
         """Draws this site's secrets of a step and shares them out.
@@ -131,7 +131,7 @@ class Masking:
             for peer, own in enumerate(shares)
             if peer != self._me
         }
-        check = keys.self_check(seed, self._me) if self._parties.drops else b""
+        check = keys.self_check(seed, self._me) if self._trust.drops else b""
         offered = _Offered(key, seed, shares[self._me], Offer(public + check, envelopes))
         self._offered[step] = offered
         while len(self._offered) > _PENDING:
@@ -154,9 +154,9 @@ class Masking:
             raise NotOffered(
                 f"step {step} cannot be masked: site {self._me} masked it before, or holds no offer of its own for it."
             )
-        if len(offers) + 1 < (needed := self._parties.needed):
+        if len(offers) + 1 < (needed := self._trust.least):
             raise OtherView(f"step {step}: offers of {len(offers) + 1} sites, at least {needed} are needed.")
-        keys, partners = StepKeys(self._context, step), self._parties.partners(self._me)
+        keys, partners = StepKeys(self._context, step), self._trust.partners(self._me)
         public, shares, pair_keys = {self._me: public_bytes(offered.key)}, {self._me: offered.own}, {}
         for sender, envelope in offers.items():
             public[sender], text = self._envelopes.open(keys, sender, envelope)
@@ -185,7 +185,7 @@ class Masking:
         self._offered = {step: kept for step, kept in self._offered.items() if step > opened.step}
         self._masked = _Masked(opened.step, opened.view, opened.shares)
         masked = values.copy()
-        if self._parties.drops:
+        if self._trust.drops:
             add_mask(masked, StepKeys(self._context, opened.step).self_mask(offered.seed, self._me), +1)
         for partner, key in opened.pair_keys.items():
             add_mask(masked, key, pair_sign(self._me, partner))
@@ -233,9 +233,9 @@ class Masking:
             raise OtherView(f"step {step}: sites {sorted(wrong)} have not signed the roster that site {self._me} received.")
         if arrived != masked.view.members:
             agreeing = sum(self._is_signed(site, masked.view.arrival_log(arrived), votes) for site in masked.view.members)
-            if agreeing < self._parties.needed:
+            if agreeing < self._trust.least:
                 raise OtherView(
-                    f"step {step}: {agreeing} sites have signed who arrived, at least {self._parties.needed} must; nothing is "
+                    f"step {step}: {agreeing} sites have signed who arrived, at least {self._trust.least} must; nothing is "
                     "revealed."
                 )
         masked.arrived = arrived
@@ -246,7 +246,7 @@ class Masking:
         return masked.revealed
 
     def _at(self, step: int) -> _Masked:
-        if not self._parties.drops:
+        if not self._trust.drops:
             raise OtherView("no site may drop out of this run: its sums hold no masks to remove.")
         if self._masked is None or self._masked.step != step:
             raise NotOffered(f"step {step} is over: site {self._me} did not mask it, or is at a later step.")
@@ -258,16 +258,16 @@ class Masking:
             raise OtherView(f"step {step}: another set of sites was said to have arrived before; a second set is refused.")
         if strangers := sorted(arrived - masked.view.members):
             raise OtherView(f"step {step}: sites {strangers} are said to have arrived, but are not in the step's roster.")
-        if len(arrived) < self._parties.needed:
+        if len(arrived) < self._trust.least:
             raise OtherView(
-                f"step {step}: {len(arrived)} sites arrived, at least {self._parties.needed} are needed; nothing is revealed."
+                f"step {step}: {len(arrived)} sites arrived, at least {self._trust.least} are needed; nothing is revealed."
             )
 
     def _is_signed(self, site: int, statement: bytes, signatures: dict[int, bytes]) -> bool:
         return site in signatures and is_signed(statement, signatures[site], self._sites[site].signing_key)
 
     def _dealt(self, seed: bytes, key: X25519PrivateKey) -> list[_Shares]:
-        if not self._parties.drops:  # nothing will have to be recovered
-            return [_Shares(b"", b"")] * self._parties.sites
-        dealt = split([seed, key.private_bytes_raw()], self._parties.needed, self._parties.sites)
+        if not self._trust.drops:  # nothing will have to be recovered
+            return [_Shares(b"", b"")] * self._trust.sites
+        dealt = split([seed, key.private_bytes_raw()], self._trust.least, self._trust.sites)
         return [_Shares(*shares) for shares in zip(*dealt, strict=True)]

@@ -18,7 +18,7 @@ from dpfed.federation.secure.masks import StepKeys, add_mask, pair_sign, public_
 from dpfed.federation.secure.shares import SECRET_BYTES, recovered
 from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import is_signed
-from dpfed.protocol.parties import Parties
+from dpfed.protocol.trust import Trust
 
 TRIES = 40  # sets of givers that are tried at most; each takes about a second with 1,000 sites
 
@@ -28,7 +28,7 @@ class Unmasking:
 
     Args:
         sites: public keys of all sites, in the order of their numbers.
-        parties: how many of them may drop out or collude.
+        trust: how many of them may drop out or collude.
         context: fingerprint of the run's agreed terms.
         step: training step.
         public: `Offer.public` of each site of the step's roster, by number.
@@ -43,14 +43,14 @@ class Unmasking:
     """
 
     def __init__(
-        self, sites: Sequence[SiteCard], parties: Parties, context: bytes, step: int, public: dict[int, bytes], size: int
+        self, sites: Sequence[SiteCard], trust: Trust, context: bytes, step: int, public: dict[int, bytes], size: int
     ) -> None:
-        if len(public) < parties.needed:
-            raise UserError(f"step {step}: {_named(public)} made offers, at least {parties.needed} sites are needed.")
-        length, _ = offer_lengths(parties)
+        if len(public) < trust.least:
+            raise UserError(f"step {step}: {_named(public)} made offers, at least {trust.least} sites are needed.")
+        length, _ = offer_lengths(trust)
         if wrong := [site for site, value in public.items() if len(value) != length]:
             raise UserError(f"step {step}: the public values of {_named(wrong)} do not have {length} bytes.")
-        self._sites, self._parties, self._keys = sites, parties, StepKeys(context, step)
+        self._sites, self._trust, self._keys = sites, trust, StepKeys(context, step)
         self._round_key = {site: value[:KEY_BYTES] for site, value in sorted(public.items())}
         self._check = {site: value[KEY_BYTES:] for site, value in public.items()}
         self._view = View(self._keys, self._round_key)
@@ -80,7 +80,7 @@ class Unmasking:
             raise UserError(f"step {step}: the vector of site {site} was not added, because {reason}.")
         if masked.shape != (size,) or masked.dtype != np.uint32:
             raise UserError(f"step {step}: site {site} sent {masked.shape} {masked.dtype}, expected ({size},) uint32.")
-        if self._parties.drops:
+        if self._trust.drops:
             if not is_signed(self._view.roster(), signature, self._sites[site].signing_key):
                 raise UserError(f"step {step}: site {site} has not signed the step's roster.")
             self.rosters[site] = signature
@@ -96,10 +96,9 @@ class Unmasking:
         Raises:
             UserError: if fewer than are needed arrived: the sum can never be unmasked.
         """
-        if len(self._arrived) < self._parties.needed:
+        if len(self._arrived) < self._trust.least:
             raise UserError(
-                f"step {self._keys.step}: {_named(self._arrived)} arrived, at least {self._parties.needed} are needed for a "
-                "sum."
+                f"step {self._keys.step}: {_named(self._arrived)} arrived, at least {self._trust.least} are needed for a sum."
             )
         self._closed = True
         return frozenset(self._arrived)
@@ -123,7 +122,7 @@ class Unmasking:
     @property
     def confirmed(self) -> bool:
         """Whether enough sites have signed who arrived."""
-        return self.unanimous or len(self.votes) >= self._parties.needed
+        return self.unanimous or len(self.votes) >= self._trust.least
 
     def total(self, reveals: dict[int, bytes], tries: int = TRIES) -> np.ndarray:
         """The sum over the sites that arrived.
@@ -142,14 +141,14 @@ class Unmasking:
         if not self._closed:
             raise ValueError("close the step before it is unmasked")
         values = self._total.copy()
-        if not self._parties.drops:
+        if not self._trust.drops:
             return values
         secrets = self._secrets(reveals, tries)  # all are recovered and checked before the first mask is taken away
         for site in sorted(self._arrived):
             add_mask(values, self._keys.self_mask(secrets[site], site), -1)
         for gone in self._view.members - self._arrived:
             key = X25519PrivateKey.from_private_bytes(secrets[gone])
-            for site in self._parties.partners(gone) & self._arrived:
+            for site in self._trust.partners(gone) & self._arrived:
                 add_mask(values, self._keys.pair_mask(key, self._round_key[site], site, gone), -pair_sign(site, gone))
         return values
 
@@ -157,12 +156,12 @@ class Unmasking:
         """The seeds of the sites that arrived and the round keys of the others, by site."""
         members, step = list(self._round_key), self._keys.step
         given = {giver: shares for giver, shares in sorted(reveals.items()) if len(shares) == SECRET_BYTES * len(members)}
-        if len(given) < self._parties.needed:
+        if len(given) < self._trust.least:
             raise UserError(
-                f"step {step}: {_named(given)} revealed shares, {self._parties.needed} are needed: the sum stays masked."
+                f"step {step}: {_named(given)} revealed shares, {self._trust.least} are needed: the sum stays masked."
             )
         found: dict[int, bytes] = {}
-        for givers in itertools.islice(_sets(list(given), self._parties.needed), tries):
+        for givers in itertools.islice(_sets(list(given), self._trust.least), tries):
             secrets = recovered(givers, [given[giver] for giver in givers])
             found |= {
                 site: secret

@@ -19,7 +19,7 @@ from dpfed.data.public_store import public_fingerprint
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site
-from dpfed.federation.confirmed_cards import ConfirmedCards
+from dpfed.federation.confirmed_cards import confirm, confirmed_in, refuse_strangers
 from dpfed.federation.own_folder import own_folder
 from dpfed.files.atomic import create_file, sync_folder, write_atomically
 from dpfed.files.locking import file_lock
@@ -61,7 +61,6 @@ class SiteFolder:
         card: public, for the coordinator.
         door: a Unix socket while the site is served.
         features: of frozen towers, of its records; they stay until its last step is answered, or it leaves.
-        confirmed: cards of other sites that its operator has confirmed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,7 +69,7 @@ class SiteFolder:
         self.socket = self.path / "door" / "socket"
         self.ledger, self.features = self.path / "ledger.jsonl", self.path / "features"
         self._settings, self._terms, self._left = self.path / "site.toml", self.path / "terms.json", self.path / "left.json"
-        self.confirmed = ConfirmedCards(self.path / "confirmed.json")
+        self._confirmed = self.path / "confirmed.json"
         self._identity, self._randomness = self.path / "identity.key", self.path / "secret.key"
 
     @classmethod
@@ -134,8 +133,12 @@ class SiteFolder:
         return SiteCard.load(self.card)
 
     def confirm(self, cards: list[str]) -> None:
-        """Notes that cards are those of other sites, see `ConfirmedCards.add`."""
-        self.confirmed.add(cards, self.own_card(), self.terms() if self.joined else None)
+        """Notes that cards are those of other sites, see `dpfed.federation.confirmed_cards.confirm`."""
+        confirm(self._confirmed, cards, self.own_card(), self.terms() if self.joined else None)
+
+    def confirmed(self) -> list[str]:
+        """Fingerprints of the cards that the site's operator has confirmed."""
+        return confirmed_in(self._confirmed)
 
     def settings(self) -> SiteSettings:
         """The site's choices.
@@ -192,7 +195,7 @@ class SiteFolder:
         card = self.own_card()
         if card != SiteCard(**terms.sites[number].model_dump(exclude={"groups"})):
             raise UserError(f"these terms describe this site differently from {self.card}: ask for terms made with that card.")
-        self.confirmed.refuse_strangers(terms)
+        refuse_strangers(terms, self.confirmed())
         self.refuse_if_left()
         if self.joined:
             raise UserError(f"{self.path} has joined a federation already: make another folder for another one.")
@@ -229,7 +232,7 @@ class SiteFolder:
             )
 
     def leave(self) -> None:
-        """Leaves for good: destroys the secret of the site's draws and its noise, which nobody can take off then.
+        """Leaves permanently: destroys the secret of the site's draws and its noise, which nobody can take off then.
 
         The ledger and what is reserved of the records' lifetime budget are not touched: what was spent stays spent.
 
@@ -302,7 +305,7 @@ def records_of_site(store: str | Path, declared: int | None, settings: dict[str,
 
 
 def _absolute(settings: dict[str, Any]) -> dict[str, str | None]:
-    """A site's copies, by places that mean the same wherever the site is served from."""
+    """A site's copies, by paths that mean the same wherever the site is served from."""
     default = Config()
     model = {key: settings[key] for key in ("architecture", "weights", "start") if settings.get(key) is not None}
     if "architecture" in model:

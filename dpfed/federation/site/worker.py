@@ -75,8 +75,7 @@ class SiteWorker:
         if terms.trust == "secure":
             from dpfed.federation.secure.masking import Masking  # what it imports, only secure sums need
 
-            parties, context = terms.trust_model.parties, terms.fingerprint.encode()
-            self._masking = Masking(self._number, identity, terms.sites, parties, context)
+            self._masking = Masking(self._number, identity, terms.sites, terms.trust_model, terms.fingerprint.encode())
         self._answers = {"hello": self._hello, "step": self._step, "confirm": self._confirm, "reveal": self._reveal}
 
     @property
@@ -117,7 +116,7 @@ class SiteWorker:
     def _step(self, header: dict[str, Any], vector: Content) -> Packet:
         step, parameters = self._allowed(_number(header.get("step"))), self._parameters(vector)
         opened, threshold = self._opened(step, header), self._threshold_in(header)
-        # Paid for before a record is drawn: also an answer that then fails says something about the records that it needed.
+        # Charged before a record is drawn: also an answer that then fails says something about the records that it needed.
         self._ledger.charge(Release(step, hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:32]))
         self._last = step
         self._vector.assign(parameters.to(self._vector.device))

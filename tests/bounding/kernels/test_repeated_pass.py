@@ -98,7 +98,7 @@ def test_a_kernel_that_looks_at_neighbours_is_found_out(tapes, monkeypatch):
     honest = kernels.outer_products
 
     def looking(slopes, *rest, **more):
-        return honest(slopes, *rest, **more) * (1 + 1e-6 * slopes.flatten()[0].nan_to_num().sin())
+        return honest(slopes, *rest, **more) * (1 + 1e-6 * (1e6 * slopes.flatten()[0].nan_to_num()).sin())
 
     monkeypatch.setattr(kernels, "outer_products", looking)
     engine = LayerwiseEngine(model_of(NAMES["cnn"]), group_size=4, if_unlike="raise")

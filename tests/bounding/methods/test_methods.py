@@ -1,5 +1,6 @@
 """What holds for every method of bounding, and what the switch alone decides."""
 
+import functools
 import json
 import math
 import re
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.view import RunView
 from dpfed.config import Config, ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
@@ -50,6 +52,18 @@ def config_for(method: str, **sections) -> Config:
     return parse_config(tree | sections)
 
 
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    """A finished run of a method; tests change nothing there."""
+
+    @functools.cache
+    def run(name: str) -> RunDirectory:
+        folder = tmp_path_factory.mktemp(name)
+        return pretrain(config_for(name, data={"records": 200, "size": 16, "stores": str(folder / "stores")}), folder / "run")
+
+    return run
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_guide_has_a_row_for_each_and_says_whether_it_is_sound(name):
     method = method_named(name)
@@ -78,11 +92,10 @@ def test_the_plan_keeps_the_promise_and_differs_in_its_method_only(name):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("batch", "sample", "logit"))) for name in METHODS]
 )
-def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, tmp_path):
-    config = config_for(name, data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
-    run = pretrain(config, tmp_path / "run")
-    sound = method_named(name).sound
+def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, run_of):
+    run, sound = run_of(name), method_named(name).sound
     assert run.card.exists() == sound and run.no_card.exists() != sound
+    assert sound or RunView.read(run.path).void
     results = json.loads(run.results.read_text(encoding="utf-8"))
     assert results["privacy"]["guarantee"] == (sound and name != "none")
     assert ("no guarantee holds" in run.report.read_text(encoding="utf-8")) == (not sound or name == "none")
@@ -119,17 +132,8 @@ def test_a_cap_below_the_expected_batch_is_refused(name):
         PrivacyPlan.from_config(200, low)
 
 
-def test_an_unsound_run_stays_without_a_card_when_it_is_shown(tmp_path):
-    config = config_for("dpcl", data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
-    run = pretrain(config, tmp_path / "run")
-    from dpfed.artifacts.view import RunView
-
-    assert RunView.read(run.path).void and not RunDirectory.open(run.path).card.exists()
-
-
-def test_a_run_goes_on_with_its_own_options_only(tmp_path):
-    config = config_for("released", data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
-    run = pretrain(config, tmp_path / "run")
+def test_a_run_goes_on_with_its_own_options_only(run_of):
+    run = run_of("released")
     run.refuse_another(run.config())
     for options in ({"slots": 8}, {"release_share": 0.3, "other": 1}):
         kept = run.config()

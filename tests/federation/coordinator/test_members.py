@@ -211,7 +211,7 @@ def speaking(change):
     return tamper
 
 
-@pytest.mark.parametrize(("protocol", "said"), [(3, "protocol 3 (dpfed 9.9)"), (1, "protocol 1 (dpfed 9.9)")])
+@pytest.mark.parametrize(("protocol", "said"), [(3, "protocol 3, and this is 2"), (1, "protocol 1, and this is 2")])
 def test_a_site_that_speaks_another_protocol_is_not_taken_in_and_named_once(lab, protocol, said):
     one = lab("central", deadline=0.3)
     one.wire.tampers["node0"] = speaking({"protocol": protocol, "release": "9.9"})

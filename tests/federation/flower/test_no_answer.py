@@ -46,7 +46,7 @@ class State:
 
 
 def test_a_supernode_answers_for_an_app_that_falls_silent_and_not_for_one_that_says_it_failed():
-    """Why `Task` says nothing where it has no answer; if the second half holds no longer, it may say so again."""
+    """Why `handle` says nothing where it has no answer; if the second half holds no longer, it may say so again."""
     silent, failed = State(), State()
     silent.falls_silent()
     (reply,) = silent.replies()

@@ -94,7 +94,6 @@ def test_a_healthy_site_has_nothing_that_is_bad(place, server):
         "clock",
         "ports",
         "door",
-        "disk",
         "store",
         "terms",
         "budget",

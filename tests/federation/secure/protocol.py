@@ -8,7 +8,7 @@ from dpfed.federation.secure.masking import Masking
 from dpfed.federation.secure.shares import recovered
 from dpfed.federation.secure.unmasking import Unmasking
 from dpfed.protocol.identity import Identity
-from dpfed.protocol.parties import Parties
+from dpfed.protocol.trust import Trust
 
 TERMS = b"fingerprint of the terms"
 SIZE = 50
@@ -20,7 +20,7 @@ class Federation:
 
     def __init__(self, sites: int, drops: int, colluders: int = 0) -> None:
         self.identities = [Identity.fresh() for _ in range(sites)]
-        self.sites, self.parties = sites, Parties(sites, drops, colluders)
+        self.sites, self.parties = sites, Trust("secure", sites, drops, colluders)
         self.masking = [self.site(number) for number in range(sites)]
 
     def site(self, number: int, context: bytes = TERMS, identities: list[Identity] | None = None) -> Masking:

@@ -16,7 +16,7 @@ from dpfed.federation.secure.masking import NotOffered
 from dpfed.federation.secure.masks import StepKeys, add_mask, agreed, public_bytes
 from dpfed.protocol.fixed_point import Grid
 from dpfed.protocol.identity import Identity
-from dpfed.protocol.parties import Parties
+from dpfed.protocol.trust import Trust
 from tests.federation.secure.protocol import RNG, SIZE, TERMS, Federation, combine, plain_sum, vectors
 
 # What a site may do in a step, from the worst to the best.
@@ -152,9 +152,9 @@ def test_every_run_step_purpose_direction_and_pair_has_a_key_of_its_own():
 def test_partners_are_mutual_and_hold_together_whoever_is_taken_away(drops, colluders):
     """Also the worst choice: two runs of neighbours on the circle."""
     for sites in (129, 130, 201, 400):
-        if 2 * drops >= sites:
+        if 2 * drops + colluders >= sites:
             continue
-        parties = Parties(sites, drops, colluders)
+        parties = Trust("secure", sites, drops, colluders)
         partners = [parties.partners(site) for site in range(sites)]
         assert all(site in partners[other] and site != other for site in range(sites) for other in partners[site])
         assert {len(each) for each in partners} == {parties.links}
@@ -180,7 +180,7 @@ def connected(partners, sites) -> bool:
 
 @pytest.mark.parametrize("links", [2, 4])
 def test_sums_over_a_circle_of_partners_are_exact(links, monkeypatch):
-    monkeypatch.setattr("dpfed.protocol.parties._PARTNERS", links)
+    monkeypatch.setattr("dpfed.protocol.trust._PARTNERS", links)
     federation, values = Federation(9, 2, 1), vectors(9)
     assert federation.parties.links == 4 and len(federation.parties.partners(0)) == 4
     server, masked = federation.masked_step(0, values, arriving=[0, 2, 3, 4, 5, 7, 8])
@@ -389,8 +389,8 @@ def test_the_server_adds_each_site_of_the_roster_once_and_in_time():
 
 @pytest.mark.parametrize(("sites", "drops"), [(1, 0), (0, 0), (2, 1), (4, 2), (9, 5), (3, -1)])
 def test_too_many_drops_are_refused(sites, drops):
-    with pytest.raises(UserError, match="at least 2 sites|cannot be tolerated"):
-        Parties(sites, drops, 0)
+    with pytest.raises(UserError, match="at least 2 sites|can do without|leaves none|count sites"):
+        Trust("secure", sites, drops, 0)
 
 
 def test_a_site_is_who_the_terms_say():
