@@ -197,7 +197,6 @@ def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path, squa
         ["site", "join", "nowhere", "empty.toml"],
         ["site", "serve", "nowhere"],
         ["site", "doctor", "nowhere"],
-        ["federation", "doctor", "nowhere"],
         ["start", "cuhk-pedes", "--set", "model.architecture=local-dir:x", "--set", "model.weights="],
     ]
     done = subprocess.run(
