@@ -191,14 +191,12 @@ def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path, squa
         ["resume", "nowhere"],
         ["pretrain", "quickstart", "--set", "model.start=nowhere", "--run", "run"],
         ["start", "quickstart", "--set", "model.widht=16"],
-        ["start", "--set", "privacy.steps=3"],
         ["start", "recipes/adaptation"],
         ["pretrain", "recipes/small-images", "--set", f"data.path={squares}", "--run", "run"],
         ["site", "setup", "nowhere", "--coordinator", "x", "--store", "nowhere"],
         ["site", "join", "nowhere", "empty.toml"],
         ["site", "serve", "nowhere"],
         ["site", "doctor", "nowhere"],
-        ["federation", "doctor", "nowhere"],
         ["start", "cuhk-pedes", "--set", "model.architecture=local-dir:x", "--set", "model.weights="],
     ]
     done = subprocess.run(
