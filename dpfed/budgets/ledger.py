@@ -151,7 +151,7 @@ class Account:
 
 @dataclass(frozen=True)
 class BudgetLedger:
-    """What a ledger says.
+    """What a budget's ledger says.
 
     Attributes:
         head: its first line.

@@ -175,7 +175,7 @@ def known_by(id: str, store: Path | None = None) -> BudgetLedger | None:
 
 
 def replicas_of(id: str, store: Path | None = None) -> tuple[Path, Path | None]:
-    """Where replicas of a budget's ledger may lie: on the registry, and in a store."""
+    """Where replicas of a budget's ledger may lie: in the registry, and in a store."""
     return registry() / f"{id}.jsonl", store / BUDGET_LEDGER if store else None
 
 

@@ -1,4 +1,4 @@
-"""A copy of a ledger on disk: JSON lines that only grow, chained like a ledger.
+"""A replica of a budget's ledger on disk: JSON lines that only grow, each chained to the line before.
 
 A line without its newline was never acted on: a reservation counts when it is whole and on disk. Only then does a run begin.
 """

@@ -42,7 +42,7 @@ class Reservation:
 
 
 def reserved(found: Found, store: RecordStore, reservations: Sequence[Reservation]) -> BudgetLedger:
-    """A budget's ledger with reservations for the reservations, as far as they have none.
+    """A budget's ledger with entries for the reservations, as far as it has none.
 
     Args:
         found: the budget.
