@@ -10,10 +10,10 @@ from dpfed.models.building import build_model
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
-EXPERIMENTS = 60
+EXPERIMENTS = 80
 
 
-@pytest.fixture(params=[0.4])
+@pytest.fixture(params=[0.25])
 def claimed(request, tmp_path):
     model = {"kind": "image", "width": 8}
     save_file(build_model(ModelConfig(**model), ObjectiveConfig(), size=16).state_dict(), tmp_path / "start.safetensors")
