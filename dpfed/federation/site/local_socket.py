@@ -14,6 +14,7 @@ import socket
 import stat
 import struct
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -25,7 +26,7 @@ from dpfed.protocol.messages import LONGEST_HEADER, MOST_VECTOR, Failure, Packet
 
 _LONGEST_PATH = 100  # bytes; operating systems allow 104 to 108
 _LONGEST_READ = 10.0  # seconds that one read or write on a connection may take
-_CONNECTIONS = 32  # at a time; others wait
+_CONNECTIONS = 32  # at a time; for one more, the oldest that does not wait for an answer is shut down
 _LONGEST_SIGNATURE = 4 << 10  # bytes
 _TICK = 0.2  # seconds between looks at the stop event
 
@@ -41,7 +42,8 @@ def serve(
 ) -> None:
     """Answers packets, one after the other, until told to stop. The packet in hand is answered before this returns.
 
-    Each connection has a thread of its own: whoever is silent or slow delays nobody else.
+    Each connection has a thread of its own: whoever is silent or slow delays nobody else. When there are too many, the oldest
+    one that does not wait for an answer is shut down.
 
     Args:
         path: of the socket. Its directory is made if need be, and no other user may write there.
@@ -53,29 +55,69 @@ def serve(
     Raises:
         UserError: if the socket cannot be there, or another worker serves it.
     """
-    turn, room = threading.Lock(), threading.BoundedSemaphore(_CONNECTIONS)
+    turn = threading.Lock()
+    waiting: set[threading.Thread] = set()  # their packets have come, and are not answered yet
 
-    def answer(sock: socket.socket) -> None:
-        with room, contextlib.suppress(OSError), _connection(sock, _LONGEST_READ) as connection:
+    def answer(connection: Connection) -> None:
+        own = threading.current_thread()
+        with contextlib.suppress(OSError), connection:
             try:
                 packet = receive_packet(connection, most)
             except PacketError:
                 return send_packet(connection, failed(Failure.GARBLED))
-            with turn:
-                if connection.poll(0):  # it hung up: an answer that nobody waits for might still cost budget
+            waiting.add(own)
+            try:
+                if connection.poll(0):  # its connection was ended, and what had come could still be read
                     return
-                reply = failed(Failure.UNREACHABLE) if stop.is_set() else _handled(handle, packet)
+                with turn:
+                    if stop.is_set():
+                        reply = failed(Failure.UNREACHABLE)
+                    elif connection.poll(0):  # it hung up: an answer that nobody waits for might still cost budget
+                        return
+                    else:
+                        reply = _handled(handle, packet)
+            finally:
+                waiting.remove(own)
             send_packet(connection, reply)
 
-    threads: list[threading.Thread] = []
+    visitors: dict[threading.Thread, socket.socket] = {}  # in the order of their arrival
     with _listening(Path(path), group) as listener:
         while not stop.is_set():
-            with contextlib.suppress(TimeoutError):
-                threads = [*filter(threading.Thread.is_alive, threads)]
-                threads.append(threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True))
-                threads[-1].start()
-        for thread in threads:
-            thread.join()
+            for thread in [thread for thread in visitors if not thread.is_alive()]:
+                visitors.pop(thread).close()
+            try:
+                sock, connection = _accepted(listener)
+            except TimeoutError:
+                continue
+            except OSError as error:  # such as too many open files
+                _log.error("no connection can be accepted now: %s", error.strerror)
+                stop.wait(_TICK)
+                continue
+            newest = threading.Thread(target=answer, args=(connection,), daemon=True)
+            visitors[newest] = sock
+            if len(visitors) > _CONNECTIONS:
+                _close(visitors.pop(next(thread for thread in visitors if thread not in waiting)))
+            newest.start()
+        for sock in visitors.values():
+            with contextlib.suppress(OSError):  # it has gone
+                sock.shutdown(socket.SHUT_RD)  # no packet comes any more; answers still go out
+        with turn:  # the packet in hand is answered
+            until = time.monotonic() + _LONGEST_READ
+        for thread, sock in visitors.items():
+            thread.join(max(0.0, until - time.monotonic()))
+            _close(sock)
+
+
+def _accepted(listener: socket.socket) -> tuple[socket.socket, Connection]:
+    """The next visitor: a socket to shut the connection with, and the connection."""
+    sock, _ = listener.accept()
+    return sock, _connection(sock.dup(), _LONGEST_READ)
+
+
+def _close(sock: socket.socket) -> None:
+    """Ends a connection, also for the thread that reads from it or writes to it."""
+    with sock, contextlib.suppress(OSError):  # it has gone
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def ask(path: Path, packet: Packet, timeout: float) -> Packet:

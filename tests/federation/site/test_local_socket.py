@@ -187,15 +187,115 @@ def test_garbage_and_hanging_up_do_no_harm(path):
         assert ask(path, Packet(b"question", b"", b"abc"), PATIENCE).vector == b"abc"
 
 
-def test_silent_visitors_delay_nobody(path):
+def visitor_of(path, stack):
+    visitor = stack.enter_context(socket.socket(socket.AF_UNIX))
+    visitor.connect(str(path))  # without a timeout: waits where the queue is full
+    visitor.settimeout(PATIENCE)
+    return visitor
+
+
+def seconds_of_a_question(path):
+    start = time.monotonic()
+    assert ask(path, Packet(b"question", b""), PATIENCE).header == b"question"
+    return time.monotonic() - start
+
+
+def test_many_silent_visitors_delay_nobody(path):
+    """More than there is room for: then the oldest of them is shut down."""
     with serving(path, echo), contextlib.ExitStack() as stack:
-        for number in range(local_socket._CONNECTIONS - 2):
-            visitor = stack.enter_context(socket.socket(socket.AF_UNIX))
-            visitor.connect(str(path))
-            visitor.sendall(b"\0\0\0"[: number % 3])  # nothing, or a beginning
+        silent = []
+        for number in range(3 * local_socket._CONNECTIONS):
+            silent.append(visitor_of(path, stack))
+            silent[-1].sendall(b"\0\0\0"[: number % 3])  # nothing, or a beginning
+            if number % 8 == 7:
+                assert seconds_of_a_question(path) < 2
         start = time.monotonic()
-        assert ask(path, Packet(b"question", b""), PATIENCE).header == b"question"
+        with contextlib.suppress(ConnectionError):
+            silent[0].recv(100)  # its connection has ended
         assert time.monotonic() - start < 2
+
+
+def test_who_waits_for_an_answer_is_not_shut_down_for_who_is_silent(path):
+    begun, go, replies = threading.Event(), threading.Event(), []
+
+    def handle(packet):
+        begun.set()
+        go.wait(PATIENCE)
+        return packet
+
+    with serving(path, handle), contextlib.ExitStack() as stack:
+        first = threading.Thread(target=lambda: replies.append(ask(path, Packet(b"first", b""), PATIENCE)))
+        first.start()
+        begun.wait(PATIENCE)
+        for _ in range(2 * local_socket._CONNECTIONS):
+            visitor_of(path, stack)
+        go.set()
+        first.join()
+    assert replies == [Packet(b"first", b"")]
+
+
+def test_more_questions_than_there_is_room_for_wait_in_no_thread(path):
+    """Complete packets, while the worker is busy: nobody else is let in, and it goes on afterwards."""
+    go = threading.Event()
+    before = threading.active_count()
+    with serving(path, lambda packet: packet if go.wait(PATIENCE) else None), contextlib.ExitStack() as stack:
+        for _ in range(3 * local_socket._CONNECTIONS):
+            with contextlib.suppress(ConnectionError):  # refused already
+                visitor_of(path, stack).sendall(struct.pack("!ixxxxxxxx", 0))
+        time.sleep(0.5)
+        assert threading.active_count() - before <= local_socket._CONNECTIONS + 1
+        go.set()
+        time.sleep(0.5)
+        assert seconds_of_a_question(path) < 2
+
+
+def test_who_takes_the_answer_in_drops_does_not_hold_up_the_end(path, monkeypatch):
+    monkeypatch.setattr(local_socket, "_LONGEST_READ", 1.0)
+    with serving(path, lambda packet: Packet(b"long", b"", bytes(1 << 24))) as stop, contextlib.ExitStack() as stack:
+        visitor = visitor_of(path, stack)
+        visitor.sendall(struct.pack("!ixxxxxxxx", 0))
+        assert visitor.recv(1)
+        start = time.monotonic()
+        stop.set()
+        while path.exists() and time.monotonic() < start + PATIENCE:
+            visitor.recv(1 << 16)
+            time.sleep(0.1)
+        assert time.monotonic() - start < 3
+
+
+def test_silent_visitors_do_not_delay_the_end(path):
+    with contextlib.ExitStack() as stack:
+        with serving(path, echo):
+            for _ in range(local_socket._CONNECTIONS):
+                visitor_of(path, stack)
+            time.sleep(0.2)  # all are let in
+            start = time.monotonic()
+        assert time.monotonic() - start < 2
+
+
+def test_a_worker_goes_on_when_files_run_out(path):
+    """A process with room for few files, and more visitors than that."""
+    code = (
+        "import resource, sys, threading; from pathlib import Path\n"
+        "from dpfed.federation.site.local_socket import serve\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))\n"
+        "serve(Path(sys.argv[1]), lambda packet: packet, threading.Event())\n"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", code, str(path)], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        with contextlib.ExitStack() as stack:
+            for _ in range(30):
+                visitor_of(path, stack)
+            time.sleep(0.5)
+            assert worker.poll() is None
+        assert seconds_of_a_question(path) < 2
+    finally:
+        worker.kill()
+        worker.wait()
 
 
 def test_a_directory_of_another_user_is_refused(path, monkeypatch):
