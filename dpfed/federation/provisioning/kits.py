@@ -17,34 +17,59 @@ from typing import Any, Literal
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from pydantic import Field, ValidationError
+from cryptography.x509 import load_pem_x509_certificates
+from pydantic import Field, ValidationError, field_validator
 
 from dpfed import __version__
 from dpfed.config import Section
 from dpfed.errors import UserError
-from dpfed.federation.provisioning.project import Name
+from dpfed.federation.provisioning.project import Name, is_address
 from dpfed.files.reading import read_text
 from dpfed.protocol.cards import KEY, SiteCard, hidden_text
 from dpfed.protocol.identity import Identity, is_signed
 from dpfed.protocol.messages import PROTOCOL
 
 _KIT, _REPLY = b"dpfed kit 1\0", b"dpfed reply 1\0"  # a signature for one purpose fits no other
+_RELEASE = Field(__version__, pattern="^[0-9A-Za-z.+!-]{1,64}$", description="of dpfed, that of the side that wrote this")
 
 
-class Kit(Section):
+class Origin(Section):
+    """What never changes from one kit of a site to the next."""
+
+    federation: Name
+    site: Name
+    coordinator: str = KEY
+    invitation: str = Field(pattern="^[0-9a-f]{32}$", description="known to whoever had the kit: names the site in its reply")
+
+
+class Kit(Origin):
     """What a coordinator gives one site."""
 
     format: Literal[1] = 1
-    federation: Name
-    site: Name
     serial: int = Field(ge=1, description="a kit with a higher one replaces this one")
-    coordinator: str = KEY
-    invitation: str = Field(pattern="^[0-9a-f]{32}$", description="known to whoever had the kit: names the site in its reply")
-    superlink: str = Field(description="where the SuperNode connects to")
-    authority: str = Field(pattern="^([0-9a-f]{2})+$", description="certificate that signs the coordinator's, as hex")
+    superlink: str = Field(description="where the SuperNode connects to, HOST:PORT")
+    authority: str = Field(pattern="^([0-9a-f]{2})+$", description="certificate that signs the coordinator's, PEM as hex")
     terms: dict[str, Any] | None = Field(None, description="the terms, once they are made")
     protocol: int = PROTOCOL
-    release: str = __version__
+    release: str = _RELEASE
+
+    @field_validator("superlink")
+    @classmethod
+    def _is_address(cls, superlink: str) -> str:
+        if not is_address(superlink):  # it goes into units and commands
+            raise ValueError("expected HOST:PORT")
+        return superlink
+
+    @field_validator("authority")
+    @classmethod
+    def _is_certificate(cls, authority: str) -> str:
+        load_pem_x509_certificates(bytes.fromhex(authority))
+        return authority
+
+    @property
+    def origin(self) -> Origin:
+        """Whose kit it is, and for whom."""
+        return Origin(**{name: getattr(self, name) for name in Origin.model_fields})
 
     @property
     def folder(self) -> str:
@@ -63,15 +88,13 @@ class Kit(Section):
             UserError: if it is none, or is not as its coordinator signed it.
         """
         try:
-            text, signature, tree = _opened(path)
-            if hidden_text(tree):
-                raise ValueError
+            signed, signature, tree = _opened(path, _KIT)
             kit = cls.model_validate(tree)
         except OSError as error:
             raise UserError(f"cannot read the kit {path}: {error.strerror or error}.") from error
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(f"{path} is not a starter kit: `dpfed federation provision` of this release makes kits.") from error
-        if not is_signed(_KIT + text.encode(), signature, kit.coordinator):
+        if not is_signed(signed, signature, kit.coordinator):
             raise UserError(f"{path} is not as it was signed: ask the coordinator for the kit again.")
         return kit
 
@@ -100,7 +123,7 @@ class Reply(Section):
         ge=0, description="seconds since 1970; the newest reply of a site counts, and a later one has a larger"
     )
     protocol: int = PROTOCOL
-    release: str = __version__
+    release: str = _RELEASE
 
     def signed(self, identity: Identity) -> str:
         """The content of a reply's file."""
@@ -114,15 +137,13 @@ class Reply(Section):
             UserError: if it is none, or its site did not sign it.
         """
         try:
-            text, signature, tree = _opened(path)
-            if hidden_text(tree):
-                raise ValueError
+            signed, signature, tree = _opened(path, _REPLY)
             reply = cls.model_validate(tree)
         except OSError as error:
             raise UserError(f"cannot read the reply {path}: {error.strerror or error}.") from error
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(f"{path} is not a site's reply: `dpfed site setup` writes reply.json.") from error
-        if not is_signed(_REPLY + text.encode(), signature, reply.card.signing_key):
+        if not is_signed(signed, signature, reply.card.signing_key):
             raise UserError(f"{path} is not as its site signed it: ask the site to send reply.json again.")
         return reply
 
@@ -160,11 +181,20 @@ def _sealed(domain: bytes, content: Section, identity: Identity) -> str:
     return json.dumps({"signature": identity.sign(domain + text.encode()).hex(), "content": text}, indent=1) + "\n"
 
 
-def _opened(path: Path) -> tuple[str, bytes, Any]:
-    """What a file says, its signature, and what it says as JSON; whatever it holds, nothing is believed yet."""
-    outer = json.loads(read_text(path))
-    text = outer["content"]
-    return text, bytes.fromhex(outer["signature"]), json.loads(text)
+def _opened(path: Path, domain: bytes) -> tuple[bytes, bytes, Any]:
+    """What a file's signature is of, the signature, and what the file says; whatever it holds, nothing is believed yet."""
+    outer = json.loads(read_text(path), object_pairs_hook=_distinct)
+    tree = json.loads(outer["content"], object_pairs_hook=_distinct)
+    if hidden_text(tree):
+        raise ValueError
+    return domain + outer["content"].encode(), bytes.fromhex(outer["signature"]), tree
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; which of two values under one name counts would depend on the reader."""
+    if len(pairs) != len(dict(pairs)):
+        raise ValueError
+    return dict(pairs)
 
 
 def _is_node_key(line: str) -> bool:

@@ -36,6 +36,12 @@ def is_host(text: str) -> bool:
         return bool(named) and len(text) <= _LONGEST and not text.rpartition(".")[2].isdigit()
 
 
+def is_address(text: str) -> bool:
+    """Whether a text is HOST:PORT, as `Project.address` writes it."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:]+)):([0-9]{1,5})", text)
+    return found is not None and is_host(found[1] or found[2]) and 1 <= int(found[3]) <= 65535
+
+
 _NAME = "^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 

@@ -191,6 +191,7 @@ def test_a_reply_that_was_altered_or_is_none_is_refused(invited):
             (text.replace(f'\\"records\\": {number}', '\\"records\\": 99999'), "not as its site signed it"),
             ("{}", "is not a site's reply"),
             (text[:-40], "is not a site's reply"),
+            (text.replace('"content": "{', '"content": "{\\"left\\": \\"\\ud800\\",'), "is not a site's reply"),
         ):
             into.write_text(content)
             with pytest.raises(UserError, match=said):
