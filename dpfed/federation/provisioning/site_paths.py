@@ -12,7 +12,7 @@ from typing import Any
 
 from dpfed.errors import UserError
 from dpfed.federation.provisioning.certificates import AUTHORITY, NODE_PUBLIC, make_site_keys
-from dpfed.federation.provisioning.kits import Kit, Reply, is_spoken
+from dpfed.federation.provisioning.kits import Kit, Origin, Reply, is_spoken
 from dpfed.federation.provisioning.services import NODE_PORT, require_plain, site_files
 from dpfed.federation.site.folder import SiteFolder, records_of_site
 from dpfed.files.atomic import make_folder, write_atomically
@@ -38,6 +38,7 @@ class SitePaths:
         self.path = path.absolute()
         self.site = SiteFolder(self.path / "site")
         self.reply, self.settings, self.keys = self.path / "reply.json", self.path / ".env", self.path / "keys"
+        self._origin = self.site.path / "coordinator.json"
 
     @classmethod
     def set_up(cls, kit: Path, into: Path | None, coordinator: str, store: Path, **settings: Any) -> SitePaths:
@@ -63,11 +64,10 @@ class SitePaths:
         proxy = settings.pop("proxy", None)
         _refuse_proxy(proxy)
         paths = cls(require_plain(((into or Path()) / read.folder).resolve()))
-        cut_short = (paths.path / KIT).is_file() and paths.kit == read
+        cut_short = (paths.path / KIT).is_file() and Kit.load(paths.path / KIT) == read
         if cut_short and paths.site.path.exists() and not paths.reply.exists():
             make_site_keys(paths.keys)  # if the old ones were taken away
-            paths.write_reply()
-            return paths
+            return paths._finished(read)
         if paths.site.path.exists():
             raise UserError(
                 f"{paths.site.path} is there already, with keys of its own: `dpfed site join` takes a newer kit; "
@@ -83,8 +83,13 @@ class SitePaths:
         if not os.path.lexists(paths.path / "venv"):  # units start programs from there
             (paths.path / "venv").symlink_to(sys.prefix)
         SiteFolder.create(paths.site.path, read.site, store, **settings)
-        paths.write_reply()
-        return paths
+        return paths._finished(read)
+
+    def _finished(self, kit: Kit) -> SitePaths:
+        """Notes whose kits are taken from now on, and writes the first reply."""
+        write_atomically(self._origin, kit.origin.model_dump_json(indent=1) + "\n", 0o600)
+        self.write_reply()
+        return self
 
     @classmethod
     def open(cls, path: Path) -> SitePaths:
@@ -101,8 +106,32 @@ class SitePaths:
 
     @property
     def kit(self) -> Kit:
-        """The kit that is here, see `Kit.load`."""
-        return Kit.load(self.path / KIT)
+        """The kit that is here, see `Kit.load`.
+
+        Raises:
+            UserError: if it is none, or not of the coordinator whose fingerprint was compared, such as one copied by hand.
+        """
+        kit = Kit.load(self.path / KIT)
+        if kit.origin != self.origin():
+            raise UserError(
+                f"the kit in {self.path} is not of the coordinator, federation and site for which this site was set up: "
+                "`dpfed site join FOLDER KIT` puts their newest kit in its place."
+            )
+        return kit
+
+    def origin(self) -> Origin:
+        """Coordinator, federation, site and invitation of the kit that the site was set up with.
+
+        Raises:
+            UserError: if nobody knows them any more.
+        """
+        try:
+            return Origin.model_validate_json(read_text(self._origin))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{self._origin} is missing or damaged: it says whose kits this site takes. Restore it, or remove {self.reply} "
+                "and run `dpfed site setup` again with the kit that is here."
+            ) from error
 
     def unpack(self, kit: Path) -> bool:
         """Puts a newer kit in the place of the one that is here; keys, settings and ledger are no part of kits.
@@ -117,14 +146,18 @@ class SitePaths:
             UserError: for a kit of another federation or site, or an older one. Nothing is changed then.
         """
         with file_lock(self.path / ".lock", f"another process takes a kit into {self.path}: try again when it has ended."):
-            new, old = Kit.load(kit), self.kit
-            if new.coordinator != old.coordinator or new.federation != old.federation:
+            new, origin = Kit.load(kit), self.origin()
+            if new.coordinator != origin.coordinator or new.federation != origin.federation:
                 raise UserError(
                     f"{kit} is of another federation than {self.path}, or somebody else made it: nothing was changed."
                 )
-            if new.site != old.site or new.invitation != old.invitation:
-                raise UserError(f"{kit} is the kit of {new.site}, and this is {old.site}: nothing was changed.")
-            if new.serial < old.serial:
+            if new.origin != origin:
+                raise UserError(f"{kit} is the kit of {new.site}, and this is {origin.site}: nothing was changed.")
+            try:
+                old = self.kit
+            except UserError:  # somebody put another one there, or damaged it
+                old = None
+            if old is not None and new.serial < old.serial:
                 raise UserError(
                     f"{kit} is older (number {new.serial}) than the kit here (number {old.serial}): nothing was changed."
                 )
@@ -163,10 +196,10 @@ class SitePaths:
 
     def write_reply(self) -> None:
         """Writes what the coordinator should know."""
-        kit = self.kit
+        origin = self.origin()
         reply = Reply(
-            federation=kit.federation,
-            invitation=kit.invitation,
+            federation=origin.federation,
+            invitation=origin.invitation,
             card=self.site.own_card(),
             node_key=read_text(self.keys / NODE_PUBLIC).strip(),
             left=self.site.left,

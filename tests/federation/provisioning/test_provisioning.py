@@ -129,6 +129,28 @@ def test_a_newer_kit_keeps_what_the_site_made(office):
     assert "elsewhere.example.org" in (place.path / "systemd" / "dpfed-node@.service").read_text()
 
 
+def test_a_kit_of_somebody_else_that_was_copied_over_a_site_is_noticed_and_mended(office, dpfed):
+    done = office.provision()
+    place = office.set_up("north", done)
+    other, kit, here = Identity.fresh(), Kit.load(done.kits["north"]), place.path / "kit.json"
+    here.write_text(kit.model_copy(update={"coordinator": other.signing_key, "serial": 9}).signed(other))
+    for use in (place.join, lambda: examine_site(place.path)):
+        with pytest.raises(UserError, match="is not of the coordinator, federation and site"):
+            use()
+    shutil.copy(done.kits["south"], here)
+    with pytest.raises(UserError, match="is not of the coordinator, federation and site"):
+        place.join()
+    with pytest.raises(UserError, match="the kit of south, and this is north"):
+        place.unpack(here)
+    code, _, error = dpfed("site", "join", place.path, done.kits["north"])
+    assert code == 2 and "holds no terms yet" in error and place.kit == kit
+    (place.site.path / "coordinator.json").write_text("[]")
+    with pytest.raises(UserError, match="says whose kits this site takes"):
+        place.unpack(done.kits["north"])
+    place.reply.unlink()
+    assert office.set_up("north", done).kit == kit
+
+
 def test_a_setup_that_was_refused_or_cut_short_goes_on(office, monkeypatch):
     done = office.provision()
     with pytest.raises(UserError, match="nowhere"):
