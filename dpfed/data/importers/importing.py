@@ -142,7 +142,7 @@ def import_records(
     except OSError as error:
         where = error.filename or path
         raise UserError(f"the import stopped at {where}: {error.strerror or error}; nothing was written.") from error
-    return _report(RecordStore.open(dest), chosen, opened, time.monotonic() - started)
+    return _report(RecordStore.open(dest), chosen, opened, writer.broken, time.monotonic() - started)
 
 
 def _open(paths: list[Path], access: Access, format: str | None, options: dict[str, Any]) -> tuple[str, Source]:
@@ -189,13 +189,13 @@ def _write(writer: StoreWriter, opened: Source, access: Access, by_content: bool
         progress(done, done)
 
 
-def _report(store: RecordStore, format: str, opened: Source, seconds: float) -> ImportReport:
+def _report(store: RecordStore, format: str, opened: Source, skipped: list[tuple[str, str]], seconds: float) -> ImportReport:
     return ImportReport(
         path=store.path,
         format=format,
         kind=store.kind,
         counts={split: store.count(split) for split in SPLITS},
-        skipped=store.skipped,
+        skipped=skipped,
         seconds=seconds,
         unit_name=store.unit_name,
         unused=opened.unused,
