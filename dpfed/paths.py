@@ -1,4 +1,4 @@
-"""Places on this machine, as people write them, and how it is reached: never through a proxy."""
+"""Paths on this machine, as people write them, and how it is reached: never through a proxy."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import secrets
 import shutil
@@ -377,6 +378,8 @@ def _is_metric(line: dict[str, Any]) -> bool:
     """Whether a line of metrics.jsonl has what is read of it."""
     step, spent = line.get("step"), line.get("epsilon", 0)
     numbers = isinstance(step, int) and not isinstance(step, bool) and (spent is None or isinstance(spent, int | float))
+    drawn = (line[name] for name in ("learning_rate", "noisy_gradient_norm") if line.get(name) is not None)
+    numbers = numbers and all(isinstance(value, int | float) and math.isfinite(value) for value in drawn)
     try:
         Phase.read(line["phase"]) if "phase" in line else None
     except ValueError:

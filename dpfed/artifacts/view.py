@@ -77,6 +77,11 @@ class RunView:
         return self._config.get("bounding", {}).get("method") != "none"
 
     @property
+    def closed_form(self) -> bool:
+        """Whether the model follows in closed form from two noisy sums, without gradients."""
+        return self._config.get("bounding", {}).get("method") == "moments"
+
+    @property
     def _config(self) -> dict[str, Any]:
         return tomllib.loads(self.config_toml)
 

@@ -38,7 +38,7 @@ def set_(
 ) -> None:
     """Set the lifetime budget of a store's records, or change it.
 
-    From then on every run, sweep, audit and federation reserves its whole plan before its first step. A plan that does not fit
+    From then on every run, sweep and federation reserves its whole plan before its first step. A plan that does not fit
     is refused.
     """
     from dpfed.console.terminal import say

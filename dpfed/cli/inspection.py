@@ -61,9 +61,12 @@ def inspect(
 
 
 def _check_contents(store: RecordStore) -> None:
-    """Refuses a store whose records are not those that its fingerprint is of."""
+    """Refuses a store whose records are not those that its fingerprint is of, or whose index is not of these records."""
+    import numpy as np
+
     from dpfed.data.store.fingerprint import contents_of
     from dpfed.data.store.layout import damaged
+    from dpfed.data.store.record import record_key
 
     try:
         found = contents_of(store, bytes.fromhex(store.contents_key or ""))["fingerprint"]
@@ -74,6 +77,11 @@ def _check_contents(store: RecordStore) -> None:
             f"the records of {store.path} have the fingerprint {found}, and it says {store.contents}: they were changed since "
             "they were imported. Import them again, or restore the store."
         )
+    for rows, batch in store.batches:
+        if list(map(record_key, batch["id"].to_pylist())) != store.keys[rows].tolist():
+            raise damaged(store.path, "its index has keys that are not those of its records")
+    if store.units is not None and len(np.unique(store.units[store.split("train")])) != store.training_units:
+        raise damaged(store.path, "its training records have another number of units than its header says")
 
 
 def _captions(store: RecordStore) -> dict[str, int]:

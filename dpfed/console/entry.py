@@ -124,8 +124,8 @@ def _require_utf8(number: int, word: str) -> None:
 
 def _memory(detail: str) -> str:
     return (
-        f"there is not enough memory{detail}: take a smaller model, data.size or bounding.microbatch, or a machine with more; "
-        "nothing that was spent is lost."
+        f"there is not enough memory{detail}: take a smaller model, data.size, bounding.microbatch or (on a GPU) "
+        "bounding.pass_records, or a machine with more; nothing that was spent is lost."
     )
 
 

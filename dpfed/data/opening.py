@@ -19,7 +19,6 @@ from dpfed.data.store.layout import FORMAT_VERSION
 from dpfed.data.store.records import RecordStore, open_or_write
 from dpfed.errors import UserError, nearest
 from dpfed.files.atomic import cannot_write
-from dpfed.files.locking import file_lock
 from dpfed.paths import is_store, local_path
 
 _ORIGINALS_FROM = 64  # pixels; smaller images are read raw far faster than their files are decoded
@@ -103,23 +102,20 @@ def _from_path(
     format = format or detect(path)
 
     def write(target: Path) -> None:
-        lock = target.with_name(f".{target.name}.lock")
         try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            with file_lock(lock, "", math.inf):
-                if target.exists():  # another process of the run has imported it meanwhile
-                    return
-                report = import_records(
-                    path,
-                    target,
-                    format=format,
-                    size=size,
-                    validation=config.validation,
-                    test=config.test,
-                    public=config.public,
-                    progress=progress,
-                    say=say,
-                )
+            target.parent.mkdir(parents=True, exist_ok=True)
+            report = import_records(
+                path,
+                target,
+                format=format,
+                size=size,
+                validation=config.validation,
+                test=config.test,
+                public=config.public,
+                progress=progress,
+                say=say,
+                wait=math.inf,  # for another process of the run, which imports it
+            )
             for sentence in report.ignored():
                 (say or (lambda text: None))(sentence)
         except OSError as error:

@@ -28,6 +28,8 @@ def wrong_fact(facts: object) -> str | None:
     for key, kind in _FACTS.items():
         if not isinstance(facts.get(key), kind) or isinstance(facts[key], bool):
             return key
+    if not 0 <= facts["value"] <= 1:
+        return "value"
     for key in ("interval", "change"):
         ends = facts.get(key, [0, 0])
         if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, _NUMBER) for end in ends):

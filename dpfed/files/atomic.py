@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import re
 import secrets
@@ -19,6 +20,7 @@ from io import RawIOBase
 from pathlib import Path
 
 from dpfed.errors import UserError
+from dpfed.files.locking import file_lock
 
 Content = bytes | memoryview | str
 DRAFT = ".partial"  # ends the name of what is not whole yet
@@ -198,19 +200,48 @@ def refuse_existing(path: Path) -> None:
         raise UserError(f"{path} exists already; choose another destination or delete it first.")
 
 
-def check_destination(path: Path) -> None:
-    """Finds out whether a directory could be made, before anything is read that takes long; leaves nothing behind.
+@contextlib.contextmanager
+def claimed(path: Path, wait: float = 0.0, say: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Keeps the place of a new store for this process, and removes what killed ones left of stores of this name.
+
+    Finds out whether a store could be made, before anything is read that takes long. When the block ends, nothing is left
+    but what it made.
+
+    Args:
+        path: where nothing is.
+        wait: seconds to wait for another process that writes there; infinity: for as long as it takes.
+        say: told what was removed.
 
     Raises:
-        UserError: when `path` exists or nothing can be written there.
+        UserError: when `path` exists, another process writes there, or nothing can be written there.
+        OSError: when what a killed process left cannot be removed.
     """
+    refuse_existing(path)
     missing = [folder for folder in path.parents if not os.path.lexists(folder)]
-    try:
+    lock = path.with_name(f".{path.name}.lock")
+    taken = f"another process is writing {path}: wait until it has ended, or choose another destination."
+    with contextlib.ExitStack() as stack:
+        for folder in reversed(missing):
+            stack.callback(_remove_empty, folder)
+        try:
+            for folder in reversed(missing):
+                folder.mkdir(exist_ok=True)
+            stack.enter_context(file_lock(lock, taken, wait))
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        stack.callback(lock.unlink, missing_ok=True)  # while it is held: whoever waits for it takes a new one
+        left = [draft for draft in path.parent.glob(f".{glob.escape(path.name)}{DRAFT}-{'[0-9a-f]' * 8}") if draft.is_dir()]
+        for draft in left:
+            shutil.rmtree(draft)
+        if left and say is not None:
+            say(f"removed what killed processes had left beside {path}: {', '.join(draft.name for draft in left)}.")
         start_directory(path).rmdir()
-    finally:
-        for folder in missing:
-            with contextlib.suppress(OSError):  # it holds something: it is a way up, or somebody else's by now
-                folder.rmdir()
+        yield
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # it holds something: it is a way up, or somebody else's by now
+        folder.rmdir()
 
 
 def start_directory(path: Path) -> Path:

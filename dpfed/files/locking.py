@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,8 +30,9 @@ def file_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
             as a link to a file of somebody else.
         OSError: if the file cannot be opened.
     """
-    if os.path.lexists(path) and not (stat.S_ISREG(mode := path.lstat().st_mode) or stat.S_ISDIR(mode)):
-        raise UserError(f"{path} is not an ordinary file but a link, a pipe or a device: remove it; a lock is taken there.")
+    with contextlib.suppress(FileNotFoundError):
+        if not (stat.S_ISREG(mode := path.lstat().st_mode) or stat.S_ISDIR(mode)):
+            raise UserError(f"{path} is not an ordinary file but a link, a pipe or a device: remove it; a lock is taken there.")
     # A file may hold more than a lock: the one of a run says which run it is. And a lock that is not more than a file that
     # exists, which filelock would take where the storage has no better, would outlive a process that is killed.
     lock = FileLock(path, preserve_lock_file=True, fallback_to_soft=False)

@@ -42,7 +42,7 @@ def application(scan: Scan, access: Access, retrieval: Retrieval) -> ASGIApp:
     """The page as an ASGI application.
 
     Args:
-        gathering: of the runs.
+        scan: of the runs.
         access: who may see it.
         retrieval: answers searches by text.
     """

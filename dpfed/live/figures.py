@@ -138,7 +138,7 @@ def _training(one: RunState) -> Iterator[Figure]:
         ("learning_rate", "learning rate", "Of the last step in metrics.jsonl"),
         ("noisy_gradient_norm", "norm of the noisy gradient", "Of the last step in metrics.jsonl, noise included"),
     ):
-        if series := one.series(name):
+        if (series := one.series(name)) and not plan.bounding.method.closed_form:  # which has no gradient
             yield Figure(name, label, series[-1][1], f"{series[-1][1]:.4g} at step {series[-1][0]:,}", what)
     for name, value, what in (
         ("steps_charged", ledger.charged, "Charged releases, discarded steps included"),

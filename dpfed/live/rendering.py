@@ -118,7 +118,8 @@ def _charts_of(one: RunState) -> list[tuple[str, Canvas]]:
     first = headlines(one.table, 4)
     if first and len({item["step"] for item in one.evaluations if item["model"] == "trained"}) > 1:
         drawn.append(("Utility over steps", progress_plot(list(one.evaluations), [item.name for item in first])))
-    if len(norms := one.series("noisy_gradient_norm")) > 1:
+    closed_form = one.plan is not None and one.plan.bounding.method.closed_form
+    if len(norms := one.series("noisy_gradient_norm")) > 1 and not closed_form:
         drawn.append(("Norm of the noisy gradient", norm_plot(norms, None)))
     return drawn
 

@@ -19,7 +19,7 @@ def listen(scan: Scan, access: Access, pictures: Path | None, ready: Callable[[s
     """Serves the page until the process is told to end.
 
     Args:
-        gathering: of the runs.
+        scan: of the runs.
         access: where, and for whom.
         pictures: a public store to search by text.
         ready: called with the address, token included, once the port is open.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import random
 from collections.abc import Iterator
 
@@ -107,6 +108,23 @@ class Probe:
                     if slopes is not None and other != record and slopes[other].nan_to_num(0.0, 1.0, 1.0).any():
                         return record, other
         return None
+
+    def activations(self, views: Views, seed: int = 0) -> list[tuple[str, Tensor]]:
+        """What every module put out, in the order in which they finished (inner modules first)."""
+        outputs: list[tuple[str, Tensor]] = []
+
+        def note(path: str, module: nn.Module, _: object, output: object) -> None:
+            if isinstance(output, Tensor):
+                outputs.append((f"{type(module).__name__} at '{path}'", output.clone()))
+
+        modules = [(path, module) for path, module in self.model.named_modules() if path]
+        hooks = [module.register_forward_hook(functools.partial(note, path)) for path, module in modules]
+        try:
+            self.embed(views, seed)
+            return outputs
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _own(self, views: Views) -> Views:
         floating = {name: view.to(self._dtype or view.dtype) for name, view in views.items() if view.is_floating_point()}

@@ -238,8 +238,8 @@ def batch_norm_without_weights(name: str) -> UserError:
     near = difflib.get_close_matches(f"{name}_gn", siblings, n=1)
     hint = f"'timm/{near[0]}', " if near else ""
     return UserError(
-        f"model.image = '{_title(name)}' has BatchNorm, which mixes records unless its statistics are pretrained weights': set "
-        f"model.weights, or take {hint}another timm model whose name ends in _gn, a ConvNeXt or a ViT."
+        f"model.image = '{_title(name)}' has BatchNorm, which mixes records unless its statistics are those of pretrained "
+        f"weights: set model.weights, or take {hint}another timm model whose name ends in _gn, a ConvNeXt or a ViT."
     )
 
 

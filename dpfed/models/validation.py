@@ -173,14 +173,18 @@ class _Examination:
             return
         some = int(changed.sum())
         which = f"record {int(changed.nonzero()[0])}" if some == 1 else f"{some} of {len(changed)} records"
-        raise UserError(f"{self._name} mixes records: changing {which} of a group moved the embeddings of others. {_REMEDY}")
+        raise UserError(
+            f"{self._culprit(views, changed, seed)} mixes records: changing {which} of a group moved the embeddings of others. "
+            f"{_REMEDY}"
+        )
 
     def check_derivatives(self, views: Views) -> None:
         """Refuses if an embedding has a derivative in another record's image."""
         if pair := self._probe.leaning(views):
+            changed = torch.arange(len(views["image"])) == pair[1]
             raise UserError(
-                f"{self._name} mixes records: the embedding of record {pair[0]} of a group has a derivative in the image of "
-                f"record {pair[1]}, however small. {_REMEDY}"
+                f"{self._culprit(views, changed)} mixes records: the embedding of record {pair[0]} of a group has a derivative "
+                f"in the image of record {pair[1]}, however small. {_REMEDY}"
             )
 
     def check_company(self, views: Views) -> None:
@@ -210,6 +214,17 @@ class _Examination:
     def _rests(probe: Probe, views: Views, changed: torch.Tensor, seed: int) -> bool:
         moved = probe.embed(_with_others(views, changed), seed)
         return close(_rows(probe.embed(views, seed), ~changed), _rows(moved, ~changed))
+
+    def _culprit(self, views: Views, changed: torch.Tensor, seed: int = 0) -> str:
+        """The first module whose output moves with other records; the model, if none does."""
+        before, after = (self._probe.activations(own, seed) for own in (views, _with_others(views, changed)))
+        rows = {len(changed), *(view.shape[:2].numel() for view in views.values())}  # of outputs with one per record or view
+        for (name, first), (_, second) in zip(before, after, strict=False):
+            if first.dim() and first.shape == second.shape and len(first) in rows:
+                each = ({name: output.unflatten(0, (len(changed), -1))} for output in (first, second))
+                if not same(*(_rows(output, ~changed) for output in each)):
+                    return name
+        return self._name
 
 
 def _with_others(views: Views, changed: torch.Tensor) -> Views:

@@ -60,7 +60,7 @@ class Ledger:
         replays: how often a paid release was repeated.
         owners: the largest number of data owners that ever shared the work.
         resumed: for each time that the run continued after an interruption, from which step on.
-        papers: the newest card and model; ``None``: none were written yet.
+        artifacts: the newest card and model; ``None``: none were written yet.
         fingerprint: of the plan, by the dpfed that started the ledger.
         head: the hash of the last line that is not about papers, and so of all before it: 16 hexadecimal digits.
         block: numbers of a block of the sum, see `create`.

@@ -61,10 +61,16 @@ def _read(said: dict[str, Any], run: RunView, path: Path) -> tuple[str, tuple[tu
             return verdict, ((name, "not measured", came),)
         before, after = shown(rehearsed.untrained), shown(rehearsed.trained)
         return verdict, ((f"{name}, rehearsed on public records", f"{before} → {after}", came),)
+    if ("rows" in said) != run.closed_form:
+        forecast, own = ("private moments", "another method") if "rows" in said else ("gradients", "private moments")
+        raise UserError(
+            f"{path} forecasts {forecast}, and this run is of {own}. Forecast this run: "
+            f"`dpfed forecast {run.folder}/config.toml --json`."
+        )
     of_plan = said["rows"][0] if "rows" in said else said  # of private moments, or of another method
     epsilon = ("Epsilon", _same(path, run, of_plan), round_up(run.epsilon))
     if "rows" in said:
-        return verdict, (epsilon, (name, f"about {_number(of_plan['kept']):.0%} of what the heads reach without noise", came))
+        return verdict, (epsilon, (name, f"about {_number(of_plan['kept']):.0%} of the heads' gain without noise", came))
     row = said["configured"]
     expected = None if row["noise_over_gradient"] is None else _number(row["noise_over_gradient"])
     noise = ("Noise, in lengths of the gradient", _times(expected), _times(run.noise_over_gradient))

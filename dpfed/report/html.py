@@ -35,6 +35,10 @@ NO_LOSS = (
     "There is no loss curve. The loss of a step is an exact function of the records that it drew, and epsilon does not cover "
     "it. These charts come from noisy sums or from the evaluation. diagnostics = 'private' releases a curve with noise."
 )
+CLOSED_FORM = (
+    "Private moments have no loss: the heads follow in closed form from two noisy sums. These charts come from those sums or "
+    "from the evaluation."
+)
 ERROR_BARS = (
     "± is the 95% interval over the draw of held-out records. The difference compares both models on the same records; “within "
     "error” means that it may be chance. Another run draws other noise, which may move the figures by more."
@@ -114,7 +118,7 @@ def _single(run: RunView) -> dict:
         "card": card_html(run.card_markdown),
         "marks": marks,
         "about": run.about,
-        "no_loss": "" if run.phases else NO_LOSS,
+        "no_loss": "" if run.phases else CLOSED_FORM if run.closed_form else NO_LOSS,
         "error_bars": ERROR_BARS,
     }
 

@@ -26,6 +26,11 @@ def test_a_fact_of_another_kind_is_named(key, wrong):
     assert wrong_fact(wrong) == "name"
 
 
+@pytest.mark.parametrize("value", [-0.01, 1.01, 40.0, float("nan"), float("inf")])
+def test_a_figure_is_a_share(value):
+    assert wrong_fact(FACTS | {"value": value}) == "value"
+
+
 @pytest.mark.parametrize("key", NEEDED)
 def test_a_fact_that_is_missing_is_named(key):
     assert wrong_fact({name: value for name, value in FACTS.items() if name != key}) == key

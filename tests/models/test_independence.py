@@ -154,8 +154,8 @@ def test_mixing_between_towers_and_views_is_caught(between):
         check_independence(Between(), random_group(SIZE, TEXT))
 
 
-def test_a_gate_that_is_still_closed_is_opened():
-    with pytest.raises(UserError, match="Own mixes records"):
+def test_the_layer_is_named_also_behind_a_gate_that_is_still_closed():
+    with pytest.raises(UserError, match="Mixing at 'image' mixes records"):
         check_independence(Own(image=learnt_gate(0.0)), random_group(SIZE))
 
 

@@ -63,3 +63,12 @@ def test_numbers_in_another_type_are_keyed_by_what_they_were(values):
     """A site's sum is widened before its noise; the key is that of the sum."""
     wide = keyed().add_(values.double(), 5, of=values)
     assert torch.equal(wide.float(), keyed().add_(values.clone(), 5))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_rows_that_lack_their_own_bits_get_no_noise(rows):
+    """Fewer bits than numbers would be repeated: two rows with the same noise, of which the difference has none."""
+    values = torch.zeros(3, 8)
+    with pytest.raises(ValueError, match=r"expected bits of shape \(3, 8\)"):
+        GaussianNoise(STD).add_together_(values, torch.ones(rows, 8, dtype=torch.int64))
+    assert not values.any()

@@ -14,7 +14,7 @@ from dpfed.protocol.journal import Journal
 from dpfed.report.expected import Expected
 from dpfed.report.facts import FIXED_SEED, LABELLED_BANK, sent
 from dpfed.report.gallery import build_gallery
-from dpfed.report.html import _marks, write_report
+from dpfed.report.html import CLOSED_FORM, NO_LOSS, _marks, write_report
 from dpfed.report.ladder import ladder
 from dpfed.report.results import Result
 from dpfed.report.style import TARGET, TRAINED, UNTRAINED
@@ -156,6 +156,8 @@ def test_the_best_of_a_comparison_and_what_may_be_as_good_are_marked_apart(value
         ("metrics.jsonl", '{"step": "1"}\n', "line 1"),
         ("metrics.jsonl", '{"step": 1, "epsilon": "2"}\n', "line 1"),
         ("metrics.jsonl", '{"step": 1, "evaluation": {"value": 0.5}}\n', "line 1"),
+        ("metrics.jsonl", '{"step": 1, "learning_rate": "0.1"}\n', "line 1"),
+        ("metrics.jsonl", '{"step": 1, "noisy_gradient_norm": Infinity}\n', "line 1"),
         ("config.toml", "name = ", "config.toml is damaged"),
         ("privacy_card.md", "", "not a privacy card"),
         ("privacy_card.md", None, "cannot read"),
@@ -213,7 +215,7 @@ def test_a_federation_has_a_timeline_of_its_sites(run_folder, tmp_path):
             {"records": 60_000, "epsilon": 8.0, "configured": {"noise_over_gradient": 3.25, "reach": 12.34, "steps": 100}},
             ["3.2 times", "100 noisy steps do as much as 12 without noise"],
         ),
-        ({"rows": [{"records": 60_000, "epsilon": 8.0, "kept": 0.61}]}, ["about 61% of what the heads reach"]),
+        ({"rows": [{"records": 60_000, "epsilon": 8.0, "kept": 0.61}]}, ["about 61% of the heads"]),
         (
             {"records": 60_000, "epsilon": 8.0, "best": "S = 4", "tried": [{"name": "S = 4", "evaluations": [
                 {"name": "text_to_image_R@10", "value": value, "model": model, "split": "test", "protocol": "", "step": 0}
@@ -224,6 +226,8 @@ def test_a_federation_has_a_timeline_of_its_sites(run_folder, tmp_path):
 )  # fmt: skip
 def test_a_forecast_stands_beside_the_outcome(run_folder, tmp_path, said, rows):
     folder, file = run_folder(), tmp_path / "forecast.json"
+    if "rows" in said:
+        of_moments(folder)
     facts = json.loads((folder / "results.json").read_text())
     facts["privacy"]["records"] = 60_000
     (folder / "results.json").write_text(json.dumps(facts))
@@ -236,6 +240,32 @@ def test_a_forecast_stands_beside_the_outcome(run_folder, tmp_path, said, rows):
     file.write_text(json.dumps({"verdict": "can work", **said}))
     with pytest.raises(UserError, match="is of another plan .600 records, epsilon 8.00.; this run has 60000 records"):
         Expected.read(file, view)
+
+
+@pytest.mark.parametrize(
+    "said", [{"rows": [{"records": 9, "epsilon": 8.0, "kept": 0.6}]}, {"records": 9, "epsilon": 8.0, "configured": {}}]
+)
+def test_a_forecast_of_another_method_is_refused(run_folder, tmp_path, said):
+    folder, file = run_folder(), tmp_path / "forecast.json"
+    if "rows" not in said:
+        of_moments(folder)
+    file.write_text(json.dumps({"verdict": "can work", **said}))
+    with pytest.raises(UserError, match="and this run is of .* Forecast this run"):
+        Expected.read(file, RunView.read(folder))
+
+
+def of_moments(folder):
+    text = (folder / "config.toml").read_text()
+    assert 'method = "group"' in text
+    (folder / "config.toml").write_text(text.replace('method = "group"', 'method = "moments"'))
+
+
+def test_private_moments_say_why_there_is_no_loss(run_folder, tmp_path):
+    folder = run_folder()
+    assert NO_LOSS[:50] in render(tmp_path, folder)
+    of_moments(folder)
+    html = render(tmp_path, folder)
+    assert CLOSED_FORM[:50] in html and NO_LOSS[:50] not in html
 
 
 NO_FORECASTS = [

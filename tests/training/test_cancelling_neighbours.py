@@ -111,7 +111,7 @@ def test_neighbours_of_a_long_sum_stay_within_the_bound(tmp_path, public_store, 
     """Collapsed towers, and images that are all black, with a stability that no configuration has any more."""
     clip = CLIPS["automatic"]
     parts = parts_of(tmp_path, public_store, text, "layerwise", clip, kind, "fp32", bias=bias, records=600)
-    object.__setattr__(parts.plan, "stability", 1e-9)
+    object.__setattr__(parts.plan.bounding, "stability", 1e-9)
     assert moved(parts, seed) <= 1
 
 

@@ -22,7 +22,7 @@ from dpfed.objectives.infonce import group_loss
 ENGINES: dict[str, type[LoopEngine] | type[LayerwiseEngine]] = {engine.name: engine for engine in (LoopEngine, LayerwiseEngine)}
 _DIFFERENCE = 1e-6  # relative, in float64, between engines that compute the same
 _FEW = 8  # groups on which engines are compared: one group alone could not be mistaken for another
-_SHORT = 1_000  # groups of a run that is over before a trial pays
+_SHORT = 1_000  # groups of a run that is over before the check pays
 
 
 def build_engine(
@@ -66,21 +66,21 @@ def choose_engine(
         batch: groups of the shape that training will see, filled with noise; a few are used.
         precision: of the forward pass.
         loss: of one group.
-        groups: that the whole run will pass through the engine; a run that is too short for a trial takes the loop.
+        groups: that the whole run will pass through the engine; one of few takes the loop, which needs no check.
         told: hears what is taken, and why.
         records: see `LayerwiseEngine`.
     """
     if mixes_records(model):
         return "loop"  # see `refuse_mixing`: nothing else fits
     if groups < _SHORT:
-        told("engine: loop; the run is too short to try layerwise")
+        told("engine: loop; the run is too short for layerwise")
         return "loop"
     refusal = _refusal(model, batch, precision, loss, records)
     if refusal is None:
         told("engine: layerwise")
         return "layerwise"
-    why = {DependsOnOthers: "groups affect each other", torch.OutOfMemoryError: "too little memory"}
-    told(f"engine: loop; layerwise: {why.get(type(refusal), 'does not fit')}")
+    why = "too little memory" if isinstance(refusal, torch.OutOfMemoryError) else "does not fit"
+    told(f"engine: loop; layerwise: {refusal if isinstance(refusal, UserError) else why}")
     return "loop"
 
 

@@ -27,7 +27,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
-from dpfed.files.atomic import check_destination
+from dpfed.files.atomic import claimed
 from dpfed.paths import local_path
 
 Progress = Callable[[int, int | None], None]  # (records so far, of how many)
@@ -88,6 +88,7 @@ def import_records(
     surveyed: Progress | None = None,
     window: tuple[float, float] | None = None,
     splits: int | None = None,
+    wait: float = 0.0,
 ) -> ImportReport:
     """Imports a data set into a new record store.
 
@@ -111,14 +112,14 @@ def import_records(
         window: centre and width through which DICOM files become pictures, in the modality's units; ``None``: each file's own.
         splits: which folder below the source is the split of an image, from 1; 0: none is, so a class may be called train;
             ``None``: as the folders' names say.
+        wait: seconds to wait for another import to `dest`, instead of refusing; infinity: for as long as it takes.
 
     Raises:
         UserError: when the source cannot be read, holds unreadable records or files, or already has a split that was asked for;
-            when something is at `dest`.
+            when something is at `dest`, or another import there is under way.
     """
     started = time.monotonic()
     dest = local_path(dest, "the place of the new store")
-    check_destination(dest)
     sources: list[Any] = list(source) if isinstance(source, list | tuple) else [source]
     paths = [existing(one) for one in sources]
     asked = {"validation": validation, "test": test}
@@ -127,20 +128,21 @@ def import_records(
     access = Access.to(path, allow_outside, watch=watch, surveyed=surveyed)
     form: dict[str, Any] = {"size": stored_side(size), "public": public, "skip_broken": skip_broken}
     try:
-        chosen, opened = _open(paths, access, format, {"id": id, "window": window, "splits": splits})
-        if opened.notice and say is not None:
-            say(opened.notice)
-        _refuse_unread(opened, path, chosen, skip_broken, format is not None)
-        _refuse_splits(opened, path, counts)
-        form |= {"name": path.stem if path.is_file() else path.name, "kind": opened.kind, "unit_name": opened.unit_name}
-        with StoreWriter(dest, label_names=opened.label_names, **form) as writer:
-            _write(writer, opened, access, id == CONTENT or not opened.named, progress)
-            for split, count in counts.items():
-                writer.hold_out(count, split)
+        with claimed(dest, wait, say):
+            chosen, opened = _open(paths, access, format, {"id": id, "window": window, "splits": splits})
+            if opened.notice and say is not None:
+                say(opened.notice)
+            _refuse_unread(opened, path, chosen, skip_broken, format is not None)
+            _refuse_splits(opened, path, counts)
+            form |= {"name": path.stem if path.is_file() else path.name, "kind": opened.kind, "unit_name": opened.unit_name}
+            with StoreWriter(dest, label_names=opened.label_names, **form) as writer:
+                _write(writer, opened, access, id == CONTENT or not opened.named, progress)
+                for split, count in counts.items():
+                    writer.hold_out(count, split)
     except OSError as error:
         where = error.filename or path
         raise UserError(f"the import stopped at {where}: {error.strerror or error}; nothing was written.") from error
-    return _report(RecordStore.open(dest), chosen, opened, time.monotonic() - started)
+    return _report(RecordStore.open(dest), chosen, opened, writer.broken, time.monotonic() - started)
 
 
 def _open(paths: list[Path], access: Access, format: str | None, options: dict[str, Any]) -> tuple[str, Source]:
@@ -187,13 +189,13 @@ def _write(writer: StoreWriter, opened: Source, access: Access, by_content: bool
         progress(done, done)
 
 
-def _report(store: RecordStore, format: str, opened: Source, seconds: float) -> ImportReport:
+def _report(store: RecordStore, format: str, opened: Source, skipped: list[tuple[str, str]], seconds: float) -> ImportReport:
     return ImportReport(
         path=store.path,
         format=format,
         kind=store.kind,
         counts={split: store.count(split) for split in SPLITS},
-        skipped=store.skipped,
+        skipped=skipped,
         seconds=seconds,
         unit_name=store.unit_name,
         unused=opened.unused,

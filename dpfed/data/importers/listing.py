@@ -20,7 +20,7 @@ _HARMLESS_FILE = re.compile(
     r"""\..* | thumbs\.db | ehthumbs\.db | desktop\.ini | icon\r | _SUCCESS | _metadata | _common_metadata
     | (read[-_]?me|licen[cs]e|copying|notice|citation|changelog|authors)(\.(txt|md|rst|html|pdf|cff|bib))?
     | (md5|sha1|sha256|sha512)sums?(\.txt)? | (dataset_infos?|dataset_dict|state)\.json | meta\.bin
-    | .*\.(md|rst|py|ipynb|sh)""",
+    | ilsvrc2012_devkit_t12\.tar\.gz | .*\.(md|rst|py|ipynb|sh)""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")

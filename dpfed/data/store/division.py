@@ -23,7 +23,7 @@ from dpfed.data.store.record import SPLITS, record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import write_index
 from dpfed.errors import UserError
-from dpfed.files.atomic import cannot_write, refuse_existing, whole_directory
+from dpfed.files.atomic import cannot_write, claimed, refuse_existing, whole_directory
 from dpfed.paths import local_path
 from dpfed.privacy.randomness import Randomness
 
@@ -113,7 +113,7 @@ def divide_store(
     _refuse_empty(store, np.bincount(part_of_record, minlength=sites + 1))
     names = [*map(site_folder, range(sites)), EVALUATION]
     try:
-        with whole_directory(path) as partial:
+        with claimed(path), whole_directory(path) as partial:
             _write_parts(store, [partial / name for name in names], part_of_record, progress)
             for part, name in enumerate(names):
                 _write_header(store, np.flatnonzero(part_of_record == part), partial / name)

@@ -81,7 +81,7 @@ class _Header(_Strict):
         return self
 
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 HEADER, INDEX, RECORDS = STORE_HEADER, "index.arrow", "records.arrow"
 MOST_SKIPPED = 10_000  # of the records that were left out, so many are listed
 _SHOWN = 80  # characters of what is wrong with a header
@@ -141,7 +141,8 @@ def read_layout(path: Path) -> Layout:
         raise damaged(path, f"{HEADER} cannot be read") from error
     if type(version) is int and version != FORMAT_VERSION:
         raise UserError(
-            f"{path} has store format {version}, and this dpfed reads format {FORMAT_VERSION}: import the records again."
+            f"{path} has store format {version}, and this dpfed reads format {FORMAT_VERSION}: delete it and import the "
+            "records again; a run makes its own stores anew."
         )
     try:
         _Header.model_validate(header)

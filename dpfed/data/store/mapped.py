@@ -2,8 +2,6 @@
 
 An index says where each batch begins, so that no batch is touched to find another one.
 
-Whether the Arrow files of a store are what its header says.
-
 Arrow takes the offsets in a file as they are, so a damaged one would read other memory of the process. Everything is checked
 before it is used: the index when a store is opened, a batch of records when the first of them is read.
 """
@@ -33,7 +31,7 @@ def check_index(index: pa.Table, header: dict[str, Any]) -> None:
     """Checks the columns of an index and their types; `dpfed.data.store.index` checks the numbers.
 
     Args:
-        index: of one part of a store.
+        index: of a store.
         header: of the store.
 
     Raises:

@@ -52,7 +52,7 @@ _AHEAD, _BEHIND = 4.0, 60.0  # seconds by which a clock may differ
 _WAIT = 10.0  # seconds for the coordinator's answer
 _STRANGE = (
     "the certificate is of another authority than ca.crt",
-    "unpack the newest kit; if that does not help, somebody intercepts TLS",
+    "take the newest kit: `dpfed site join FOLDER KIT`; if that does not help, somebody intercepts TLS",
 )
 _WRONG = {  # what OpenSSL says of a certificate: what that means, and what to do
     "expired": ("its certificate has expired", "call the coordinator, who renews it; look at this machine's date, too"),

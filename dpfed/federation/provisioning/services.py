@@ -27,7 +27,7 @@ def worker_command(folder: str, group: str | None = None) -> list[str]:
     """The worker: holds the records, reaches no network.
 
     Args:
-        folder: of the unpacked kit.
+        folder: of the site and its kit.
         group: that may ask at its socket; default: only its own user.
     """
     words = ["dpfed", "site", "serve", f"{folder}/site", "--socket", f"{folder}/door/socket"]

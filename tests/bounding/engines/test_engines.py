@@ -13,6 +13,7 @@ from dpfed.bounding.engines import (
     LoopEngine,
     choose_engine,
     require_fitting,
+    shared_pass,
 )
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.errors import UserError
@@ -237,6 +238,15 @@ def test_a_model_that_the_layerwise_engine_gets_wrong_or_cannot_take_is_left_to_
     for odd in (Turned(twice=True), Turned(idle=True), Wide()):
         with pytest.raises(UserError, match="bounding.engine"):
             LayerwiseEngine(odd).add_clipped(batch, 1.0, TrainableVector(odd).zeros())
+
+
+def test_groups_whose_factors_are_swapped_are_noticed(monkeypatch):
+    """The sum of whole gradients would be the same: only clipped ones tell."""
+    model, batch, told = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"]), []
+    monkeypatch.setattr(shared_pass, "clip_factors", lambda norms, clip: clip_factors(norms, clip).roll(1))
+    assert choose_engine(model, batch, told=told.append) == "loop" and "other clipped gradients" in told[0]
+    with pytest.raises(UserError, match="other clipped gradients than 'loop'"):
+        require_fitting(model, batch)
 
 
 def test_an_engine_that_keeps_too_much_for_the_memory_is_not_chosen(monkeypatch):

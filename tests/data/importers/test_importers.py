@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from dpfed.cli.data import app
 from dpfed.data.importers import detect, import_records, importers
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -75,6 +78,17 @@ def test_broken_files_are_counted_and_named(tmp_path: Path, pictures) -> None:
     report = import_records(source, tmp_path / "s", skip_broken=True, validation=4)
     assert sorted(id for id, _ in report.skipped) == ["cat/3.jpg", "dog/4.jpg"]
     assert report.counts == {"train": 6, "validation": 4, "test": 0}
+
+
+def test_all_broken_files_are_counted_though_the_store_lists_some(tmp_path: Path, pictures, monkeypatch) -> None:
+    source = class_folders(tmp_path / "in", pictures)
+    for number in range(3):
+        (source / "cat" / f"broken{number}.jpg").touch()
+    monkeypatch.setattr("dpfed.data.store.writing.MOST_SKIPPED", 2)
+    shown = CliRunner().invoke(app, ["import", str(source), str(tmp_path / "s"), "--skip-broken"], catch_exceptions=False)
+    assert re.search(r"skipped [^\n]* \(3\)", shown.stdout)
+    store = RecordStore.open(tmp_path / "s")
+    assert (len(store.skipped), store.left_out) == (2, 3)
 
 
 @pytest.mark.slow

@@ -62,6 +62,20 @@ def test_split_folders_as_in_imagenet(tmp_path: Path, pictures, name: str) -> No
     }
 
 
+def test_torchvisions_imagenet_is_read_but_not_beside_archives_of_images(tmp_path: Path, pictures) -> None:
+    root = tmp_path / "in"
+    for file in ("train/n01/n01_1.JPEG", "val/n01/v1.JPEG"):
+        pictures.file(root / file)
+    for name in ("meta.bin", "ILSVRC2012_devkit_t12.tar.gz"):
+        (root / name).write_bytes(b"nothing of a record")
+    report, store = imported(root, tmp_path / "s", "folder")
+    assert described(store) == {"train/n01/n01_1.JPEG": ("n01", "train"), "val/n01/v1.JPEG": ("n01", "validation")}
+    assert report.passed_over == {"ILSVRC2012_devkit_t12.tar.gz": 1, "meta.bin": 1}
+    (root / "ILSVRC2012_img_val.tar").touch()
+    with pytest.raises(UserError, match="ILSVRC2012_img_val.tar"):
+        imported(root, tmp_path / "again", "folder")
+
+
 def write_table(path: Path, rows: list[dict[str, str]], delimiter: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8-sig", newline="") as file:

@@ -4,16 +4,18 @@ import json
 import shutil
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
 from dpfed.cli import app
 from dpfed.data.store.division import divide_store
 from dpfed.data.store.fingerprint import contents_of, new_key
-from dpfed.data.store.layout import HEADER
+from dpfed.data.store.layout import HEADER, INDEX
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
+from dpfed.errors import UserError
 
 
 def record(number, **changes):
@@ -107,7 +109,21 @@ def test_inspect_shows_it_never_the_key_and_checks_it(tmp_path):
         shutil.copy(other.path / name, store.path / name)
     header["files"] = json.loads((other.path / HEADER).read_text())["files"]
     (store.path / HEADER).write_text(json.dumps(header))
-    from dpfed.errors import UserError
-
     found = inspect(store.path, "--check")
     assert isinstance(found.exception, UserError) and "changed since" in str(found.exception)
+
+
+@pytest.mark.parametrize("wrong", ["keys", "training_units"])
+def test_inspect_checks_what_the_fingerprint_does_not_cover(tmp_path, monkeypatch, wrong):
+    store = write(tmp_path / "a", ALL)
+    header, index = json.loads((store.path / HEADER).read_text()), pa.ipc.open_file(store.path / INDEX).read_all()
+    if wrong == "keys":
+        turned = pa.array(np.roll(store.keys, 1))
+        with pa.ipc.new_file(str(store.path / INDEX), index.schema) as writer:
+            writer.write_table(index.set_column(0, index.schema.field("key"), turned))
+    else:
+        monkeypatch.setattr("dpfed.data.store.index.WHOLE", 0)  # as for millions of records, whose units are not counted
+        (store.path / HEADER).write_text(json.dumps(header | {"training_units": header["training_units"] - 1}))
+    assert inspect(store.path).exit_code == 0
+    found = inspect(store.path, "--check")
+    assert isinstance(found.exception, UserError) and "is damaged" in str(found.exception)
