@@ -54,7 +54,7 @@ def _machines(assumed: list[str]) -> Machines:
     """The machines, from words of the command line.
 
     Raises:
-        UserError: for an unknown figure, one that is not a number, or a missing one.
+        UserError: for an unknown figure, one that is not a number, given twice, or missing.
     """
     known = [field.name for field in dataclasses.fields(Machines)]
     figures: dict[str, Any] = {}
@@ -63,9 +63,16 @@ def _machines(assumed: list[str]) -> Machines:
         if name not in known:
             raise UserError(f"--assume {text}: no figure is called {name!r}; {nearest(name, known)}")
         try:
-            figures[name] = int(value) if name == "gpus_per_node" else float(value)
+            number = float(value)
         except ValueError:
             raise UserError(f"--assume {text}: expected a number.") from None
+        if name in figures:
+            raise UserError(f"--assume {text}: {name} is given twice; give each figure once.")
+        if name == "gpus_per_node" and not number.is_integer():
+            raise UserError(f"--assume {text}: expected a whole number.")
+        if name == "ahead" and number not in (0, 1):
+            raise UserError(f"--assume {text}: expected 1 (images are read while gradients are computed) or 0.")
+        figures[name] = {"gpus_per_node": int, "ahead": bool}.get(name, float)(number)
     if missing := [name for name in _NEEDED if name not in figures]:
         raise UserError(f"nothing is known of {', '.join(missing)}: give --assume {missing[0]}=VALUE.")
     return Machines(**figures)

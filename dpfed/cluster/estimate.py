@@ -127,7 +127,7 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
         workers: W.
 
     Raises:
-        UserError: if there are no parameters, or more workers than groups.
+        UserError: if there are no parameters, more workers than groups, or no finite answer.
     """
     _check(parameters >= 1, f"parameters must be at least 1, got {parameters}")
     _check(
@@ -137,6 +137,7 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
     step, alone = (_seconds(plan, machines, parameters, count) for count in (workers, 1))
     gpus = math.ceil(workers / machines.gpus_per_node) * machines.gpus_per_node
     hours = plan.steps * sum(step.values()) / 3600
+    _check(math.isfinite(hours * gpus * machines.price), "the run takes longer or costs more than a number can say")
     return Estimate(
         workers=workers,
         gpus=gpus,

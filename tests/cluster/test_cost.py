@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,6 +130,13 @@ def test_sigma_and_epsilon_are_the_plans_and_independent_of_workers(run, plan, t
     assert answer["parameters"] == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
+def test_the_readme_lists_every_figure():
+    listed = (
+        (Path(__file__).parents[2] / "cluster" / "README.md").read_text().partition("| figure | unit |")[2].partition("\n\n")[0]
+    )
+    assert {name for name in re.findall(r"`(\w+)`", listed)} == {field.name for field in dataclasses.fields(Machines)}
+
+
 def test_what_the_benchmark_measures_is_what_the_command_takes(run, plan):
     from benchmarks.throughput import assumed
 
@@ -158,9 +167,14 @@ def test_what_the_benchmark_measures_is_what_the_command_takes(run, plan):
     [
         ([*ASSUMED, "--workers", "2", "--assume", "views=-1"], "views must not be negative, got -1"),
         ([*ASSUMED, "--workers", "2", "--assume", "views=inf"], "views must be finite, got inf."),
-        ([*ASSUMED, "--workers", "2", "--assume", "price=nan"], "price must be finite, got nan."),
+        ([*ASSUMED[2:], "--workers", "2", "--assume", "bandwidth=1e-320"], "longer or costs more than a number can say"),
+        ([*ASSUMED, "--workers", "2", "--assume", "views=nan"], "views must be finite, got nan."),
         ([*ASSUMED, "--workers", "2", "--assume", "view=1"], "no figure is called 'view'; did you mean 'views'"),
         ([*ASSUMED, "--workers", "2", "--assume", "views=x"], "--assume views=x: expected a number"),
+        ([*ASSUMED, "--workers", "2", "--assume", "price=4"], "--assume price=4: price is given twice"),
+        ([*ASSUMED, "--workers", "2", "--assume", "gpus_per_node=1.5"], "expected a whole number"),
+        ([*ASSUMED, "--workers", "2", "--assume", "ahead=0.5"], "expected 1 (images are read while"),
+        ([*ASSUMED, "--workers", "2", "--assume", f"gpus_per_node=1{'0' * 400}"], "expected a whole number"),
         (["--workers", "2", "--assume", "bandwidth=2"], "nothing is known of throughput, latency"),
         ([*ASSUMED, "--workers", "0"], "workers must lie in"),
     ],
