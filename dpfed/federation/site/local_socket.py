@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import grp
 import logging
+import math
 import os
 import socket
 import stat
@@ -43,7 +44,7 @@ def serve(
     """Answers packets, one after the other, until told to stop. The packet in hand is answered before this returns.
 
     Each connection has a thread of its own: whoever is silent or slow delays nobody else. When there are too many, the oldest
-    one that does not wait for an answer is shut down.
+    one that does not wait for an answer, or takes too long to read it, is shut down.
 
     Args:
         path: of the socket. Its directory is made if need be, and no other user may write there.
@@ -56,7 +57,7 @@ def serve(
         UserError: if the socket cannot be there, or another worker serves it.
     """
     turn = threading.Lock()
-    waiting: set[threading.Thread] = set()  # their packets have come, and are not answered yet
+    spared: dict[threading.Thread, float] = {}  # whose packet has come, and until when it may take the answer
 
     def answer(connection: Connection) -> None:
         own = threading.current_thread()
@@ -65,9 +66,9 @@ def serve(
                 packet = receive_packet(connection, most)
             except PacketError:
                 return send_packet(connection, failed(Failure.GARBLED))
-            waiting.add(own)
+            spared[own] = math.inf
             try:
-                if connection.poll(0):  # its connection was ended, and what had come could still be read
+                if connection.poll(0) and not stop.is_set():  # it was ended, and what had come could still be read
                     return
                 with turn:
                     if stop.is_set():
@@ -76,9 +77,10 @@ def serve(
                         return
                     else:
                         reply = _handled(handle, packet)
+                spared[own] = time.monotonic() + _LONGEST_READ
+                send_packet(connection, reply)
             finally:
-                waiting.remove(own)
-            send_packet(connection, reply)
+                del spared[own]
 
     visitors: dict[threading.Thread, socket.socket] = {}  # in the order of their arrival
     with _listening(Path(path), group) as listener:
@@ -96,7 +98,8 @@ def serve(
             newest = threading.Thread(target=answer, args=(connection,), daemon=True)
             visitors[newest] = sock
             if len(visitors) > _CONNECTIONS:
-                _close(visitors.pop(next(thread for thread in visitors if thread not in waiting)))
+                now = time.monotonic()
+                _close(visitors.pop(next(thread for thread in visitors if spared.get(thread, 0.0) < now)))
             newest.start()
         for sock in visitors.values():
             with contextlib.suppress(OSError):  # it has gone
