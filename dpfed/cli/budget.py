@@ -54,7 +54,7 @@ def set_(
 
 @app.command()
 def show(store: Store, as_json: Json = False) -> None:
-    """Show a store's lifetime budget: spent, reserved, and the totals of other accountants for comparison."""
+    """Show a store's lifetime budget: what is spent, and what is reserved."""
     from dpfed.console.terminal import say
 
     say(f"opening the records of {store}", as_json)
@@ -93,7 +93,7 @@ def settle(
     from dpfed.budgets.refusals import percent, shown
     from dpfed.errors import UserError
 
-    if (run / "site.toml").is_file():
+    if any((folder / "site.toml").is_file() for folder in (run, run / "site")):
         from dpfed.federation.budgeting import settle_site
         from dpfed.federation.site.folder import SiteFolder
 

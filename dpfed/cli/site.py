@@ -134,6 +134,7 @@ def join(
 
     paths = SitePaths.open(folder)
     opened = paths.site
+    opened.refuse_if_left()
 
     def agreed(loaded: Terms) -> bool:
         show_terms(loaded, loaded.number_of(opened.identity().signing_key), opened.confirmed())

@@ -1,4 +1,4 @@
-"""A running site: loads records and model once, then answers at its door until it is stopped.
+"""A running site: loads records and model once, then answers at its socket until it is stopped.
 
 What was agreed on, on a site's own machine: with its own records, its own device, and its own copies of files.
 """
@@ -96,14 +96,14 @@ def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
 def serve_site(
     folder: SiteFolder, socket: Path, log: Callable[[str], None], stop: threading.Event, group: str | None = None
 ) -> None:
-    """Answers questions at the site's door until `stop` is set.
+    """Answers questions at the site's socket until `stop` is set.
 
     Args:
         folder: of a site that has joined a federation.
-        door: path of the Unix socket.
+        socket: path of the Unix socket.
         log: told what the site's operator should see; nothing of it leaves the site.
         stop: ends the service.
-        group: whose members may knock, too; by default only this user.
+        group: whose members may connect, too; by default only this user.
 
     Raises:
         UserError: if the site cannot be served as it is.
