@@ -153,6 +153,7 @@ def _terms(paths: SitePaths) -> Iterator[Finding]:
     if site.left:
         yield Finding("terms", State.CARE, "this site has left its federation permanently", "stop SuperNode and worker")
         return
+    site.refuse_lost_terms()
     if not site.joined:
         there = paths.kit.terms is not None
         said = "the kit holds terms, and the site has not joined" if there else "the kit holds no terms yet"

@@ -60,8 +60,8 @@ class SitePaths:
                 f"{kit} was not made by the coordinator with the fingerprint {coordinator!r}: call them again, and have "
                 "them read it out. If it is right, the kit comes from somebody else."
             )
-        records_of_site(store, settings.get("declared"), settings)  # before anything is made
-        proxy = settings.pop("proxy", None)
+        proxy, declared = settings.pop("proxy", None), settings.pop("declared", None)
+        records_of_site(store, declared, settings)  # before anything is made
         _refuse_proxy(proxy)
         paths = cls(require_plain(((into or Path()) / read.folder).resolve()))
         cut_short = (paths.path / KIT).is_file() and Kit.load(paths.path / KIT) == read
@@ -82,7 +82,7 @@ class SitePaths:
         paths._write_settings(proxy)
         if not os.path.lexists(paths.path / "venv"):  # units start programs from there
             (paths.path / "venv").symlink_to(sys.prefix)
-        SiteFolder.create(paths.site.path, read.site, store, **settings)
+        SiteFolder.create(paths.site.path, read.site, store, declared, **settings)
         return paths._finished(read)
 
     def _finished(self, kit: Kit) -> SitePaths:

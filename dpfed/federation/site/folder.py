@@ -54,12 +54,12 @@ class SiteSettings(Section):
 
 
 class SiteFolder:
-    """One site: its settings, its keys, the terms that it joined, its ledger, and the door where questions come in.
+    """One site: its settings, its keys, the terms that it joined, its ledger, and the socket where questions come in.
 
     Attributes:
         path: the folder, for its owner's eyes only.
         card: public, for the coordinator.
-        door: a Unix socket while the site is served.
+        socket: a Unix socket while the site is served.
         features: of frozen towers, of its records; they stay until its last step is answered, or it leaves.
     """
 
@@ -87,9 +87,8 @@ class SiteFolder:
             UserError: for a folder in use; see also `records_of_site`.
         """
         folder, records = cls(Path(path)), records_of_site(store, declared, settings)
-        settings |= _absolute(settings)
+        chosen = _chosen(name, store, settings | _absolute(settings))
         try:
-            chosen = SiteSettings(name=name, store=str(Path(store).absolute()), **settings)
             identity = Identity.fresh()
             card = SiteCard(
                 name=name,
@@ -174,7 +173,9 @@ class SiteFolder:
             UserError: if it joined none.
         """
         if not self.joined:
-            raise UserError(f"{self.path} has joined no federation: `dpfed site join {self.path} TERMS` joins one.")
+            raise UserError(
+                f"{self.path} has joined no federation: `dpfed site join FOLDER KIT` joins one."
+            )
         return Terms.load(self._terms)
 
     def join(self, terms: Terms, agreed: Callable[[Terms], bool] | None = None) -> bool:
@@ -206,8 +207,7 @@ class SiteFolder:
         if terms.run_config().privacy.seed is not None:
             raise UserError("these terms fix privacy.seed, with which anyone can compute the noise: a site does not join them.")
         self.refuse_cost(plan)
-        if self.ledger.exists() and Ledger.open(self.ledger).charged:
-            raise UserError(f"{self.ledger} was charged steps of a federation whose terms are gone: restore them.")
+        self.refuse_lost_terms()
         if agreed is not None and not agreed(terms):
             return False
         self.ledger.unlink(missing_ok=True)  # of an attempt that a crash cut short
@@ -215,6 +215,15 @@ class SiteFolder:
         Ledger.create(self.ledger, plan)
         terms.save(self._terms)
         return True
+
+    def refuse_lost_terms(self) -> None:
+        """Refuses a ledger whose terms are gone.
+
+        Raises:
+            UserError: if it was charged.
+        """
+        if not self.joined and self.ledger.exists() and Ledger.open(self.ledger).charged:
+            raise UserError(f"{self.ledger} was charged steps of a federation whose terms are gone: restore {self._terms}.")
 
     def refuse_cost(self, plan: PrivacyPlan) -> None:
         """Refuses a plan that spends more than the site agrees to, now.
@@ -252,7 +261,7 @@ class SiteFolder:
         return os.path.lexists(self._left)
 
     def refuse_if_left(self) -> None:
-        """Refuses to serve a site that has left.
+        """Refuses a site that has left.
 
         Raises:
             UserError: saying so.
@@ -285,7 +294,7 @@ class SiteFolder:
 
 
 def records_of_site(store: str | Path, declared: int | None, settings: dict[str, Any]) -> RecordStore:
-    """Opens a site's records, and looks whether its copies of public records and starting weights are where it says.
+    """Opens a site's records, and looks whether its settings can be, and its copies of files are where it says.
 
     Args:
         store: the records.
@@ -293,8 +302,9 @@ def records_of_site(store: str | Path, declared: int | None, settings: dict[str,
         settings: see `SiteFolder.create`.
 
     Raises:
-        UserError: for what cannot be opened, or fewer records declared than there are.
+        UserError: for impossible settings, what cannot be opened, or fewer records declared than there are.
     """
+    _chosen("-", store, settings)
     records = RecordStore.open(store)
     refuse_too_few(declared, records, "--declared")
     if settings.get("public") is not None:
@@ -302,6 +312,13 @@ def records_of_site(store: str | Path, declared: int | None, settings: dict[str,
     if settings.get("start") not in (None, PROCEDURAL):
         find_start(settings["start"])
     return records
+
+
+def _chosen(name: str, store: str | Path, settings: dict[str, Any]) -> SiteSettings:
+    try:
+        return SiteSettings(name=name, store=str(Path(store).absolute()), **settings)
+    except ValidationError as error:
+        raise UserError(f"{first_problem(error)}.") from error
 
 
 def _absolute(settings: dict[str, Any]) -> dict[str, str | None]:

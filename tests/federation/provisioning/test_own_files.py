@@ -10,6 +10,7 @@ from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.network import State
 from dpfed.federation.provisioning.site_paths import SitePaths
 from dpfed.federation.site.serving import load_site
+from dpfed.privacy.ledger import Ledger, Release
 from tests.federation.provisioning.office import Office
 
 
@@ -79,3 +80,9 @@ def test_a_ledger_that_is_gone_or_closed(place):
     place.leave()
     assert bad(place) == {}
     assert "start node" not in str(examine_site(place.path))  # it is over
+
+
+def test_terms_that_are_gone_while_the_ledger_has_paid(place):
+    Ledger.open(place.site.ledger).charge(Release(0, "0" * 32))
+    (place.site.path / "terms.json").unlink()
+    assert "whose terms are gone" in bad(place)["terms"]

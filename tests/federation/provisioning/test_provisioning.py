@@ -300,7 +300,7 @@ def test_a_new_certificate_needs_no_new_kit(office):
         office.provision()
 
 
-def test_who_leaves_keeps_what_was_spent_and_gives_no_budget_back(office):
+def test_who_leaves_keeps_what_was_spent_and_gives_no_budget_back(office, dpfed):
     store = RecordStore.open(office.store("north"))
     set_budget(store, 40.0, 1e-3)
     place = office.joined()["north"]
@@ -312,6 +312,10 @@ def test_who_leaves_keeps_what_was_spent_and_gives_no_budget_back(office):
     assert not (place.site.path / "secret.key").exists()
     with pytest.raises(UserError, match="left its federation permanently"):
         place.site.join(place.site.terms())
+    code, _, error = dpfed("site", "join", place.path, office.provision().kits["north"])
+    assert code == 2 and "left its federation permanently" in error
+    code, _, error = dpfed("budget", "settle", place.path)  # as its site folder does
+    assert code == 0, error
     assert Reply.load(place.reply).left
     office.send(place)
     done = office.provision()
@@ -370,6 +374,17 @@ def test_a_site_is_told_at_once_which_copies_it_needs_and_the_doctor_asks_for_th
     settings.write_text(settings.read_text() + f'public = "{public_store.path}"\n')
     [found] = [found for found in examine_site(places["north"].path) if found.about == "copies"]
     assert found.state is State.GOOD
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"budget": -1.0}, "budget"), ({"delta": 2.0}, "delta"), ({"declared": 1}, "--declared"), ({"device": ""}, "device")],
+)
+def test_settings_that_cannot_be_leave_nothing_behind(invited, tmp_path, settings, said):
+    office, done, _ = invited
+    with pytest.raises(UserError, match=said):
+        SitePaths.set_up(done.kits["south"], tmp_path / "new", done.fingerprint, office.store("south"), **settings)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(("copy", "said"), [("public", "no record store"), ("start", "nothing at")])
