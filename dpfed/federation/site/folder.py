@@ -173,9 +173,7 @@ class SiteFolder:
             UserError: if it joined none.
         """
         if not self.joined:
-            raise UserError(
-                f"{self.path} has joined no federation: `dpfed site join FOLDER KIT` joins one."
-            )
+            raise UserError(f"{self.path} has joined no federation: `dpfed site join FOLDER KIT` joins one.")
         return Terms.load(self._terms)
 
     def join(self, terms: Terms, agreed: Callable[[Terms], bool] | None = None) -> bool:
