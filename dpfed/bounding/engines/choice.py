@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from dpfed.bounding.bounded_sum import Clip
 from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision
 from dpfed.bounding.engines.layerwise import IfUnlike, LayerwiseEngine
 from dpfed.bounding.engines.loop import LoopEngine
@@ -21,6 +22,8 @@ from dpfed.objectives.infonce import group_loss
 
 ENGINES: dict[str, type[LoopEngine] | type[LayerwiseEngine]] = {engine.name: engine for engine in (LoopEngine, LayerwiseEngine)}
 _DIFFERENCE = 1e-6  # relative, in float64, between engines that compute the same
+# A gradient that was put down to another group would not show in a sum of whole gradients.
+_NORMALISED = Clip(1.0, math.inf, 1e-3)
 _FEW = 8  # groups on which engines are compared: one group alone could not be mistaken for another
 _SHORT = 1_000  # groups of a run that is over before the check pays
 
@@ -120,21 +123,18 @@ def _refusal(
     """
     exact, few = _in_float64(model, batch.first(_FEW // 2))
     oracle = LoopEngine(exact, "fp32", loss)
-    norms = oracle.add_clipped(few, 1.0, oracle.zeros())
-    # Low enough to clip: a gradient that was put down to another group would not show in a sum of whole gradients.
-    clip_norm = norms.median().item() / 2 if len(norms) else 1.0
     expected, found = oracle.zeros(), oracle.zeros()
-    oracle.add_clipped(few, clip_norm, expected)
+    oracle.add_clipped(few, _NORMALISED, expected)
     size = round(batch.starts[-1] / (len(batch.starts) - 1))
     try:
-        build_engine("layerwise", exact, "fp32", loss, size, "go on").add_clipped(few, clip_norm, found)
+        build_engine("layerwise", exact, "fp32", loss, size, "go on").add_clipped(few, _NORMALISED, found)
         if not torch.linalg.vector_norm(found - expected) <= _DIFFERENCE * torch.linalg.vector_norm(expected):
             raise UserError(
                 "bounding.engine = 'layerwise' gives other clipped gradients than 'loop' for this model (compared on noise): "
                 "set it to 'auto' or 'loop'."
             )
         engine = build_engine("layerwise", model, precision, loss, size, "try", records)
-        engine.add_clipped(batch.first(_FEW), clip_norm, engine.zeros())
+        engine.add_clipped(batch.first(_FEW), _NORMALISED, engine.zeros())
     except (RuntimeError, UserError) as error:  # also an operation without a rule, too little memory of the GPU
         return error
     return None

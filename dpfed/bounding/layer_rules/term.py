@@ -139,7 +139,8 @@ def squares_of(gradients: Gradients, grouping: Grouping) -> Tensor:
     return foreach.norms(gradients, grouping.exact).square()
 
 
-_ROUNDING = 1e-6  # relative: 16 roundings to float32, more than is seen in dot products of thousands of entries
+# Relative: 16 roundings, more than is seen in dot products of thousands of entries.
+_ROUNDING = {torch.float32: 1e-6, torch.float64: 2e-15}
 _UNDERFLOW = 2.0**-126  # what a product in float32 may lose where it is too small for all its digits
 
 
@@ -164,7 +165,7 @@ def gram_squares(a: Tensor, g: Tensor, exact: torch.dtype) -> tuple[Tensor, Tens
     longest = [each.amax().to(exact) for each in lengths]
     lost = _UNDERFLOW * (g.shape[1] * longest[0] + a.shape[1] * longest[1] + 1) * len(a) ** 2
     squares = first.mul_(second).sum(dtype=exact).clamp(min=0)
-    return squares, parts * _ROUNDING + 2 * lost
+    return squares, parts * _ROUNDING[first.dtype] + 2 * lost
 
 
 class OuterProducts:

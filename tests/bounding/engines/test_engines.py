@@ -15,6 +15,7 @@ from dpfed.bounding.engines import (
     require_fitting,
     shared_pass,
 )
+from dpfed.bounding.layer_rules import term
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
@@ -238,6 +239,17 @@ def test_a_model_that_the_layerwise_engine_gets_wrong_or_cannot_take_is_left_to_
     for odd in (Turned(twice=True), Turned(idle=True), Wide()):
         with pytest.raises(UserError, match="bounding.engine"):
             LayerwiseEngine(odd).add_clipped(batch, 1.0, TrainableVector(odd).zeros())
+
+
+def test_layers_so_wide_that_norms_come_from_gram_matrices_fit(monkeypatch):
+    """What is added to such a norm for the rounding of float32 is no difference between the engines."""
+    model = build_model(ModelConfig(width=8, embedding=16, head_hidden=1024), ObjectiveConfig())
+    wide = torch.nn.Sequential(torch.nn.Linear(model.head[0].in_features, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024))
+    model.head = torch.nn.Sequential(wide, model.head[-1])
+    seen = []
+    monkeypatch.setattr(term, "gram_squares", lambda *rows, real=term.gram_squares: seen.append(rows) or real(*rows))
+    require_fitting(model, batch_for(MODELS["cnn"]))
+    assert seen
 
 
 def test_groups_whose_factors_are_swapped_are_noticed(monkeypatch):
