@@ -11,13 +11,14 @@ from pathlib import Path
 from dpfed.config import DataConfig
 from dpfed.data.generated.procedural import procedural_store
 from dpfed.data.generated.shapes import shapes_store
-from dpfed.data.importers import Progress, detect, import_records, importers
+from dpfed.data.importers import Progress, detect, import_records
 from dpfed.data.importers.access import Access
+from dpfed.data.importers.detection import refuse_unknown
 from dpfed.data.importers.listing import walk
 from dpfed.data.store.counting import given_path, require_something_at
 from dpfed.data.store.layout import FORMAT_VERSION
 from dpfed.data.store.records import RecordStore, open_or_write
-from dpfed.errors import UserError, nearest
+from dpfed.errors import UserError
 from dpfed.files.atomic import cannot_write
 from dpfed.paths import is_store, local_path
 
@@ -58,10 +59,7 @@ def open_records(
 
         labelled = DataConfig(source="scenes", path=config.path, stores=config.stores, public=config.public)
         return scenes_store(config, lambda: _from_path(labelled, None, progress, say=say))
-    known = importers()
-    if config.source != "store" and config.source not in known:
-        sources = ["shapes", "scenes", "procedural", "store", *known]
-        raise UserError(f"unknown data.source {config.source!r}; {nearest(config.source, sources)}")
+    refuse_unknown(config.source)
     size = _stored_size(config) if interpolation == _SQUARED[1] else None
     store = _from_path(config, config.source, progress, size, say)
     refuse_other_squares(store, config.resize, interpolation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Sequence
 from importlib import resources
@@ -151,6 +152,8 @@ def _tiles(run: RunView, first: list[Result]) -> list[tuple[str, str, str]]:
 
 
 def _comparison(runs: Sequence[RunView]) -> dict:
+    if len({run.name for run in runs}) < len(runs):  # of one configuration: their folders tell them apart
+        runs = [dataclasses.replace(run, name=Path(run.folder).name) for run in runs]
     tables = [{item.name: item for item in run.table} for run in runs]
     names = list(dict.fromkeys(name for table in tables for name in table))
     union = [next(table[name] for table in tables if name in table) for name in names]

@@ -14,6 +14,7 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config
 from dpfed.config.effects import refuse_without_effect
 from dpfed.config.sections import SIZE
+from dpfed.data.importers.detection import refuse_unknown
 from dpfed.data.public_store import given_public
 from dpfed.data.store.counting import known_count, store_at_hand
 from dpfed.data.store.layout import read_layout
@@ -139,8 +140,9 @@ def refuse_records(config: Config, opens: bool = True) -> None:
 
     Raises:
         UserError: where there are none, for records without the captions that the model reads, for squares that would be shrunk
-            although nobody says so, for an impossible evaluation, and for an unfit public store.
+            although nobody says so, for an unknown source, an impossible evaluation, and an unfit public store.
     """
+    refuse_unknown(config.data.source)
     if (opens or _there(config)) and (path := store_at_hand(config.data)) is not None:
         layout = read_layout(path)
         refuse_uncaptioned(layout.header["kind"], layout.header["name"], config)

@@ -188,6 +188,7 @@ def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path, squa
         ["privacy", "calibrate", "--records", "60000", "--batch", "2048", "--steps", "1200", "--epsilon", "nan"],
         ["pretrain", "quickstart", "--set", "data.source=folder", "--set", "data.path=nowhere", "--run", "run"],
         ["pretrain", "quickstart", "--set", "data.source=scenes", "--run", "run"],
+        ["pretrain", "quickstart", "--set", "data.source=eurosat", "--set", "data.path=.", "--run", "run"],
         ["resume", "nowhere"],
         ["pretrain", "quickstart", "--set", "model.start=nowhere", "--run", "run"],
         ["start", "quickstart", "--set", "model.widht=16"],

@@ -171,6 +171,18 @@ def test_damaged_files_are_named(run_folder, file, content, message):
     assert file in str(caught.value)
 
 
+def test_runs_of_one_configuration_are_compared_under_their_folders_names(run_folder, tmp_path):
+    folders = [run_folder(name) for name in ("first", "second")]
+    for folder in folders:
+        config = folder / "config.toml"
+        config.write_text(config.read_text().replace(f'name = "{folder.name}"', 'name = "shapes"'))
+    runs = [RunView.read(folder) for folder in folders]
+    assert {run.name for run in runs} == {"shapes"}
+    write_report(tmp_path / "report.html", runs)
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert ">first<" in html and ">second<" in html and ">shapes<" not in html
+
+
 def test_a_comparison_shows_every_mark(run_folder, tmp_path):
     html = render(tmp_path, run_folder("a", marks=(LABELLED_BANK,)), run_folder("b"))
     assert html.count("labelled training records") == 1

@@ -18,7 +18,7 @@ from dpfed.data.importers.table import TableImporter
 from dpfed.data.importers.table_rows import TABLES
 from dpfed.data.importers.torchvision_sets import Cifar10Importer, FashionMnistImporter
 from dpfed.data.importers.webdataset import WebDatasetImporter
-from dpfed.errors import UserError
+from dpfed.errors import UserError, nearest
 from dpfed.paths import is_store, local_path
 
 _PACKED = frozenset({".zip", ".7z", ".rar", ".gz", ".bz2", ".xz", ".zst", ".lz4"})
@@ -39,6 +39,19 @@ def importers() -> dict[str, Importer]:
     there = importlib.util.find_spec("dpfed.reproduce") is not None
     known = (*(importlib.import_module("dpfed.reproduce.importers").IMPORTERS if there else ()), *_IMPORTERS)
     return {importer.name: importer() for importer in known}
+
+
+def refuse_unknown(source: str) -> None:
+    """Refuses a ``data.source`` that nothing reads.
+
+    Raises:
+        UserError: naming those that are near.
+    """
+    sources = ["shapes", "scenes", "procedural", "store", *importers()]
+    if source not in sources:
+        raise UserError(
+            f"unknown data.source {source!r}; {nearest(source, sources)} (folder: images, also in a folder for each class)."
+        )
 
 
 def detect(source: str | Path, access: Access | None = None) -> str:

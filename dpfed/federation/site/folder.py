@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 from pydantic import Field, ValidationError
@@ -41,8 +41,8 @@ class SiteSettings(Section):
 
     name: str
     store: str
-    device: str = "auto"
-    engine: str = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    engine: Literal["auto", "loop", "layerwise"] = "auto"
     weights: str | None = Field(None, description="this site's copy of model.weights")
     architecture: str | None = Field(None, description="this site's copy of model.architecture, where that is a file or folder")
     text: str | None = Field(None, description="this site's copy of model.text, where that is a folder")

@@ -378,7 +378,7 @@ def test_a_site_is_told_at_once_which_copies_it_needs_and_the_doctor_asks_for_th
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"budget": -1.0}, "budget"), ({"delta": 2.0}, "delta"), ({"declared": 1}, "--declared"), ({"device": ""}, "device")],
+    [({"budget": -1.0}, "budget"), ({"delta": 2.0}, "delta"), ({"declared": 1}, "--declared"), ({"device": "gpu"}, "device")],
 )
 def test_settings_that_cannot_be_leave_nothing_behind(invited, tmp_path, settings, said):
     office, done, _ = invited
