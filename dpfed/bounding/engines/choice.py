@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import copy
 import math
 from collections.abc import Callable
@@ -24,7 +25,8 @@ ENGINES: dict[str, type[LoopEngine] | type[LayerwiseEngine]] = {engine.name: eng
 _DIFFERENCE = 1e-6  # relative, in float64, between engines that compute the same
 # A gradient that was put down to another group would not show in a sum of whole gradients.
 _NORMALISED = Clip(1.0, math.inf, 1e-3)
-_FEW = 8  # groups on which engines are compared: one group alone could not be mistaken for another
+_RECORDS = 16  # that engines are compared on, in two groups or more: one alone could not be mistaken for another
+_FEW = 8  # groups on which the engine itself is tried
 _SHORT = 1_000  # groups of a run that is over before the check pays
 
 
@@ -121,7 +123,7 @@ def _refusal(
     Returns:
         The error that says why it does not fit; ``None``: it does.
     """
-    exact, few = _in_float64(model, batch.first(_FEW // 2))
+    exact, few = _in_float64(model, batch.first(max(2, bisect.bisect_left(batch.starts, _RECORDS))))
     oracle = LoopEngine(exact, "fp32", loss)
     expected, found = oracle.zeros(), oracle.zeros()
     oracle.add_clipped(few, _NORMALISED, expected)
