@@ -129,9 +129,7 @@ def import_records(
     form: dict[str, Any] = {"size": stored_side(size), "public": public, "skip_broken": skip_broken}
     try:
         with claimed(dest, wait, say):
-            chosen, opened = _open(paths, access, format, {"id": id, "window": window, "splits": splits})
-            if opened.notice and say is not None:
-                say(opened.notice)
+            chosen, opened = _open(paths, access, format, {"id": id, "window": window, "splits": splits}, say)
             _refuse_unread(opened, path, chosen, skip_broken, format is not None)
             _refuse_splits(opened, path, counts)
             form |= {"name": path.stem if path.is_file() else path.name, "kind": opened.kind, "unit_name": opened.unit_name}
@@ -145,8 +143,10 @@ def import_records(
     return _report(RecordStore.open(dest), chosen, opened, writer.broken, time.monotonic() - started)
 
 
-def _open(paths: list[Path], access: Access, format: str | None, options: dict[str, Any]) -> tuple[str, Source]:
-    """The name of the importer, and the opened source."""
+def _open(
+    paths: list[Path], access: Access, format: str | None, options: dict[str, Any], say: Callable[[str], None] | None
+) -> tuple[str, Source]:
+    """The name of the importer, and the opened source. `say` hears what the user should know."""
     known = importers()
     if format is not None and format not in known:
         raise UserError(f"unknown format {format!r}; {nearest(format, known)}")
@@ -162,10 +162,12 @@ def _open(paths: list[Path], access: Access, format: str | None, options: dict[s
     for name, value in given.items():
         if name not in known[format].options and value != CONTENT:
             raise UserError(f"--{name} has no meaning for the format {format!r}: leave it out.")
-    if len(paths) > 1:
-        return format, TableImporter().open_tables(paths, access)
     taken = {name: value for name, value in given.items() if name in known[format].options}
-    return format, known[format].open(paths[0], access, **taken)
+    several = len(paths) > 1
+    opened = TableImporter().open_tables(paths, access) if several else known[format].open(paths[0], access, **taken)
+    if opened.notice and say is not None:
+        say(opened.notice)
+    return format, opened
 
 
 def _write(writer: StoreWriter, opened: Source, access: Access, by_content: bool, progress: Progress | None) -> None:

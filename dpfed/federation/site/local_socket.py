@@ -101,14 +101,19 @@ def serve(
                 now = time.monotonic()
                 _close(visitors.pop(next(thread for thread in visitors if spared.get(thread, 0.0) < now)))
             newest.start()
-        for sock in visitors.values():
-            with contextlib.suppress(OSError):  # it has gone
-                sock.shutdown(socket.SHUT_RD)  # no packet comes any more; answers still go out
-        with turn:  # the packet in hand is answered
-            until = time.monotonic() + _LONGEST_READ
-        for thread, sock in visitors.items():
-            thread.join(max(0.0, until - time.monotonic()))
-            _close(sock)
+        _see_off(visitors, turn)
+
+
+def _see_off(visitors: dict[threading.Thread, socket.socket], turn: threading.Lock) -> None:
+    """Ends all connections, once the packet in hand is answered."""
+    for sock in visitors.values():
+        with contextlib.suppress(OSError):  # it has gone
+            sock.shutdown(socket.SHUT_RD)  # no packet comes any more; answers still go out
+    with turn:
+        until = time.monotonic() + _LONGEST_READ
+    for thread, sock in visitors.items():
+        thread.join(max(0.0, until - time.monotonic()))
+        _close(sock)
 
 
 def _accepted(listener: socket.socket) -> tuple[socket.socket, Connection]:
