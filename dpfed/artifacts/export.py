@@ -1,8 +1,8 @@
 """A run's model, taken out of the run.
 
-A run's model on the Hugging Face hub: what `dpfed export --hub` writes, uploaded.
+Also here: a run's model on the Hugging Face hub: what `dpfed export --hub` writes, uploaded.
 
-The image tower of a trained model as an ONNX file, for programs without torch.
+Also here: the image tower of a trained model as an ONNX file, for programs without torch.
 """
 
 from __future__ import annotations

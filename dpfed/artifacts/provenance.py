@@ -3,7 +3,7 @@
 Nothing here depends on what a private step drew. A run's duration does, so neither it nor an end is written (docs/guarantee.md,
 Limits); the day of the beginning is known before the first step.
 
-What a run can disclose of its private records beside the model: names, as ``disclosures.json`` of a run has them.
+Also here: what a run can disclose of its private records beside the model: names, as ``disclosures.json`` of a run has them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Nothing here is secret or signed: somebody who can write all of these files can make others that fit. What is found is a card
 that was edited, a ledger that lost a line, and papers or weights of another run.
 
-What a run spent: its ledger, held against everything else in the run's folder that knows of steps.
+Also here: what a run spent: its ledger, held against everything else in the run's folder that knows of steps.
 
 Every line of a ledger follows from the line before, so a changed line is noticed, and one that is gone from the middle. The
 last lines can be taken away without a trace in the file itself. Checkpoints, kept releases and results.json tell of them.

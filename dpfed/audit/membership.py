@@ -4,7 +4,7 @@ Members are training records, non-members held-out ones. Half of either is known
 them; what is reported comes from the other half. The same attacks are made on the weights before training, from which nothing
 can be learnt about anybody: where they succeed, the two sides differ of themselves, and the figures speak of that.
 
-Where the results of an audit lie: in the run's directory, for the eyes of its owner only.
+Also here: where the results of an audit lie: in the run's directory, for the eyes of its owner only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Scores of canaries in the white box: how much what left each step speaks for a canary's presence.
 
-Where in the noisy sums each canary shows, for every kind of method.
+Also here: where in the noisy sums each canary shows, for every kind of method.
 
 Many canaries are tried at once, each on a coordinate of its own, so that one step is as many experiments:
 
@@ -10,7 +10,7 @@ Many canaries are tried at once, each on a coordinate of its own, so that one st
 
 The auditor knows every draw but whether a canary is drawn, as the proofs allow: also the group that the canary would join.
 
-How far one record moves the sum: the observed difference between neighbours, beside the sensitivity that is claimed.
+Also here: how far one record moves the sum: the observed difference between neighbours, beside the sensitivity that is claimed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`dpfed config list`, `show` and `keys`: the configurations that dpfed ships, and every key that one can have.
 
-What dpfed ships, described for people: from the comment that each file begins with, and from what the file says.
+Also here: what dpfed ships, described for people: from the comment that each file begins with, and from what the file says.
 """
 
 from __future__ import annotations

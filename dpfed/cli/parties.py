@@ -1,6 +1,6 @@
 """What `dpfed federation` and `dpfed site` show alike: lines with a name, terms, findings of the doctors.
 
-The options of `dpfed pretrain` that simulate institutions in one process.
+Also here: the options of `dpfed pretrain` that simulate institutions in one process.
 """
 
 from __future__ import annotations

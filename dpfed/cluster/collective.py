@@ -8,7 +8,7 @@ so any element may change until the last group is in, and what is sent then is a
 
 The sums travel without noise: the network between the workers lies inside the trust boundary.
 
-Messages between the processes of a cluster: what rank 0 announces, and what all report back.
+Also here: messages between the processes of a cluster: what rank 0 announces, and what all report back.
 
 Everything here is small and lies in main memory; parameters and sums travel in `dpfed.cluster.collective`.
 """

@@ -1,10 +1,11 @@
 """Whether a Ray cluster answers, seen before Ray is asked: Ray itself waits for minutes, and ends with a traceback.
 
-Whether a Ray cluster takes this machine's token: Ray tries a wrong one again and again, and does not say why it fails.
+Also here: whether a Ray cluster takes this machine's token: Ray tries a wrong one again and again, and does not say why it
+fails.
 
-Trying again, in sight of the user, until something of Ray's is there: on a busy machine it takes minutes to start.
+Also here: trying again, in sight of the user, until something of Ray's is there: on a busy machine it takes minutes to start.
 
-The machines of a Ray cluster: how many workers they have room for, now and while a run lasts.
+Also here: the machines of a Ray cluster: how many workers they have room for, now and while a run lasts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The default process group, and taking part in it as one of torchrun's processes. Works without Ray.
 
-Which of a machine's networks gloo takes.
+Also here: which of a machine's networks gloo takes.
 
 Left to itself, gloo takes the address that the host's own name stands for. Debian's and Ubuntu's `/etc/hosts` says 127.0.1.1,
 where no other machine finds it: processes on several machines then never meet.

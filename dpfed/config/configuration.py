@@ -3,7 +3,7 @@
 Every field has the field's standard name, a default that is a sensible choice, and a line that says what it does. Unknown keys
 are errors that name the nearest valid key, because a misspelt privacy setting must never be ignored.
 
-A configuration with nothing left to choose.
+Also here: a configuration with nothing left to choose.
 """
 
 from __future__ import annotations

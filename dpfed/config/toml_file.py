@@ -1,6 +1,6 @@
 """Reading TOML that a user wrote: a file, or a value on the command line.
 
-Nested dictionaries by dotted keys such as ``privacy.epsilon``: how configurations are compared and changed.
+Also here: nested dictionaries by dotted keys such as ``privacy.epsilon``: how configurations are compared and changed.
 """
 
 from __future__ import annotations

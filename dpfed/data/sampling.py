@@ -5,7 +5,7 @@ record's part. Where units are protected, they are functions of the unit's key: 
 take part together and in one group. Shuffling a sampled batch and cutting it into chunks would not do: one record more pulls
 another one over into the next chunk, two groups change, and the sum can move by 4C instead of 2C.
 
-Which records of a store are one data owner's: found where they are drawn, from the store's own mapped numbers.
+Also here: which records of a store are one data owner's: found where they are drawn, from the store's own mapped numbers.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The order is always the same: write under another name, force the content to the disk, give the name, force the name to the
 disk. Privacy hangs on it: a noisy sum must be kept before it is charged, and charged before it is used.
 
-A store's directory appears under its name when it is complete, or not at all.
+Also here: a store's directory appears under its name when it is complete, or not at all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The figures of a run that terminal, page and monitors show: made once, here, so that they cannot differ.
 
-The same figures for a monitor: the text format of Prometheus, and whether all is well.
+Also here: the same figures for a monitor: the text format of Prometheus, and whether all is well.
 """
 
 from __future__ import annotations

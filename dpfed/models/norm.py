@@ -4,7 +4,7 @@ GroupNorm and LayerNorm stay within one image. A layer that mixes the images of 
 ``mixes_one_group = True``, and every pass must then hold one clipped group. It has ``anchors``, the number of public rows that
 its statistics come from in evaluation mode (`dpfed.baselines.anchored_batch_norm`).
 
-BatchNorm with public statistics that never change: each record is normalised by itself, in every mode.
+Also here: BatchNorm with public statistics that never change: each record is normalised by itself, in every mode.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The trainable parameters of a model as one flat vector: what is clipped, noised, sent and hashed.
 
-Which parameters of a pretrained tower are trained, where it is neither all of them nor adapters.
+Also here: which parameters of a pretrained tower are trained, where it is neither all of them nor adapters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The loss of one group: a file for each, found by its name.
 
-Embeddings without the centre of their kind, private or public, and how centres follow: `dpfed.models.centres` says why.
+Also here: embeddings without the centre of their kind, private or public, and how centres follow: `dpfed.models.centres` says
+why.
 
 Shapes: S records in the group, padding included; V views of a modality; D dimensions.
 """

@@ -1,6 +1,6 @@
 """The figures of a block of steps, as they were released: what a curve of private training is made of.
 
-Epsilon over steps: as the plan expects it, and as the ledger charged it. A replayed step moves neither.
+Also here: epsilon over steps: as the plan expects it, and as the ledger charged it. A replayed step moves neither.
 """
 
 from __future__ import annotations

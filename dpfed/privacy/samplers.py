@@ -4,7 +4,7 @@ A sampler is the one place that knows how records are drawn. `participants` (or 
 which data sets the promise holds, and `poisson_steps` (or `event`) says what accounting composes. Sampling, accounting, plan
 and card follow from the object. To add a sampler: a class like these, and its proof.
 
-Between which data sets a promise holds.
+Also here: between which data sets a promise holds.
 """
 
 from __future__ import annotations

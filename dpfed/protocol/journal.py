@@ -4,7 +4,7 @@ A step is opened here, on disk, before any site is asked; then it is collected, 
 finished (the server died) is discarded and charged when the run resumes: sites may have answered, and nobody asks them twice.
 Like a ledger's, every line carries a hash over itself and the line before.
 
-When the sites' answers to the last steps came, for who watches a running federation.
+Also here: when the sites' answers to the last steps came, for who watches a running federation.
 
 How long a site takes depends on what it drew, and epsilon does not cover it. The coordinator sees it all the same. So the file
 is for its own user alone (0600), holds the last steps and no more, and goes when the process that writes it ends its work: a

@@ -1,6 +1,6 @@
 """What the terms of a federation mean, in words: for the operators before they join, and for the privacy card.
 
-What a federation adds to the papers of its run: the one thing that runs ask of this room.
+Also here: what a federation adds to the papers of its run: the one thing that runs ask of this room.
 """
 
 from __future__ import annotations

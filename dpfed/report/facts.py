@@ -1,6 +1,6 @@
 """What a privacy card states, as values: the caller reads them from the run, `dpfed.report.card` words them.
 
-What a reader of a privacy card must know beyond the promise: marks, and what no promise covers.
+Also here: what a reader of a privacy card must know beyond the promise: marks, and what no promise covers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What an experiment is: runs that differ in a few keys.
 
-The data sets of the experiments: the settings of the paper for each, and how they shrink to what a CPU can do.
+Also here: the data sets of the experiments: the settings of the paper for each, and how they shrink to what a CPU can do.
 """
 
 from __future__ import annotations

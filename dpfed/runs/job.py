@@ -1,6 +1,6 @@
 """A run that is ready to continue: begun in a new directory, or taken up from one that is there.
 
-What a user should know before the first step: what is trained, and what of the records the model does not see.
+Also here: what a user should know before the first step: what is trained, and what of the records the model does not see.
 """
 
 from __future__ import annotations

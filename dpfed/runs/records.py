@@ -1,6 +1,6 @@
 """Opens the records that a configuration names.
 
-The files that a configuration means, wherever it is read.
+Also here: the files that a configuration means, wherever it is read.
 """
 
 from __future__ import annotations

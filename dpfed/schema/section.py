@@ -1,6 +1,6 @@
 """The base of every set of keys that a user can give: a section of the configuration, or the options of a loss or a method.
 
-When a key of a configuration has an effect.
+Also here: when a key of a configuration has an effect.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Differential privacy is closed under post-processing, so nothing here costs epsi
 what the coordinator released. A run has a list of processors, in order. Each keeps its own state: checkpoints carry it under
 its name, and nobody else knows what it holds. To add one: a class here, and a line in `post_processors`.
 
-Optimizers and learning rates: post-processing of a private gradient, so none of it costs privacy.
+Also here: optimizers and learning rates: post-processing of a private gradient, so none of it costs privacy.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Every record of a batch draws one of M slots. A slot holds the sum of its member
 slots get Gaussian noise, empty ones too, and from then on are constants: the loss of a record contrasts its own embeddings with
 the other slots. `dpfed.baselines.methods.released` has the proof. Shapes: n records, two views each, M slots, D dimensions.
 
-Noisy moments of a batch: what one record's Barlow Twins loss may know of all others.
+Also here: noisy moments of a batch: what one record's Barlow Twins loss may know of all others.
 
 The loss (Zbontar et al. 2021) is a function of five averages over the batch: both views' means and mean squares, and the mean
 of their outer products. With phi_i what record i adds to these sums, the gradient of the loss is the sum of the gradients of

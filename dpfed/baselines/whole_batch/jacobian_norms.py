@@ -14,7 +14,7 @@ added as squares, and then the bound of a pair of an image and a text is exact, 
 
 Shapes: n records, R embedding rows, D dimensions, m candidates of a record.
 
-Who is contrasted with whom in a whole batch, and how the loss depends on each similarity.
+Also here: who is contrasted with whom in a whole batch, and how the loss depends on each similarity.
 
 All embeddings of a batch of n records stand in one matrix ``(R, D)``: the image views of record 0, of record 1, ..., then the
 texts in the same way. A `Contrast` is one direction of the loss of `dpfed.objectives.infonce`: an anchor for each record, and m

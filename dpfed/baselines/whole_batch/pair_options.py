@@ -1,6 +1,6 @@
 """What the methods that reweight similarities, `sample` and `logit`, ask of a configuration, and their options.
 
-How much one record can change the weights of the similarities: the constants of Logit-DP, with their proof.
+Also here: how much one record can change the weights of the similarities: the constants of Logit-DP, with their proof.
 
 A batch has n <= b records. Each has an anchor and m candidates, all unit vectors; ``s_ijv`` is the cosine of anchor i and
 candidate v of record j, and candidate 0 of record i is the positive of anchor i. The weights w are the loss's derivatives

@@ -1,6 +1,6 @@
 """Linear layers and products with a matrix of parameters.
 
-Low-rank adapters: two thin matrices whose gradients are sums of outer products like any linear layer's.
+Also here: low-rank adapters: two thin matrices whose gradients are sums of outer products like any linear layer's.
 """
 
 from __future__ import annotations

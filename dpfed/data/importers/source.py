@@ -1,6 +1,6 @@
 """What an importer gives: a stream of records, and what must be known about them beforehand.
 
-Names for records that have none of their own: a hash of what the record holds, and of nothing else.
+Also here: names for records that have none of their own: a hash of what the record holds, and of nothing else.
 
 A record's key, its worker, its site and whether it is held out follow from its name. A row number would not do: with one row
 less, all later records would have other names, and with them other workers.

@@ -1,6 +1,6 @@
 """Rows of tables, in the forms in which data sets describe images: CSV and its kin, JSON lines, captions of COCO and Flickr.
 
-Tables among other files: by their names, and by what they begin with.
+Also here: tables among other files: by their names, and by what they begin with.
 """
 
 from __future__ import annotations

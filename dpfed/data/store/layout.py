@@ -4,7 +4,7 @@
     index.arrow                key, split, labels and unit (if any) of every record
     records.arrow              id, image and captions
 
-What ``store.json`` says, checked: a store may have been damaged, or made by somebody else.
+Also here: what ``store.json`` says, checked: a store may have been damaged, or made by somebody else.
 """
 
 from __future__ import annotations

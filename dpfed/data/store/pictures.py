@@ -1,6 +1,6 @@
 """The images of a store, as they are stored and as square pixels.
 
-Files of images decoded by processes, which share nothing but the memory that the pixels go to.
+Also here: files of images decoded by processes, which share nothing but the memory that the pixels go to.
 
 Threads would take turns: a third of what an image costs is spent under the interpreter's lock. Each process opens the store for
 itself. The memory has no name, so nothing can be left behind, and only processes of the same user can open it.

@@ -1,6 +1,6 @@
 """One record: what is given to be stored, its splits and kinds, and the key that follows from its id.
 
-Which training records are held out: a choice by names alone, the same on every machine and in any order.
+Also here: which training records are held out: a choice by names alone, the same on every machine and in any order.
 """
 
 from __future__ import annotations

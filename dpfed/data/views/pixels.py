@@ -1,6 +1,6 @@
 """From image files and arrays to square RGB pixels, as stock open_clip makes them.
 
-How many passes over its pixels a JPEG asks for: a kilobyte of them can keep a decoder busy for a minute.
+Also here: how many passes over its pixels a JPEG asks for: a kilobyte of them can keep a decoder busy for a minute.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which sites are there, where, and what they have offered for the step to come.
 
-Which sites are left alone for a while, because they let a step wait for nothing.
+Also here: which sites are left alone for a while, because they let a step wait for nothing.
 """
 
 from __future__ import annotations

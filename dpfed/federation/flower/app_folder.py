@@ -1,6 +1,6 @@
 """The folder that `flwr run` takes: both thin apps and what Flower expects to know of them, wherever dpfed is installed.
 
-The Flower that dpfed is written for; this file imports nothing of it.
+Also here: the Flower that dpfed is written for; this file imports nothing of it.
 """
 
 from __future__ import annotations

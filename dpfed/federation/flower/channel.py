@@ -1,6 +1,6 @@
 """Flower as the carrier of packets, on the coordinator's side.
 
-A packet as the content of a Flower message: bytes in records, nothing that needs a deserialiser.
+Also here: a packet as the content of a Flower message: bytes in records, nothing that needs a deserialiser.
 """
 
 from __future__ import annotations

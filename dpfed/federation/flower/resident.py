@@ -11,7 +11,7 @@ It takes the place of ``flower-superexec`` and ``flwr-clientapp``, ignores the c
 A message without an answer, because its run has ended or its SuperNode did not respond, is left alone: within a minute the
 SuperNode answers in the app's place, and takes the next one.
 
-Flower's SuperNode, less idle and more patient: `dpfed site supernode` takes the options of `flower-supernode`.
+Also here: Flower's SuperNode, less idle and more patient: `dpfed site supernode` takes the options of `flower-supernode`.
 
 A SuperNode looks for messages every 3 seconds while it has none, and for its app's reply every half a second. With shorter
 pauses an exchange takes about 3 seconds less, and a step with secure sums, which needs two of them, 6. It also gives up for

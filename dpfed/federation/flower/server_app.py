@@ -1,6 +1,6 @@
 """The Flower ServerApp: the coordinator of a federation. It carries out a run like any other, with another transport.
 
-What the coordinator of a federation does, whatever carries its messages.
+Also here: what the coordinator of a federation does, whatever carries its messages.
 """
 
 from __future__ import annotations

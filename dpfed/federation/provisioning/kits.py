@@ -4,7 +4,8 @@ It says who made it, for which site, where the coordinator is reached and by whi
 signed with the key that later signs the coordinator's questions, and holds no key. The first kit of a site is an invitation; a
 later one holds the terms, too.
 
-What a site answers to its kit: its card, the public key of its SuperNode, and whether it has left; signed by the site.
+Also here: what a site answers to its kit: its card, the public key of its SuperNode, and whether it has left; signed by the
+site.
 """
 
 from __future__ import annotations

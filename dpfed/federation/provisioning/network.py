@@ -1,6 +1,6 @@
 """Checks of certificates, clock, ports, and the way to the coordinator.
 
-What a check found.
+Also here: what a check found.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`project.toml`: what the coordinator's operator decides before there is a site.
 
-What the network takes for a host: a DNS name (RFC 1123) or an IP address.
+Also here: what the network takes for a host: a DNS name (RFC 1123) or an IP address.
 """
 
 from __future__ import annotations

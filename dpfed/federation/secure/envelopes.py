@@ -1,6 +1,6 @@
 """What a site sends to another one through the server, for that one's eyes: a round public key beside encrypted shares.
 
-What sites sign about a step, so that a server cannot tell them different stories.
+Also here: what sites sign about a step, so that a server cannot tell them different stories.
 
 Two statements: with which roster a site masked its vector, and which members it was told have arrived. A site signs at most one
 of each in a step. docs/secure-aggregation.md says why enough of them leave a lying server one story only.

@@ -1,6 +1,6 @@
 """A running site: loads records and model once, then answers at its socket until it is stopped.
 
-What was agreed on, on a site's own machine: with its own records, its own device, and its own copies of files.
+Also here: what was agreed on, on a site's own machine: with its own records, its own device, and its own copies of files.
 """
 
 from __future__ import annotations

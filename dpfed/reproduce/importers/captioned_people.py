@@ -1,6 +1,6 @@
 """CUHK-PEDES and RSTPReid: pictures of people, each described in sentences, in one JSON file beside a folder of images.
 
-DeepFashion-MultiModal: fashion pictures, each with one caption.
+Also here: DeepFashion-MultiModal: fashion pictures, each with one caption.
 """
 
 from __future__ import annotations
