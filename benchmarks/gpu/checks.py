@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from benchmarks import throughput
 from benchmarks.digests import CASES, tree_of
 from benchmarks.gpu.place import Place
-from dpfed.bounding.bounded_sum import _SHARED_PASS as ROOM
+from dpfed.bounding.clipping import _SHARED_PASS as ROOM
 from dpfed.bounding.engines import Engine, GroupBatch, LayerwiseEngine, LoopEngine, Precision
 from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig, ViewsConfig, parse_config
 from dpfed.data.views.images import ImageViews

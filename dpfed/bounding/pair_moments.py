@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpfed.bounding.bounded_sum import Clip
+from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines.engine import Engine, GroupBatch
 from dpfed.models.moment_layout import Moments
 from dpfed.models.moments import MomentHeads, Side, bridges

@@ -218,7 +218,12 @@ _RULES = (
         lambda c: _method(c).capped,
         "its batch needs no cap; set bounding.method = 'batch', 'sample' or 'logit'",
     ),
-    needs("bounding.engine bounding.pass_records", "bounding.method", "group", "public", "none", why="it has its own engine; "),
+    Rule(
+        "bounding.engine bounding.pass_records",
+        "bounding.method",
+        lambda c: _method(c).picks_engine,
+        "it has its own engine; set bounding.method = 'group', 'public' or 'none'",
+    ),
     Rule(
         "bounding.clip_norm",
         "bounding.clipping",

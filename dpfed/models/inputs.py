@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dpfed.data.decoding import BrokenImage, decode, square
 from dpfed.data.store.record import is_text
-from dpfed.data.views.pixels import BrokenImage, decode, square
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.models.contract import described

@@ -77,7 +77,7 @@ class Coordinator:
         model: whose trainable parameters are updated in place.
         config: optimizer, schedule and post-processors.
         randomness: the coordinator's secret randomness.
-        ledger: written before each release is used.
+        ledger: written before anything that depends on a release leaves the process.
         releases: keeps releases until a checkpoint takes them in; without it, a resume must compute them again, exactly.
         noise_std: of each number of the noisy sum, where owners add more than the plan's.
     """

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfed.bounding.bounded_sum import BoundedSum, Clip, clip_norm_in_float32
+from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.bounding.clipping import Clip, clip_norm_in_float32
 from dpfed.bounding.engines import Engine, GroupBatch
 from dpfed.bounding.statistics import sum_of_statistics
 from dpfed.data.public_records import Companions

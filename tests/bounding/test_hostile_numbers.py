@@ -9,7 +9,7 @@ from torch import nn
 from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
 from dpfed.baselines.whole_batch.jacobians import LayerFactors
 from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
-from dpfed.bounding.bounded_sum import clip_factors
+from dpfed.bounding.clipping import clip_factors
 from dpfed.bounding.engines import ENGINES, GroupBatch
 from dpfed.bounding.engines.gradient_cache import BatchEngine
 from dpfed.bounding.engines.shared_pass import add_up

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
-from dpfed.bounding.bounded_sum import BoundedSum, add_weighted, clip_factors, clip_norm_in_float32
+from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.bounding.clipping import add_weighted, clip_factors, clip_norm_in_float32
 from dpfed.bounding.engines import ENGINES, GroupBatch, build_engine
 from dpfed.config import parse_config
 from dpfed.models.parameters import TrainableVector

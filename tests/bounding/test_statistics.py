@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dpfed.bounding.bounded_sum import Clip, clip_factors
+from dpfed.bounding.clipping import Clip, clip_factors
 from dpfed.bounding.engines import ENGINES, build_engine
 from dpfed.bounding.statistics import sum_of_statistics
 from dpfed.config import ObjectiveConfig

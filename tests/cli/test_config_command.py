@@ -1,7 +1,9 @@
 """`dpfed config`: what is shipped, as it is, and every key with what it may be and what it means."""
 
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +15,7 @@ from dpfed.cli import app
 from dpfed.config import Config, parse_config
 from dpfed.config.keys import all_keys, matching
 from dpfed.config.toml_file import leaves, put
+from dpfed.data.importers import importers
 from dpfed.errors import UserError
 
 KEYS = {key.name: key for key in all_keys()}
@@ -59,6 +62,13 @@ def test_ranges_are_those_that_are_enforced():
     assert KEYS["optimizer.momentum"].allowed == "number, 0 or more, below 1" and refused("optimizer.momentum", 1.0)
     assert KEYS["objective.temperature"].allowed == "number, above 0" and refused("objective.temperature", 0.0)
     assert KEYS["views.crop_scale"].allowed == "[number, number]" and refused("views.crop_scale", [0.5])
+
+
+def test_every_importer_is_a_source():
+    """Importers are not loaded to show the keys; without the room of the papers' data sets there are fewer."""
+    there = {"shapes", "scenes", "procedural", "store", *importers()}
+    shown = set(re.findall("'(.+?)'", KEYS["data.source"].allowed))
+    assert there <= shown and (shown == there or importlib.util.find_spec("dpfed.reproduce") is None)
 
 
 def test_keys_say_which_others_decide_whether_they_have_an_effect():

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
-from dpfed.data.views.pixels import BrokenImage, decode, decoded, memory, square
+from dpfed.data.decoding import BrokenImage, decode, decoded, memory, square
 from tests.data.views.files_of_all_modes import encoded, files, sixteen_bit_png, tiff
 from tests.fuzz.damage import damaged
 from tests.fuzz.profiles import Effort, answered_in_time, efforts
@@ -130,7 +130,7 @@ def test_what_follows_a_jpeg_is_not_counted_as_its_scans() -> None:
 
 
 def test_large_images_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpfed.data.views.pixels._LARGE", 100)
+    monkeypatch.setattr("dpfed.data.decoding._LARGE", 100)
     inside: list[int] = []
 
     def hold(content: bytes) -> int:

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from dpfed.artifacts.view import RunView
-from dpfed.bounding.bounded_sum import BoundedSum, clip_factors
+from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.bounding.clipping import clip_factors
 from dpfed.config import BoundingConfig, Config, OptimizerConfig, PrivacyConfig, parse_config
 from dpfed.console import terminal
 from dpfed.data.sampling import draw_step

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.view import RunView
-from dpfed.bounding.bounded_sum import BoundedSum, Clip
+from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.bounding.clipping import Clip
 from dpfed.config import OptimizerConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dpfed.bounding.bounded_sum import Clip
+from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views, sound_kernels
 from dpfed.bounding.engines.gradient_cache import refuse_random
 from dpfed.bounding.engines.lanes import Lanes

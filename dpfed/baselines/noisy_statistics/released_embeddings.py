@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from dpfed.baselines.noisy_statistics.record_gradients import Cotangents
-from dpfed.bounding.bounded_sum import clip_factors
+from dpfed.bounding.clipping import clip_factors
 from dpfed.models.parameters import exact_type
 from dpfed.objectives.barlow_twins import off_diagonal_squares
 from dpfed.privacy.noise import GaussianNoise, KeyedNoise

@@ -26,7 +26,7 @@ from dpfed.baselines.whole_batch.jacobian_norms import (
     spread_out_derivatives,
 )
 from dpfed.baselines.whole_batch.jacobians import Jacobians
-from dpfed.bounding.bounded_sum import Clip, clip_factors
+from dpfed.bounding.clipping import Clip, clip_factors
 from dpfed.bounding.engines import Engine, GroupBatch, Views
 from dpfed.bounding.engines.gradient_cache import refuse_random
 from dpfed.errors import UserError

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from dpfed.bounding.bounded_sum import Clip
+from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision
 from dpfed.bounding.engines.layerwise import IfUnlike, LayerwiseEngine
 from dpfed.bounding.engines.loop import LoopEngine

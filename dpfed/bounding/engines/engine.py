@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from dpfed.bounding.bounded_sum import Clip
+from dpfed.bounding.clipping import Clip
 from dpfed.data.transfer import to_device
 from dpfed.models.contract import bias_of, embeddings_of, temperature_of
 from dpfed.models.parameters import TrainableVector, exact_type

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.bounding import foreach
-from dpfed.bounding.bounded_sum import Clip, clip_factors
+from dpfed.bounding.clipping import Clip, clip_factors
 from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, draws, shared_out
 from dpfed.errors import UserError
 from dpfed.objectives import GroupLoss

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from dpfed.bounding import foreach
-from dpfed.bounding.bounded_sum import Clip
+from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, shared_out
 from dpfed.bounding.engines.lanes import Lanes
 from dpfed.bounding.engines.loop import LoopEngine

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.bounding import foreach
-from dpfed.bounding.bounded_sum import Clip, clip_factors
+from dpfed.bounding.clipping import Clip, clip_factors
 from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, shared_out
 from dpfed.bounding.engines.lanes import Lanes
 from dpfed.objectives import GroupLoss

@@ -11,7 +11,7 @@ import heapq
 import math
 from dataclasses import dataclass
 
-from dpfed.bounding.bounded_sum import BLOCK, GROUPS_OF_A_PASS, PLACES_OF_A_PASS
+from dpfed.bounding.clipping import BLOCK, GROUPS_OF_A_PASS, PLACES_OF_A_PASS
 from dpfed.bounding.engines.engine import GroupBatch
 from dpfed.bounding.layer_rules.grouping import computes_together
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpfed.bounding import foreach
-from dpfed.bounding.bounded_sum import Clip
+from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines.engine import GroupBatch, Views
 from dpfed.bounding.engines.pass_shape import PassShape
 from dpfed.bounding.engines.same_bits import same, trials

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from dpfed.bounding.bounded_sum import Clip, clip_factors
+from dpfed.bounding.clipping import Clip, clip_factors
 from dpfed.bounding.engines.engine import LossOfViews, Views
 from dpfed.bounding.layer_rules.grouping import Grouping, Unsupported
 from dpfed.bounding.layer_rules.recorder import Recorder, Source

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dpfed.bounding import foreach
-from dpfed.bounding.bounded_sum import BLOCK
+from dpfed.bounding.clipping import BLOCK
 from dpfed.bounding.layer_rules.grouping import Gradients, Grouping, precise
 
 View = Callable[[Tensor], Tensor]

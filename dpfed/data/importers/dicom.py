@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access, NotRead
 from dpfed.data.importers.dicom_pixels import MAGIC, PREAMBLE, READ, picture, quiet, transfer_syntax
 from dpfed.data.importers.folder_splits import class_numbers, place
@@ -14,7 +15,6 @@ from dpfed.data.importers.listing import list_files, suffix
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source, Unreadable, unit_of
 from dpfed.data.importers.splits import holds, refuse_outside
 from dpfed.data.store.record import RecordInput
-from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
 NOTICE = (

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from PIL import Image
 
+from dpfed.data.decoding import MOST_PIXELS
 from dpfed.data.importers.access import NotRead
-from dpfed.data.views.pixels import MOST_PIXELS
 
 if TYPE_CHECKING:
     from pydicom import Dataset

@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.folder_splits import class_numbers, place, refuse_masks
 from dpfed.data.importers.listing import Listing, list_files, suffix
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source
 from dpfed.data.importers.splits import holds, refuse_outside, split_of
 from dpfed.data.importers.table_rows import TABLES, is_text_table
-from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
 _CAPTIONS = TABLES | {".json", ".txt", ".token", ".xml", ".xlsx", ".xls"}  # what may say what the images show

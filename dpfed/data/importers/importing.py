@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.detection import detect, existing, importers
 from dpfed.data.importers.folder import FolderImporter
@@ -25,7 +26,6 @@ from dpfed.data.store.index import blocks
 from dpfed.data.store.record import SPLITS
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
-from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
 from dpfed.files.atomic import claimed
 from dpfed.paths import local_path

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.source import Unreadable
 from dpfed.data.reasons import OUTSIDE
-from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
 # What lies beside images everywhere and holds none: files of the system, texts about the data set, scripts that load it.

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.parquet_columns import TEXT_FIELDS, Columns, settle
@@ -26,7 +27,6 @@ from dpfed.data.importers.source import (
 )
 from dpfed.data.importers.splits import holds, split_files
 from dpfed.data.store.record import RecordInput
-from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
 
 _ROWS_AT_ONCE = 256

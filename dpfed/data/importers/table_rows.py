@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import list_files, suffix
 from dpfed.data.importers.parquet_columns import TEXT_FIELDS
 from dpfed.data.importers.source import known_columns, not_utf8, plain
 from dpfed.data.importers.splits import split_of
-from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
 Cells = dict[str, str | list[str]]  # a list: several captions

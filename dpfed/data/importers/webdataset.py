@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.archives import DamagedArchive, members, name_of
 from dpfed.data.importers.classes import class_of, number_classes, without_class
@@ -19,7 +20,6 @@ from dpfed.data.importers.listing import harmless, suffix
 from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Source, Unreadable, unit_of
 from dpfed.data.importers.splits import holds, is_part, split_files, split_of
 from dpfed.data.store.record import RecordInput
-from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
 _NAME = re.compile(r"(?:\./)?((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)  # key, and all after the first dot of the file name

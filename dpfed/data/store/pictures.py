@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dpfed.data.decoding import BrokenImage, decoded, decoders, square
 from dpfed.data.processes import Processes, cores
 from dpfed.data.store.layout import damaged
 from dpfed.data.store.mapped import MappedBatches
-from dpfed.data.views.pixels import BrokenImage, decoded, decoders, square
 from dpfed.errors import UserError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image
 
+from dpfed.data.decoding import ImageInput
 from dpfed.data.limits import whole_number
-from dpfed.data.views.pixels import ImageInput
 from dpfed.errors import UserError
 
 SPLITS = ("train", "validation", "test")

@@ -39,7 +39,7 @@ class RecordStore:
         public: anyone may see the records.
         size: side of the stored images, pixels; ``None`` when the original files are stored.
         resized: at least one stored image became a square of that side by cropping and bicubic scaling.
-        converted: what was done to images that stock open_clip would destroy -> to how many (`dpfed.data.views.modes`), as the
+        converted: what was done to images that stock open_clip would destroy -> to how many (`dpfed.data.modes`), as the
             import counted them.
         batches: the records as they are stored (id, image, captions); iterating gives each batch with its indices.
         pictures: the images, batch by batch (`dpfed.data.store.pictures`).

@@ -14,6 +14,7 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
+from dpfed.data.decoding import BrokenImage, decoded, decoders, encode, memory, square
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
 from dpfed.data.store.fingerprint import contents_header, new_key, record_digest
@@ -29,7 +30,6 @@ from dpfed.data.store.record import (
     record_key,
     selected,
 )
-from dpfed.data.views.pixels import BrokenImage, decoded, decoders, encode, memory, square
 from dpfed.errors import UserError
 from dpfed.files.atomic import cannot_write, name_directory, start_directory
 from dpfed.paths import local_path
@@ -67,7 +67,7 @@ class StoreWriter:
     Attributes:
         broken: (id, reason) of the unreadable records met so far.
         converted: what was done to images that stock open_clip cannot read sensibly -> how many they are
-            (`dpfed.data.views.modes`).
+            (`dpfed.data.modes`).
 
     Raises:
         UserError: when `path` exists, an id occurs twice, a class number is out of range, no record is left, or records are

@@ -6,7 +6,7 @@ import torch
 from dpfed.baselines.whole_batch.jacobian_norms import ExactNorms, contrasts
 from dpfed.baselines.whole_batch.jacobians import Jacobians
 from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
-from dpfed.bounding.bounded_sum import clip_factors
+from dpfed.bounding.clipping import clip_factors
 from dpfed.bounding.engines import GroupBatch
 from dpfed.bounding.engines.gradient_cache import BatchEngine
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from dpfed.bounding.bounded_sum import _SHARED_PASS, Clip
+from dpfed.bounding.clipping import _SHARED_PASS, Clip
 from dpfed.bounding.engines import GroupBatch, build_engine
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model

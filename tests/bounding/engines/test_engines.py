@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from dpfed.bounding.bounded_sum import BoundedSum, clip_factors
+from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.bounding.clipping import clip_factors
 from dpfed.bounding.engines import (
     ENGINES,
     GroupBatch,

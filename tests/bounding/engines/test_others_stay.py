@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings, target
 from hypothesis import strategies as st
 from torch import nn
 
-from dpfed.bounding.bounded_sum import GROUPS_OF_A_PASS, PLACES_OF_A_PASS, Clip
+from dpfed.bounding.clipping import GROUPS_OF_A_PASS, PLACES_OF_A_PASS, Clip
 from dpfed.bounding.engines import ENGINES, GroupBatch, LayerwiseEngine, LoopEngine, build_engine, choose_engine
 from dpfed.bounding.engines.choice import require_fitting
 from dpfed.bounding.engines.engine import sound_kernels

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpfed.bounding.bounded_sum import Clip
+from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines.engine import GroupBatch
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
 from dpfed.bounding.engines.pass_shape import PassShape

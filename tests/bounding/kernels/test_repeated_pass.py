@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dpfed.bounding.bounded_sum import Clip
+from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines import layerwise
 from dpfed.bounding.engines.engine import GroupBatch
 from dpfed.bounding.engines.layerwise import LayerwiseEngine

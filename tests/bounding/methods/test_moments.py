@@ -220,7 +220,7 @@ def test_no_rounding_of_the_float32_sum_reaches_the_room_that_is_left():
     plan = plan_of(records=400)
     engine, views = engine_of(2, plan), {name: view[:1].expand(400, -1, -1) for name, view in features(2, 1).items()}
     rest = {name: view[:-1] for name, view in views.items()}
-    from dpfed.bounding.bounded_sum import clip_norm_in_float32
+    from dpfed.bounding.clipping import clip_norm_in_float32
 
     clip = clip_norm_in_float32(1.0, plan.bounding.method.spread(plan), 1, 0.0)
     for step in (0, 1):

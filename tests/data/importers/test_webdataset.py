@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers import detect, import_records
 from dpfed.data.store.record import record_key
 from dpfed.data.store.records import RecordStore
-from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
 Members = Sequence[tuple[str, bytes]]

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dpfed.data.decoding import encode
 from dpfed.data.importers.importing import import_records
 from dpfed.data.processes import Processes
 from dpfed.data.store import pictures, writing
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
-from dpfed.data.views.pixels import encode
 from dpfed.errors import UserError
 
 COUNT = 70

@@ -17,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageOps
 
-from dpfed.data.views.modes import rgb, survivable
+from dpfed.data.modes import rgb, survivable
 
 # Named, because some of PIL's other readers start external programs (EPS) or open network-era curiosities.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
