@@ -299,7 +299,7 @@ class RunDirectory:
             raise UserError(f"{self._key} is damaged: expected {KEY_BYTES} bytes, got {len(master)}.")
         return Randomness(master)
 
-    def forget_key(self) -> None:
+    def delete_secrets(self) -> None:
         """Deletes the secret key and what else only a resume needs. Whoever holds the key can remove the noise."""
         for folder in (self.releases, self.features):
             shutil.rmtree(folder, ignore_errors=True)

@@ -145,6 +145,6 @@ def _take(task: Task, owners: int, watcher: Watcher, stack: contextlib.ExitStack
     run = RunDirectory.open(task.folder)
     stack.enter_context(run.locked(_ENDING))
     if run.finished:
-        run.forget_key()
+        run.delete_secrets()
         return None
     return take_up(run, watcher, owners)

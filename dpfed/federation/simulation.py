@@ -163,7 +163,7 @@ def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation 
         )
     with run.locked():
         if run.finished:
-            run.forget_key()
+            run.delete_secrets()
             return run
         job = take_up(run, watcher, terms=Terms.load(run.terms))
         return run_job(job, watcher, lambda job: _connect(job, simulation, watcher))

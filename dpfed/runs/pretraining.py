@@ -33,7 +33,7 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
         raise UserError(f"{run.path} simulates a federation: `dpfed resume {run.path}` or `dpfed.resume` resumes it.")
     with run.locked():
         if run.finished:
-            run.forget_key()  # a crash may have come in between
+            run.delete_secrets()  # a crash may have come in between
             return run
         return run_job(take_up(run, watcher), watcher)
 

@@ -143,7 +143,7 @@ def _carry_out(
         _record(run, [figure.compared(untrained) for figure in trained], watcher)
         save_encoder(run.model, parts.model, config, runs_of(run, parts, ledger))
         write_outcome(run, parts, ledger)
-    run.forget_key()
+    run.delete_secrets()
     settle_at_end(run, parts, ledger, watcher)
     return run
 

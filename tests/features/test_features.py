@@ -178,8 +178,8 @@ def test_neighbours_stay_within_the_bound(parts):
 
 
 def test_a_run_deletes_them_at_its_end(tiny, tmp_path, monkeypatch):
-    seen, real = [], RunDirectory.forget_key
-    monkeypatch.setattr(RunDirectory, "forget_key", lambda run: seen.extend(files(run.features)) or real(run))
+    seen, real = [], RunDirectory.delete_secrets
+    monkeypatch.setattr(RunDirectory, "delete_secrets", lambda run: seen.extend(files(run.features)) or real(run))
     run = pretrain(parse_config(frozen(tiny, tmp_path, cached=1)), tmp_path / "run")
     assert len(seen) == 1 and not run.features.exists()
 

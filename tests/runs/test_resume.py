@@ -407,7 +407,7 @@ def test_a_release_is_kept_until_the_checkpoint_that_follows_from_it_is_on_disk(
 
 
 def test_a_key_that_a_crash_left_behind_is_forgotten(tiny_config, tmp_path, monkeypatch):
-    restore = interrupt(monkeypatch, RunDirectory, "forget_key", 1, before=True)
+    restore = interrupt(monkeypatch, RunDirectory, "delete_secrets", 1, before=True)
     with pytest.raises(Killed):
         pretrain(tiny_config, tmp_path / "run")
     restore()

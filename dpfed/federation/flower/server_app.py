@@ -59,7 +59,7 @@ def coordinate(folder: Path, path: Path, channel: Channel, watcher: Watcher) -> 
         run = RunDirectory.open(path)
         run.refuse_other_terms(terms.text)
         if run.finished:
-            run.forget_key()
+            run.delete_secrets()
             return run
         job = take_up(run, watcher, terms=terms)
     with job.run.locked(_ENDING):
