@@ -147,5 +147,5 @@ def test_only_the_anchored_layer_may_mix():
 def test_what_else_mixes_beside_anchored_layers_is_found():
     model = build_model(BATCH, ObjectiveConfig(), size=16)
     model.encoder.encoder.stages[2] = nn.BatchNorm2d(4, track_running_stats=False)
-    with pytest.raises(UserError, match="SimCLRModel mixes records"):
+    with pytest.raises(UserError, match="AnchoredEncoder at .encoder. mixes records"):
         check_independence(model, random_group(16))
