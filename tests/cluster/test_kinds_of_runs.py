@@ -74,6 +74,7 @@ def _only_the_first_has_the_weights(rank, config, folder):
     witness(rank, config, folder)
 
 
+@pytest.mark.slow
 def test_all_workers_train_from_the_starting_weights(tiny, tmp_path):
     tiny["privacy"]["steps"] = 1
     config = parse_config({**tiny, "evaluation": {"split": "none"}})

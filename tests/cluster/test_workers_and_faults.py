@@ -21,6 +21,7 @@ from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 from tests.cluster.conftest import STEPS
 from tests.cluster.processes import Processes, come_and_wait, command, dpfed, pretrain, wait_for
+from tests.sparing import sparing
 
 STOPPED = 3  # of STEPS; a checkpoint is written after every second
 
@@ -78,7 +79,7 @@ def stop(rank, place, point, *arguments):
     dpfed(*arguments)
 
 
-@pytest.fixture(scope="module", params=POINTS)
+@pytest.fixture(scope="module", params=sparing(POINTS, "between keeping and paying", "paid, and not yet used"))
 def crashed(request, source, tmp_path_factory):
     """A run of two processes that were killed at some point, and that point."""
     folder = tmp_path_factory.mktemp("crashed")

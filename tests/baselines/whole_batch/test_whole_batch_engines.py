@@ -180,6 +180,7 @@ def test_bounds_are_never_below_the_norms_nor_far_above(name, kind, augmentation
         torch.testing.assert_close(bound, exact, rtol=1e-3, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptation", [{}, {"image": "frozen", "text": "full"}], ids=str)
 def test_adapted_open_clip_towers_agree_with_the_loop_over_pairs(tmp_path, adaptation):
     model = build(tmp_path, SMALL, OBJECTIVE, **adaptation)

@@ -21,6 +21,7 @@ from dpfed.objectives.infonce import group_loss
 from tests.bounding.engines.cancelling import MODELS
 from tests.bounding.kernels.tape import KERNELS
 from tests.host_waits import META, Asked, NoKernel, host_waits  # noqa: F401
+from tests.sparing import sparing
 
 pytest.importorskip("triton")
 
@@ -70,7 +71,7 @@ class Once:
 
 
 @pytest.mark.usefixtures("as_on_a_gpu", "no_kernels")
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", sparing(KINDS, "resnet18", "two towers"))
 def test_the_host_waits_for_nothing_in_a_gpus_passes(name, monkeypatch, host_waits):  # noqa: F811
     """Recorded or not: it asks nothing, and what it brings lies in pinned memory."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())  # which does not know that device
