@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 
@@ -94,3 +95,12 @@ def test_what_cannot_be_is_refused(changes, said):
 @pytest.mark.parametrize("changes", [{}, NONE, BATCH, USERS, {"progress": PROGRESS}, {"noise_kind": "discrete"}])
 def test_what_can_be_is_taken(changes):
     assert NUMBERS | changes == {name: PrivacyPlan.of(**NUMBERS | changes).as_dict()[name] for name in NUMBERS | changes}
+
+
+def test_a_plan_with_too_little_noise_for_its_epsilon_is_of_no_configuration(tiny):
+    """Whoever wrote the terms or the ledger: a plan that names an epsilon has the noise that keeps it."""
+    config = parse_config(tiny)
+    plan = PrivacyPlan.from_config(600, config)
+    less, more = (plan.replace(noise_multiplier=factor * plan.noise.multiplier) for factor in (0.99, 1.01))
+    assert plan.is_of(config) and more.is_of(config)
+    assert less.promise.target_epsilon < less.epsilon() < 1.1 * less.promise.target_epsilon and not less.is_of(config)
