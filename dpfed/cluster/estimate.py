@@ -137,7 +137,7 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
     step, alone = (_seconds(plan, machines, parameters, count) for count in (workers, 1))
     gpus = math.ceil(workers / machines.gpus_per_node) * machines.gpus_per_node
     hours = plan.steps * sum(step.values()) / 3600
-    _check(math.isfinite(hours * gpus * machines.price), "the run takes longer or costs more than a number can say")
+    _check(math.isfinite(hours * gpus * machines.price), "no finite number can say its time or cost; give smaller figures")
     return Estimate(
         workers=workers,
         gpus=gpus,

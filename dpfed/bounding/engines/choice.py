@@ -84,8 +84,10 @@ def choose_engine(
     if refusal is None:
         told("engine: layerwise")
         return "layerwise"
-    why = "too little memory" if isinstance(refusal, torch.OutOfMemoryError) else "does not fit"
-    told(f"engine: loop; layerwise: {refusal if isinstance(refusal, UserError) else why}")
+    why = "too little memory" if isinstance(refusal, torch.OutOfMemoryError) else "layerwise does not fit"
+    if isinstance(refusal, UserError):  # its advice is for whoever asked for layerwise
+        why = str(refusal).rpartition(": ")[0]
+    told(f"engine: loop; {why}")
     return "loop"
 
 

@@ -258,6 +258,7 @@ def test_groups_whose_factors_are_swapped_are_noticed(monkeypatch):
     model, batch, told = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"]), []
     monkeypatch.setattr(shared_pass, "clip_factors", lambda norms, clip: clip_factors(norms, clip).roll(1))
     assert choose_engine(model, batch, told=told.append) == "loop" and "other clipped gradients" in told[0]
+    assert "set it" not in told[0]  # nobody set it
     with pytest.raises(UserError, match="other clipped gradients than 'loop'"):
         require_fitting(model, batch)
 
