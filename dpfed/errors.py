@@ -4,30 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 _MOST = 12  # names that a message lists
 _LONGEST = 2000  # characters of a message; what is in the way is a name or a cell that somebody filled with nonsense
 _END = 600  # characters of its end, which says what to do
+_CODE = re.compile(r" \[([a-z0-9]+(?:-[a-z0-9]+)+)\]$")
 
 
 class UserError(Exception):
     """A mistake that the user can fix.
 
-    The message is one clear sentence (or two): what was given, what was expected, what to do. The command line prints it
-    without a traceback and exits with code 2.
+    The message is one clear sentence (or two): what was given, what was expected, what to do. It ends with a code, such as
+    ``[store-format]``, which stays when the sentence becomes a better one. The command line prints the message without a
+    traceback and exits with code 2.
 
     Args:
         message: for whoever is at the machine where the records are.
-        public: the same without names of records, for the logs of a cluster; default: the message.
+        public: the same without names of records, for the logs of a cluster, with the message's code; default: the message.
         command: what to type on the command line, a sentence that only the command line adds: a program has no options.
     """
 
     def __init__(self, message: str, public: str | None = None, command: str = "") -> None:
         message = _shortened(message)
         super().__init__(message)
-        self.public = _shortened(public or message)
+        self.public = f"{_shortened(public)} [{self.code}]" if public and self.code else _shortened(public or message)
         self.command = command
+
+    @property
+    def code(self) -> str:
+        """The code at the end of the message, such as ``store-format``; "" for none."""
+        found = _CODE.search(str(self))
+        return found[1] if found else ""
+
+    @property
+    def sentence(self) -> str:
+        """The message without its code, to be quoted in another one."""
+        return _CODE.sub("", str(self))
 
 
 class Stopped(KeyboardInterrupt):

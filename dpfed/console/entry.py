@@ -54,7 +54,7 @@ def run(app: typer.Typer) -> None:
     except click.Abort:
         _end("nothing was answered.")
     except UserError as error:
-        _end(f"{error} {error.command}".rstrip())
+        _end(" ".join(filter(None, (error.sentence, error.command, error.code and f"[{error.code}]"))))
     except BrokenPipeError:  # whoever read what is printed, such as `head`, has gone
         sys.stderr.close()
         sys.exit(1)
