@@ -110,12 +110,12 @@ def _from_store(store: RecordStore, count: int, size: int) -> Tensor:
     if not store.public:
         raise UserError(
             f"model.anchors: the records of {store.path} are not public, and anchors are a part of the released model: give a "
-            "store that was imported as public, or leave model.anchors out for generated shapes."
+            "store that was imported as public, or leave model.anchors out for generated shapes. [norm-anchors-private]"
         )
     if store.count("train") < count:
         raise UserError(
             f"model.anchors: {store.path} has {store.count('train'):,} training records, fewer than model.anchor_count = "
-            f"{count:,}: lower it, or give another store."
+            f"{count:,}: lower it, or give another store. [norm-few-anchors]"
         )
     # By key, because records often lie in the order of their classes.
     return store.images(store.smallest(store.within("train"), count), size)

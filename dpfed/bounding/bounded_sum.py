@@ -31,10 +31,10 @@ class BoundedSum:
         if self.values.shape != other.values.shape:
             raise UserError(
                 f"cannot add sums over {self.values.numel():,} and {other.values.numel():,} parameters: the owners hold "
-                "different models."
+                "different models. [bounding-other-models]"
             )
         if math.isnan(self.sensitivity) or math.isnan(other.sensitivity):  # `max` would drop one of them
-            raise UserError("cannot add sums of which one has no number as its sensitivity: an owner does not follow the plan.")
+            raise UserError("cannot add a sum without a sensitivity: its owner ignores the plan. [bounding-sensitivity]")
         return BoundedSum(
             self.values + other.values,
             max(self.sensitivity, other.sensitivity),

@@ -106,7 +106,7 @@ def _retrieval(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
     captions = store.captions(indices)
     captioned = np.array([bool(own) for own in captions])
     if not captioned.any():
-        raise UserError(f"no record of the '{config.evaluation.split}' split of {store.name} has a caption to retrieve.")
+        raise UserError(f"no record of the '{config.evaluation.split}' split of {store.name} has a caption. [eval-no-caption]")
     indices = subset(store, indices[captioned], config.evaluation.records)
     units = store.units[indices] if config.evaluation.match == "unit" and store.units is not None else None
     candidates, of_images, of_captions = right_pairs(store.captions(indices), units)
@@ -145,7 +145,7 @@ def _zero_shot(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
         data, labels = _with_labels(store.labels[column][indices], image_z)
         clusters = _clusters(store, indices[store.labels[column][indices] >= 0])
         if not len(data):
-            raise UserError(f"none of the records chosen by evaluation.records has a '{column}' label; raise it.")
+            raise UserError(f"no record chosen by evaluation.records has a '{column}' label; raise it. [eval-no-label]")
         names = store.label_names[column]
         class_z = class_embeddings(names, templates, texts)
         prompts = f"'{templates[0]}'" if len(templates) == 1 else f"the mean of {len(templates)} prompts"
@@ -169,7 +169,7 @@ def _classification(store: RecordStore, config: Config, features: EmbedRows, tas
         (bank, known), (held, wanted) = (_with_labels(store.labels[column][indices], x) for indices, x in sides)
         if not len(bank) or not len(held):
             raise UserError(
-                f"none of the records chosen by evaluation.bank and evaluation.records has a '{column}' label; raise them."
+                f"no record of evaluation.bank or evaluation.records has a '{column}' label; raise them. [eval-bank-no-label]"
             )
         suffix = _suffix(store, column)
         counts = f"{len(bank)} labelled training records, {len(held)} held-out records"

@@ -41,12 +41,12 @@ def tasks_of(store: RecordStore, config: Config) -> tuple[str, ...]:
         if reasons[task] is not None:
             raise UserError(
                 f"evaluation.tasks names '{task}', but {reasons[task]}: leave evaluation.tasks out, and what the records allow "
-                "is measured (on the command line: --set evaluation.tasks=)."
+                "is measured (on the command line: --set evaluation.tasks=). [eval-task]"
             )
     if not tasks:
         tasks = tuple(task for task, reason in reasons.items() if reason is None)
     if "retrieval" in tasks and config.evaluation.match == "unit" and store.units is None:
-        raise UserError(f"evaluation.match = 'unit', but the records of {store.name} name no units; set it to 'record'.")
+        raise UserError(f"evaluation.match = 'unit', but {store.name} names no units; set it to 'record'. [eval-no-units]")
     if "zero_shot" in tasks:
         check_templates(config.evaluation.templates)
     return tasks
@@ -75,7 +75,7 @@ def refuse_empty_split(counts: Mapping[str, int], name: str, config: Config) -> 
     )
     without = " without evaluation.tasks" if config.evaluation.tasks else ""
     raise UserError(
-        f"the '{split}' split of {name} is empty: {advice} train without measuring (evaluation.split = 'none'{without})."
+        f"the '{split}' split of {name} is empty: {advice} do not measure (evaluation.split = 'none'{without}). [eval-empty]"
     )
 
 
@@ -88,7 +88,7 @@ def check_templates(templates: Sequence[str]) -> None:
     for template in templates:
         if CLASS not in template:
             raise UserError(
-                f"evaluation.templates: {template!r} has no place for the class; write {{}} there, as in 'a photo of a {{}}.'"
+                f"evaluation.templates: {template!r} lacks {{}}, as in 'a photo of a {{}}.': add it. [eval-template]"
             )
 
 

@@ -55,7 +55,7 @@ class Blueprint:
         size = self.model_cfg["vision_cfg"].get("image_size", 224)
         if isinstance(size, (list, tuple)):
             if size[0] != size[1]:
-                raise UserError(f"this architecture reads {size[0]} x {size[1]} pixels; only square images are supported.")
+                raise UserError(f"the architecture reads {size[0]} x {size[1]} pixels; images must be square. [model-square]")
             size = size[0]
         return int(size)
 
@@ -96,7 +96,7 @@ def blueprint(config: ModelConfig) -> Blueprint:
 def require_open_clip() -> None:
     """Raises a `UserError` if open_clip is not installed."""
     if importlib.util.find_spec("open_clip") is None:
-        raise UserError("model.kind = 'open_clip' needs the package open_clip_torch; install dpfed[clip].")
+        raise UserError("model.kind = 'open_clip' needs the package open_clip_torch; install dpfed[clip]. [clip-package]")
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ def _by_name(name: str, weights: str | None) -> Blueprint:
 
     known = open_clip.list_models()
     if name not in known:
-        raise UserError(f"unknown model.architecture {name!r}; {nearest(name, known)}")
+        raise UserError(f"unknown model.architecture {name!r}; {nearest(name, known)} [clip-architecture]")
     tags = open_clip.list_pretrained_tags_by_model(name)
     tag = weights if weights in tags else None
     # Preprocessing belongs to the weights; where they are local or random, that of the first published ones is the model's own.
@@ -125,16 +125,16 @@ def _by_name(name: str, weights: str | None) -> Blueprint:
     if weights is not None and tag is None:
         if not Path(weights).expanduser().is_file():
             what = nearest(weights, tags) if tags else "open_clip knows no weights for it."
-            raise UserError(f"model.weights = {weights!r} is neither a file nor a tag of {name}; {what}")
+            raise UserError(f"model.weights = {weights!r} is neither a file nor a tag of {name}; {what} [clip-weights]")
         file = Path(weights).expanduser()
     return Blueprint(name, open_clip.get_model_config(name), _preprocessing(published), tag=tag, file=file)
 
 
 def _local_dir(folder: Path, weights: str | None) -> Blueprint:
     if not folder.is_dir():
-        raise UserError(f"model.architecture: there is no folder {folder}; expected one with {CONFIG} and weights.")
+        raise UserError(f"model.architecture: {folder} is no folder; expected one with {CONFIG} and weights. [clip-folder]")
     if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} holds no open_clip model: it has no {CONFIG}, which describes the architecture.")
+        raise UserError(f"{folder} holds no open_clip model: it has no {CONFIG} with the architecture. [clip-no-config]")
     model_cfg, preprocessing = _read_json(folder / CONFIG)
     file = _weights_file(weights, f"the architecture in {folder}")
     if file is None:
@@ -152,13 +152,13 @@ def _read_json(path: Path) -> tuple[dict[str, Any], Preprocessing]:
     try:
         content = json.loads(read_text(path))
     except OSError as error:
-        raise UserError(f"cannot read the architecture {path}: {error.strerror or error}.") from error
+        raise UserError(f"cannot read the architecture {path}: {error.strerror or error}. [clip-config-unreadable]") from error
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); expected an open_clip model config.") from error
+        raise UserError(f"{path} is not valid JSON ({error}); expected an open_clip model config. [clip-json]") from error
     whole = content if isinstance(content, dict) else {}
     model_cfg = whole.get("model_cfg", whole)
     if not isinstance(model_cfg, dict) or not all(key in model_cfg for key in _NEEDED):
-        raise UserError(f"{path} is not an open_clip model config: it needs the keys {', '.join(_NEEDED)}.")
+        raise UserError(f"{path} is not an open_clip model config: it needs the keys {', '.join(_NEEDED)}. [clip-config-keys]")
     return model_cfg, _preprocessing(whole.get("preprocess_cfg", {}))
 
 
@@ -167,7 +167,7 @@ def _weights_file(weights: str | None, what: str) -> Path | None:
         return None
     path = Path(weights).expanduser()
     if not path.is_file():
-        raise UserError(f"model.weights = {weights!r} is not a file; {what} has no published weights, so give a local file.")
+        raise UserError(f"model.weights = {weights!r} is no file; {what} has none published: give a file. [clip-no-file]")
     return path
 
 

@@ -70,11 +70,11 @@ def build_model(
     kinds = {"model": (model, ModelConfig), "objective": (objective, ObjectiveConfig)}
     for section, (given, kind) in kinds.items():
         if not isinstance(given, kind):
-            raise UserError(f"expected a {kind.__name__}, such as config.{section}, got {type(given).__name__}.")
+            raise UserError(f"expected a {kind.__name__}, such as config.{section}, got {type(given).__name__}. [model-type]")
     if objective.loss.images_only and model.kind != "image":
         raise UserError(
             f"objective.name = '{objective.name}' compares two views of an image and needs model.kind = 'image', got "
-            f"'{model.kind}'."
+            f"'{model.kind}'. [objective-image-only]"
         )
     adaptation = adaptation or AdaptationConfig()
     if model.kind == "open_clip":
@@ -114,7 +114,7 @@ def _text_encoder(model: ModelConfig, load_weights: bool) -> TextTransformer | T
     if model.pretrained_text is not None:
         return build_text_tower(text_blueprint(model.pretrained_text, load_weights), model.embedding, load_weights)
     if model.text_width % model.text_heads:
-        raise UserError(f"model.text_width ({model.text_width}) must be a multiple of model.text_heads ({model.text_heads}).")
+        raise UserError(f"model.text_heads = {model.text_heads} does not divide text_width = {model.text_width}. [text-heads]")
     return TextTransformer(
         model.vocabulary, model.text_width, model.text_layers, model.text_heads, model.context, out=model.embedding
     )

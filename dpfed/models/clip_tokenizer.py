@@ -70,7 +70,7 @@ def clip_tokenizer(spec: Blueprint) -> ClipTokenizer:
         raise UserError(
             f"{spec.name} reads the tokens of '{name}', which open_clip does not ship: put that tokenizer's files into "
             f"a folder with the weights (model.architecture = '{LOCAL_DIR}DIR'), or, with random weights, set "
-            "model.tokenizer = 'words'."
+            "model.tokenizer = 'words'. [tokenizer-not-shipped]"
         )
     from open_clip.tokenizer import HFTokenizer
 
@@ -88,6 +88,6 @@ def clip_tokenizer(spec: Blueprint) -> ClipTokenizer:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(
             f"the tokenizer '{name}' of {spec.name} is not available ({reason}): install transformers and go online, or put "
-            f"its files into a folder with the weights (model.architecture = '{LOCAL_DIR}DIR')."
+            f"its files into a folder with the weights (model.architecture = '{LOCAL_DIR}DIR'). [tokenizer-unavailable]"
         ) from error
     return ClipTokenizer(found, spec.vocabulary, spec.context)

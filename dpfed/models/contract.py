@@ -39,7 +39,7 @@ def embeddings_of(model: nn.Module, views: dict[str, Tensor]) -> dict[str, Tenso
     def wrong(found: str) -> UserError:
         return UserError(
             f"{type(model).__name__}.forward got the views {{{given}}} and gave {found}; expected a dictionary of "
-            f"floating-point tensors {{{wanted}}}, an embedding for each view."
+            f"floating-point tensors {{{wanted}}}, an embedding for each view. [model-embeddings]"
         )
 
     if not isinstance(embeddings, dict):
@@ -70,7 +70,7 @@ def temperature_of(model: nn.Module) -> Tensor:
         found = "has none" if temperature is None else f"has {described(temperature)}"
         raise UserError(
             f"{type(model).__name__} needs an attribute 'temperature', a tensor without dimensions, and {found}; write "
-            f"{_TEMPERATURE}."
+            f"{_TEMPERATURE}. [model-no-temperature]"
         )
     return temperature
 
@@ -85,7 +85,7 @@ def bias_of(model: nn.Module) -> Tensor | None:
     if bias is not None and (not isinstance(bias, Tensor) or bias.dim() != 0):
         raise UserError(
             f"the attribute 'bias' of {type(model).__name__} is added to every logit of a pairwise loss: make it a tensor "
-            f"without dimensions, or None. It is {described(bias)}."
+            f"without dimensions, or None. It is {described(bias)}. [model-bias]"
         )
     return bias
 
@@ -102,7 +102,7 @@ def method_of(model: nn.Module, name: str) -> Callable[..., Any]:
     """
     method = getattr(model, name, None)
     if not callable(method):
-        raise UserError(f"{type(model).__name__} has no method {_CONTRACT[name]}, which is needed here: add it.")
+        raise UserError(f"{type(model).__name__} has no method {_CONTRACT[name]}, which is needed here: add it. [model-method]")
     return method
 
 

@@ -27,10 +27,10 @@ class _Contrastive(nn.Module):
         super().__init__()
         self.unit_length = unit_length
         if not 0 < temperature < math.inf:
-            raise UserError(f"a temperature divides similarities: expected a finite number above 0, got {temperature}.")
+            raise UserError(f"expected a finite temperature above 0, got {temperature}. [model-temperature]")
         if learn_temperature:
             if temperature < MIN_TEMPERATURE:
-                raise UserError(f"a learnt temperature stays at {MIN_TEMPERATURE} or above, but it starts at {temperature}.")
+                raise UserError(f"a learnt temperature is {MIN_TEMPERATURE} or more, got {temperature}. [model-learnt-low]")
             self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
         else:
             self.register_buffer("fixed_temperature", torch.tensor(float(temperature)))

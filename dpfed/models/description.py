@@ -37,14 +37,14 @@ def describe(folder: str | Path) -> dict[str, Any]:
         description = json.loads(read_file(path))
         found = description["format"]
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is damaged: it is not the description of a model.") from error
+        raise UserError(f"{path} is damaged: it is not the description of a model. [model-not-described]") from error
     if found != FORMAT:
-        raise UserError(f"{path} describes a model of format {found}, this version of dpfed reads format {FORMAT}.")
+        raise UserError(f"{path} describes a model of format {found}; this dpfed reads format {FORMAT}. [model-format]")
     for key in _KEYS:
         if key not in description:
-            raise UserError(f"{path} is damaged: it lacks '{key}'.")
+            raise UserError(f"{path} is damaged: it lacks '{key}'. [model-key-missing]")
     if description["digest"] != digest_of(description):
-        raise UserError(f"{path} is damaged or was edited: its digest is not that of its content; copy the folder again.")
+        raise UserError(f"{path} is damaged or was edited (its digest differs): copy the folder again. [model-edited]")
     return description
 
 
@@ -70,7 +70,7 @@ class Part(NamedTuple):
         content = read_file(folder / self.file)
         if hashlib.sha256(content).hexdigest() != description.get(self.hash):
             raise UserError(
-                f"{folder / self.file} is damaged or not the file that {DESCRIPTION} describes: copy the folder again."
+                f"{folder / self.file} is damaged or not what {DESCRIPTION} describes: copy the folder. [model-file-damaged]"
             )
         return content
 
@@ -110,4 +110,4 @@ def read_file(path: Path) -> bytes:
         return read_bytes(path)
     except OSError as error:
         wanted = f"a model folder has {DESCRIPTION} and {WEIGHTS} or {CLIP_WEIGHTS}"
-        raise UserError(f"cannot read {path}: {error.strerror or error}; {wanted}.") from error
+        raise UserError(f"cannot read {path}: {error.strerror or error}; {wanted}. [model-unreadable]") from error

@@ -170,7 +170,7 @@ def load_encoder(folder: str | Path) -> Model:
         try:
             found = load(part.read(folder, description))
         except SafetensorError as error:
-            raise UserError(f"{path} is not a safetensors file: {error}.") from error
+            raise UserError(f"{path} is not a safetensors file: {error}. [model-safetensors]") from error
         into = heads if part is HEADS else tensors
         into |= {f"{part.prefix}{name}": tensor for name, tensor in found.items()}
     model = _skeleton(config, objective, description["image_size"])
@@ -226,7 +226,7 @@ def model_config(folder: str | Path) -> ModelConfig:
 
 
 def _unknown(folder: Path) -> UserError:
-    return UserError(f"{folder / DESCRIPTION} does not describe a model that this version of dpfed can build.")
+    return UserError(f"{folder / DESCRIPTION} does not describe a model that this version of dpfed can build. [model-unknown]")
 
 
 def preprocessing_in(folder: str | Path) -> Preprocessing:
@@ -247,7 +247,7 @@ def _compare(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], 
         wanted, given = expected.get(name), found.get(name)
         if wanted is None or given is None:
             what = "lacks" if given is None else "has an unknown"
-            raise UserError(f"{path} does not fit {DESCRIPTION}: it {what} tensor '{name}'.")
+            raise UserError(f"{path} does not fit {DESCRIPTION}: it {what} tensor '{name}'. [model-tensor]")
         if wanted.shape != given.shape or wanted.dtype != given.dtype:
             shapes = f"{tuple(given.shape)} {given.dtype}, expected {tuple(wanted.shape)} {wanted.dtype}"
-            raise UserError(f"{path} does not fit {DESCRIPTION}: tensor '{name}' is {shapes}.")
+            raise UserError(f"{path} does not fit {DESCRIPTION}: tensor '{name}' is {shapes}. [model-tensor-shape]")

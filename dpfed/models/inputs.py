@@ -47,9 +47,9 @@ def square_images(images: Pictures, size: int, wanted: Preprocessing) -> Tensor:
         try:
             squares.append(square(decode(_decodable(one)), size, wanted.resize, wanted.interpolation))
         except (BrokenImage, ValueError, MemoryError) as error:
-            raise UserError(f"image {number} cannot be used: {error}; {_EXPECTED}.") from error
+            raise UserError(f"image {number} cannot be used: {error}; {_EXPECTED}. [model-image]") from error
     if not squares:
-        raise UserError(f"there is no image: {_EXPECTED}.")
+        raise UserError(f"there is no image: {_EXPECTED}. [model-no-image]")
     return torch.from_numpy(np.stack(squares))
 
 
@@ -62,17 +62,15 @@ def texts(captions: str | Iterable[str]) -> list[str]:
     if isinstance(captions, str):
         captions = [captions]
     if isinstance(captions, bytes) or not isinstance(captions, Iterable):
-        raise UserError(f"expected a caption or a list of captions, got {described(captions)}.")
+        raise UserError(f"expected a caption or a list of captions, got {described(captions)}. [text-captions-type]")
     found = list(captions)
     for number, text in enumerate(found):
         if not isinstance(text, str):
-            raise UserError(f"caption {number} is {described(text)}: expected a text.")
+            raise UserError(f"caption {number} is {described(text)}: expected a text. [text-caption-type]")
         if not is_text(text):
-            raise UserError(
-                f"caption {number} is not valid text: it holds half of a surrogate pair, which UTF-8 cannot encode."
-            )
+            raise UserError(f"caption {number} holds half a surrogate pair, which UTF-8 cannot encode. [text-surrogate]")
     if not found:
-        raise UserError("there is no caption: expected a text or a list of texts.")
+        raise UserError("there is no caption: expected a text or a list of texts. [text-no-caption]")
     return found
 
 
@@ -85,10 +83,10 @@ def _each(images: Pictures) -> Iterable[object]:
             return images
         if images.ndim in (2, 3):
             return [images]
-        raise UserError(f"an array of shape {tuple(images.shape)} is not an image: {_EXPECTED}.")
+        raise UserError(f"an array of shape {tuple(images.shape)} is not an image: {_EXPECTED}. [model-image-shape]")
     if isinstance(images, str | bytes | dict) or not isinstance(images, Iterable):
         hint = "; open files with PIL.Image.open" if isinstance(images, str | bytes) else ""
-        raise UserError(f"{described(images)} is not an image: {_EXPECTED}{hint}.")
+        raise UserError(f"{described(images)} is not an image: {_EXPECTED}{hint}. [model-image-type]")
     return images
 
 

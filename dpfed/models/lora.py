@@ -94,13 +94,13 @@ def add_adapters(tower: nn.Module, name: str, layers: Sequence[str], rank: int, 
     if missing := [layer for layer in layers if layer not in found]:
         raise UserError(
             f"adaptation.{name}_layers: the {name} tower has no layer {', '.join(missing)} that can be adapted; leave it out, "
-            f"or train the tower in full (adaptation.{name} = 'full')."
+            f"or train the tower in full (adaptation.{name} = 'full'). [lora-no-layer]"
         )
     for target in targets:
         weight = getattr(target.module, target.name)
         most = min(weight.shape[0] // target.blocks, weight.shape[1])
         if rank > most:
-            raise UserError(f"adaptation.rank = {rank}, but a weight of the {name} tower has only rank {most}: lower it.")
+            raise UserError(f"adaptation.rank = {rank}, but a weight of the {name} tower has {most}: lower it. [lora-rank]")
         update = LowRankUpdate(weight, target.blocks, target.chosen, rank, scale)
         parametrize.register_parametrization(target.module, target.name, update)
 

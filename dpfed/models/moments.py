@@ -170,7 +170,7 @@ def bridges(model: nn.Module) -> dict[Side, nn.Module]:
         return {"image": model.projection, "text": text.head if isinstance(text, TextTower) else nn.Identity()}
     if type(model) is SimCLRModel:
         return {"image": model.head}
-    raise UserError(f"{type(model).__name__} has no towers whose features bounding.method = 'moments' could take.")
+    raise UserError(f"{type(model).__name__} has no towers for bounding.method = 'moments'. [moments-no-tower]")
 
 
 def keep_towers(model: nn.Module, aligned: bool) -> None:
@@ -208,7 +208,7 @@ def feature_widths(model: nn.Module, size: int, tokenizer: Callable[[list[str]],
         found.append(between["text"](method_of(model, "text_features")(tokenizer([""]))))
     model.train(was_training)
     if not all(bool(features.isfinite().all()) for features in found):
-        raise UserError("the towers give features that are not finite: choose other weights.")
+        raise UserError("the towers give features that are not finite: choose other weights. [moments-not-finite]")
     return tuple(features.shape[1] for features in found)
 
 

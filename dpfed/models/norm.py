@@ -87,7 +87,7 @@ def refuse_mixing(model: nn.Module, what: str) -> None:
     if mixes_records(model):
         raise UserError(
             f"BatchNorm over a group (model.normalisation = 'batch') needs bounding.method = 'group' and bounding.engine = "
-            f"'loop', where each pass holds one clipped group; {what} is not compatible with it: change that, or use GroupNorm."
+            f"'loop', whose passes hold one group; {what} is not compatible: change that, or use GroupNorm. [norm-needs-loop]"
         )
 
 
@@ -135,7 +135,7 @@ class FixedBatchNorm(nn.Module):
         if layer.running_mean is None or layer.running_var is None or not behind.keys() <= set(_BEHIND):
             raise UserError(
                 f"{type(layer).__name__} has no running statistics, or does more than BatchNorm: it mixes records. Use another "
-                "model."
+                "model. [norm-no-statistics]"
             )
         self.eps = layer.eps
         self.weight, self.bias = layer.weight, layer.bias

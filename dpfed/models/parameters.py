@@ -27,7 +27,7 @@ class TrainableVector:
     def __init__(self, model: nn.Module) -> None:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         if not named:
-            raise UserError("the model has no trainable parameter: unfreeze a layer or add adapters.")
+            raise UserError("the model has no trainable parameter: unfreeze a layer or add adapters. [model-all-frozen]")
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.numel = sum(parameter.numel() for parameter in self.parameters)
@@ -76,7 +76,7 @@ def train_part(tower: nn.Module, training: Training, name: str) -> None:
     chosen = [p for path, p in tower.named_parameters() if (path in last if training == "last" else p.dim() == 1)]
     if not chosen:
         what = "block that dpfed can find" if training == "last" else "bias or scale"
-        raise UserError(f"adaptation.image = '{training}': {name} has no {what}; choose 'full', 'lora' or 'frozen'.")
+        raise UserError(f"adaptation.image = '{training}': {name} has no {what}; set 'full', 'lora' or 'frozen'. [tower-part]")
     for parameter in chosen:
         parameter.requires_grad_(True)
 

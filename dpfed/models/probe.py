@@ -45,7 +45,7 @@ class Probe:
         except Exception as error:  # whatever the attributes of a user's model do
             raise UserError(
                 f"{type(model).__name__} cannot be copied ({error}), and it is checked on a copy: keep nothing of a forward "
-                "pass in attributes."
+                "pass in attributes. [probe-no-copy]"
             ) from error
         if dtype is not None:
             self.model.to(dtype)

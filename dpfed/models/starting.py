@@ -71,7 +71,7 @@ class StartingWeights:
         if MOMENTS in self.description:
             raise UserError(
                 f"model.start: the heads in {self.path.parent} were released by private moments, and training cannot start "
-                "from these: start from the towers below them."
+                "from these: start from the towers below them. [start-moments]"
             )
         there, here, idle = self.description["model"], config.model.model_dump(mode="json"), without_effect(config)
         defaults = ModelConfig().model_dump(mode="json")
@@ -109,7 +109,7 @@ class StartingWeights:
         names = [name for name in here | there if there.get(name) != here.get(name)]
         self._refuse({f"'{name}'": (there.get(name, "missing"), here.get(name, "missing")) for name in names})
         if not all(bool(value.isfinite().all()) for value in given.values()):
-            raise UserError(f"model.start: {self.path} holds numbers that are not finite: give other weights.")
+            raise UserError(f"model.start: {self.path} holds non-finite numbers: give other weights. [start-not-finite]")
         model.load_state_dict(given, strict=False)
 
     def refuse_damage(self) -> None:
@@ -127,7 +127,7 @@ class StartingWeights:
             path = self.path.parent / part.file
             content = read_file(path)
             if hashlib.sha256(content).hexdigest() != digest:
-                raise UserError(f"model.start: {path} is damaged, or not the file that its {DESCRIPTION} describes.")
+                raise UserError(f"model.start: {path} is damaged, or not what its {DESCRIPTION} describes. [start-changed]")
             yield part, path, content
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ class StartingWeights:
             try:
                 tensors |= {f"{part.prefix}{name}": tensor for name, tensor in load(content).items()}
             except SafetensorError as error:
-                raise UserError(f"model.start: {path} is not a safetensors file: {error}.") from error
+                raise UserError(f"model.start: {path} is not a safetensors file: {error}. [start-safetensors]") from error
         return tensors
 
     def _parts(self) -> list[tuple[Part, str | None]]:
@@ -157,7 +157,7 @@ class StartingWeights:
         more = f", and {len(differences) - _SHOWN} more differ" if len(differences) > _SHOWN else ""
         raise UserError(
             f"model.start: the weights in {self.path} are those of another model: {', '.join(said)}{more}. Set [model] as it "
-            "was, or give other weights."
+            "was, or give other weights. [start-other-model]"
         )
 
 
@@ -176,34 +176,34 @@ def find_start(given: str | Path) -> StartingWeights:
         run = os.path.isfile(path / "config.toml")
         folder = path / "model" if run else path
         if run and not os.path.isfile(folder / DESCRIPTION):
-            raise UserError(f"model.start: the run {path} has no model yet: `dpfed resume {path}` trains it to its end.")
+            raise UserError(f"model.start: {path} has no model yet: `dpfed resume {path}` finishes it. [start-unfinished]")
         return _in_folder(folder)
     if path.name in (WEIGHTS, CLIP_WEIGHTS, HEAD) and os.path.isfile(path.with_name(DESCRIPTION)):
         return _in_folder(path.parent)
     if not os.path.lexists(path):
-        raise MissingStart(f"model.start: there is nothing at {path}; expected 'procedural', {_EXPECTED}.")
+        raise MissingStart(f"model.start: there is nothing at {path}; expected 'procedural', {_EXPECTED}. [start-missing]")
     try:
         with open_regular(path) as file:
             digest = hashlib.sha256()
             while block := file.read(_BLOCK):
                 digest.update(block)
     except OSError as error:
-        raise UserError(f"model.start: cannot read {path}: {error.strerror or error}; expected {_EXPECTED}.") from error
+        raise UserError(f"model.start: cannot read {path}: {error.strerror or error}. [start-unreadable]") from error
     if path.suffix != ".safetensors":
-        raise UserError(f"model.start: {path} is not a .safetensors file; expected {_EXPECTED}.")
+        raise UserError(f"model.start: {path} is not a .safetensors file; expected {_EXPECTED}. [start-file-type]")
     return StartingWeights(path, digest.hexdigest())
 
 
 def _in_folder(folder: Path) -> StartingWeights:
     if not os.path.isfile(folder / DESCRIPTION):
-        raise UserError(f"model.start: {folder} holds no model, as it has no {DESCRIPTION}; expected {_EXPECTED}.")
+        raise UserError(f"model.start: {folder} holds no model (no {DESCRIPTION}); expected {_EXPECTED}. [start-no-model]")
     description = describe(folder)
     if not isinstance(description["model"], dict) or not isinstance(description["sha256"], str):
-        raise UserError(f"model.start: {folder / DESCRIPTION} is damaged: copy the folder again.")
+        raise UserError(f"model.start: {folder / DESCRIPTION} is damaged: copy the folder again. [start-description]")
     names = [part.file for part in weight_parts(_model_in(description))]
     for name in names:
         if not os.path.isfile(folder / name):
-            raise UserError(f"model.start: {folder} has no {name}: copy the folder again.")
+            raise UserError(f"model.start: {folder} has no {name}: copy the folder again. [start-file-missing]")
     return StartingWeights(folder / names[0], description["sha256"], description)
 
 

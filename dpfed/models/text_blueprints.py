@@ -70,17 +70,17 @@ def text_blueprint(name: str, weights: bool = True) -> TextBlueprint:
         UserError: if there is no such folder, or a file is missing or says what dpfed cannot do.
     """
     if importlib.util.find_spec("transformers") is None:
-        raise UserError(f"model.text = '{name}' needs the package transformers: install dpfed[text].")
+        raise UserError(f"model.text = '{name}' needs the package transformers: install dpfed[text]. [text-package]")
     folder = _fetched(name) if name.startswith(SENTENCES) and not Path(name).is_dir() else _local(name)
     config = _json(folder / CONFIG)
     if not any((folder / file).is_file() for file in _TOKENIZERS):
-        raise UserError(f"model.text: {folder} has no tokenizer files; expected one of {', '.join(_TOKENIZERS)}.")
+        raise UserError(f"model.text: {folder} has no tokenizer; expected {', '.join(_TOKENIZERS)}. [text-no-tokenizer]")
     if weights and not (folder / WEIGHTS).is_file():
-        raise UserError(f"model.text: {folder} has no weights; expected {WEIGHTS} (other formats may run code: convert them).")
+        raise UserError(f"model.text: {folder} has no {WEIGHTS} (other formats may run code: convert them). [text-no-weights]")
     modules = _json(folder / MODULES) if (folder / MODULES).is_file() else []
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
     if others := [kind for kind in kinds if kind not in _KNOWN]:
-        raise UserError(f"model.text: {folder} has a module {others[0]} that dpfed does not know: use another model.")
+        raise UserError(f"model.text: {folder} has a module {others[0]}, unknown to dpfed: use another model. [text-module]")
     try:
         width, vocabulary = int(config["hidden_size"]), int(config["vocab_size"])
         longest = int(config.get("max_position_embeddings") or _LONGEST)
@@ -89,7 +89,7 @@ def text_blueprint(name: str, weights: bool = True) -> TextBlueprint:
         length = _json(folder / LENGTH) if (folder / LENGTH).is_file() else {}
         context = min(longest, int(length.get("max_seq_length") or _LONGEST))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"model.text: {folder / CONFIG} does not describe a text tower: it lacks {error}.") from error
+        raise UserError(f"model.text: {folder / CONFIG} describes no text tower: it lacks {error}. [text-config]") from error
     return TextBlueprint(folder, width, vocabulary, context, padding, _pooling(folder))
 
 
@@ -98,10 +98,10 @@ def _local(name: str) -> Path:
     if not folder.is_dir():
         raise UserError(
             f"model.text: there is no folder {folder}; expected 'transformer' (dpfed's own), '{SENTENCES}NAME', or a folder "
-            f"with {CONFIG}, the tokenizer's files and {WEIGHTS}."
+            f"with {CONFIG}, the tokenizer's files and {WEIGHTS}. [text-folder]"
         )
     if not (folder / CONFIG).is_file():
-        raise UserError(f"model.text: {folder} is not a folder of the Hugging Face format: it has no {CONFIG}.")
+        raise UserError(f"model.text: {folder} is no folder of the Hugging Face format: it has no {CONFIG}. [text-no-config]")
     return folder
 
 
@@ -112,14 +112,14 @@ def _fetched(name: str) -> Path:
         with quiet():
             return Path(snapshot_download(name, allow_patterns=_FETCHED))
     except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
-        raise UserError(f"model.text = '{name}' is not available ({words(error)}); give a local folder.") from error
+        raise UserError(f"model.text = '{name}' is unavailable ({words(error)}); give a folder. [text-unavailable]") from error
 
 
 def _json(path: Path) -> Any:
     try:
         return json.loads(read_text(path))
     except (OSError, ValueError) as error:
-        raise UserError(f"model.text: cannot read {path} ({words(error)}).") from error
+        raise UserError(f"model.text: cannot read {path} ({words(error)}). [text-unreadable]") from error
 
 
 def _pooling(folder: Path) -> str:
@@ -131,5 +131,5 @@ def _pooling(folder: Path) -> str:
     wanted = [said["pooling_mode"]] if "pooling_mode" in said else wanted
     found = [str(one).removesuffix("_token") for one in wanted if one != "include_prompt"]
     if found not in (["mean"], ["cls"]):
-        raise UserError(f"model.text: {folder / POOLING} pools tokens by {' and '.join(found)}; dpfed knows mean and cls.")
+        raise UserError(f"model.text: {folder / POOLING} pools by {', '.join(found)}; dpfed knows mean and cls. [text-pooling]")
     return found[0]

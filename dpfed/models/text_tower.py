@@ -90,7 +90,7 @@ def build_text_tower(spec: TextBlueprint, out: int, load_weights: bool = True) -
         except UserError:
             raise
         except Exception as error:  # whatever a description or a file of weights can do to transformers
-            raise UserError(f"model.text: the tower in {spec.folder} cannot be built: {words(error)}.") from error
+            raise UserError(f"model.text: the tower in {spec.folder} cannot be built: {words(error)}. [text-build]") from error
     return TextTower(FrozenTextTower(net, spec), nn.Linear(spec.width, out, bias=False))
 
 
@@ -103,7 +103,7 @@ def _load(spec: TextBlueprint, load_weights: bool) -> nn.Module:
     given: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     config = AutoConfig.from_pretrained(spec.folder, **given)
     if config.is_encoder_decoder:
-        raise UserError(f"model.text: {spec.folder} holds an encoder with a decoder; give a folder of an encoder alone.")
+        raise UserError(f"model.text: {spec.folder} holds a decoder, too; give an encoder alone. [text-has-decoder]")
     if not load_weights:
         return AutoModel.from_config(config, trust_remote_code=False, attn_implementation="eager")
     # "eager" asks of no batch whether it has padding: so a text's features do not depend on the texts beside it.
@@ -111,7 +111,7 @@ def _load(spec: TextBlueprint, load_weights: bool) -> nn.Module:
     net, found = AutoModel.from_pretrained(spec.folder, config=config, output_loading_info=True, **options)
     missing = [name for name in found["missing_keys"] if not name.startswith("pooler.")]
     if missing or found.get("mismatched_keys"):
-        raise UserError(f"model.text: the weights in {spec.folder} do not fit their {'config.json'}: '{missing[:1] or ''}'.")
+        raise UserError(f"model.text: the weights in {spec.folder} do not fit config.json: {missing[:1] or ''}. [text-misfit]")
     return net
 
 
@@ -132,7 +132,7 @@ class TextTokenizer:
             with quiet():
                 self.stock = AutoTokenizer.from_pretrained(spec.folder, trust_remote_code=False, local_files_only=True)
         except Exception as error:  # whatever a damaged file can do to transformers
-            raise UserError(f"model.text: the tokenizer in {spec.folder} cannot be read ({words(error)}).") from error
+            raise UserError(f"model.text: the tokenizer in {spec.folder} fails ({words(error)}). [text-tokenizer]") from error
         self.vocabulary, self.context, self._padding = spec.vocabulary, spec.context, spec.padding
 
     def __call__(self, texts: list[str]) -> Tensor:

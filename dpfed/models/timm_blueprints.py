@@ -99,14 +99,14 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
     if name.startswith(TORCHVISION):
         return _of_torchvision(name, weights, model.start is not None)
     if importlib.util.find_spec("timm") is None:
-        raise UserError(f"model.image = '{model.image}' needs the package timm: install it (`pip install timm`).")
+        raise UserError(f"model.image = '{model.image}' needs the package timm: `pip install timm`. [encoder-package]")
     import timm
 
     known = timm.list_models()
     if name not in known:
         base, _, tag = name.partition(".")
         hint = f"set model.image = 'timm/{base}' and model.weights = '{tag}'." if base in known else _near(name, known)
-        raise UserError(f"unknown model.image = '{model.image}': timm has no such architecture; {hint}")
+        raise UserError(f"unknown model.image = '{model.image}': timm has no such architecture; {hint} [encoder-unknown]")
     own = _cfg_of(name)
     if weights is None:
         return TimmBlueprint(name, own, Preprocessing(), started=model.start is not None)
@@ -119,14 +119,14 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
     if place.name == WEIGHTS and (place.parent / DESCRIPTION).is_file() or (place / DESCRIPTION).is_file():
         raise UserError(
             f"model.weights: {place} is a model of dpfed, which says what it was trained on: set model.start to it, and the "
-            "privacy card will say so, too."
+            "privacy card will say so, too. [weights-of-dpfed]"
         )
     if place.is_dir():
         cfg = own | _described(name, str(place), _of_folder(place))
         return TimmBlueprint(name, cfg, _preprocessing(cfg), file=_file_in(place))
     if not place.is_file():
         what = nearest(weights, tags) if tags else "timm knows no weights for it."
-        raise UserError(f"model.weights = {weights!r} is neither a file, a folder nor a tag of timm/{name}; {what}")
+        raise UserError(f"model.weights = {weights!r} is no file, folder or tag of timm/{name}; {what} [weights-not-timm]")
     return TimmBlueprint(name, own, _preprocessing(own), file=place)
 
 
@@ -138,7 +138,7 @@ def _of_torchvision(name: str, weights: str | None, started: bool) -> TimmBluepr
         return TimmBlueprint(name, cfg, Preprocessing(), started=started)
     file = None if published else Path(weights).expanduser()
     if file is not None and not file.is_file():
-        raise UserError(f"model.weights = {weights!r} is neither a file nor a tag of {name}; {nearest(weights, tags)}")
+        raise UserError(f"model.weights = {weights!r} is no file or tag of {name}; {nearest(weights, tags)} [weights-no-tag]")
     return TimmBlueprint(name, cfg, preprocessing, published=published, file=file)
 
 
@@ -156,14 +156,14 @@ def _of_folder(folder: Path) -> dict[str, Any]:
         return dict(json.loads(read_text(folder / TIMM_CONFIG)))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(
-            f"model.weights: {folder} has no {TIMM_CONFIG} as timm writes it ({words(error)}); give a file of weights."
+            f"model.weights: {folder} has no {TIMM_CONFIG} of timm's ({words(error)}); give a file. [weights-config]"
         ) from error
 
 
 def _file_in(folder: Path) -> Path:
     found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if found is None:
-        raise UserError(f"model.weights: {folder} has no weights; expected {', '.join(_FILES)}.")
+        raise UserError(f"model.weights: {folder} has no weights; expected {', '.join(_FILES)}. [weights-none-there]")
     return found
 
 
@@ -176,13 +176,13 @@ def _described(name: str, where: str, description: dict[str, Any]) -> dict[str, 
     architecture, arguments = description.get("architecture"), description.get("model_args") or {}
     cfg = description.get("pretrained_cfg", description)
     if not isinstance(architecture, str) or not isinstance(arguments, dict) or not isinstance(cfg, dict):
-        raise UserError(f"model.weights: {where} has no {TIMM_CONFIG} as timm writes it; give a file of weights.")
+        raise UserError(f"model.weights: {where} has no {TIMM_CONFIG} of timm's; give a file of weights. [weights-fields]")
     if architecture != name:
-        raise UserError(f"'{where}' holds weights of {architecture}: set model.image = 'timm/{architecture}'.")
+        raise UserError(f"'{where}' holds weights of {architecture}: set model.image = 'timm/{architecture}'. [weights-model]")
     if changed := [key for key in arguments if key not in _SIZES]:
         raise UserError(
             f"'{where}' holds weights of {name} with other arguments ({', '.join(changed)}), and dpfed builds it as timm does "
-            "by name: give other weights."
+            "by name: give other weights. [weights-arguments]"
         )
     kept = ("mean", "std", "interpolation", "crop_mode", "input_size")
     return {key: cfg[key] for key in kept if cfg.get(key) is not None}
@@ -224,10 +224,10 @@ def create(spec: TimmBlueprint, pretrained: bool, options: dict[str, Any]) -> nn
         if pretrained:
             raise UserError(
                 f"the weights '{spec.cfg.get('tag')}' of {spec.title} are not available ({words(error)}); set "
-                "model.weights to a local file or folder."
+                "model.weights to a local file or folder. [weights-unavailable]"
             ) from error
         what = f" for images of {options['img_size']} pixels (data.size)" if options else ""
-        raise UserError(f"{spec.title} cannot be built{what}: {words(error)}.") from error
+        raise UserError(f"{spec.title} cannot be built{what}: {words(error)}. [encoder-not-built]") from error
 
 
 def batch_norm_without_weights(name: str) -> UserError:
@@ -238,8 +238,8 @@ def batch_norm_without_weights(name: str) -> UserError:
     near = difflib.get_close_matches(f"{name}_gn", siblings, n=1)
     hint = f"'timm/{near[0]}', " if near else ""
     return UserError(
-        f"model.image = '{_title(name)}' has BatchNorm, which mixes records unless its statistics are those of pretrained "
-        f"weights: set model.weights, or take {hint}another timm model whose name ends in _gn, a ConvNeXt or a ViT."
+        f"model.image = '{_title(name)}' has BatchNorm, which mixes records without pretrained statistics: set "
+        f"model.weights, or take {hint}another timm model whose name ends in _gn, a ConvNeXt or a ViT. [encoder-batch-norm]"
     )
 
 

@@ -148,17 +148,17 @@ def _features_dim(title: str, net: nn.Module, size: int) -> int:
         near = max(patch, size // patch * patch)
         raise UserError(
             f"{title} cuts images into patches of {patch} pixels, and data.size = {size} is not a multiple of that: set it to "
-            f"{near} or {near + patch}."
+            f"{near} or {near + patch}. [encoder-patch-size]"
         )
     weight = next(net.parameters())
     try:
         features = net.eval()(weight.new_zeros(1, 3, size, size))
     except Exception as error:  # whatever a model says of an image that is too small or too large
-        raise UserError(f"{title} takes no images of {size} pixels ({words(error)}): try another data.size.") from error
+        raise UserError(f"{title} takes no images of {size} pixels ({words(error)}): try another. [encoder-size]") from error
     finally:
         net.train()
     if not isinstance(features, Tensor) or features.dim() != 2:
-        raise UserError(f"{title} does not give one vector per image: choose another model.image.")
+        raise UserError(f"{title} does not give one vector per image: choose another model.image. [encoder-no-vector]")
     return features.shape[1]
 
 

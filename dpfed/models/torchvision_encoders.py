@@ -29,7 +29,7 @@ def weights_of(name: str) -> dict[str, Any]:
     from torchvision import models
 
     if name not in known():
-        raise UserError(f"unknown model.image = '{PREFIX}{name}': torchvision has no such classifier; {nearest(name, known())}")
+        raise UserError(f"model.image: torchvision has no classifier '{name}'; {nearest(name, known())} [encoder-torchvision]")
     return {member.name: member for member in models.get_model_weights(name)}
 
 
@@ -83,5 +83,5 @@ def _classifier(name: str, net: nn.Module) -> str:
     layers = [(path, module) for path, module in net.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
     path, last = layers[-1]
     if not isinstance(last, nn.Linear):
-        raise UserError(f"model.image = '{PREFIX}{name}' gives no features before its classes: choose another encoder.")
+        raise UserError(f"model.image = '{PREFIX}{name}' gives no features: choose another encoder. [encoder-no-features]")
     return path

@@ -47,7 +47,7 @@ class ClipModel(nn.Module):
         self.model_cfg = dict(model_cfg)
         if objective.learn_temperature and objective.temperature < MIN_TEMPERATURE:
             raise UserError(
-                f"a learnt temperature stays at {MIN_TEMPERATURE} or above, but it starts at {objective.temperature}."
+                f"a learnt temperature is {MIN_TEMPERATURE} or more, got {objective.temperature}. [tower-learnt-low]"
             )
         self._unit_length = objective.loss.unit_length
         self._least = MIN_TEMPERATURE if objective.learn_temperature else 0.0
@@ -135,7 +135,7 @@ def build_clip(
                 force_patch_dropout=None if "timm_model_name" in spec.model_cfg["vision_cfg"] else 0.0,
             )
         except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, ImportError) as error:
-            raise UserError(f"open_clip cannot build this architecture: {words(error)}.") from error
+            raise UserError(f"open_clip cannot build this architecture: {words(error)}. [clip-not-built]") from error
     model_cfg = dict(spec.model_cfg, vision_cfg=dict(spec.model_cfg["vision_cfg"], image_size=size))
     if start is not None:
         start.refuse_other_towers(spec.model_cfg)
@@ -145,7 +145,7 @@ def build_clip(
     if fix_batch_norm(clip) and load_weights and start is None and spec.tag is None and spec.file is None:
         raise UserError(
             f"{spec.name} has BatchNorm, which mixes records unless its statistics are those of pretrained weights: set "
-            "model.weights, or take a ViT."
+            "model.weights, or take a ViT. [clip-batch-norm]"
         )
     return ClipModel(clip, model_cfg, objective)
 
@@ -185,13 +185,13 @@ def _fetched(spec: Blueprint) -> Path:
     published = get_pretrained_cfg(spec.name, spec.tag)
     if published.get("quick_gelu", False) != spec.model_cfg.get("quick_gelu", False):
         other = spec.name.removesuffix("-quickgelu") if spec.model_cfg.get("quick_gelu") else f"{spec.name}-quickgelu"
-        raise UserError(f"the weights '{spec.tag}' were trained with another activation than {spec.name}: use '{other}'.")
+        raise UserError(f"the weights '{spec.tag}' have another activation than {spec.name}: use '{other}'. [clip-activation]")
     try:
         with quiet():
             return Path(download_pretrained(published))
     except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
         raise UserError(
-            f"the weights '{spec.tag}' of {spec.name} cannot be fetched ({words(error)}); set model.weights to a file."
+            f"cannot fetch the weights '{spec.tag}' of {spec.name} ({words(error)}); set model.weights to a file. [clip-fetch]"
         ) from error
 
 

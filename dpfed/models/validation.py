@@ -36,13 +36,13 @@ def validate(model: nn.Module) -> None:
         if isinstance(module, _BatchNorm):
             raise UserError(
                 f"{where} mixes records through batch statistics: replace it by GroupNorm or LayerNorm, or "
-                "set model.normalisation = 'batch' (dpfed.baselines) in our own models."
+                "set model.normalisation = 'batch' (dpfed.baselines) in our own models. [model-batch-norm]"
             )
         if getattr(module, "mixes_one_group", False) and not module.anchors:
-            raise UserError(f"{where} has no anchors: wrap the encoder that holds it in an AnchoredEncoder.")
+            raise UserError(f"{where} has no anchors: wrap the encoder that holds it in an AnchoredEncoder. [norm-no-anchors]")
         if isinstance(module, _InstanceNorm) and module.track_running_stats:
             raise UserError(
-                f"{where} keeps running statistics of private records: set track_running_stats=False, or use GroupNorm."
+                f"{where} keeps statistics of private records: set track_running_stats=False, or use GroupNorm. [norm-instance]"
             )
 
 
@@ -108,13 +108,13 @@ def _check_first_pass(probe: Probe, views: Views) -> None:
     except Exception as error:  # whatever a user's forward does
         shapes = {name: tuple(view.shape) for name, view in views.items()}
         raise UserError(
-            f"{type(probe.model).__name__} cannot embed a group of random views {shapes}: {type(error).__name__}: {error}."
+            f"{type(probe.model).__name__} cannot embed random views {shapes}: {error!r}. [model-cannot-embed]"
         ) from error
     for name, buffer in probe.model.named_buffers():
         if name not in buffers or not torch.equal(buffer, buffers[name]):
             raise UserError(
                 f"the buffer '{name}' changes in a forward pass: it would keep statistics of private records outside the "
-                "clipped gradient. Use a layer without running statistics (GroupNorm or LayerNorm)."
+                "clipped gradient. Use a layer without running statistics (GroupNorm or LayerNorm). [model-buffer-changes]"
             )
 
 
@@ -164,8 +164,8 @@ class _Examination:
         if self._in_float64(lambda p: close(p.embed(views, seed), p.embed(views, seed))):
             return
         raise UserError(
-            f"{self._name} gives other embeddings when it sees the same views again: it keeps something of one forward "
-            "pass for the next, or draws random numbers from a generator of its own. Keep nothing, and draw from torch's."
+            f"{self._name} gives other embeddings when it sees the same views again: it keeps something from one forward "
+            "pass to the next, or has its own random generator. Keep nothing, and draw from torch's. [model-keeps-state]"
         )
 
     def _refuse_moved(self, views: Views, changed: torch.Tensor, seed: int) -> None:
@@ -175,7 +175,7 @@ class _Examination:
         which = f"record {int(changed.nonzero()[0])}" if some == 1 else f"{some} of {len(changed)} records"
         raise UserError(
             f"{self._culprit(views, changed, seed)} mixes records: changing {which} of a group moved the embeddings of others. "
-            f"{_REMEDY}"
+            f"{_REMEDY} [model-mixes-records]"
         )
 
     def check_derivatives(self, views: Views) -> None:
@@ -184,7 +184,7 @@ class _Examination:
             changed = torch.arange(len(views["image"])) == pair[1]
             raise UserError(
                 f"{self._culprit(views, changed)} mixes records: the embedding of record {pair[0]} of a group has a derivative "
-                f"in the image of record {pair[1]}, however small. {_REMEDY}"
+                f"in the image of record {pair[1]}, however small. {_REMEDY} [model-mixes-slightly]"
             )
 
     def check_company(self, views: Views) -> None:
@@ -199,8 +199,8 @@ class _Examination:
 
         if not unmoved(self._probe, nearly) and not self._in_float64(lambda p: unmoved(p, close)):
             raise UserError(
-                f"{self._name} mixes records: without the first record of a group, the embeddings of the others are different. "
-                f"They depend on how many records there are, or on a record's place among them. {_REMEDY}"
+                f"{self._name} mixes records: without the first record of a group, the others' embeddings change. "
+                f"They depend on the number of records, or on a record's place. {_REMEDY} [model-counts-records]"
             )
 
     def _in_float64(self, question: Callable[[Probe], bool]) -> bool:

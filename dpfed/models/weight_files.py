@@ -46,13 +46,13 @@ def fitting_weights(path: Path | str, what: str) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         raise _unsafe(path) from error
     except (OSError, SafetensorError, EOFError) as error:
-        raise UserError(f"cannot read the weights in {path}: {words(error)}.") from error
+        raise UserError(f"cannot read the weights in {path}: {words(error)}. [weights-unreadable]") from error
     except RuntimeError as error:
         if isinstance(error.__cause__, pickle.UnpicklingError):  # as timm words it
             raise _unsafe(path) from error
-        raise UserError(f"the weights in {path} do not fit the architecture: {_misfit(error)}.") from error
+        raise UserError(f"the weights in {path} do not fit the architecture: {_misfit(error)}. [weights-misfit]") from error
     except (KeyError, ValueError, TypeError, AttributeError, StopIteration) as error:
-        raise UserError(f"{path} does not hold the weights of {what}: expected tensors by name.") from error
+        raise UserError(f"{path} does not hold the weights of {what}: expected tensors by name. [weights-no-names]") from error
 
 
 def _check_kind(path: Path) -> None:
@@ -60,11 +60,11 @@ def _check_kind(path: Path) -> None:
     with open_regular(path) as file:
         start = file.read(2)
     if path.suffix not in (".safetensors", ".npz", ".npy") and not start.startswith((b"PK", b"\x80")):
-        raise UserError(f"{path} is not a file of weights: expected .safetensors, or what torch.save writes.")
+        raise UserError(f"{path} is not a file of weights: expected .safetensors, or what torch.save writes. [weights-type]")
 
 
 def _unsafe(path: Path | str) -> UserError:
-    return UserError(f"{path} holds more than tensors, and loading it could run code: save it as safetensors.")
+    return UserError(f"{path} holds more than tensors, and loading it could run code: save it as safetensors. [weights-unsafe]")
 
 
 def _misfit(error: Exception) -> str:

@@ -90,7 +90,7 @@ def group_loss(
     from torch.nn.functional import logsigmoid
 
     if bias is None:
-        raise UserError("the loss 'siglip' adds a bias to every logit: the model needs an attribute 'bias', a scalar tensor.")
+        raise UserError("the loss 'siglip' needs a model with an attribute 'bias', a scalar tensor. [loss-no-bias]")
     images = embeddings["image"]
     if "text" in embeddings:
         texts = embeddings["text"]

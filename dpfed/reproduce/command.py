@@ -40,7 +40,7 @@ def reproduce(
         _list(scale)
         return
     if experiment is None:
-        raise UserError("name an experiment, such as table1; `dpfed reproduce --list` has them all.")
+        raise UserError("name an experiment, such as table1; `dpfed reproduce --list` has them all. [experiment-no-name]")
     from dpfed.console.terminal import say, watching
     from dpfed.reproduce.comparison import data_set
     from dpfed.reproduce.experiments import experiment as named

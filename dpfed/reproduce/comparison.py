@@ -92,7 +92,7 @@ class Experiment:
         offered = {variant.method for variant in variants}
         wanted = offered if methods is None else set(methods)
         for method in sorted(wanted - offered):
-            raise UserError(f"{self.name} does not compare a method '{method}'; {nearest(method, offered)}")
+            raise UserError(f"{self.name} does not compare a method '{method}'; {nearest(method, offered)} [experiment-method]")
         limit = self.largest_on_cpu if scale == "cpu" else None
         return tuple(v for v in variants if v.method in wanted and (limit is None or v.x is None or v.x <= limit))
 
@@ -186,5 +186,5 @@ def data_set(name: str, offered: tuple[str, ...]) -> DataSet:
         UserError: for another one.
     """
     if name not in offered:
-        raise UserError(f"this experiment has no data set '{name}'; {nearest(name, offered)}")
+        raise UserError(f"this experiment has no data set '{name}'; {nearest(name, offered)} [experiment-data-set]")
     return DATA_SETS[name]

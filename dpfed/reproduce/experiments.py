@@ -203,7 +203,7 @@ def experiment(name: str) -> Experiment:
         UserError: if there is none.
     """
     if name in _ELSEWHERE:
-        raise UserError(f"{name} {_ELSEWHERE[name]}.")
+        raise UserError(f"{name} {_ELSEWHERE[name]}. [experiment-elsewhere]")
     if name not in EXPERIMENTS:
-        raise UserError(f"there is no experiment '{name}': {nearest(name, EXPERIMENTS)} `dpfed reproduce --list` has them all.")
+        raise UserError(f"no experiment '{name}': {nearest(name, EXPERIMENTS)} See `dpfed reproduce --list`. [experiment-none]")
     return EXPERIMENTS[name]

@@ -84,12 +84,12 @@ def plan_runs(request: Request) -> list[Planned]:
     """
     experiment = request.experiment
     if experiment.pretrained and request.scale == "cpu":
-        raise UserError(f"{experiment.name} is about pretrained towers, which --scale cpu replaces by small ones: --scale gpu.")
+        raise UserError(f"{experiment.name} is about pretrained towers: use --scale gpu. [experiment-scale]")
     own = experiment.axis == "epsilon"
     if own and request.epsilons != experiment.epsilons:
-        raise UserError(f"{experiment.name} goes through values of epsilon of its own: leave --epsilon out.")
+        raise UserError(f"{experiment.name} has values of epsilon of its own: leave --epsilon out. [experiment-epsilons]")
     if request.out.exists() and not request.out.is_dir():
-        raise UserError(f"{request.out} is a file, and runs and results need a folder: choose another --out.")
+        raise UserError(f"{request.out} is a file, and runs and results need a folder: choose another --out. [experiment-out]")
     base = _base(request)
     planned: dict[tuple[str, str, Path], Planned] = {}  # without privacy, or with an epsilon of its own, a variant is one run
     for epsilon in request.epsilons:
@@ -133,7 +133,7 @@ def require_right_data(request: Request, planned: list[Planned], watcher: Watche
         words = ", ".join(f"{count} classes of '{name}'" for name, count in found.items()) or "no labels"
         raise UserError(
             f"{request.data.name} has {request.data.classes} classes, and {request.path} has {words}: give the right place "
-            "with --path."
+            "with --path. [experiment-classes]"
         )
 
 
@@ -162,7 +162,7 @@ def _base(request: Request) -> dict[str, Any]:
     tree = read_toml(configs() / request.data.config, "config")
     if not request.data.generated:
         if not request.path.exists():
-            raise UserError(f"there is nothing at {request.path}: give the place of {request.data.name} with --path.")
+            raise UserError(f"nothing at {request.path}: give the place of {request.data.name} with --path. [experiment-path]")
         source = "store" if is_store(request.path) else detect(request.path)
         for key, value in {"source": source, "path": str(request.path), "public": request.public}.items():
             put(tree, f"data.{key}", value)

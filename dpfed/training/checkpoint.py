@@ -87,7 +87,7 @@ class Checkpoints:
                 damaged.append(path)
         raise UserError(
             f"all checkpoints in {self._folder} are damaged ({', '.join(path.name for path in damaged)}): restore one from a "
-            "backup. The ledger states what was spent."
+            "backup. The ledger states what was spent. [checkpoint-all-damaged]"
         )
 
     def save(self, progress: Progress, model: nn.Module, coordinator: Coordinator) -> Path:
@@ -164,12 +164,12 @@ def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> Non
         state = _under("model/", _read(min(path.parent.glob("step-*.safetensors")))[0]) | state
         if any(not parameter.requires_grad and name not in state for name, parameter in model.named_parameters()):
             raise UserError(
-                f"{path} holds only what was trained, and the run's first checkpoint, with the rest, is gone: restore it."
+                f"{path} holds trained weights only, and the first checkpoint is gone: restore it. [checkpoint-no-first]"
             )
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        raise UserError(f"the checkpoint {path} does not fit the configured model: {str(error).splitlines()[-1]}") from None
+        raise UserError(f"{path} does not fit the configured model: {str(error).splitlines()[-1]} [checkpoint-model]") from None
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -187,7 +187,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _damaged(path: Path) -> DamagedCheckpoint:
     return DamagedCheckpoint(
-        f"the checkpoint {path} is damaged: restore it. (An unfinished run resumes from the previous one: `dpfed resume`.)"
+        f"the checkpoint {path} is damaged: restore it. (`dpfed resume` continues from the previous one.) [checkpoint-damaged]"
     )
 
 

@@ -97,7 +97,7 @@ class Coordinator:
         self._ledger, self._releases = ledger, releases
         ledger.require_current()
         if ledger.plan.fingerprint != plan.fingerprint:
-            raise UserError(f"{ledger.path} was started for another plan: noise and accounting must follow from the same one.")
+            raise UserError(f"{ledger.path} is another plan's: noise and accounting must share one. [training-other-plan]")
         self._vector = TrainableVector(model)
         self.blocks = Blocks(self._vector.numel + plan.statistics_count, ledger.block)
         self.noise = SumNoise(plan.noise_of(), randomness, self.blocks, plan.fingerprint)
@@ -169,7 +169,7 @@ class Coordinator:
             return self._skipped(step)
         noisy = self._releases.load(step, self.blocks, None if recorded is None else recorded.digest)
         if recorded is None and (latest := self._releases.latest()) is not None and latest > step:
-            raise UserError(f"{self._ledger.path} has lost the line of step {step}, which was released: restore it.")
+            raise UserError(f"{self._ledger.path} lacks the line of step {step}, a released one: restore it. [training-line]")
         if noisy is None:
             return None
         if recorded is None:  # a crash came between keeping and paying
@@ -195,7 +195,7 @@ class Coordinator:
             raise UserError(
                 f"step {step} was released before and comes out differently now (another device, engine, version or number of "
                 "cores): a second release of the same sampled records would cost more than a step. Resume where the run was "
-                "started."
+                "started. [training-step-differs]"
             )
         if self._releases is not None:
             self._releases.save(release, noisy)
@@ -216,16 +216,16 @@ class Coordinator:
         if not total.sensitivity <= most or total.groups != plan.groups or total.values.numel() != size:
             raise UserError(
                 f"step {step}: expected a sum over {plan.groups} groups and {size} numbers with sensitivity "
-                f"{most:g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}."
+                f"{most:g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}. [training-sum-unplanned]"
             )
         # Written so that NaN and infinity are refused: with either, no noise would be added here.
         if total.noise_std != 0 and not plan.noise_std * (1 - 1e-9) <= total.noise_std < math.inf:
             raise UserError(
                 f"step {step}: the owners' noise has standard deviation {total.noise_std:g}, and the plan's is "
-                f"{plan.noise_std:g}: expected as much or more, and a finite number. The sum was not used."
+                f"{plan.noise_std:g}: expected as much or more, and a finite number. The sum was not used. [training-noise-low]"
             )
         if not torch.isfinite(total.values).all():
-            raise UserError(f"step {step}: an owner sent a sum that is not finite; it was not used.")
+            raise UserError(f"step {step}: an owner sent a sum that is not finite; it was not used. [training-sum-infinite]")
 
     def _update(self, step: int, noisy: Tensor) -> StepSummary:
         rate = learning_rate(self._config, step, self._plan.steps)
@@ -258,5 +258,5 @@ class Coordinator:
         if not torch.stack([torch.isfinite(parameter).all() for parameter in self._vector.parameters]).all():
             raise UserError(
                 f"step {step}: the parameters are no longer finite. Lower optimizer.learning_rate "
-                f"(now {self._config.learning_rate:g}) or use a warm-up."
+                f"(now {self._config.learning_rate:g}) or use a warm-up. [optimizer-diverged]"
             )

@@ -161,7 +161,7 @@ def load_states(processors: Sequence[PostProcessor], states: Mapping[str, Tensor
         kept, wanted = (sorted({name.partition("/")[0] for name in names}) for names in (given, expected))
         raise UserError(
             f"{origin} does not fit the config: it keeps {_listed(kept)}, and the config asks for {_listed(wanted)}. Change "
-            "optimizer.ema (and the model) back."
+            "optimizer.ema (and the model) back. [optimizer-ema]"
         )
     for processor in processors:
         own = {name: value for name, value in given.items() if name.startswith(f"{processor.name}/")}

@@ -65,7 +65,7 @@ def refuse_augmentations(config: Config) -> None:
     if config.objective.augmentations:
         raise UserError(
             f"bounding.method = '{config.bounding.method}' contrasts two views of a record: set objective.augmentations to 0, "
-            f"got {config.objective.augmentations}."
+            f"got {config.objective.augmentations}. [baseline-augmentations]"
         )
 
 

@@ -107,7 +107,7 @@ class _PairEngine(Engine):
             small = self._disjoint and memory <= _MOST_MEMORY and work <= _MOST_WORK
             self.norms = "exact" if small else "bound"
         elif self._asked == "exact" and not self._disjoint:
-            raise UserError("the towers of this model share parameters: set bounding.options.norms = 'bound'.")
+            raise UserError("the towers share parameters: set bounding.options.norms = 'bound'. [baseline-shared-towers]")
 
     def _jacobians(self, views: Views) -> tuple[Tensor, Norms]:
         parts = _parts(views, self._towers)

@@ -72,12 +72,12 @@ def refuse_unbounded(config: Config) -> None:
     if config.objective.learn_temperature:
         raise UserError(
             f"bounding.method = '{method}' bounds gradients of cosines, but not that of a learnt temperature: set "
-            "objective.learn_temperature = false."
+            "objective.learn_temperature = false. [baseline-temperature]"
         )
     if config.training.precision != "fp32":
         raise UserError(
             f"bounding.method = '{method}' computes norms apart from gradients, and in {config.training.precision} the two "
-            "differ too much: set training.precision = 'fp32'."
+            "differ too much: set training.precision = 'fp32'. [baseline-precision]"
         )
 
 

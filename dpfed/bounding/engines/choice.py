@@ -104,7 +104,7 @@ def require_fitting(model: nn.Module, batch: GroupBatch, precision: Precision = 
         raise refusal
     if isinstance(refusal, RuntimeError):
         said = str(refusal).partition("\n")[0]
-        raise UserError(f"bounding.engine = 'layerwise' fails for this model on noise ({said}): set it to 'auto' or 'loop'.")
+        raise UserError(f"bounding.engine = 'layerwise' fails for this model ({said}): set 'auto' or 'loop'. [engine-fails]")
 
 
 def _refusal(
@@ -135,7 +135,7 @@ def _refusal(
         if not torch.linalg.vector_norm(found - expected) <= _DIFFERENCE * torch.linalg.vector_norm(expected):
             raise UserError(
                 "bounding.engine = 'layerwise' gives other clipped gradients than 'loop' for this model (compared on noise): "
-                "set it to 'auto' or 'loop'."
+                "set it to 'auto' or 'loop'. [engine-differs]"
             )
         engine = build_engine("layerwise", model, precision, loss, size, "try", records)
         engine.add_clipped(batch.first(_FEW), _NORMALISED, engine.zeros())

@@ -29,7 +29,7 @@ def refuse_random(model: nn.Module) -> None:
     if random is not None:
         raise UserError(
             f"'{random}' draws random numbers in training, and methods that contrast the whole batch embed it twice: set "
-            "its rate to 0."
+            "its rate to 0. [engine-random]"
         )
 
 

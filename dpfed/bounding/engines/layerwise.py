@@ -95,7 +95,7 @@ class LayerwiseEngine(Engine):
             if not type(error).__module__.startswith("triton."):
                 raise
             said = str(error).strip().rpartition("\n")[2]  # above it, a compiler shows the source
-            raise Unsupported(f"a kernel of Triton failed on this GPU: {said}") from error
+            raise Unsupported(f"a kernel of Triton failed on this GPU: {said} [layer-kernel]") from error
 
     def _add_passes(self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None) -> Tensor:
         if not self._is_checked:
@@ -132,7 +132,7 @@ class LayerwiseEngine(Engine):
                 except DependsOnOthers as refusal:
                     if self._if_unlike != "warn":
                         raise
-                    warnings.warn(str(refusal), Notice, stacklevel=2)
+                    warnings.warn(refusal.sentence, Notice, stacklevel=2)
                     self._takes_turns = True
         self._is_checked = True
 

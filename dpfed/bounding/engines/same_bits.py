@@ -106,7 +106,7 @@ def require_same_bits(passed: Passed, views: Views, shape: PassShape, model: nn.
     if any(draws(module) for module in model.modules()):
         raise DependsOnOthers(
             "the model drops units at random, so nobody can check whether records that share a pass change each other's "
-            "gradients: the engine takes one group at a time, as bounding.engine = 'loop' does."
+            "gradients: the engine takes one group at a time, as bounding.engine = 'loop' does. [engine-dropout]"
         )
     seen: dict[int, tuple[Trial, int, list[Tensor]]] = {}
     totals = (shape.totals[0], shape.totals[-1], shape.totals[len(shape.totals) // 2]) if brief else shape.totals
@@ -123,7 +123,7 @@ def require_same_bits(passed: Passed, views: Views, shape: PassShape, model: nn.
                 what = _first_difference(passed, (before, first_place), (trial, place))
                 raise DependsOnOthers(
                     f"on this device ({parts[0].device.type}), a group's gradient depends on the other groups of its pass "
-                    f"({what}), so the engine takes one group at a time, as bounding.engine = 'loop' does."
+                    f"({what}), so the engine takes one group at a time, as bounding.engine = 'loop' does. [engine-not-alike]"
                 )
 
 

@@ -108,9 +108,9 @@ def _check_once(terms: list[Term], names: list[str]) -> None:
     """Raises `Unsupported` unless each parameter has one term, or one for each of its parts."""
     seen = {(term.target.parameter, term.target.part) for term in terms}
     if len(seen) < len(terms):
-        raise Unsupported("a layer is used more than once")
+        raise Unsupported("a layer is used more than once [layer-used-twice]")
     if missing := set(range(len(names))) - {parameter for parameter, _ in seen}:
-        raise Unsupported(f"'{names[min(missing)]}' takes no part in the loss")
+        raise Unsupported(f"'{names[min(missing)]}' takes no part in the loss [layer-not-in-loss]")
 
 
 def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.device) -> None:
@@ -134,7 +134,7 @@ def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.
                 loss.embed({name: view.new_zeros(records, *view.shape[1:]) for name, view in views.items()})
             rows.append(recorder.rows)
     if rows[1] != [2 * number for number in rows[0]]:
-        raise Unsupported("a layer does not have its records in the first dimension")
+        raise Unsupported("a layer does not have its records in the first dimension [layer-rows-differ]")
 
 
 @torch.no_grad()

@@ -25,11 +25,12 @@ class Unsupported(UserError):
     """A trainable parameter is used in a way that no rule covers. Says nothing about the records.
 
     Args:
-        what: the use.
+        what: the use, and a code.
     """
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"bounding.engine = 'layerwise' does not fit this model ({what}): choose 'loop' or 'auto'.")
+        use, _, code = what.rpartition(" ")
+        super().__init__(f"bounding.engine = 'layerwise' does not fit this model ({use}): choose 'loop' or 'auto'. {code}")
 
 
 # One for each group; or those of all places together, ``(places, ...)``.
@@ -132,7 +133,7 @@ class Grouping:
         """
         k, rest = divmod(len(rows), self.records)
         if rest:
-            raise Unsupported("a layer does not have its records in the first dimension")
+            raise Unsupported("a layer does not have its records in the first dimension [layer-rows-uneven]")
         return k
 
     def split(self, rows: Tensor) -> list[Tensor]:

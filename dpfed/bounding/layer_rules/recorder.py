@@ -54,7 +54,7 @@ class Recorder(TorchFunctionMode):
         if result is NotImplemented:
             result = func(*args, **kwargs)
             if any(value.is_floating_point() and id(value) not in self._sources for value in _tensors(result)):
-                raise Unsupported(f"no rule for '{getattr(func, '__name__', func)}' on a trainable parameter")
+                raise Unsupported(f"no rule for '{getattr(func, '__name__', func)}' on a trainable parameter [layer-no-rule]")
         return result
 
     def source(self, tensor: Tensor | None) -> Source | None:
@@ -69,11 +69,11 @@ class Recorder(TorchFunctionMode):
         """
         source = self.source(tensor)
         if isinstance(source, AdaptedWeight):
-            raise Unsupported("adapters on this kind of layer")
+            raise Unsupported("adapters on this kind of layer [layer-adapters]")
         if isinstance(source, StandardisedWeight):
-            raise Unsupported("standardised weights in this kind of layer")
+            raise Unsupported("standardised weights in this kind of layer [layer-standardised]")
         if source is None and tensor is not None and tensor.requires_grad:
-            raise Unsupported("a weight that is computed from activations")
+            raise Unsupported("a weight that is computed from activations [layer-weight-computed]")
         return source
 
     def watch(self, tensor: Tensor, source: Source) -> Tensor:
@@ -88,7 +88,7 @@ class Recorder(TorchFunctionMode):
             return self.watch(seen, source)
         target = self.target(tensor)
         if target is None:
-            raise Unsupported("a view of a tensor that is not recorded")
+            raise Unsupported("a view of a tensor that is not recorded [layer-view]")
         return self.watch(seen, target.through(view))
 
     def collect(self, output: Tensor, inputs: Tensor | None, terms: Terms) -> Tensor:
@@ -110,7 +110,7 @@ class Recorder(TorchFunctionMode):
         def arrived(gradient: Tensor) -> None:
             inputs, version, terms = waiting.pop()  # and so lets go of them: the next layer may use their memory
             if inputs is not None and inputs._version != version:
-                raise Unsupported("a layer's input is overwritten in place")
+                raise Unsupported("a layer's input is overwritten in place [layer-overwritten]")
             with torch.no_grad():
                 self.terms.extend(terms(precise(gradient)))
 

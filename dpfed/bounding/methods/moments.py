@@ -63,14 +63,14 @@ def _numbers(config: Config, options: _Options) -> dict[str, Any]:
     if adaptation.image not in ("auto", "frozen"):
         raise UserError(
             f"bounding.method = 'moments' trains no tower, and adaptation.image = '{adaptation.image}' would: set it to "
-            "'frozen', or leave it out."
+            "'frozen', or leave it out. [moments-adaptation]"
         )
     if config.training.precision != "fp32":
-        raise UserError("bounding.method = 'moments' computes features in float32: set training.precision = 'fp32'.")
+        raise UserError("bounding.method = 'moments' computes in float32: set training.precision = 'fp32'. [moments-fp32]")
     _refuse_without_weights(config)
     views = options.views if options.views is not None else 0 if model.reads_text else _VIEWS
     if not model.reads_text and views < 2:
-        raise UserError(f"images alone are compared by two views or more of each: set bounding.options.views = 2, got {views}.")
+        raise UserError(f"images alone need two views or more: set bounding.options.views = 2, got {views}. [moments-views]")
     return {"dimensions": options.dimensions, "views": views, "mean_share": MEAN_SHARE, "cross_share": CROSS_SHARE}
 
 
@@ -81,12 +81,12 @@ def _refuse_without_weights(config: Config) -> None:
     if model.start is None and model.weights is None and not own:
         raise UserError(
             "bounding.method = 'moments' needs a pretrained image tower, and this one has random weights: set "
-            "model.weights (open_clip, timm) or model.start."
+            "model.weights (open_clip, timm) or model.start. [moments-image-tower]"
         )
     if model.kind == "image-text" and model.start is None and model.pretrained_text is None:
         raise UserError(
             "bounding.method = 'moments' needs a pretrained text tower: set model.text = "
-            "'sentence-transformers/NAME' or a folder, or model.start."
+            "'sentence-transformers/NAME' or a folder, or model.start. [moments-text-tower]"
         )
 
 

@@ -36,7 +36,7 @@ def _numbers(config: Config, options: NoOptions) -> dict[str, Any]:
     if config.public.source == "store" and config.public.path is None:
         raise UserError(
             "bounding.method = 'public' contrasts every record with public ones: give public.path, a record store that was "
-            "imported with `dpfed data import --public`, or set public.source = 'shapes'."
+            "imported with `dpfed data import --public`, or set public.source = 'shapes'. [bounding-public-path]"
         )
     return {"public_records": config.public.records}
 

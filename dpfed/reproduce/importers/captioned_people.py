@@ -46,7 +46,7 @@ class _CaptionedPeopleImporter(Importer):
         images = annotations.parent / "imgs"
         entries = self._entries(annotations, access or Access.to(path))
         if not images.is_dir():
-            raise UserError(f"{annotations} names images in {images}, which is not a folder; expected {self.layout}.")
+            raise UserError(f"{annotations} needs a folder {images}; expected {self.layout}. [paper-no-images]")
 
         def records() -> Iterator[Item]:
             for entry in entries:
@@ -59,12 +59,12 @@ class _CaptionedPeopleImporter(Importer):
         keys = f"id, {self.image_key}, captions (a list of texts) and split"
         listed = read_json(annotations, self.layout, access)
         if not isinstance(listed, list):
-            raise UserError(f"{annotations} holds no list; expected a list of entries with {keys}.")
+            raise UserError(f"{annotations} holds no list; expected a list of entries with {keys}. [paper-no-list]")
         return [self._entry(raw, f"{annotations}: entry {number}", keys) for number, raw in enumerate(listed, start=1)]
 
     def _entry(self, raw: Any, where: str, keys: str) -> _Entry:
         if not isinstance(raw, dict):
-            raise UserError(f"{where} is not an object; expected the keys {keys}.")
+            raise UserError(f"{where} is not an object; expected the keys {keys}. [paper-entry-type]")
         person, file, captions, split = (cast(Any, raw.get(key)) for key in ("id", self.image_key, "captions", "split"))
         faults = {
             "id": isinstance(person, bool) or not isinstance(person, int | str) or not str(person).strip(),
@@ -74,9 +74,9 @@ class _CaptionedPeopleImporter(Importer):
         }
         for key, faulty in faults.items():
             if faulty:
-                raise UserError(f"{where} has no valid '{key}'; expected the keys {keys}.")
+                raise UserError(f"{where} has no valid '{key}'; expected the keys {keys}. [paper-entry-key]")
         if split not in SPLIT_NAMES:
-            raise UserError(f"{where} has the unknown split {split!r}; {nearest(split, SPLIT_NAMES)}")
+            raise UserError(f"{where} has the unknown split {split!r}; {nearest(split, SPLIT_NAMES)} [paper-split]")
         return _Entry(file, tuple(captions), SPLIT_NAMES[split], str(person).strip())
 
 
@@ -112,11 +112,11 @@ def read_json(path: Path, layout: str, access: Access) -> Any:
     try:
         return json.loads(access.file(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}; expected {layout}.") from error
+        raise UserError(f"cannot read {path}: {error.strerror or error}; expected {layout}. [paper-unreadable]") from error
     except UnicodeDecodeError as error:
         raise not_utf8(path) from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON ({error}); expected {layout}.") from error
+        raise UserError(f"{path} is not JSON ({error}); expected {layout}. [paper-not-json]") from error
 
 
 _ITEM = re.compile(r"-(id_\d+)-")
@@ -150,10 +150,10 @@ class DeepFashionImporter(Importer):
         images = file.parent / "images"
         captions = read_json(file, self.layout, access or Access.to(path))
         if not isinstance(captions, dict):
-            raise UserError(f"{file} holds no object; expected one of file names to captions.")
+            raise UserError(f"{file} holds no object; expected one of file names to captions. [paper-no-object]")
         items = [_item(name, caption, f"{file}: entry {n}") for n, (name, caption) in enumerate(captions.items(), start=1)]
         if not images.is_dir():
-            raise UserError(f"{file} names images in {images}, which is not a folder; expected {self.layout}.")
+            raise UserError(f"{file} needs a folder {images}; expected {self.layout}. [paper-item-no-images]")
 
         def records() -> Iterator[Item]:
             for (name, caption), item in zip(captions.items(), items, strict=True):
@@ -166,7 +166,7 @@ def _item(name: str, caption: object, where: str) -> str:
     """The item that a file shows."""
     found = _ITEM.search(name)
     if found is None:
-        raise UserError(f"{where} is {name!r}, without an item's id; expected a file name such as X-id_00000080-Y.jpg.")
+        raise UserError(f"{where} is {name!r}, without an id; expected a name such as X-id_00000080-Y.jpg. [paper-item-id]")
     if not isinstance(caption, str):
-        raise UserError(f"{where} ({name}) has no text as its caption; expected file names to captions.")
+        raise UserError(f"{where} ({name}) has no text as its caption; expected file names to captions. [paper-item-caption]")
     return found[1]

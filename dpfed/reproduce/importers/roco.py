@@ -51,7 +51,7 @@ class RocoImporter(Importer):
         for split in () if first else ("train", "valid", "test"):
             figures += _table_captions(path, split, access)
         if not figures:
-            raise UserError(f"{path} is not ROCO: expected {self.layout}.")
+            raise UserError(f"{path} is not ROCO: expected {self.layout}. [paper-not-roco]")
 
         def records() -> Iterator[Item]:
             for figure in figures:
@@ -96,7 +96,7 @@ def _text_captions(folder: Path, access: Access) -> Iterator[_Figure | Unreadabl
     except UnicodeDecodeError as error:
         raise not_utf8(captions) from error
     except OSError as error:
-        raise UserError(f"cannot read {captions}: {error}; expected lines of id, tab, caption.") from error
+        raise UserError(f"cannot read {captions}: {error}; expected lines of id, tab, caption. [paper-roco-read]") from error
     for number, line in enumerate(lines, start=1):
         name, tab, caption = line.partition("\t")
         if tab and name.strip():
@@ -113,19 +113,19 @@ def _table_captions(path: Path, split: str, access: Access) -> Iterator[_Figure]
     places = (f"{split}_images/{split}", f"{split}_images", split)
     place = next((place for place in places if (path / place).is_dir()), None)
     if place is None:
-        raise UserError(f"{table} has no images beside it; expected a folder {' or '.join(reversed(places))} in {path}.")
+        raise UserError(f"{table} has no images; expected {' or '.join(reversed(places))} in {path}. [paper-roco-images]")
     try:
         with access.file(table).open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             if not {"ID", "Caption"} <= set(reader.fieldnames or ()):
-                raise UserError(f"{table} has the columns {reader.fieldnames or []}; expected ID and Caption.")
+                raise UserError(f"{table} has the columns {reader.fieldnames or []}; expected ID and Caption. [paper-columns]")
             for row in reader:
                 id = (row["ID"] or "").strip()
                 if not id:
-                    raise UserError(f"{table}:{reader.line_num} has no ID; expected ID and Caption in every row.")
+                    raise UserError(f"{table}:{reader.line_num} has no ID; expected one in every row. [paper-roco-id]")
                 name = f"{id}.jpg"
                 yield _Figure(path / place / name, f"{place}/{name}", row["Caption"] or "", SPLIT_NAMES[split])
     except UnicodeDecodeError as error:
         raise not_utf8(table) from error
     except (OSError, csv.Error) as error:
-        raise UserError(f"cannot read {table}: {error}; expected a table of ID and Caption.") from error
+        raise UserError(f"cannot read {table}: {error}; expected a table of ID and Caption. [paper-roco-table]") from error

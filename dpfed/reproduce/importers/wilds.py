@@ -32,14 +32,14 @@ class WildsImporter(Importer):
     def open(self, path: Path, access: Access | None = None) -> Source:
         """Reads the table and streams the patches."""
         if not self.recognises(path):
-            raise UserError(f"{path} is not Camelyon17: expected {self.layout}.")
+            raise UserError(f"{path} is not Camelyon17: expected {self.layout}. [paper-not-camelyon]")
         try:
             rows = list(_rows((access or Access.to(path)).file(path / "metadata.csv")))
         except UnicodeDecodeError as error:
             raise not_utf8(path / "metadata.csv") from error
         except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
             expected = ", ".join(_COLUMNS)
-            raise UserError(f"cannot read {path / 'metadata.csv'} ({error}); expected the columns {expected}.") from error
+            raise UserError(f"cannot read {path / 'metadata.csv'} ({error}); expected {expected}. [paper-camelyon]") from error
 
         def records() -> Iterator[Item]:
             for id, split, labels in rows:
@@ -47,9 +47,7 @@ class WildsImporter(Importer):
 
         centers = max((labels["center"] for _, _, labels in rows), default=-1) + 1
         if centers > _MOST_CENTERS:
-            raise UserError(
-                f"{path / 'metadata.csv'} has a center {centers - 1}; expected the numbers of five hospitals, from 0."
-            )
+            raise UserError(f"{path / 'metadata.csv'} has a center {centers - 1}; expected 0 to 4. [paper-camelyon-center]")
         names = {"tumor": ["normal", "tumor"], "center": [str(number) for number in range(centers)]}
         return Source("image", records(), names, frozenset(split for _, split, _ in rows), len(rows))
 
