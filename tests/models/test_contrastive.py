@@ -49,7 +49,7 @@ def test_learnt_temperature_starts_right_and_stops_at_a_hundredth():
     with torch.no_grad():
         model.log_scale.fill_(50.0)
     assert model.temperature.item() == pytest.approx(0.01)
-    with pytest.raises(UserError, match="0.001"):
+    with pytest.raises(UserError, match=r"0.001.*\[model-learnt-low"):
         built(CNN, temperature=0.001, learn_temperature=True)
 
 
@@ -78,5 +78,5 @@ def test_vmap_of_grad_equals_the_loop(config):
 @pytest.mark.parametrize("temperature", [math.nan, math.inf, 0.0, -1.0])
 @pytest.mark.parametrize("learn", [False, True])
 def test_a_temperature_that_divides_by_nothing_is_refused(temperature, learn):
-    with pytest.raises(UserError, match="expected a finite number above 0, got"):
+    with pytest.raises(UserError, match="model-temperature"):
         SimCLRModel(torch.nn.Identity(), torch.nn.Identity(), temperature=temperature, learn_temperature=learn)

@@ -44,7 +44,7 @@ def test_our_models_pass(kind, image):
 def test_batch_norm_is_refused_by_name(layer):
     model = small()
     model.encoder.stages[1] = layer
-    with pytest.raises(UserError, match=rf"{type(layer).__name__} at 'encoder\.stages\.1' .*GroupNorm"):
+    with pytest.raises(UserError, match=rf"{type(layer).__name__} at 'encoder\.stages\.1' .*\[model-batch-norm"):
         validate(model)
 
 
@@ -54,7 +54,7 @@ def test_instance_norm_is_refused_only_with_running_statistics():
     validate(model)
     check_independence(model, random_group(16))
     model.encoder.stages[1] = nn.InstanceNorm2d(8, track_running_stats=True)
-    with pytest.raises(UserError, match=r"InstanceNorm2d at 'encoder\.stages\.1' .*track_running_stats=False"):
+    with pytest.raises(UserError, match=r"InstanceNorm2d at 'encoder\.stages\.1' .*\[norm-instance"):
         validate(model)
 
 
@@ -62,7 +62,7 @@ def test_instance_norm_is_refused_only_with_running_statistics():
 def test_mixing_layers_are_found_by_running_them(layer):
     model = small()
     model.encoder.stages[1] = nn.Sequential(nn.Identity(), layer)
-    with pytest.raises(UserError, match=rf"{type(layer).__name__} at 'encoder\.stages\.1\.1' mixes records"):
+    with pytest.raises(UserError, match=rf"{type(layer).__name__} at 'encoder\.stages\.1\.1' .*\[model-mixes-records"):
         check_independence(model, random_group(16))
 
 
@@ -71,13 +71,13 @@ def test_mixing_in_forward_itself_is_found():
         def forward(self, views):
             return {"image": views["image"].flatten(2) + views["image"].sum()}
 
-    with pytest.raises(UserError, match="Mixes mixes records"):
+    with pytest.raises(UserError, match=r"^Mixes .*\[model-mixes-records"):
         check_independence(Mixes(), random_group(8))
 
 
 def test_a_buffer_that_changes_is_refused_and_put_back():
     model = small().eval()
     model.head.insert(0, CountsItsInputs())
-    with pytest.raises(UserError, match=r"'head\.0\.seen'"):
+    with pytest.raises(UserError, match=r"'head\.0\.seen'.*\[model-buffer-changes"):
         check_independence(model, random_group(16))
     assert model.head[0].seen == 0

@@ -17,7 +17,7 @@ def test_every_experiment_has_valid_configurations(name, scale, shapes, tmp_path
     for data in chosen.data:
         request = Request(chosen, DATA_SETS[data], scale, chosen.epsilons, None, shapes.path, True, tmp_path)
         if chosen.pretrained and scale == "cpu":
-            with pytest.raises(UserError, match="--scale gpu"):
+            with pytest.raises(UserError, match="experiment-scale"):
                 plan_runs(request)
             continue
         planned = plan_runs(request)

@@ -53,7 +53,7 @@ def test_the_noise_on_an_empty_step_is_the_plans_neither_more_nor_less(make):
 def test_noise_of_the_owners_that_is_no_number_or_too_little_is_refused(make, std):
     """With it the coordinator would add none of its own, and release the sum as it is."""
     model, coordinator, ledger = make(size=50)
-    with pytest.raises(UserError, match="the owners' noise has standard deviation .* expected as much or more, and a finite"):
+    with pytest.raises(UserError, match="training-noise-low"):
         coordinator.apply(0, BoundedSum(torch.ones(50), PLAN.sensitivity, PLAN.groups, std))
     assert ledger.charged == 0 and not model.weight.any()
     coordinator.apply(0, BoundedSum(torch.ones(50), PLAN.sensitivity, PLAN.groups, PLAN.noise_std))
@@ -63,10 +63,10 @@ def test_noise_of_the_owners_that_is_no_number_or_too_little_is_refused(make, st
 def test_a_sensitivity_that_is_no_number_is_refused_and_never_lost_in_an_addition(make):
     _, coordinator, ledger = make(size=50)
     unknown = zeros(PLAN.groups // 2, 50, math.nan)
-    with pytest.raises(UserError, match="with sensitivity 1, got 8, 50 and nan"):
+    with pytest.raises(UserError, match=r"got 8, 50 and nan.*\[training-sum-unplanned"):
         coordinator.apply(0, unknown)
     for one, other in ((unknown, zeros(PLAN.groups // 2, 50)), (zeros(PLAN.groups // 2, 50), unknown)):
-        with pytest.raises(UserError, match="no number as its sensitivity"):
+        with pytest.raises(UserError, match="bounding-sensitivity"):
             one + other
     assert ledger.charged == 0
 
@@ -119,7 +119,7 @@ def test_a_bit_identical_replay_is_free_and_any_other_sum_is_refused(make):
     other, differs, ledger = make()
     sum_ = zeros()
     sum_.values[0] = 1e-3
-    with pytest.raises(UserError, match="released before"):
+    with pytest.raises(UserError, match="training-step-differs"):
         differs.apply(0, sum_)
     assert ledger.charged == 1 and not other.weight.any()
 
@@ -158,7 +158,7 @@ def test_a_ledger_that_lost_the_line_of_a_kept_release_is_refused(make, tmp_path
     ledger.path.write_text("".join(lines[:2]))
     _, again, _ = make(releases=releases)
     assert again.replay(0) is not None
-    with pytest.raises(UserError, match="lost the line of step 1"):
+    with pytest.raises(UserError, match=r"step 1.*\[training-line"):
         again.replay(1)
 
 
@@ -193,7 +193,7 @@ def test_a_release_beyond_the_budget_is_never_kept(make, tmp_path):
 def test_noise_and_accounting_must_follow_from_one_plan(make, tmp_path):
     model, _, _ = make()
     other = Ledger.create(tmp_path / "other.jsonl", PrivacyPlan.of(1000, 64, 4, 0.5, 20, 1.4, 1e-5))
-    with pytest.raises(UserError, match="another plan"):
+    with pytest.raises(UserError, match="training-other-plan"):
         Coordinator(PLAN, model, PLAIN, Randomness.from_seed(0), other)
 
 
@@ -231,7 +231,7 @@ def test_a_copy_with_another_plan_has_noise_of_its_own(make):
 )
 def test_a_sum_that_the_plan_does_not_describe_is_refused_and_not_paid(make, wrong):
     model, coordinator, ledger = make()
-    with pytest.raises(UserError, match="step 5"):
+    with pytest.raises(UserError, match=r"step 5.*\[training-sum"):
         coordinator.apply(5, wrong)
     assert ledger.charged == 0 and not model.weight.any()
 
@@ -267,7 +267,7 @@ def test_a_step_is_as_long_as_its_schedule_says(make, schedule, rates):
 
 def test_diverged_parameters_stop_the_run_with_a_sentence(make):
     _, coordinator, _ = make(config=OptimizerConfig(name="sgd", learning_rate=1e38, momentum=0.9))
-    with pytest.raises(UserError, match="learning_rate"):
+    with pytest.raises(UserError, match=r"learning_rate.*\[optimizer-diverged"):
         for step in range(10):
             coordinator.apply(step, zeros())
 
@@ -290,7 +290,7 @@ def test_noise_that_the_owners_added_is_not_added_again(make):
 @pytest.mark.parametrize("share", [0.5, 0.99, 2**-0.5, 1 - 1e-6])
 def test_less_noise_than_the_plans_is_refused(make, share):
     model, coordinator, ledger = make()
-    with pytest.raises(UserError, match="the plan's is"):
+    with pytest.raises(UserError, match="training-noise-low"):
         coordinator.apply(0, dataclasses.replace(zeros(), noise_std=share * PLAN.noise_std))
     assert ledger.charged == 0 and not model.weight.any()
 

@@ -79,10 +79,10 @@ def test_a_checkpoint_with_another_header_is_noticed(saved, parts, field):
         header, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for other in ({**header, field: header[field] + "1"}, {name: value for name, value in header.items() if name != field}):
         save_file(tensors, path, metadata=other)
-        with pytest.raises(UserError, match="damaged"):
+        with pytest.raises(UserError, match="checkpoint-damaged"):
             checkpoints.load(path, *parts)
     save_file({**tensors, AVERAGE: tensors[AVERAGE].view(3, 4)}, path, metadata=header)  # the same bits in another shape
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="checkpoint-damaged"):
         checkpoints.load(path, *parts)
 
 
@@ -93,7 +93,7 @@ def test_a_checkpoint_of_another_format_is_damaged(saved, parts):
     other = {**header, "format": "dpfed-checkpoint-1"}
     save_file(tensors, path, metadata=other | {"digest": _digest(tensors, other)})
     for read in (lambda: checkpoints.load(path, *parts), lambda: load_weights(path, parts[0], parts[1].post_processors)):
-        with pytest.raises(UserError, match="damaged"):
+        with pytest.raises(UserError, match="checkpoint-damaged"):
             read()
 
 

@@ -52,7 +52,7 @@ def test_an_engine_whose_kernels_fail_is_not_chosen_and_refused_in_a_sentence(er
         lambda: require_fitting(model, batch),
         lambda: LayerwiseEngine(model).add_clipped(batch, 1.0, LayerwiseEngine(model).zeros()),
     ):
-        with pytest.raises(UserError, match=rf"a kernel of Triton failed on this GPU.*{words}.*'loop' or 'auto'"):
+        with pytest.raises(UserError, match=rf"{words}.*\[layer-kernel"):
             attempt()
 
 

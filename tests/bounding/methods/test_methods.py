@@ -146,5 +146,5 @@ def test_a_run_goes_on_with_its_own_options_only(run_of):
 
 @pytest.mark.parametrize("name", ["released", "dpcl"])
 def test_views_that_a_method_would_not_use_are_refused(name):
-    with pytest.raises(UserError, match="objective.augmentations"):
+    with pytest.raises(UserError, match="baseline-augmentations"):
         PrivacyPlan.from_config(200, config_for(name, objective={"augmentations": 1}))

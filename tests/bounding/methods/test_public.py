@@ -135,5 +135,5 @@ def test_the_plan_has_sensitivity_c_and_as_many_groups_as_expected_records():
 
 
 def test_a_missing_path_is_refused_before_any_record_is_read():
-    with pytest.raises(UserError, match=r"give public.path"):
+    with pytest.raises(UserError, match="bounding-public-path"):
         PrivacyPlan.from_config(1000, config(public={}))
