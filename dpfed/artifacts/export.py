@@ -55,13 +55,13 @@ def export_model(
     """
     run, dest = RunDirectory.open(folder), path_of(dest, "the destination")
     if not run.finished:
-        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` trains it to its end.")
+        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` trains it to its end. [export-unfinished]")
     if os.path.lexists(dest):
-        raise UserError(f"{dest} exists already; choose another destination or delete it first.")
+        raise UserError(f"{dest} exists already; choose another destination or delete it first. [export-exists]")
     if onnx and hub:
         raise UserError("--onnx makes one file; --hub makes a folder with a whole model: choose one.")
     if license is not None and not hub:
-        raise UserError("--license is for the page that --hub makes: add --hub, or leave it out.")
+        raise UserError("--license is for the page that --hub makes: add --hub, or leave it out. [export-license-unused]")
     page = model_card(run, license) if hub else None
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def export_model(
                 for path in (draft, *draft.rglob("*")):
                     os.utime(path)  # when training ended tells how long its steps took, which no epsilon covers
     except OSError as error:
-        raise UserError(f"cannot write {dest}: {error.strerror or error}.") from error
+        raise UserError(f"cannot write {dest}: {error.strerror or error}. [export-unwritable]") from error
     return [dest] if onnx else sorted(dest.iterdir())
 
 

@@ -104,8 +104,8 @@ class TestHub:
     @pytest.mark.parametrize(
         ("options", "sentence"),
         [
-            ({"license": "mit"}, "add --hub"),
-            ({"hub": True, "license": "my own: licence\n"}, "expected a name that the hub knows"),
+            ({"license": "mit"}, "export-license-unused"),
+            ({"hub": True, "license": "my own: licence\n"}, "export-license-odd"),
             ({"hub": True, "onnx": True}, "choose one"),
         ],
     )
