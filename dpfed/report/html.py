@@ -62,7 +62,7 @@ def write_report(path: str | Path, runs: Sequence[RunView], note: str = "", expe
         ValueError: for a forecast beside several runs.
     """
     if not runs:
-        raise UserError("a report needs at least one run.")
+        raise UserError("a report needs at least one run. [report-runs-missing]")
     if expected and len(runs) > 1:
         raise ValueError("a forecast belongs to the report of one run")
     values = {**_single(runs[0]), "expected": expected} if len(runs) == 1 else _comparison(runs)
@@ -71,7 +71,7 @@ def write_report(path: str | Path, runs: Sequence[RunView], note: str = "", expe
     try:
         path_of(path, "the report").write_text(environment.from_string(_template()).render(values, note=note), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write the report {path}: {error.strerror or error}.") from error
+        raise UserError(f"cannot write the report {path}: {error.strerror or error}. [report-unwritable]") from error
 
 
 def page_style() -> Markup:
