@@ -203,8 +203,8 @@ def test_a_model_goes_on_from_its_features(parts):
     ("section", "key", "value", "said"),
     [
         ("adaptation", "image", "bias", "'views.cached' has no effect .* set adaptation.image = 'frozen'"),
-        ("model", "weights", None, "has BatchNorm|its weights are random: set model.weights"),
-        ("objective", "augmentations", 2, "contrasts 3 views of an image, and views.cached = 2: set 3 or more"),
+        ("model", "weights", None, "has BatchNorm|run-views-random"),
+        ("objective", "augmentations", 2, "views.cached = 2: set 3 or more.*run-views-few"),
         ("text_views", "word_swap", 0.5, "features of the captions are computed once"),
     ],
 )

@@ -89,7 +89,7 @@ def test_where_a_tower_is_frozen_a_site_needs_its_own_copy_of_the_same_weights(a
     assert frozen_digest(site.model) == frozen_digest(coordinator.model)
     torch.manual_seed(4)
     save_encoder(tmp_path / "copy", build_model(config.model, config.objective, AdaptationConfig(), 32), resolve(config))
-    with pytest.raises(UserError, match="or the federation. was started with"):
+    with pytest.raises(UserError, match="start-weights-changed"):
         resolve(site_config(terms, own))
 
 
