@@ -252,7 +252,7 @@ def report(
         views = [dataclasses.replace(views[0], gallery=shown)]
     path = out or (run[0] / "report.html" if len(run) == 1 else Path("comparison.html"))
     if out is None and len(run) > 1 and path.exists():
-        raise UserError(f"{path} exists: choose another file with --out.")
+        raise UserError(f"{path} exists: choose another file with --out. [report-exists]")
     write_report(path, views, expected=expected)
     console.print(path, highlight=False, soft_wrap=True)
 
