@@ -78,7 +78,7 @@ def detect(source: str | Path, access: Access | None = None) -> str:
                 f"test, or import them with `{table_command(source, tables)}`. [import-unclear-tables]"
             )
         source = next((file for file in listing.files if suffix(file) in _PACKED), source)
-    if suffix(source) in _PACKED:
+    if source.suffix.lower() in _PACKED:
         raise UserError(f"{source} is a packed file that is not read: unpack it, and import the folder. [import-packed]")
     raise UserError(f"nothing at {source} looks like a known data set. Known: {known}. [import-unknown-data]")
 
