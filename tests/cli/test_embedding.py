@@ -86,10 +86,10 @@ def test_files_and_folders_are_embedded_by_their_paths_and_what_is_wrong_is_refu
     (tmp_path / "broken.png").write_bytes(b"no picture")
     (tmp_path / "empty").mkdir()
     for words, sentence in (
-        (("embed", run, pictures, "--out", out), "exists already"),
-        (("embed", run, tmp_path / "broken.png", "--out", tmp_path / "new"), "broken.png cannot be read as an image"),
-        (("embed", run, tmp_path / "empty", "--out", tmp_path / "new"), "there are no images"),
-        (("embed", run, tmp_path / "gone", "--out", tmp_path / "new"), "is not there"),
+        (("embed", run, pictures, "--out", out), "[file-exists]"),
+        (("embed", run, tmp_path / "broken.png", "--out", tmp_path / "new"), "[image-unreadable]"),
+        (("embed", run, tmp_path / "empty", "--out", tmp_path / "new"), "[image-nothing]"),
+        (("embed", run, tmp_path / "gone", "--out", tmp_path / "new"), "[image-path-missing]"),
         (("search", run, WORDS, "--pictures", pictures), "model-folder-no-text"),
     ):
         code, _, error = dpfed(*words)
