@@ -79,13 +79,9 @@ def audit_run(
     """
     run, watcher = RunDirectory.open(folder), watcher or Silent()
     if not run.finished:
-        raise UserError(
-            f"{folder} is not finished: `dpfed resume {folder}` finishes it; or audit its configuration. [audit-unfinished]"
-        )
+        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; or audit its config. [audit-early]")
     if run.terms.is_file():
-        raise UserError(
-            f"{folder} is the run of a federation, whose sites are not attacked: audit its configuration. [audit-federation]"
-        )
+        raise UserError(f"{folder} is the run of a federation, whose sites are not attacked: audit its config. [audit-sites]")
     if (before := run.privacy_audit) is not None and before["contradicted"]:
         raise UserError(
             f"an audit of {before['day']} contradicted the claim of {folder}, and a later audit cannot undo that: audit its "

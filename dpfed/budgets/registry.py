@@ -132,8 +132,7 @@ def held(store: Path | None) -> Iterator[None]:
         except OSError as error:
             raise UserError(
                 f"{error.filename or folder}: {error.strerror or error}. A budget's ledger is written into the store and the "
-                f"registry {folder} (${_FOLDER} names another) before anything is spent: make both writable. "
-                "[budget-not-writable]"
+                f"registry {folder} (${_FOLDER} names another) before anything is spent: make both writable. [budget-folders]"
             ) from error
         yield
 
@@ -155,9 +154,7 @@ def keep(budget: BudgetLedger, store: RecordStore | None) -> None:
     try:
         _Names(store).keep(id)
     except OSError as error:
-        raise UserError(
-            f"the registry {folder} cannot be written: {error.strerror or error}. [registry-not-writable]"
-        ) from error
+        raise UserError(f"the registry {folder} cannot be written: {error.strerror or error}. [registry-unwritable]") from error
     own = read(store.path / BUDGET_LEDGER)
     if own is None or own.head.id == id:
         write_missing(store.path / BUDGET_LEDGER, budget)
@@ -252,9 +249,7 @@ def _sample(path: Path) -> np.ndarray:
             raise ValueError("expected a list of numbers from 0 to 1")
         return sample
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(
-            f"{path} is damaged ({error}): remove it; the next run on the budget's store writes it. [registry-sample-damaged]"
-        ) from error
+        raise UserError(f"{path} is damaged ({error}): remove it; the store's next run writes it. [registry-sample]") from error
 
 
 def _samples() -> bool:
@@ -276,7 +271,6 @@ def _secret() -> Randomness:
         key = b""
     if len(key) != KEY_BYTES:
         raise UserError(
-            f"{path} is missing or damaged: restore it, or remove it with all files `*.names.json` beside it. "
-            "[registry-key-damaged]"
+            f"{path} is missing or damaged: restore it, or remove it with all `*.names.json` beside it. [registry-key-damaged]"
         )
     return Randomness(key)

@@ -56,9 +56,7 @@ def write_missing(path: Path, budget: BudgetLedger) -> None:
             "must be reserved there, on disk, before the first step. [replica-not-writable]"
         ) from error
     except GrewElsewhere as error:
-        raise UserError(
-            f"{path} was written by another process at the same time: is its storage without locks? [replica-two-writers]"
-        ) from error
+        raise UserError(f"{path} was written by another process: does its storage lack locks? [replica-writers]") from error
 
 
 def _chained(lines: list[dict[str, Any]], chain: str = "") -> Iterator[dict[str, Any]]:
@@ -78,9 +76,7 @@ def _read(path: Path, mend: bool = False) -> tuple[BudgetLedger | None, str, int
     except FileNotFoundError:
         return None, "", 0
     except OSError as error:
-        raise UserError(
-            f"the budget's ledger {path} cannot be read: {error.strerror or error}. [replica-unreadable]"
-        ) from error
+        raise UserError(f"the budget's ledger {path} cannot be read: {error.strerror or error}. [replica-unread]") from error
     except DamagedLine as error:
         raise damaged(path, error.number) from None
     if mend:

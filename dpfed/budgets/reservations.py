@@ -59,8 +59,7 @@ def reserved(found: Found, store: RecordStore, reservations: Sequence[Reservatio
         if known is None and reservation.charged and budget.head.id in reservation.reserved_with:
             raise UserError(
                 f"{reservation.place} has reserved with the budget {budget.head.id} and was charged {reservation.charged} "
-                "steps, and the budget's ledger has no such entry: it has lost lines. Restore it from a backup. "
-                "[budget-entry-lost]"
+                "steps, and the budget's ledger has no such entry: it has lost lines. Restore it from a backup. [budget-entry]"
             )
         if reservation.id not in budget.replaced and not (known and _holds_already(known, reservation)):
             number = known.number + 1 if known else 0

@@ -45,8 +45,7 @@ def set_budget(
         others = {one.budget.head.id: one for one in found if one.by_name is not None}
         if distinct is not None and (own is not None or not others):
             raise UserError(
-                "--distinct has no effect here: no other budget has records with the same names. Leave it out. "
-                "[budget-distinct-needless]"
+                "--distinct has no effect: no other budget has records with the same names. Leave it out. [budget-distinct]"
             )
         if own is None:
             if others and distinct is None:
@@ -54,8 +53,7 @@ def set_budget(
             own = _new(store, epsilon, delta, unit or "record", dict.fromkeys(others, distinct or ""))
         elif unit not in (None, own.head.unit):
             raise UserError(
-                f"the budget of {store.path} is for each {own.head.unit}, and this cannot change: runs were counted for it. "
-                "[budget-unit-fixed]"
+                f"the budget of {store.path} is for each {own.head.unit}, which cannot change: runs were counted. [budget-unit]"
             )
         number = 1 + max((entry.number for entry in own.sets), default=-1)
         budget = own.with_entries([Entry.new("set", number=number, epsilon=epsilon, delta=delta)])
@@ -188,7 +186,7 @@ def _new(store: RecordStore, epsilon: float, delta: float, unit: Unit, distinct:
 def _same_names(store: RecordStore, others: list[Found]) -> UserError:
     told = "; ".join(f"{one.by_name or 0:.0%} of those of {one.budget.head.store}, {shown(one.budget)}" for one in others)
     return UserError(
-        f"training records of {store.path} have the names of records that have a budget already ({told}). That budget "
-        "also holds here: runs are charged to it, and no other needs to be set. If these are other records, say why with "
-        "--distinct 'WHY'. [budget-names-known]"
+        f"training records of {store.path} have the names of records that have a budget already ({told}). That budget also "
+        "holds here: runs are charged to it, and no other is needed. If these are other records, say why with --distinct "
+        "'WHY'. [budget-names]"
     )

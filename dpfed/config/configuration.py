@@ -126,8 +126,7 @@ def read_back(tree: dict[str, Any], origin: str) -> Config:
 def _checked(tree: dict[str, Any], origin: str) -> Config:
     if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
         raise UserError(
-            f"{origin}: expected keys and values, such as {{'privacy': {{'epsilon': 8.0}}}}; got {shown(tree)}. "
-            "[config-not-keys]"
+            f"{origin}: expected keys and values, such as {{'privacy': {{'epsilon': 8.0}}}}; got {shown(tree)}. [config-keys]"
         )
     try:
         return Config(**tree)
@@ -139,16 +138,12 @@ def _assign(tree: dict[str, Any], assignment: str) -> None:
     key, equals, text = assignment.partition("=")
     key = key.strip()
     if has_control_characters(assignment):
-        raise UserError(
-            f"{assignment!r} holds a line break or another control character: expected one section.key=value. "
-            "[setting-control-char]"
-        )
+        raise UserError(f"{assignment!r} holds a line break or control character: expected section.key=value. [setting-chars]")
     if not equals or not key:
         raise UserError(f"{assignment!r}: expected section.key=value, for example privacy.epsilon=4. [setting-no-equals]")
     if not text.strip() and not _known(key, tree):
         raise UserError(
-            f"{assignment!r}: there is no such key to be left out; {nearest(key, leaves(Config().model_dump()))} "
-            "[setting-unknown]"
+            f"{assignment!r}: no such key to leave out; {nearest(key, leaves(Config().model_dump()))} [setting-unknown]"
         )
     put(tree, key, toml_value(text) if text.strip() else None, repr(assignment))
 

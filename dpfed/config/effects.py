@@ -314,8 +314,7 @@ def refuse_without_effect(config: Config, origin: str = "config") -> None:
     warmup, steps = config.optimizer.warmup, config.privacy.steps
     if warmup and warmup > steps:
         raise UserError(
-            f"{origin}: optimizer.warmup = {warmup} never ends with privacy.steps = {steps}: lower it, or raise them. "
-            "[config-warmup-long]"
+            f"{origin}: optimizer.warmup = {warmup} exceeds privacy.steps = {steps}: lower it, or raise them. [config-warmup]"
         )
 
 
@@ -376,6 +375,4 @@ def _them(keys: list[str]) -> str:
 
 def _refusal(origin: str, sentences: Iterable[str], keys: Iterable[str]) -> UserError:
     options = " ".join(f"--set {key}=" for key in keys)
-    return UserError(
-        f"{origin}: {'; '.join(sentences)}. [setting-no-effect]", command=f"On the command line, that is {options}"
-    )
+    return UserError(f"{origin}: {'; '.join(sentences)}. [setting-idle]", command=f"On the command line, that is {options}")

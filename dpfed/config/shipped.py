@@ -49,9 +49,7 @@ def find_config(given: str | Path) -> Path:
     """
     found = _own(given)
     if found is None and str(given).removesuffix(".toml") in sweep_names():
-        raise UserError(
-            f"{given} is a sweep, not a config: `dpfed sweep CONFIG {given}` applies it to a config. [shipped-sweep-as-config]"
-        )
+        raise UserError(f"{given} is a sweep, not a config: `dpfed sweep CONFIG {given}` applies it to one. [shipped-sweep]")
     return found or _shipped(given, config_names(), "config")
 
 
@@ -83,8 +81,7 @@ def shipped_file(name: str) -> Path:
     if name in tower_names():
         return configs() / name
     raise UserError(
-        f"dpfed ships nothing named '{name}'; {_meant(name, (*config_names(), *sweep_names(), *tower_names()))} "
-        "[shipped-unknown]"
+        f"dpfed ships nothing named '{name}'; {_meant(name, (*config_names(), *sweep_names(), *tower_names()))} [shipped-none]"
     )
 
 
@@ -129,7 +126,4 @@ def _folder(installed: str, checkout: str) -> Path:
     for folder in (_PACKAGE / installed, _PACKAGE.parent / checkout):
         if folder.is_dir():
             return folder
-    raise UserError(
-        f"this installation of dpfed is incomplete, {_PACKAGE / installed} is missing: install it again. "
-        "[shipped-folder-missing]"
-    )
+    raise UserError(f"this installation of dpfed lacks {_PACKAGE / installed}: install it again. [shipped-lacking]")

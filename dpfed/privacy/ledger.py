@@ -114,8 +114,7 @@ class Ledger:
             raise UserError(f"a ledger needs a plan: expected a dpfed.PrivacyPlan, got {type(plan).__name__}. [ledger-no-plan]")
         if path.exists():
             raise UserError(
-                f"{path} exists already: a ledger is never started twice; resume the run or choose another folder. "
-                "[ledger-exists]"
+                f"{path} exists: a ledger is never started twice; resume the run or choose another folder. [ledger-exists]"
             )
         ledger = cls(path, plan, marks or {}, [], 0, "", block)
         header = {"ledger": FORMAT, "fingerprint": plan.fingerprint, "plan": plan.as_dict(), "marks": ledger.marks}
@@ -214,8 +213,7 @@ class Ledger:
         target = self.plan.promise.target_epsilon
         if target is not None and self.charged + 1 > self.plan.steps and not self.plan.epsilon(self.charged + 1) <= target:
             raise UserError(
-                f"the budget is spent: step {step} would be release {self.charged + 1} and exceed epsilon {target}. "
-                "[ledger-spent]"
+                f"the budget is spent: step {step} (release {self.charged + 1}) would exceed epsilon {target}. [ledger-spent]"
             )
 
     def charge(self, release: Release) -> None:
@@ -277,9 +275,7 @@ class Ledger:
             # Two coordinators of one run, on storage whose locks failed, must not both pay for a step.
             end = append_line(self.path, {**entry, "chain": chain}, self._lines.end)
         except GrewElsewhere as error:
-            raise UserError(
-                f"{self.path} was written by another process while this one trained: end one of them. [ledger-two-writers]"
-            ) from error
+            raise UserError(f"{self.path} was written by another process, too: end one of them. [ledger-writers]") from error
         self._lines = Lines([], end, end)
         self._chain = self.head = chain
 
