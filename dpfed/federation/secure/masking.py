@@ -255,7 +255,7 @@ class Masking:
     def _check(self, masked: _Masked, arrived: frozenset[int]) -> None:
         step = masked.step
         if masked.arrived not in (None, arrived):
-            raise OtherView(f"step {step}: a second set of sites is said to have arrived; it is refused. [mask-second-set]")
+            raise OtherView(f"step {step}: a second set of arrived sites is refused. [mask-second-set]")
         if strangers := sorted(arrived - masked.view.members):
             raise OtherView(f"step {step}: sites {strangers}, said to have arrived, are not in its roster. [mask-strangers]")
         if len(arrived) < self._trust.least:
