@@ -142,18 +142,6 @@ class RunView:
         return std * math.sqrt(trained) / privacy["divisor"]
 
     @property
-    def noise_over_gradient(self) -> float | None:
-        """The length of a step's noise over that of the gradient under it; ``None`` where the gradient does not show.
-
-        Noise is independent of the gradient, so the squared lengths add up: the gradient's is what the noisy one has more.
-        """
-        norms = [line["noisy_gradient_norm"] for line in self.metrics if line.get("noisy_gradient_norm")]
-        if self.noise_norm is None or not norms:
-            return None
-        more = sum(norm**2 for norm in norms) / len(norms) - self.noise_norm**2
-        return self.noise_norm / math.sqrt(more) if more > 0 else None
-
-    @property
     def table(self) -> list[Result]:
         """The last trained beside the untrained figures."""
         return results_of(self.evaluations)
