@@ -181,7 +181,7 @@ def find_start(given: str | Path) -> StartingWeights:
     if path.name in (WEIGHTS, CLIP_WEIGHTS, HEAD) and os.path.isfile(path.with_name(DESCRIPTION)):
         return _in_folder(path.parent)
     if not os.path.lexists(path):
-        raise MissingStart(f"model.start: there is nothing at {path}; expected 'procedural', {_EXPECTED}. [start-missing]")
+        raise MissingStart(f"model.start: there is nothing at {path}; expected 'procedural', {_EXPECTED}. [start-nowhere]")
     try:
         with open_regular(path) as file:
             digest = hashlib.sha256()

@@ -93,7 +93,7 @@ def test_places_without_weights_are_refused(tmp_path, saved):
     (tmp_path / "unfinished" / "config.toml").touch()
     os.mkfifo(tmp_path / "pipe.safetensors")
     for name, said in {
-        "nowhere": "start-missing",
+        "nowhere": "start-nowhere",
         "text.txt": "start-file-type",
         "empty": "start-no-model",
         "unfinished": r"`dpfed resume.*\[start-unfinished",
