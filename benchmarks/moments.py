@@ -12,6 +12,7 @@ of symbols there (of tiles, for symbols). It writes ``benchmarks/results/moments
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ from benchmarks.linear_heads import best, heads
 from benchmarks.picture_sets import cifar_store, icons, named_store, symbols, tiles
 from benchmarks.record import RESULTS, figures, write_result
 from dpfed.data.store.records import RecordStore
-from dpfed.report.style import MUTED, SERIES, png_bytes, quiet
+from dpfed.report.style import MUTED, SERIES, quiet
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "moments.png"
 EPSILONS, FEW, SEEDS = (0.1, 0.3, 1.0, 3.0, 8.0, 10.0), (1.0, 3.0, 8.0), (0, 1, 2, 3, 4)
@@ -119,7 +120,9 @@ def drawn(sets: dict[str, Any]) -> bytes:
             plot.set_xlabel(f"epsilon ({most:,} records)" if key == "epsilon" else "records (epsilon 8)", fontsize=9)
         axes[0][column].set_title(f"{name}: {found['measure']}, %", fontsize=10)
     axes[0][0].legend(fontsize=8, frameon=False)
-    return png_bytes(canvas)
+    out = io.BytesIO()
+    canvas.savefig(out, format="png", dpi=200, metadata={"Software": None})
+    return out.getvalue()
 
 
 def main(place: str, work: str, *given: str) -> None:

@@ -72,7 +72,7 @@ class Encoder:
             UserError: if the model has no text tower, or for anything but texts.
         """
         if self._tokenizer is None:
-            raise UserError("this encoder has no text tower: it was trained with model.kind = 'image'.")
+            raise UserError("this encoder has no text tower: it was trained with model.kind = 'image'. [model-folder-no-text]")
         return method_of(self.model, "embed_text")(self._tokenizer(texts(captions)).to(self._device))
 
     def gallery(self, store: RecordStore, config: Config) -> Gallery | None:

@@ -38,17 +38,17 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
         UserError: when it is empty, which would silently mean the current folder, is an address, or cannot be a file's name.
     """
     if not isinstance(given, str | os.PathLike):
-        raise UserError(f"{what} must be a path, a text or a pathlib.Path, got {given!r}.")
+        raise UserError(f"{what} must be a path, a text or a pathlib.Path, got {given!r}. [path-type]")
     text = os.fsdecode(given)
     if not text.strip():
-        raise UserError(f"{what} is empty; write '.' for the current folder.")
+        raise UserError(f"{what} is empty; write '.' for the current folder. [path-empty]")
     if "\0" in text or not _is_utf8(text):
-        raise UserError(f"{what}, {text!r}, is not valid text in UTF-8; rename it, or choose another.")
+        raise UserError(f"{what}, {text!r}, is not valid text in UTF-8; rename it, or choose another. [path-not-utf8]")
     if is_url(text):  # which would silently mean a folder called "s3:"
-        raise UserError(f"{what}, {text}, is the address of another place: give a path on this machine.")
+        raise UserError(f"{what}, {text}, is the address of another place: give a path on this machine. [path-address]")
     path = Path(text)
     if len(os.fsencode(path.absolute())) > _LONGEST or any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts):
-        raise UserError(f"{what} is a name of {len(text):,} letters, longer than a file's name can be; choose another.")
+        raise UserError(f"{what} has {len(text):,} letters, more than a file's name can have; choose another. [path-too-long]")
     return path
 
 

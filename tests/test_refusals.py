@@ -14,6 +14,7 @@ from dpfed.errors import UserError
 
 _PRODUCT = Path(__file__).parents[1] / "dpfed"
 _CODE = re.compile(r" \[([a-z0-9]+(?:-[a-z0-9]+)+)\]$")
+_PASSED_ON = {"dpfed/cluster/launch.py": "refusal", "dpfed/cluster/collective.py": "text"}  # of another process, with its code
 
 
 def _errors() -> set[str]:
@@ -29,17 +30,24 @@ def _errors() -> set[str]:
 
 
 def _refusals() -> Iterator[tuple[str, str]]:
-    """Places, and how each message ends; of one that is not written there, nothing."""
+    """Places, and how each message ends; of one that is not written there, the variable's name in braces."""
     errors = _errors()
     for path in sorted(_PRODUCT.rglob("*.py")):
+        place = str(path.relative_to(_PRODUCT.parent))
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in errors:
-                yield f"{path.relative_to(_PRODUCT.parent)}:{node.lineno}", _end(node.args[0]) if node.args else ""
+                end = _end(node.args[0]) if node.args else ""
+                if end != f"{{{_PASSED_ON.get(place)}}}":
+                    yield f"{place}:{node.lineno}", end
 
 
 def _end(message: ast.expr) -> str:
     if isinstance(message, ast.JoinedStr) and message.values:
         return _end(message.values[-1])
+    if isinstance(message, ast.FormattedValue):
+        return _end(message.value)
+    if isinstance(message, ast.Name):
+        return f"{{{message.id}}}"
     if isinstance(message, ast.Constant):
         return str(message.value)
     if isinstance(message, ast.BinOp):

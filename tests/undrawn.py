@@ -4,21 +4,20 @@ import pytest
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from dpfed.report import gallery, html
+from dpfed.report import html
 
 _CHARTS = ("bar_chart", "comparison_plot", "epsilon_plot", "norm_plot", "progress_plot", "timeline_plot")
-REAL = {(html, name): getattr(html, name) for name in (*_CHARTS, "inline_svg")} | {(gallery, "maps"): gallery.maps}
+REAL = {name: getattr(html, name) for name in (*_CHARTS, "inline_svg")}
 
 
 def undraw(patch: pytest.MonkeyPatch) -> None:
-    """Charts of reports become empty elements with their titles, and galleries have no map."""
+    """Charts of reports become empty elements with their titles."""
     for name in _CHARTS:
         patch.setattr(html, name, lambda *_, **__: Figure())
     patch.setattr(html, "inline_svg", lambda _, title: Markup('<svg aria-label="{}"></svg>').format(title))
-    patch.setattr(gallery, "maps", lambda *_: [])
 
 
 def draw(patch: pytest.MonkeyPatch) -> None:
     """Gives them back."""
-    for (room, name), real in REAL.items():
-        patch.setattr(room, name, real)
+    for name, real in REAL.items():
+        patch.setattr(html, name, real)

@@ -123,7 +123,7 @@ class RunDirectory:
         """Raises a `UserError` if the directory holds anything."""
         if not cls.unused(path):
             raise UserError(
-                f"{path} is in use: `dpfed resume {path}` resumes that run; another run needs its own folder.",
+                f"{path} is in use: `dpfed resume {path}` resumes that run; another run needs its own folder. [run-in-use]",
                 command="On the command line: --resume or --run DIR",
             )
 
@@ -163,7 +163,7 @@ class RunDirectory:
         run = cls(path)
         run.refuse_odd_entries()
         if not run._config.is_file():
-            raise UserError(f"{path} is not a run: it has no config.toml; `dpfed pretrain CONFIG --run {path}` starts one.")
+            raise UserError(f"{path} has no config.toml: `dpfed pretrain CONFIG --run {path}` starts a run. [run-no-config]")
         return run
 
     @property
@@ -194,16 +194,16 @@ class RunDirectory:
             if entry.is_file() or (entry.is_dir() and (entry in known or entry.suffix in ("", DRAFT))):
                 continue
             what = "a folder" if entry.is_dir() else "a link that leads nowhere" if entry.is_symlink() else "no regular file"
-            raise UserError(f"{self.path} is damaged: {entry.relative_to(self.path)} is {what}. Restore it, or remove it.")
+            raise UserError(f"the run is damaged: {entry} is {what}; restore or remove it. [run-entry-odd]")
 
     @property
     def provenance(self) -> dict[str, Any]:
         """Which run this is and what it was made with, see `dpfed.artifacts.provenance`."""
         facts: dict[str, Any] | None = _json_of(self._provenance)
         if facts is None:
-            raise UserError(f"{self._provenance} is missing: every run writes it when it begins; restore it.")
+            raise UserError(f"{self._provenance} is missing: every run writes it when it begins; restore it. [provenance-gone]")
         if wrong := wrong_provenance(facts):
-            raise UserError(f"{self._provenance} is damaged: '{wrong}' is not what a run writes; restore it.")
+            raise UserError(f"{self._provenance} is damaged: '{wrong}' is not what a run writes; restore it. [provenance-odd]")
         return facts
 
     def note_environment(self, environment: dict[str, Any]) -> None:
@@ -218,7 +218,7 @@ class RunDirectory:
         """What was made of the run's private records beside training, which the card must say."""
         names = _json_of(self._disclosures) or []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UserError(f"{self._disclosures} is damaged: expected a list of names; restore it.")
+            raise UserError(f"{self._disclosures} is damaged: expected a list of names; restore it. [run-disclosures-damaged]")
         return set(names)
 
     @property
@@ -230,7 +230,7 @@ class RunDirectory:
         """
         facts = _json_of(self._privacy_audit)
         if facts is not None and not is_audit(facts):
-            raise UserError(f"{self._privacy_audit} is damaged: restore it, or delete it and audit again.")
+            raise UserError(f"{self._privacy_audit} is damaged: restore it, or delete it and audit again. [run-audit-damaged]")
         return facts
 
     def disclose(self, what: str) -> None:
@@ -247,7 +247,7 @@ class RunDirectory:
         except OSError as error:
             raise UserError(
                 f"{self.path} cannot be written ({error.strerror or error}), and its card must list every evaluation of its "
-                "records: evaluate a copy of the run that is writable."
+                "records: evaluate a copy of the run that is writable. [run-evaluation-unlisted]"
             ) from error
 
     def config(self) -> Config:
@@ -272,7 +272,7 @@ class RunDirectory:
             if key not in idle and not left_open and value != kept:
                 raise UserError(
                     f"{self.path} holds a run with {key} = {kept!r}, and the configuration now says {value!r}: change it "
-                    "back to resume that run, or choose another folder.",
+                    "back to resume that run, or choose another folder. [resume-config-changed]",
                     command="On the command line: --run DIR",
                 )
 
@@ -283,7 +283,7 @@ class RunDirectory:
             UserError: if they differ, or the run is not a federation's.
         """
         if not self.terms.is_file() or self.terms.read_text(encoding="utf-8") != terms:
-            raise UserError(f"{self.path} holds a run with other terms, or with none: choose another directory for this one.")
+            raise UserError(f"{self.path} holds a run with other terms, or none: choose another folder. [resume-terms-other]")
 
     def randomness(self) -> Randomness:
         """The run's secret randomness.
@@ -294,9 +294,9 @@ class RunDirectory:
         try:
             master = read_bytes(self._key)
         except OSError as error:
-            raise UserError(f"{self._key} is missing: without the secret key the run cannot continue.") from error
+            raise UserError(f"{self._key} is missing: without this key the run cannot continue. [run-key-missing]") from error
         if len(master) != KEY_BYTES:
-            raise UserError(f"{self._key} is damaged: expected {KEY_BYTES} bytes, got {len(master)}.")
+            raise UserError(f"{self._key} is damaged: expected {KEY_BYTES} bytes, got {len(master)}. [run-key-damaged]")
         return Randomness(master)
 
     def delete_secrets(self) -> None:
@@ -342,7 +342,7 @@ class RunDirectory:
         except (OSError, DamagedLine) as error:
             raise UserError(
                 f"{self.metrics} is damaged ({error}): restore it, or delete it; the run then continues without the "
-                "earlier part of its curves."
+                "earlier part of its curves. [run-metrics-damaged]"
             ) from error
 
     def federation_steps(self) -> list[dict[str, Any]]:
@@ -392,9 +392,9 @@ def _json_of(file: Path) -> Any:
     try:
         return json.loads(read_text(file)) if file.is_file() else None
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} is damaged ({error}): restore it.") from error
+        raise UserError(f"{file} is damaged ({error}): restore it. [run-json-damaged]") from error
 
 
 def _cannot_make(path: Path, error: OSError | ValueError) -> UserError:
     reason = error.strerror or error if isinstance(error, OSError) else error
-    return UserError(f"cannot make a run at {path}: {reason}; choose another folder for it.")
+    return UserError(f"cannot make a run at {path}: {reason}; choose another folder for it. [run-folder-unusable]")

@@ -42,13 +42,11 @@ def model_card(run: RunDirectory, license: str | None) -> str:
         UserError: for a license that is none, or without huggingface_hub.
     """
     if license is not None and not _LICENSE.fullmatch(license):
-        raise UserError(
-            f"--license {license!r}: expected a name that the hub knows, such as apache-2.0, cc-by-nc-4.0 or other."
-        )
+        raise UserError(f"--license {license!r}: expected a name that the hub knows, such as apache-2.0. [export-license-odd]")
     try:
         from huggingface_hub import EvalResult, ModelCardData
     except ImportError as error:
-        raise UserError("a model for the Hugging Face hub needs huggingface_hub: pip install 'dpfed[hub]'.") from error
+        raise UserError("--hub needs the package huggingface_hub: pip install 'dpfed[hub]'. [export-hub-package]") from error
     results, description = results_in(run.results), describe(run.model)
     privacy, name = results["privacy"], str(results["name"])
     facts = run.provenance

@@ -268,16 +268,9 @@ LABELLED_FIGURES = "labelled-figures"
 """Figures were computed from the labels of private training records: k-NN, linear probe."""
 AUDITED = "audited"
 """The run was attacked with its own records."""
-BOARDS = {"wandb": "Weights & Biases", "mlflow": "MLflow"}
-"""Where `dpfed.runs.tracking` can send figures: the option, and what people call it."""
 
 _TASKS = ("knn", "linear")
 _FIGURES = ("knn", "linear_probe")
-
-
-def sent_to(board: str) -> str:
-    """Covered figures were sent to one of `BOARDS`."""
-    return f"sent-to-{board}"
 
 
 def uses_labelled_bank(tasks: Iterable[str] = (), figures: Iterable[str] = ()) -> bool:

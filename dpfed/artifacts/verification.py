@@ -37,7 +37,7 @@ def ledger_of(run: RunDirectory) -> Ledger:
     results = _readable_results(run)
     said = results.get("privacy", {}).get("steps_charged", 0)
     if type(said) is not int:  # such as NaN, beside which no ledger is too short
-        raise UserError(f"{run.results} is damaged: expected a whole number privacy.steps_charged, got {said!r}. Restore it.")
+        raise UserError(f"{run.results}: privacy.steps_charged must be an integer, got {said!r}. Restore it. [results-steps]")
     witnesses = {
         "results.json says {}": said,
         "a checkpoint is of step {}": max(map(_number, run.checkpoints.glob("step-*.safetensors")), default=0),
@@ -66,9 +66,7 @@ def _number(checkpoint: Any) -> int:
 
 
 def _lost(run: RunDirectory, why: str) -> UserError:
-    return UserError(
-        f"the ledger {run.ledger} has lost lines: {why}. Restore it from a backup; no card is written without them."
-    )
+    return UserError(f"{run.ledger} has lost lines: {why}. Restore it; no card is written without them. [run-ledger-short]")
 
 
 @dataclass(frozen=True)
@@ -102,10 +100,10 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
     try:
         text = read_bytes(path).decode()  # with its line ends: every byte counts
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the card {path}: {getattr(error, 'strerror', None) or error}.") from error
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}. [run-card-unreadable]") from error
     ledger, stated = ledger_of(run), table_rows(text)
     if ledger.artifacts is None:
-        raise UserError(f"{run.ledger} names no card: the run is not finished.")
+        raise UserError(f"{run.ledger} names no card: the run is not finished. [run-card-unnamed]")
     return [
         Check("every line of the ledger follows from the line before"),  # or `Ledger.open` had refused it
         _same("the card is the one that the ledger names", "its hash is", card_digest(text), ledger.artifacts.card),

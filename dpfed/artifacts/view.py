@@ -142,18 +142,6 @@ class RunView:
         return std * math.sqrt(trained) / privacy["divisor"]
 
     @property
-    def noise_over_gradient(self) -> float | None:
-        """The length of a step's noise over that of the gradient under it; ``None`` where the gradient does not show.
-
-        Noise is independent of the gradient, so the squared lengths add up: the gradient's is what the noisy one has more.
-        """
-        norms = [line["noisy_gradient_norm"] for line in self.metrics if line.get("noisy_gradient_norm")]
-        if self.noise_norm is None or not norms:
-            return None
-        more = sum(norm**2 for norm in norms) / len(norms) - self.noise_norm**2
-        return self.noise_norm / math.sqrt(more) if more > 0 else None
-
-    @property
     def table(self) -> list[Result]:
         """The last trained beside the untrained figures."""
         return results_of(self.evaluations)
@@ -167,19 +155,19 @@ class RunView:
         """
         folder = Path(folder)
         if not folder.is_dir():
-            raise UserError(f"there is no run at {folder}: expected a directory that `dpfed pretrain` wrote.")
+            raise UserError(f"there is no run at {folder}: expected a directory that `dpfed pretrain` wrote. [run-missing]")
         RunDirectory(folder).refuse_odd_entries()
         config_toml = _text(folder / "config.toml")
         try:
             name = tomllib.loads(config_toml).get("name", folder.name)
         except tomllib.TOMLDecodeError as error:
-            raise UserError(f"{folder / 'config.toml'} is damaged: {error}.") from error
+            raise UserError(f"{folder / 'config.toml'} is damaged: {error}. [run-config-damaged]") from error
         page = RunDirectory(folder).no_card if RunDirectory(folder).no_card.exists() else RunDirectory(folder).card
         card = _text(page)
         try:
             lead(card)
         except UserError as error:
-            raise UserError(f"{page} is damaged: {error}") from error
+            raise UserError(f"{page} is damaged: {error.sentence} [run-card-damaged]") from error
         pictures, ledger = folder / "gallery", RunDirectory(folder).ledger
         return cls(
             name=str(name),
@@ -199,7 +187,9 @@ def _text(path: Path) -> str:
     try:
         return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; is the run finished?") from error
+        raise UserError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}; is the run finished? [run-file-unreadable]"
+        ) from error
 
 
 def results_in(path: Path) -> dict[str, Any]:
@@ -211,21 +201,23 @@ def results_in(path: Path) -> dict[str, Any]:
     results = _object(_text(path), str(path))
     privacy, evaluations = results.get("privacy"), results.get("evaluations")
     if not isinstance(privacy, dict) or not _is(privacy.get("delta"), _NUMBER) or not _is(privacy.get("epsilon", ""), _SPENT):
-        raise UserError(f"{path} is damaged: expected numbers privacy.epsilon (null: infinite) and privacy.delta.")
+        raise UserError(f"{path} is damaged: expected numbers privacy.epsilon (or null) and privacy.delta. [results-privacy]")
     if not (0 < privacy["delta"] < 1 and (privacy["epsilon"] is None or 0 <= privacy["epsilon"] < math.inf)):
         raise UserError(
             f"{path} is damaged: expected privacy.epsilon of 0 or more (null: infinite) and privacy.delta between 0 and 1, got "
-            f"{privacy['epsilon']} and {privacy['delta']}."
+            f"{privacy['epsilon']} and {privacy['delta']}. [results-privacy-range]"
         )
     if not (_is(privacy.get("clip_norm", ""), _SPENT) and isinstance(privacy.get("clipping"), str)):
-        raise UserError(f"{path} is damaged: expected privacy.clip_norm (a number; null: none) and privacy.clipping (a word).")
+        raise UserError(
+            f"{path} is damaged: expected privacy.clip_norm (number or null) and privacy.clipping (word). [results-clipping]"
+        )
     if not _says_which(results.get("run")):
-        raise UserError(f"{path} is damaged: 'run' does not say which run it is.")
+        raise UserError(f"{path} is damaged: 'run' does not say which run it is. [results-run-unnamed]")
     if not isinstance(evaluations, list):
-        raise UserError(f"{path} is damaged: expected a list 'evaluations', got {type(evaluations).__name__}.")
+        raise UserError(f"{path} is damaged: 'evaluations' must be a list, got {type(evaluations).__name__}. [results-no-list]")
     for number, item in enumerate(evaluations):
         if key := wrong_fact(item):
-            raise UserError(f"{path} is damaged: evaluations[{number}] has no valid '{key}'.")
+            raise UserError(f"{path} is damaged: evaluations[{number}] has no valid '{key}'. [results-fact-wrong]")
     return results
 
 
@@ -239,9 +231,9 @@ def _object(text: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise UserError(f"{where} is damaged: it is not JSON ({error}).") from error
+        raise UserError(f"{where} is damaged: it is not JSON ({error}). [results-not-json]") from error
     if not isinstance(value, dict):
-        raise UserError(f"{where} is damaged: expected an object, got {type(value).__name__}.")
+        raise UserError(f"{where} is damaged: expected an object, got {type(value).__name__}. [results-not-object]")
     return value
 
 

@@ -173,17 +173,17 @@ def _finished(folder: str | Path) -> RunDirectory:
     run = RunDirectory.open(folder)
     if run.terms.is_file() and not run.simulation.is_file():
         raise UserError(
-            f"{folder} is the run of a federation: its training records are at the sites, and none can be audited here."
+            f"{folder} is a federation's run: its training records are at the sites and cannot be audited here. [attack-sites]"
         )
     if not run.finished:
-        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; audit it then.")
+        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; audit it then. [attack-unfinished]")
     return run
 
 
 def _weights(run: RunDirectory) -> dict[Weights, Path]:
     saved = Checkpoints(run.checkpoints, 1).paths()
     if len(saved) < 2:
-        raise UserError(f"{run.checkpoints} must hold the weights before training and the last ones: restore the checkpoints.")
+        raise UserError(f"{run.checkpoints} must hold the first weights and the last ones: restore them. [attack-weights]")
     return {"trained": saved[-1], "untrained": saved[0]}
 
 

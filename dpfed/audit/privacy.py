@@ -59,7 +59,7 @@ def audit_claim(
     if not plan.promises:
         raise UserError(
             f"bounding.method = '{plan.bounding.method_name}' claims no privacy that an audit could contradict: choose a "
-            "method with a guarantee (docs/methods.md)."
+            "method with a guarantee (docs/methods.md). [audit-no-claim]"
         )
     with tempfile.TemporaryDirectory(prefix="dpfed-audit-") as folder:
         trial = _Trial(config, plan, owners, experiments, watcher, Path(folder))
@@ -183,7 +183,9 @@ class _Trial:
 def _poisson(plan: PrivacyPlan, steps: int) -> tuple[float, float, int]:
     same = plan.mechanism.poisson_steps(steps)
     if same is None:
-        raise UserError(f"bounding.method = '{plan.bounding.method_name}' draws no Poisson samples, which an audit needs.")
+        raise UserError(
+            f"bounding.method = '{plan.bounding.method_name}' draws no Poisson samples, which an audit needs. [audit-sampling]"
+        )
     return same
 
 

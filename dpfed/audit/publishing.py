@@ -50,7 +50,7 @@ def audit_config(
     if plan is None:
         raise UserError(
             f"the number of records of data.source = '{config.data.source}' is known only after an import, and the plan "
-            "depends on it: import them (`dpfed data import`), and set data.source = 'store'."
+            "depends on it: import them (`dpfed data import`), and set data.source = 'store'. [audit-records-unknown]"
         )
     folder = local_path(folder, "--out")
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,13 +79,13 @@ def audit_run(
     """
     run, watcher = RunDirectory.open(folder), watcher or Silent()
     if not run.finished:
-        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; or audit its configuration.")
+        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; or audit its config. [audit-early]")
     if run.terms.is_file():
-        raise UserError(f"{folder} is the run of a federation, whose sites are not attacked: audit its configuration.")
+        raise UserError(f"{folder} is the run of a federation, whose sites are not attacked: audit its config. [audit-sites]")
     if (before := run.privacy_audit) is not None and before["contradicted"]:
         raise UserError(
             f"an audit of {before['day']} contradicted the claim of {folder}, and a later audit cannot undo that: audit its "
-            "configuration to find out more."
+            "configuration to find out more. [audit-contradicted]"
         )
     config, plan = run.config(), Ledger.open(run.ledger).plan
     _require_writable(run.path)
@@ -105,7 +105,7 @@ def audit_run(
 def _require_writable(folder: Path) -> None:
     """Refuses, before minutes of work, a folder that cannot take their result."""
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"{folder}: the audit cannot write its result here: choose another folder.")
+        raise UserError(f"{folder}: the audit cannot write its result here: choose another folder. [audit-not-writable]")
 
 
 def as_json(audit: PrivacyAudit) -> dict[str, Any]:

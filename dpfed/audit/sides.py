@@ -58,7 +58,8 @@ class Sides:
             raise UserError(
                 f"an audit needs at least {_LEAST} non-members, {_LEAST} members and {REFERENCES} more training records, and "
                 f"--records at least {_LEAST}; got {counts[1]:,} held-out records that share no id or unit with a training "
-                f"record, {len(candidates[0]):,} training records, and --records {records:,}. --non-members STORE names others."
+                f"record, {len(candidates[0]):,} training records, --records {records:,}. Name other --non-members. "
+                "[attack-few]"
             )
         members, unseen = (
             indices[np.argsort(randomness.per_record("audit", side, store.keys[indices], 1)[:, 0])]
@@ -105,7 +106,7 @@ class Sides:
 def _store(path: str | Path, parts: Components) -> RecordStore:
     store = RecordStore.open(path)
     if parts.config.model.reads_text and store.kind != "image-text":
-        raise UserError(f"the run's model reads captions, and the records of {store.name} have none: name other --non-members.")
+        raise UserError(f"the run's model reads captions, and {store.name} has none: name other --non-members. [attack-texts]")
     return store
 
 

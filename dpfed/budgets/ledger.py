@@ -169,7 +169,7 @@ class BudgetLedger:
             UserError: if no entry says it.
         """
         if not self.sets:
-            raise UserError(f"the ledger of the budget {self.head.id} has lost the line that set it: restore it from a backup.")
+            raise UserError(f"the ledger of budget {self.head.id} lacks the line that set it: restore a backup. [budget-lost]")
         latest = max(self.sets, key=lambda entry: (entry.number, -(entry.epsilon or 0.0)))
         assert latest.epsilon is not None and latest.delta is not None  # an entry is complete
         return RenyiFilter(latest.epsilon, latest.delta, tuple(self.head.orders), tuple(self.head.shares))

@@ -29,26 +29,26 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordStore) -> N
     if plan.mechanism.sampler.relation != ADD_OR_REMOVE:
         raise UserError(
             f"the budget of {store.path} covers adding or removing one record, and bounding.method = "
-            f"'{plan.bounding.method_name}' protects against replacing one: choose another method."
+            f"'{plan.bounding.method_name}' protects against replacing one: choose another method. [budget-relation]"
         )
     unit = found.budget.head.unit
     if unit == "user" and found.by_name is not None:
         raise UserError(
             f"records of {store.path} have the names of those of {found.budget.head.store}, whose budget is for users, and "
             "names do not tell whose records they are: train on that store. If these are other records, `dpfed budget set "
-            "--distinct WHY` says so."
+            "--distinct WHY` says so. [budget-user-names]"
         )
     if unit == plan.promise.unit or (store.units is not None and store.training_units == store.training_records):
         return  # with one record for each user both are the same
     if unit == "user":
         raise UserError(
             f"the budget of {store.path} is for users with all their records, and this run protects single records, of which a "
-            f"{store.unit_name or 'user'} may have several: set privacy.unit = 'user'."
+            f"{store.unit_name or 'user'} may have several: set privacy.unit = 'user'. [budget-for-users]"
         )
     raise UserError(
         f"the budget of {store.path} is for single records, and this run draws and clips whole units, whose cost for one "
         "record among others of its unit is not proven to be less: set privacy.unit = 'record' (`dpfed budget set --unit user` "
-        "sets a budget for users)."
+        "sets a budget for users). [budget-for-records]"
     )
 
 

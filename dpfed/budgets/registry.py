@@ -61,7 +61,7 @@ def registry() -> Path:
     except RuntimeError as error:
         raise UserError(
             f"the user {os.getuid()} has no home directory, and records' budgets are kept there: set HOME, or {_FOLDER} to a "
-            "folder that outlives this machine's runs."
+            "folder that outlives this machine's runs. [registry-no-home]"
         ) from error
 
 
@@ -82,10 +82,10 @@ def budgets_of(store: RecordStore) -> list[Found]:
     if own is not None and own.head.fingerprint != store.contents:
         raise UserError(
             f"{store.path / BUDGET_LEDGER} is a budget's ledger of other records than those of {store.path}: move it to their "
-            "store."
+            "store. [budget-other-records]"
         )
     if lost := [path for path in cut if path.stem not in known and not (own and own.head.id == path.stem)]:
-        raise UserError(damaged(lost[0], 1))  # it may be this store's
+        raise damaged(lost[0], 1)  # it may be this store's
     budgets = {id: _together(budget, own if own is not None and own.head.id == id else None) for id, budget in known.items()}
     if own is not None:
         budgets.setdefault(own.head.id, own)
@@ -97,7 +97,7 @@ def budgets_of(store: RecordStore) -> list[Found]:
         elif share := shares.get(id):
             found.append(Found(budget, by_name=share))
     if own is None and os.path.lexists(store.path / BUDGET_LEDGER) and not any(one.by_name is None for one in found):
-        raise UserError(damaged(store.path / BUDGET_LEDGER, 1))
+        raise damaged(store.path / BUDGET_LEDGER, 1)
     own_ids = {one.budget.head.id for one in found if one.by_name is None}
     distinct = {id for one in found if one.by_name is None for id in one.budget.head.distinct}
     distinct |= {one.budget.head.id for one in found if own_ids & one.budget.head.distinct.keys()}
@@ -131,8 +131,8 @@ def held(store: Path | None) -> Iterator[None]:
             stack.enter_context(file_lock(folder / ".lock", taken, _WAIT))
         except OSError as error:
             raise UserError(
-                f"{error.filename or folder}: {error.strerror or error}. A budget's ledger is written into the store and "
-                f"the registry {folder} (${_FOLDER} names another) before anything is spent: make both writable."
+                f"{error.filename or folder}: {error.strerror or error}. A budget's ledger is written into the store and the "
+                f"registry {folder} (${_FOLDER} names another) before anything is spent: make both writable. [budget-folders]"
             ) from error
         yield
 
@@ -154,7 +154,7 @@ def keep(budget: BudgetLedger, store: RecordStore | None) -> None:
     try:
         _Names(store).keep(id)
     except OSError as error:
-        raise UserError(f"the registry {folder} cannot be written: {error.strerror or error}.") from error
+        raise UserError(f"the registry {folder} cannot be written: {error.strerror or error}. [registry-unwritable]") from error
     own = read(store.path / BUDGET_LEDGER)
     if own is None or own.head.id == id:
         write_missing(store.path / BUDGET_LEDGER, budget)
@@ -197,7 +197,7 @@ def _together(first: BudgetLedger, second: BudgetLedger | None) -> BudgetLedger:
     if second.head != first.head:
         raise UserError(
             f"two copies of the budget {first.head.id} begin differently (in the registry {registry()} and in the store "
-            f"{second.head.store}): one was changed. Restore it from a backup."
+            f"{second.head.store}): one was changed. Restore it from a backup. [budget-copies-differ]"
         )
     return first.with_entries(first.lacks(second))
 
@@ -249,7 +249,7 @@ def _sample(path: Path) -> np.ndarray:
             raise ValueError("expected a list of numbers from 0 to 1")
         return sample
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}): remove it; the next run on the budget's store writes it.") from error
+        raise UserError(f"{path} is damaged ({error}): remove it; the store's next run writes it. [registry-sample]") from error
 
 
 def _samples() -> bool:
@@ -270,5 +270,7 @@ def _secret() -> Randomness:
     except FileNotFoundError:
         key = b""
     if len(key) != KEY_BYTES:
-        raise UserError(f"{path} is missing or damaged: restore it, or remove it with all files `*.names.json` beside it.")
+        raise UserError(
+            f"{path} is missing or damaged: restore it, or remove it with all `*.names.json` beside it. [registry-key-damaged]"
+        )
     return Randomness(key)

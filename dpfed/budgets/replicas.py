@@ -53,10 +53,10 @@ def write_missing(path: Path, budget: BudgetLedger) -> None:
     except OSError as error:
         raise UserError(
             f"the budget's ledger {path} cannot be written ({error.strerror or error}), so the run does not begin: its plan "
-            "must be reserved there, on disk, before the first step."
+            "must be reserved there, on disk, before the first step. [replica-not-writable]"
         ) from error
     except GrewElsewhere as error:
-        raise UserError(f"{path} was written by another process at the same time: is its storage without locks?") from error
+        raise UserError(f"{path} was written by another process: does its storage lack locks? [replica-writers]") from error
 
 
 def _chained(lines: list[dict[str, Any]], chain: str = "") -> Iterator[dict[str, Any]]:
@@ -76,9 +76,9 @@ def _read(path: Path, mend: bool = False) -> tuple[BudgetLedger | None, str, int
     except FileNotFoundError:
         return None, "", 0
     except OSError as error:
-        raise UserError(f"the budget's ledger {path} cannot be read: {error.strerror or error}.") from error
+        raise UserError(f"the budget's ledger {path} cannot be read: {error.strerror or error}. [replica-unread]") from error
     except DamagedLine as error:
-        raise UserError(damaged(path, error.number)) from None
+        raise damaged(path, error.number) from None
     if mend:
         drop_torn_line(path, lines)  # nothing was begun on it
     parsed = list(_parsed(path, lines.entries))
@@ -102,13 +102,13 @@ def _parsed(path: Path, lines: list[dict[str, Any]]) -> Iterator[tuple[Head | En
         if isinstance(model, Head):
             orders = len(model.orders)
         if claimed != chain or model is None or (isinstance(model, Entry) and model.cost and len(model.cost) != orders):
-            raise UserError(damaged(path, number))
+            raise damaged(path, number)
         yield model, chain
 
 
-def damaged(path: Path, number: int) -> str:
+def damaged(path: Path, number: int) -> UserError:
     """What is said of a copy that cannot be believed."""
-    return (
+    return UserError(
         f"the budget's ledger {path} is damaged at line {number}: what was spent is uncertain, so nothing more is spent. "
-        "Restore it from a backup, or move it away, if `dpfed budget show` then finds its other copy."
+        "Restore it from a backup, or move it away, if `dpfed budget show` then finds its other copy. [budget-damaged]"
     )

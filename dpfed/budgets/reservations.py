@@ -58,9 +58,8 @@ def reserved(found: Found, store: RecordStore, reservations: Sequence[Reservatio
         known = budget.accounts.get(reservation.id)
         if known is None and reservation.charged and budget.head.id in reservation.reserved_with:
             raise UserError(
-                f"{reservation.place} has reserved with the budget {budget.head.id} and was charged "
-                f"{reservation.charged} steps, and the budget's ledger has no such entry: it has lost lines. "
-                "Restore it from a backup."
+                f"{reservation.place} has reserved with the budget {budget.head.id} and was charged {reservation.charged} "
+                "steps, and the budget's ledger has no such entry: it has lost lines. Restore it from a backup. [budget-entry]"
             )
         if reservation.id not in budget.replaced and not (known and _holds_already(known, reservation)):
             number = known.number + 1 if known else 0
@@ -73,7 +72,8 @@ def reserved(found: Found, store: RecordStore, reservations: Sequence[Reservatio
         others = (account.cost for id, account in after.accounts.items() if id not in {reservation.id for reservation in new})
         where = f"{budget.head.store}, whose records these are by their names" if found.by_name else str(store.path)
         spent = added(others, len(budget.head.orders))
-        raise UserError(does_not_fit(after.filter, spent, [reservation.plan for reservation in new], shown(budget), where))
+        said = does_not_fit(after.filter, spent, [reservation.plan for reservation in new], shown(budget), where)
+        raise UserError(f"{said} [budget-no-room]")
     return after
 
 
@@ -90,7 +90,7 @@ def _holds_already(known: Account, reservation: Reservation) -> bool:
         if reservation.charged < known.steps:
             raise UserError(
                 f"{reservation.place} is an older copy of a run that has settled {known.steps} steps with the budget, and its "
-                f"ledger holds {reservation.charged}: resume the run itself, or start a new one."
+                f"ledger holds {reservation.charged}: resume the run itself, or start a new one. [budget-older-copy]"
             )
         return reservation.charged >= reservation.plan.steps
     _refuse_copy(known, reservation)
@@ -100,9 +100,9 @@ def _holds_already(known: Account, reservation: Reservation) -> bool:
 def _refuse_another_plan(known: Account, reservation: Reservation) -> None:
     if known.what != "sweep" and known.plan.fingerprint != reservation.plan.fingerprint:
         raise UserError(
-            f"{reservation.place} has reserved another plan than it has now ({known.plan.steps:,} steps with "
-            f"noise multiplier {known.plan.noise.multiplier:g}, now {reservation.plan.steps:,} with "
-            f"{reservation.plan.noise.multiplier:g}): restore config.toml and the ledger, or start a new run."
+            f"{reservation.place} has reserved another plan than it has now ({known.plan.steps:,} steps with noise multiplier "
+            f"{known.plan.noise.multiplier:g}, now {reservation.plan.steps:,} with {reservation.plan.noise.multiplier:g}): "
+            "restore config.toml and the ledger, or start a new run. [budget-other-plan]"
         )
 
 
@@ -110,7 +110,7 @@ def _refuse_copy(known: Account, reservation: Reservation) -> None:
     if known.place != str(reservation.place) and _is_elsewhere(known, reservation):
         raise UserError(
             f"{reservation.place} is a copy of {known.place}, which still exists, and only one of them can spend the "
-            "reservation: resume the original, or start a new run."
+            "reservation: resume the original, or start a new run. [budget-run-copied]"
         )
 
 
@@ -146,7 +146,7 @@ def settled(budget: BudgetLedger, reservation: Reservation) -> BudgetLedger:
     if known is not None and reservation.charged < known.least:
         raise UserError(
             f"the ledger of {reservation.place} holds {reservation.charged} steps, and it has settled {known.least} before: it "
-            "has lost lines. Restore it."
+            "has lost lines. Restore it. [budget-steps-lost]"
         )
     if known is not None:
         _refuse_another_plan(known, reservation)

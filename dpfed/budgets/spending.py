@@ -44,22 +44,24 @@ def set_budget(
         _check_numbers(store, epsilon, delta, own.head.unit if own else unit or "record")
         others = {one.budget.head.id: one for one in found if one.by_name is not None}
         if distinct is not None and (own is not None or not others):
-            raise UserError("--distinct has no effect here: no other budget has records with the same names. Leave it out.")
+            raise UserError(
+                "--distinct has no effect: no other budget has records with the same names. Leave it out. [budget-distinct]"
+            )
         if own is None:
             if others and distinct is None:
-                raise UserError(_same_names(store, list(others.values())))
+                raise _same_names(store, list(others.values()))
             own = _new(store, epsilon, delta, unit or "record", dict.fromkeys(others, distinct or ""))
         elif unit not in (None, own.head.unit):
             raise UserError(
-                f"the budget of {store.path} is for each {own.head.unit}, and this cannot change: runs were counted for it."
+                f"the budget of {store.path} is for each {own.head.unit}, which cannot change: runs were counted. [budget-unit]"
             )
         number = 1 + max((entry.number for entry in own.sets), default=-1)
         budget = own.with_entries([Entry.new("set", number=number, epsilon=epsilon, delta=delta)])
         if not budget.filter.admits(budget.spent):
             raise UserError(
                 f"({epsilon!r}, {round_up(delta)}) is less than what runs on the records of {store.path} spent and reserved: "
-                f"that is {percent(budget.filter.part(budget.spent))} of it. Set a larger budget, or settle runs that "
-                f"will not continue; `dpfed budget show {store.path}` has the numbers."
+                f"that is {percent(budget.filter.part(budget.spent))} of it. Set a larger budget, or settle runs that will not "
+                f"continue; `dpfed budget show {store.path}` has the numbers. [budget-below-spent]"
             )
         keep(budget, store)
         return budget
@@ -139,7 +141,7 @@ def note_uncovered(store: RecordStore, what: str, why: str | None, dry: bool = F
             if not (why or "").strip():
                 raise UserError(
                     f"the records of {store.path} have a lifetime budget of {shown(one.budget)}, and {what}, which no budget "
-                    "covers: leave it out, or give a reason.",
+                    "covers: leave it out, or give a reason. [budget-not-covered]",
                     command="On the command line: --not-covered 'WHY'; in a configuration: privacy.not_covered.",
                 )
             said = f"{what}: {why}"
@@ -155,14 +157,14 @@ def _check_numbers(store: RecordStore, epsilon: float, delta: float, unit: Unit)
         raise no_units(store.name)
     count = store.training_records if unit == "record" else store.training_units or 0
     if not count:
-        raise UserError(f"{store.path} has no training records, so it cannot have a budget.")
+        raise UserError(f"{store.path} has no training records, so it cannot have a budget. [budget-no-records]")
     if not 0 < delta <= 1 / count:
         raise UserError(
             f"delta must be above 0 and at most 1/N = 1/{count:,}, got {round_up(delta) if delta > 0 else delta}: a larger "
-            "delta would allow publishing one whole record, drawn at random."
+            "delta would allow publishing one whole record, drawn at random. [budget-delta-large]"
         )
     if max(RenyiFilter.of(epsilon, delta).limits) <= 0:
-        raise UserError(f"no run fits into ({epsilon!r}, {delta!r}): raise epsilon or delta.")
+        raise UserError(f"no run fits into ({epsilon!r}, {delta!r}): raise epsilon or delta. [budget-too-small]")
 
 
 def _new(store: RecordStore, epsilon: float, delta: float, unit: Unit, distinct: dict[str, str]) -> BudgetLedger:
@@ -181,10 +183,10 @@ def _new(store: RecordStore, epsilon: float, delta: float, unit: Unit, distinct:
     )
 
 
-def _same_names(store: RecordStore, others: list[Found]) -> str:
+def _same_names(store: RecordStore, others: list[Found]) -> UserError:
     told = "; ".join(f"{one.by_name or 0:.0%} of those of {one.budget.head.store}, {shown(one.budget)}" for one in others)
-    return (
-        f"training records of {store.path} have the names of records that have a budget already ({told}). That budget "
-        "also holds here: runs are charged to it, and no other needs to be set. If these are other records, say why with "
-        "--distinct 'WHY'."
+    return UserError(
+        f"training records of {store.path} have the names of records that have a budget already ({told}). That budget also "
+        "holds here: runs are charged to it, and no other is needed. If these are other records, say why with --distinct "
+        "'WHY'. [budget-names]"
     )

@@ -20,7 +20,7 @@ from dpfed.console.entry import run
 PANELS = {
     "From records to a model": ("data", "pretrain", "resume", "evaluate", "report", "export"),
     "Before a run": ("config", "forecast", "rehearse", "start", "sweep"),
-    "Watch a run, use its model": ("watch", "serve", "embed", "search", "hub"),
+    "Watch a run, use its model": ("watch", "serve", "embed", "search"),
     "Privacy": ("privacy", "budget", "audit"),
     "Many machines, several institutions": ("cluster", "federation", "site"),
 }
@@ -31,7 +31,6 @@ GROUPS = {
     "data": "Import a data set into a record store, and count what is in it.",
     "budget": "Give a record set a lifetime budget over all runs, and show its use.",
     "audit": "Attack a run: does its claim hold, and what do its weights reveal?",
-    "hub": "Upload a run's model, with its privacy card, to the Hugging Face hub.",
     "federation": "For the coordinator of several institutions: make the terms, run the federation, try one on this machine.",
     "site": "For one of several institutions: make a site, join a federation, serve it.",
 }

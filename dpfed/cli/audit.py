@@ -90,7 +90,7 @@ def privacy(
     say(f"attacking the claim of {config}", as_json)
     run = config if (config / "config.toml").is_file() else None
     if run is not None and (assignments or out):
-        raise UserError(f"{run} is a run, whose configuration and place are fixed: omit --set and --out.")
+        raise UserError(f"{run} is a run, whose configuration and place are fixed: omit --set and --out. [option-run-fixed]")
     given = None if run else chosen_config(config, assignments)
     with watching(as_json) as watcher:
         watcher.note("loading PyTorch")

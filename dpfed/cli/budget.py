@@ -103,7 +103,7 @@ def settle(
 
         budgets = settle_run(run)
     if not budgets:
-        raise UserError(f"no budget has an entry of {run}, and its records have no budget: `dpfed budget set STORE` sets one.")
+        raise UserError(f"neither {run} nor its records have a budget: `dpfed budget set STORE` sets one. [budget-run-none]")
     for budget in {budget.head.id: budget for budget in budgets}.values():
         _line("budget", f"{shown(budget)}: {percent(budget.filter.part(budget.spent))} is taken")
 
@@ -116,7 +116,7 @@ def _found(store: Path) -> tuple[RecordStore, list[Found]]:
     opened = RecordStore.open(store)
     found = budgets_of(opened)
     if not found:
-        raise UserError(f"the records of {store} have no budget: `dpfed budget set {store} --epsilon E --delta D` sets one.")
+        raise UserError(f"{store} has no budget: `dpfed budget set {store} --epsilon E --delta D` sets one. [option-no-budget]")
     return opened, found
 
 

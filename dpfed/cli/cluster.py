@@ -95,7 +95,7 @@ def refuse_without(kind: str | None, **options: str | int | None) -> None:
     for name, value in options.items():
         if kind is None and value is not None:
             flag = {"gpus": "--gpus-per-worker", "cpus": "--cpus-per-worker"}.get(name, f"--{name}")
-            raise UserError(f"{flag} {value} is for --cluster ray.")
+            raise UserError(f"{flag} {value} is for --cluster ray. [option-ray-only]")
 
 
 def least_of(kind: str | None, workers: str | None) -> int:
@@ -115,5 +115,5 @@ def _range(text: str) -> tuple[int | None, int]:
     """``4`` is exactly four workers, ``2-8`` from two to eight."""
     least, dash, most = text.partition("-")
     if not (least.isdecimal() and (not dash or most.isdecimal())) or len(text) > _DIGITS:
-        raise UserError(f"--workers {text}: expected a number, such as 4, or a range, such as 2-8.")
+        raise UserError(f"--workers {text}: expected a number, such as 4, or a range, such as 2-8. [option-workers-wrong]")
     return (int(least), int(most)) if dash else (None, int(least))

@@ -105,7 +105,7 @@ def rehearse(
         refuse_start(loaded)
         plan = declared_plan(loaded, records, watcher)
         if plan.bounding.method.closed_form:
-            raise UserError("bounding.method = 'moments' has no settings to choose: `dpfed forecast` predicts its result.")
+            raise UserError("bounding.method = 'moments' leaves nothing to choose: run `dpfed forecast`. [rehearse-moments]")
         stand = chosen(public, loaded, plan)
         watcher.note("loading PyTorch")
         from dpfed.planning.rehearsal import rehearse as carry_out

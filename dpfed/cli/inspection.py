@@ -75,7 +75,7 @@ def _check_contents(store: RecordStore) -> None:
     if found != store.contents:
         raise UserError(
             f"the records of {store.path} have the fingerprint {found}, and it says {store.contents}: they were changed since "
-            "they were imported. Import them again, or restore the store."
+            "they were imported. Import them again, or restore the store. [store-contents-changed]"
         )
     for rows, batch in store.batches:
         if list(map(record_key, batch["id"].to_pylist())) != store.keys[rows].tolist():

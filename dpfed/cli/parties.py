@@ -82,17 +82,17 @@ def simulated(federated: int | None, cluster: str | None, **options: str | float
     if federated is None:
         if given:
             name, value = next(iter(given.items()))
-            raise UserError(f"--{name} {value} is for simulated institutions: add --federated N.")
+            raise UserError(f"--{name} {value} is for simulated institutions: add --federated N. [option-federated-only]")
         return None
     if cluster is not None:
-        raise UserError(f"--federated {federated} simulates institutions in one process: leave --cluster {cluster} out.")
+        raise UserError(f"--federated {federated} runs in one process: leave --cluster {cluster} out. [option-cluster-unused]")
     if given.get("trust", "central") in ("central", "local"):
         for name in ("drops", "colluders"):
             if name in given:
                 mode = given.get("trust", "central")
                 raise UserError(
                     f"--{name} {given[name]} has no effect with --trust {mode}, where no noise is shared out: leave it out, or "
-                    "add --trust distributed or secure."
+                    "add --trust distributed or secure. [option-trust-unused]"
                 )
     from pydantic import ValidationError
 
@@ -106,4 +106,4 @@ def simulated(federated: int | None, cluster: str | None, **options: str | float
     except ValidationError as error:
         first = error.errors()[0]
         option = {"sites": "federated"}.get(str(first["loc"][0]), str(first["loc"][0]))
-        raise UserError(f"--{option} {first['input']}: {complaint(error)}.") from None
+        raise UserError(f"--{option} {first['input']}: {complaint(error)}. [option-federated-wrong]") from None

@@ -124,7 +124,7 @@ def verify(
     for check in checks:
         _print(f"{'NO ' if check.wrong else 'yes'}  {check.what}" + (f": {check.wrong}" if check.wrong else ""))
     if wrong := sum(bool(check.wrong) for check in checks):
-        raise UserError(f"{card} and {run} do not belong together, or were changed: {wrong} of {len(checks)} comparisons fail.")
+        raise UserError(f"{card} is not of {run}, or one was changed: {wrong} of {len(checks)} checks fail. [run-card-differs]")
 
 
 def _interruptions(resumed: list[int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
-Wandb = Annotated[bool, typer.Option("--wandb", help="At the end, send what the card covers to Weights & Biases.")]
-Mlflow = Annotated[bool, typer.Option("--mlflow", help="At the end, send what the card covers to MLflow.")]
 
 
 def pretrain(
@@ -34,8 +32,6 @@ def pretrain(
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Where the run goes; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run if it exists.")] = False,
-    wandb: Wandb = False,
-    mlflow: Mlflow = False,
     as_json: Json = False,
     cluster: Cluster = None,
     workers: Workers = None,
@@ -58,7 +54,6 @@ def pretrain(
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
     simulation = simulated(federated, cluster, trust=trust, drops=drops, colluders=colluders, skew=skew)
     finished = resume and _finished(folder)
-    boards = _boards(wandb, mlflow)
 
     def carry_out(watcher: Watcher) -> RunDirectory | None:
         from dpfed.runs.preflight import Preflight
@@ -76,23 +71,11 @@ def pretrain(
             return pretrain(preflight, watcher)
         return on_cluster(cluster, folder, loaded, resume, watcher, **options)
 
-    _watch(carry_out, as_json, another_process(cluster), boards, folder if finished else None)
-
-
-def _boards(wandb: bool, mlflow: bool) -> list[str]:
-    """Where figures are sent; refuses a board whose package is missing before the run begins."""
-    boards = ["wandb"] * wandb + ["mlflow"] * mlflow
-    if boards:
-        from dpfed.runs.tracking import require
-
-        require(boards)
-    return boards
+    _watch(carry_out, as_json, another_process(cluster), folder if finished else None)
 
 
 def resume(
     run: RunFolder,
-    wandb: Wandb = False,
-    mlflow: Mlflow = False,
     as_json: Json = False,
     cluster: Cluster = None,
     workers: Workers = None,
@@ -104,7 +87,6 @@ def resume(
     from dpfed.console.terminal import say
 
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
-    boards = _boards(wandb, mlflow)
     from dpfed.artifacts.directory import RunDirectory
 
     finished = RunDirectory.open(run).finished
@@ -122,7 +104,7 @@ def resume(
 
         return resume(run, watcher)
 
-    _watch(carry_out, as_json, another_process(cluster), boards)
+    _watch(carry_out, as_json, another_process(cluster))
 
 
 def _finished(folder: Path) -> bool:
@@ -143,7 +125,6 @@ def _watch(
     carry_out: Callable[[Watcher], RunDirectory | None],
     as_json: bool,
     silently: bool,
-    boards: Sequence[str] = (),
     only_shown: Path | None = None,
 ) -> None:
     """Has a run carried out before the user's eyes, and shows its results.
@@ -152,7 +133,6 @@ def _watch(
         carry_out: does it.
         as_json: prints the results only.
         silently: another process is watched.
-        boards: where the figures are sent at the end.
         only_shown: the folder of a run that was finished before, which is said once it is known to be the one that is meant.
     """
     from dpfed.console.terminal import show_run, watching
@@ -160,10 +140,6 @@ def _watch(
 
     with contextlib.nullcontext(Silent()) if silently else watching(as_json) as watcher:
         finished = carry_out(watcher)
-        if finished is not None and boards:
-            from dpfed.runs.tracking import send
-
-            send(finished, boards, watcher)
     if finished is None:  # one of several processes, and not the first
         return
     if only_shown is not None:
@@ -220,14 +196,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Where the page goes; default RUN/report.html or comparison.html.")] = None,
     pictures: Annotated[
         Path | None,
-        typer.Option(help="A public store, whose pictures the report's gallery, search and map show.", show_default=False),
-    ] = None,
-    forecast: Annotated[
-        Path | None,
-        typer.Option(
-            help="Output of `dpfed forecast --json` or `dpfed rehearse --json`, to show beside the results.",
-            show_default=False,
-        ),
+        typer.Option(help="A public store, whose pictures the report's gallery and search show.", show_default=False),
     ] = None,
 ) -> None:
     """Write the report of a run, or one that compares several."""
@@ -235,14 +204,12 @@ def report(
     from dpfed.errors import UserError
 
     say(f"writing the report of {', '.join(map(str, run))}")
-    if len(run) > 1 and (pictures or forecast):
-        raise UserError("--pictures and --forecast belong to the report of one run: give one run.")
+    if len(run) > 1 and pictures:
+        raise UserError("--pictures belongs to the report of one run: give one run. [report-pictures-many]")
     from dpfed.artifacts.view import RunView
-    from dpfed.report.expected import Expected
     from dpfed.report.html import write_report
 
     views = [RunView.read(folder) for folder in run]
-    expected = Expected.read(forecast, views[0]) if forecast else None  # before pictures, which take a minute
     if pictures:
         from dpfed.artifacts.directory import RunDirectory
         from dpfed.encoder import load
@@ -252,8 +219,8 @@ def report(
         views = [dataclasses.replace(views[0], gallery=shown)]
     path = out or (run[0] / "report.html" if len(run) == 1 else Path("comparison.html"))
     if out is None and len(run) > 1 and path.exists():
-        raise UserError(f"{path} exists: choose another file with --out.")
-    write_report(path, views, expected=expected)
+        raise UserError(f"{path} exists: choose another file with --out. [report-exists]")
+    write_report(path, views)
     console.print(path, highlight=False, soft_wrap=True)
 
 
@@ -266,7 +233,6 @@ def export(
     license: Annotated[
         str | None, typer.Option(help="License of the weights for that page, such as apache-2.0.", show_default=False)
     ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Only the image tower, as one ONNX file.")] = False,
 ) -> None:
     """Copy a run's model to a folder, for example for `open_clip.create_model("local-dir:DEST")`. Nothing is uploaded."""
     from dpfed.console.terminal import console, say
@@ -275,7 +241,7 @@ def export(
     from dpfed.artifacts.directory import RunDirectory
     from dpfed.artifacts.export import export_model
 
-    for file in export_model(run, dest, hub, license, onnx):
+    for file in export_model(run, dest, hub, license):
         console.print(f"{file}  [dim]{file.stat().st_size:,} bytes[/]", highlight=False, soft_wrap=True)
     if hub:
         console.print(f"`hf upload OWNER/NAME {dest}` uploads it.", markup=False, highlight=False, soft_wrap=True)

@@ -61,7 +61,7 @@ def set_up_site(
     own: dict[str, str] = {name: value for name, _, value in (text.partition("=") for text in settings or [])}
     known = sorted(SiteSettings.model_fields.keys() - {"name", "store", "budget", "delta"})
     if unknown := [name for name in own if name not in known]:
-        raise UserError(f"--set {unknown[0]} is not a key of a site: {nearest(unknown[0], known)}")
+        raise UserError(f"--set {unknown[0]} is not a key of a site: {nearest(unknown[0], known)} [option-site-unknown]")
     options = {"declared": declared, "budget": budget, "delta": delta, "proxy": proxy, **own}
     paths = SitePaths.set_up(kit, into, coordinator, store, **options)
     tell(f"Send {paths.reply} to the coordinator. The keys in {paths.path} stay here.")
@@ -142,7 +142,7 @@ def join(
         try:
             return yes or typer.confirm("Join?")
         except typer.Abort:
-            raise UserError("nobody answered, so the site has not joined: give --yes to join without a question.") from None
+            raise UserError("nobody answered, so the site has not joined: --yes joins unasked. [option-yes-missing]") from None
 
     if kit.resolve() != paths.path:
         paths.unpack(kit)
@@ -177,7 +177,7 @@ def serve(
     from dpfed.federation.site.folder import SiteFolder
 
     if group is not None and socket is None:
-        raise UserError(f"--group {group} cannot reach a socket in {folder}, which is secret: give --socket outside of it.")
+        raise UserError(f"--group {group} cannot enter the secret {folder}: give --socket outside it. [option-socket-secret]")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -87,7 +87,7 @@ class Link:
             if report[:MARK_BYTES] != reports[0][:MARK_BYTES]:
                 raise UserError(
                     f"worker {rank} does not find the records that worker 0 finds: data.path and data.stores must be the same "
-                    "store on all machines."
+                    "store on all machines. [worker-other-records]"
                 )
 
     def _all(self, own: Tensor) -> list[Tensor]:
@@ -145,6 +145,6 @@ class Collective:
         reports = self._link.gather([0, 0] if own is None else [1, own.groups])
         failed = [str(rank) for rank, (there, _) in enumerate(reports) if not there]
         if own is None or failed:
-            raise UserError(f"step {step}: worker {', '.join(failed)} cannot read its records any more: check the store.")
+            raise UserError(f"step {step}: worker {', '.join(failed)} cannot read its records: check the store. [worker-store]")
         dist.reduce(own.values, 0)
         return BoundedSum(own.values, own.sensitivity, sum(groups for _, groups in reports))

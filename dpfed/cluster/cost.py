@@ -61,20 +61,20 @@ def _machines(assumed: list[str]) -> Machines:
     for text in assumed:
         name, _, value = text.partition("=")
         if name not in known:
-            raise UserError(f"--assume {text}: no figure is called {name!r}; {nearest(name, known)}")
+            raise UserError(f"--assume {text}: no figure is called {name!r}; {nearest(name, known)} [cluster-figure-unknown]")
         try:
             number = float(value)
         except ValueError:
-            raise UserError(f"--assume {text}: expected a number.") from None
+            raise UserError(f"--assume {text}: expected a number. [cluster-figure-number]") from None
         if name in figures:
-            raise UserError(f"--assume {text}: {name} is given twice; give each figure once.")
+            raise UserError(f"--assume {text}: {name} is given twice; give each figure once. [cluster-figure-twice]")
         if name == "gpus_per_node" and not number.is_integer():
-            raise UserError(f"--assume {text}: expected a whole number.")
+            raise UserError(f"--assume {text}: expected a whole number. [cluster-figure-whole]")
         if name == "ahead" and number not in (0, 1):
-            raise UserError(f"--assume {text}: expected 1 (images are read while gradients are computed) or 0.")
+            raise UserError(f"--assume {text}: expected 1 (images are read while gradients are computed) or 0. [cluster-ahead]")
         figures[name] = {"gpus_per_node": int, "ahead": bool}.get(name, float)(number)
     if missing := [name for name in _NEEDED if name not in figures]:
-        raise UserError(f"nothing is known of {', '.join(missing)}: give --assume {missing[0]}=VALUE.")
+        raise UserError(f"nothing is known of {', '.join(missing)}: give --assume {missing[0]}=VALUE. [cluster-figure-missing]")
     return Machines(**figures)
 
 

@@ -230,4 +230,4 @@ def _records(plan: PrivacyPlan) -> int:
 
 def _check(condition: bool, message: str) -> None:
     if not condition:
-        raise UserError(f"impossible estimate: {message}.")
+        raise UserError(f"impossible estimate: {message}. [cluster-estimate]")

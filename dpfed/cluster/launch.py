@@ -96,7 +96,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     try:
         from ray.train import TrainingFailedError, WorkerGroupError
     except ImportError as error:
-        raise UserError("--cluster ray needs Ray: pip install 'dpfed[ray]'.") from error
+        raise UserError("--cluster ray needs Ray: pip install 'dpfed[ray]'. [ray-missing]") from error
     logging.getLogger("ray").setLevel(logging.ERROR)
     watcher.note("connecting to Ray")
     with _connected(watcher) as own, _storage(task) as storage, relayed(watcher) as queue:
@@ -113,11 +113,12 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
             )
             raise UserError(
                 f"workers died {settled.restarts + 1} times, the last time with: {'; '.join(reasons)}. No step is lost: "
-                f"`dpfed resume {task.folder} --cluster ray` continues it."
+                f"`dpfed resume {task.folder} --cluster ray` continues it. [ray-workers-died]"
             ) from error
         except TrainingFailedError as error:
             raise UserError(
-                f"Ray gave up: {_last_line(error)}. No step is lost: `dpfed resume {task.folder} --cluster ray` continues it."
+                f"Ray gave up: {_last_line(error)}. No step is lost: "
+                f"`dpfed resume {task.folder} --cluster ray` continues it. [ray-gave-up]"
             ) from error
     if refusal:
         raise UserError(refusal)
@@ -255,7 +256,7 @@ def _settled(resources: Resources, there: list[dict[str, float]], own: bool, wat
     if room(cpus) < (resources.least or resources.workers):
         wanted = f"{resources.workers} workers with {cpus} CPU{'s' if cpus > 1 else ''}{' and a GPU' if gpus else ''} each"
         if own:
-            raise UserError(f"there is no room for {wanted} on this machine, but for {room(cpus)}: use fewer.")
+            raise UserError(f"there is no room for {wanted} on this machine, but for {room(cpus)}: use fewer. [ray-too-small]")
         watcher.note(f"waiting for machines: the cluster has room for {room(cpus)}, not for {wanted}")
     return dataclasses.replace(resources, gpus=gpus, cpus=cpus)
 
@@ -285,10 +286,10 @@ def _refuse_job_copy(task: Task) -> None:
     if lost:
         raise UserError(
             f"a submitted job runs in a temporary copy of its working directory: give {' and '.join(lost)} as absolute paths "
-            "on storage that all machines share."
+            "on storage that all machines share. [ray-job-copy]"
         )
 
 
 def _check(condition: bool, message: str) -> None:
     if not condition:
-        raise UserError(f"{message}.")
+        raise UserError(f"{message}. [ray-resources]")

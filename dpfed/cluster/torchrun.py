@@ -115,7 +115,7 @@ def take_part(task: Task, watcher: Watcher) -> RunDirectory | None:
     if "RANK" not in os.environ:
         raise UserError(
             "this process was not started by torchrun: `torchrun --nproc-per-node 8 -m -- dpfed pretrain --cluster torchrun "
-            "CONFIG`."
+            "CONFIG`. [cluster-no-torchrun]"
         )
     with process_group():
         work(task, watcher)

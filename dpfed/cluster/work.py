@@ -107,7 +107,7 @@ def _follow(link: Link, folder: Path) -> None:
     parts, trouble = None, ""
     try:
         if RunDirectory(folder).identity != identity:  # as rank 0 after a fault, this process would begin the run once more
-            raise UserError(f"the run at {folder} is not what worker 0 has there: use storage that all machines share.")
+            raise UserError(f"the run at {folder} is not worker 0's: use storage that all machines share. [worker-other-run]")
         parts = assemble(resolve(read_back(tomllib.loads(text.decode()), "worker 0")), owner=link.rank, owners=link.size)
     except UserError as error:
         trouble = error.public
@@ -136,7 +136,7 @@ def _join(link: Link, parts: Components, randomness: Randomness) -> Collective:
 def _take(task: Task, owners: int, watcher: Watcher, stack: contextlib.ExitStack) -> Job | None:
     """The run, begun or taken up, and locked until the stack closes; ``None`` if it is finished."""
     if task.beside is not None and not task.beside.is_dir():
-        raise UserError(f"worker 0 does not see {task.folder.parent}, where the run goes: use storage that all machines share.")
+        raise UserError(f"worker 0 does not see {task.folder.parent}: use storage that all machines share. [worker-storage]")
     task.check()
     if task.config is not None and RunDirectory.unused(task.folder):
         job = begin(Preflight.of(task.config, task.folder, owners), watcher)

@@ -70,7 +70,7 @@ class Config(Section):
         try:
             super().__init__(**tree)
         except ValidationError as error:
-            raise UserError(f"{problem(error, type(self))}.") from None
+            raise UserError(f"{problem(error, type(self))}. [config-value-invalid]") from None
 
     @property
     def cached_views(self) -> int:
@@ -96,7 +96,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         UserError: for a missing file, a syntax error, an unknown key, a value out of range, or a key that has no effect.
     """
     if isinstance(overrides, str):
-        raise UserError(f"expected a list of assignments, such as [{overrides!r}].")
+        raise UserError(f"expected a list of assignments, such as [{overrides!r}]. [config-overrides-text]")
     tree = read_toml(find_config(path_of(path, "the configuration")), "config")
     for assignment in overrides or ():
         _assign(tree, assignment)
@@ -125,22 +125,26 @@ def read_back(tree: dict[str, Any], origin: str) -> Config:
 
 def _checked(tree: dict[str, Any], origin: str) -> Config:
     if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
-        raise UserError(f"{origin}: expected keys and values, such as {{'privacy': {{'epsilon': 8.0}}}}; got {shown(tree)}.")
+        raise UserError(
+            f"{origin}: expected keys and values, such as {{'privacy': {{'epsilon': 8.0}}}}; got {shown(tree)}. [config-keys]"
+        )
     try:
         return Config(**tree)
     except UserError as error:
-        raise UserError(f"{origin}: {error}") from None
+        raise UserError(f"{origin}: {error.sentence} [config-invalid]") from None
 
 
 def _assign(tree: dict[str, Any], assignment: str) -> None:
     key, equals, text = assignment.partition("=")
     key = key.strip()
     if has_control_characters(assignment):
-        raise UserError(f"{assignment!r} holds a line break or another control character: expected one section.key=value.")
+        raise UserError(f"{assignment!r} holds a line break or control character: expected section.key=value. [setting-chars]")
     if not equals or not key:
-        raise UserError(f"{assignment!r}: expected section.key=value, for example privacy.epsilon=4.")
+        raise UserError(f"{assignment!r}: expected section.key=value, for example privacy.epsilon=4. [setting-no-equals]")
     if not text.strip() and not _known(key, tree):
-        raise UserError(f"{assignment!r}: there is no such key to be left out; {nearest(key, leaves(Config().model_dump()))}")
+        raise UserError(
+            f"{assignment!r}: no such key to leave out; {nearest(key, leaves(Config().model_dump()))} [setting-unknown]"
+        )
     put(tree, key, toml_value(text) if text.strip() else None, repr(assignment))
 
 

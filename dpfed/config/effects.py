@@ -314,7 +314,7 @@ def refuse_without_effect(config: Config, origin: str = "config") -> None:
     warmup, steps = config.optimizer.warmup, config.privacy.steps
     if warmup and warmup > steps:
         raise UserError(
-            f"{origin}: optimizer.warmup = {warmup} never ends with privacy.steps = {steps}: lower it, or raise them."
+            f"{origin}: optimizer.warmup = {warmup} exceeds privacy.steps = {steps}: lower it, or raise them. [config-warmup]"
         )
 
 
@@ -375,4 +375,4 @@ def _them(keys: list[str]) -> str:
 
 def _refusal(origin: str, sentences: Iterable[str], keys: Iterable[str]) -> UserError:
     options = " ".join(f"--set {key}=" for key in keys)
-    return UserError(f"{origin}: {'; '.join(sentences)}.", command=f"On the command line, that is {options}")
+    return UserError(f"{origin}: {'; '.join(sentences)}. [setting-idle]", command=f"On the command line, that is {options}")

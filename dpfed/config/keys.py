@@ -117,7 +117,9 @@ def matching(words: Iterable[str]) -> list[Key]:
         return [key for key in keys if key.name in bare or key.section in bare]
     found = [key for key in keys if all(word in f"{key.name} {key.allowed} {key.meaning}".lower() for word in wanted)]
     if not found:
-        raise UserError(f"no key has {' and '.join(map(repr, wanted))} in its name or meaning; {nearest(wanted[0], names)}")
+        raise UserError(
+            f"no key has {' and '.join(map(repr, wanted))} in its name or meaning; {nearest(wanted[0], names)} [setting-none]"
+        )
     return found
 
 

@@ -49,7 +49,7 @@ def find_config(given: str | Path) -> Path:
     """
     found = _own(given)
     if found is None and str(given).removesuffix(".toml") in sweep_names():
-        raise UserError(f"{given} is a sweep, not a config: `dpfed sweep CONFIG {given}` applies it to a config.")
+        raise UserError(f"{given} is a sweep, not a config: `dpfed sweep CONFIG {given}` applies it to one. [shipped-sweep]")
     return found or _shipped(given, config_names(), "config")
 
 
@@ -80,7 +80,9 @@ def shipped_file(name: str) -> Path:
         return configs() / f"{bare}.toml"
     if name in tower_names():
         return configs() / name
-    raise UserError(f"dpfed ships nothing named '{name}'; {_meant(name, (*config_names(), *sweep_names(), *tower_names()))}")
+    raise UserError(
+        f"dpfed ships nothing named '{name}'; {_meant(name, (*config_names(), *sweep_names(), *tower_names()))} [shipped-none]"
+    )
 
 
 def shipped_name(given: str | Path) -> str | None:
@@ -105,7 +107,7 @@ def _shipped(given: str | Path, names: tuple[str, ...], what: str) -> Path:
     if path.is_absolute():
         return path  # whoever reads it says what is wrong
     there = f"{path} is a folder, not a {what}" if path.is_dir() else f"there is no file {path}"
-    raise UserError(f"{there}, and dpfed ships no {what} of that name; {_meant(name, names)}")
+    raise UserError(f"{there}, and dpfed ships no {what} of that name; {_meant(name, names)} [shipped-no-file]")
 
 
 def _meant(given: str, names: tuple[str, ...]) -> str:
@@ -124,4 +126,4 @@ def _folder(installed: str, checkout: str) -> Path:
     for folder in (_PACKAGE / installed, _PACKAGE.parent / checkout):
         if folder.is_dir():
             return folder
-    raise UserError(f"this installation of dpfed is incomplete, {_PACKAGE / installed} is missing: install it again.")
+    raise UserError(f"this installation of dpfed lacks {_PACKAGE / installed}: install it again. [shipped-lacking]")

@@ -34,17 +34,17 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         with open_regular(path) as file:
             content = file.read(_MOST + 1)
     except OSError as error:
-        raise UserError(f"cannot read the {what} {path}: {error.strerror or error}.") from error
+        raise UserError(f"cannot read the {what} {path}: {error.strerror or error}. [toml-unreadable]") from error
     if len(content) > _MOST:
-        raise UserError(f"the {what} {path} is larger than 1 MB: expected a short TOML file.")
+        raise UserError(f"the {what} {path} is larger than 1 MB: expected a short TOML file. [toml-too-large]")
     try:
         return _parsed(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: it is not UTF-8 text; save it as UTF-8.") from error
+        raise UserError(f"{path} is not valid TOML: it is not UTF-8 text; save it as UTF-8. [toml-not-utf8]") from error
     except RecursionError as error:  # of tomllib, or ours
-        raise UserError(f"{path} is not valid TOML: {_DEEP}.") from error
+        raise UserError(f"{path} is not valid TOML: {_DEEP}. [toml-too-deep]") from error
     except ValueError as error:  # a syntax error, or a number with thousands of digits
-        raise UserError(f"{path} is not valid TOML: {error}.") from error
+        raise UserError(f"{path} is not valid TOML: {error}. [toml-syntax]") from error
 
 
 def toml_value(text: str) -> Any:
@@ -79,7 +79,7 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in tree.items():
         more = leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
         for key in more.keys() & found:
-            raise UserError(f"'{key}' is given twice, once with dots and once in a table: leave one out.")
+            raise UserError(f"'{key}' is given twice, once with dots and once in a table: leave one out. [toml-key-twice]")
         found |= more
     return found
 
@@ -100,7 +100,7 @@ def put(tree: dict[str, Any], key: str, value: Any, where: str = "configuration"
     for section in sections:
         tree = tree.setdefault(section, {})
         if not isinstance(tree, dict):
-            raise UserError(f"{where}: unknown key '{key}': '{section}' is a value, not a section.")
+            raise UserError(f"{where}: unknown key '{key}': '{section}' is a value, not a section. [setting-in-value]")
     if value is None:
         tree.pop(last, None)
     else:

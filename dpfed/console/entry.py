@@ -117,9 +117,7 @@ def _require_utf8(number: int, word: str) -> None:
     try:
         os.fsencode(word).decode()
     except UnicodeError:
-        raise UserError(
-            f"argument {number}, {word!r}, is not UTF-8; files and folders need names that are: rename it."
-        ) from None
+        raise UserError(f"argument {number}, {word!r}, is not UTF-8: rename the file or folder. [argument-not-utf8]") from None
 
 
 def _memory(detail: str) -> str:

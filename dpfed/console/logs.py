@@ -38,7 +38,7 @@ def set_up(form: str | None = None) -> None:
     """
     form = form or os.environ.get(FORMAT) or "text"
     if form not in ("text", "json"):
-        raise UserError(f"the format of logs is {form!r}: expected 'text' or 'json'.")
+        raise UserError(f"the format of logs is {form!r}: expected 'text' or 'json'. [log-format-unknown]")
     end()
     if form == "text":
         return

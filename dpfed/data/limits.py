@@ -28,7 +28,7 @@ def whole_number(given: object, what: str, least: int = 0, most: int | None = No
         number = None
     if number is None or number < least or (most is not None and number > most):
         expected = f"of at least {least:,}" if most is None else f"from {least:,} to {most:,}"
-        raise UserError(f"{what} must be a whole number {expected}, got {given!r}.")
+        raise UserError(f"{what} must be a whole number {expected}, got {given!r}. [data-number]")
     return number
 
 

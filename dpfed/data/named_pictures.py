@@ -69,7 +69,7 @@ class PictureFiles:
             try:
                 return square(decode(Access.to(file, outside=True).read(file)), size, how.resize, how.interpolation)
             except (NotRead, BrokenImage) as error:
-                raise UserError(f"{file} cannot be read as an image ({error}): repair or remove the file.") from error
+                raise UserError(f"{file} is not an image ({error}): repair or remove it. [image-unreadable]") from error
 
         return torch.from_numpy(np.stack(list(decoders().map(read, numbers.tolist()))))
 
@@ -85,13 +85,13 @@ def pictures_at(places: Sequence[Path]) -> NamedPictures:
     """
     if stores := [place for place in places if is_store(place)]:
         if len(places) > 1:
-            raise UserError(f"{stores[0]} is a record store: give one store alone, or images and folders of images.")
+            raise UserError(f"{stores[0]} is a record store: give it alone, or only images and folders. [image-store-beside]")
         return StoredPictures(RecordStore.open(stores[0]))
     files: list[Path] = []
     for place in places:
         if not place.exists():
-            raise UserError(f"{place} is not there: give a record store, or images and folders of images.")
+            raise UserError(f"{place} is not there: give a record store, or images and folders of images. [image-path-missing]")
         files += list_files(place, Access.to(place)).images() if place.is_dir() else [place]
     if not files:
-        raise UserError(f"there are no images in {', '.join(map(str, places))}: give a record store, or a folder with images.")
+        raise UserError(f"no images in {', '.join(map(str, places))}: give a record store or folder of images. [image-nothing]")
     return PictureFiles(files)

@@ -81,7 +81,7 @@ def refuse_other_squares(store: RecordStore, resize: str, interpolation: str) ->
         raise UserError(
             f"the images of {store.path} were cropped to squares of {store.size} pixels and scaled bicubically when they were "
             f"imported, and this run needs resize '{resize}' with {interpolation} scaling, as stock open_clip would "
-            "show them to its model: import the data again without --size."
+            "show them to its model: import the data again without --size. [view-made-squares]"
         )
 
 
@@ -119,8 +119,9 @@ def _from_path(
         except OSError as error:
             raise cannot_write(target, error) from error
         except UserError as error:  # it may name records
-            public = f"the records at {path} cannot be imported: `dpfed data import {path} DEST` says why."
-            raise UserError(str(error), public) from error
+            error.public = f"the records at {path} cannot be imported: `dpfed data import {path} DEST` says why. [{error.code}]"
+            error.command = ""  # of another command
+            raise
 
     return open_or_write(Path(config.stores) / f"{format}-{_fingerprint(path, config, size)}", write)
 

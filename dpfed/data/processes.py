@@ -110,7 +110,7 @@ class Processes:
 def _died(process: subprocess.Popen[bytes]) -> UserError:
     code = process.wait()
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-    return UserError(f"a process that decodes images {how}, perhaps because memory ran out. Run the same command again.")
+    return UserError(f"a process that decodes images {how}, perhaps for lack of memory. Run the command again. [data-process]")
 
 
 def serve(descriptor: int, parent: int) -> None:

@@ -44,13 +44,13 @@ def public_fingerprint(config: PublicConfig) -> str | None:
     if not header["public"]:
         raise UserError(
             f"public.path: the records of {path} are not marked public, but they join every group: give a store that "
-            "was imported with `dpfed data import --public`."
+            "was imported with `dpfed data import --public`. [public-not-marked]"
         )
     found: str = header["contents"]["fingerprint"]
     if config.digest not in (None, found):
         raise UserError(
             f"public.path: the records of {path} are not those that were agreed on when the run (or the federation) was "
-            "started: restore them, or start a new run."
+            "started: restore them, or start a new run. [public-changed]"
         )
     return found
 
@@ -109,13 +109,11 @@ def given_public(config: PublicConfig, captions: bool) -> RecordStore:
 def _refuse_unfit(config: PublicConfig, store: RecordStore, captions: bool) -> None:
     """Refuses public records without captions that are needed, and fewer than join a group."""
     if captions and store.kind != "image-text":
-        raise UserError(
-            f"public.path: the model reads captions, and the records of {store.path} have none: give captioned public records."
-        )
+        raise UserError(f"public.path: the model reads captions, which {store.path} lacks: give another. [public-no-captions]")
     if store.count("train") < config.records:
         raise UserError(
             f"public.records = {config.records:,} public records join every group, and {store.path} has "
-            f"{store.count('train'):,} training records: lower it, or give another store."
+            f"{store.count('train'):,} training records: lower it, or give another store. [public-few-records]"
         )
 
 
@@ -138,7 +136,7 @@ def _refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> No
     if share_images(public, private):  # how many is private
         raise UserError(
             f"public.path: {public.path} and {private.path} share images, and a record cannot be both public and private: "
-            "import one of the two again without them (in a federation, which has agreed on the public store: the private one)."
+            "import one of the two again without them (in a federation: the private one). [public-shared-images]"
         )
     with contextlib.suppress(OSError):
         apart.parent.mkdir(parents=True, exist_ok=True)
@@ -159,6 +157,6 @@ def _place(config: PublicConfig) -> Path:
     if path is None or not is_store(path):
         raise UserError(
             f"public.path: there is no record store on this machine at {config.path}: give the folder of one that `dpfed data "
-            "import --public` made (a federation's site names its copy as `public` in its site.toml)."
+            "import --public` made (a federation's site names its copy as `public` in its site.toml). [public-store-missing]"
         )
     return path

@@ -185,7 +185,7 @@ class _Extraction:
         noise = noise.to(like)
         found, half = embed(noise), self._together // 2
         if not bool(found.isfinite().all()):
-            raise UserError("a frozen tower gives noise features that are not finite: its weights are damaged; use others.")
+            raise UserError("a frozen tower's features are not finite: its weights are damaged; use others. [features-finite]")
         others = torch.cat([noise[:half], noise[:half].flip(0)]).roll(half // 2, 0)
         if half and not torch.equal(found[:half], embed(others).roll(-(half // 2), 0)[:half]):
             self._together = 1

@@ -76,5 +76,5 @@ def write_parquet(out: Path, pictures: NamedPictures, batches: Iterator[tuple[np
     try:
         write_atomically(out, write, mode=0o600)
     except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}.") from error
+        raise UserError(f"cannot write {out}: {error.strerror or error}. [features-unwritable]") from error
     return width

@@ -51,9 +51,9 @@ def frozen_towers(model: nn.Module) -> Towers:
     elif type(model) is SimCLRModel:
         towers = Towers(model.encoder, _width(model.encoder))
     else:
-        raise UserError(f"features of {type(model).__name__} cannot be computed once: leave views.cached out.")
+        raise UserError(f"features of {type(model).__name__} cannot be computed once: leave views.cached out. [features-model]")
     if any(parameter.requires_grad for parameter in towers.image.parameters()):
-        raise UserError("the image tower is trained, so its features change: set adaptation.image = 'frozen'.")
+        raise UserError("training changes the image tower's features: set adaptation.image = 'frozen'. [features-trained]")
     return towers
 
 

@@ -28,7 +28,7 @@ def confirmed_in(path: Path) -> list[str]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, list) or not all(isinstance(each, str) and _FINGERPRINT.fullmatch(each) for each in found):
-        raise UserError(f"{path} is damaged: remove it, and confirm the other sites' cards again.")
+        raise UserError(f"{path} is damaged: remove it, and confirm the other sites' cards again. [card-list-damaged]")
     return found
 
 
@@ -46,7 +46,7 @@ def confirm(path: Path, cards: list[str], own: SiteCard, terms: Terms | None) ->
     """
     given = [_fingerprint(card) for card in cards]
     if own.fingerprint in given:
-        raise UserError(f"{own.fingerprint} is this site's own card: give the fingerprints of the others.")
+        raise UserError(f"{own.fingerprint} is this site's own card: give the fingerprints of the others. [card-own]")
     if terms is not None:
         refuse_strangers(terms, given)
     write_atomically(path, json.dumps(sorted({*confirmed_in(path), *given}), indent=1) + "\n")
@@ -62,7 +62,7 @@ def refuse_strangers(terms: Terms, confirmed: list[str]) -> None:
     if strange := [each for each in confirmed if each not in members]:
         raise UserError(
             f"no member of these terms has the card {strange[0]}: compare it again with the site that it belongs to. If it is "
-            "right, the coordinator has left that site out, or put another one in its place."
+            "right, the coordinator has left that site out, or put another one in its place. [card-stranger]"
         )
 
 
@@ -70,5 +70,5 @@ def _fingerprint(card: str) -> str:
     """A card's fingerprint, as somebody wrote it down: spaces, dashes and case do not matter."""
     plain = re.sub(r"[\s:-]", "", card).lower()
     if not re.fullmatch("[0-9a-f]{32}", plain):
-        raise UserError(f"{card!r} is not the fingerprint of a card: expected 32 hexadecimal digits.")
+        raise UserError(f"{card!r} is not the fingerprint of a card: expected 32 hexadecimal digits. [card-fingerprint]")
     return " ".join(plain[at : at + 4] for at in range(0, 32, 4))

@@ -19,9 +19,9 @@ def own_folder(folder: Path) -> Iterator[Path]:
         UserError: if there is something, or it cannot be made.
     """
     if os.path.lexists(folder):
-        raise UserError(f"cannot make {folder}: it exists; choose another folder.")
+        raise UserError(f"cannot make {folder}: it exists; choose another folder. [member-folder-exists]")
     try:
         with new_folder(folder, mode=0o700) as draft:
             yield draft
     except OSError as error:
-        raise UserError(f"cannot make {folder}: {error.strerror}; choose another folder.") from error
+        raise UserError(f"cannot make {folder}: {error.strerror}; choose another folder. [member-folder-failed]") from error

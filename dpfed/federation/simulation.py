@@ -149,16 +149,16 @@ def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation 
     """
     if not run.simulation.is_file():
         raise UserError(
-            f"{run.path} is not a simulated federation: resume it without simulated sites.",
+            f"{run.path} is not a simulated federation: resume it without simulated sites. [site-not-simulated]",
             command="On the command line: leave --federated out.",
         )
     try:
         simulation = Simulation.model_validate(json.loads(read_text(run.simulation)))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{run.simulation} is damaged: restore it from a copy of the run.") from error
+        raise UserError(f"{run.simulation} is damaged: restore it from a copy of the run. [site-simulation-damaged]") from error
     if expected not in (None, simulation):
         raise UserError(
-            f"{run.path} simulates {simulation}, and now {expected} is asked for: choose another folder.",
+            f"{run.path} simulates {simulation}, and now {expected} is asked for: choose another folder. [site-simulation]",
             command="On the command line: --run DIR",
         )
     with run.locked():
@@ -193,7 +193,7 @@ def _divided(store: RecordStore, simulation: Simulation) -> list[np.ndarray]:
     sites = site_of_records(store, simulation.sites, simulation.skew)[indices]
     divided = [indices[sites == number] for number in range(simulation.sites)]
     if not all(map(len, divided)):
-        raise UserError(f"a site of {simulation.sites} would have no records: simulate fewer, or with less skew.")
+        raise UserError(f"a site of {simulation.sites} would have no records: simulate fewer, or with less skew. [site-empty]")
     return divided
 
 

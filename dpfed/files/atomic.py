@@ -197,7 +197,7 @@ def refuse_existing(path: Path) -> None:
         UserError: when something is there.
     """
     if os.path.lexists(path):
-        raise UserError(f"{path} exists already; choose another destination or delete it first.")
+        raise UserError(f"{path} exists already; choose another destination or delete it first. [file-exists]")
 
 
 @contextlib.contextmanager
@@ -286,4 +286,4 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 def cannot_write(path: Path, error: OSError) -> UserError:
     """The error of a store that the disk or its permissions do not let be written."""
-    return UserError(f"cannot write the record store {path}: {error.strerror or error}.")
+    return UserError(f"cannot write the record store {path}: {error.strerror or error}. [store-unwritable]")

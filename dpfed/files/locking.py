@@ -32,20 +32,20 @@ def file_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
     """
     with contextlib.suppress(FileNotFoundError):
         if not (stat.S_ISREG(mode := path.lstat().st_mode) or stat.S_ISDIR(mode)):
-            raise UserError(f"{path} is not an ordinary file but a link, a pipe or a device: remove it; a lock is taken there.")
+            raise UserError(f"{path} is a link, a pipe or a device, where a lock is taken: remove it. [file-not-ordinary]")
     # A file may hold more than a lock: the one of a run says which run it is. And a lock that is not more than a file that
     # exists, which filelock would take where the storage has no better, would outlive a process that is killed.
     lock = FileLock(path, preserve_lock_file=True, fallback_to_soft=False)
     try:
         lock.acquire(timeout=wait)
     except Timeout as error:
-        raise UserError(taken) from error
+        raise UserError(f"{taken} [file-locked]") from error
     except OSError as error:
         if error.filename is not None:
             raise
         raise UserError(
             f"{path.parent} cannot be locked ({error.strerror}): put it on storage with file locks, or two processes might "
-            "write to it at once."
+            "write to it at once. [file-no-locks]"
         ) from error
     try:
         yield

@@ -42,7 +42,7 @@ class Access:
             UserError: for a port or a token that is none.
         """
         if not 0 <= port <= 65535:
-            raise UserError(f"--port {port}: expected 1 to 65535, or 0 for any that is free.")
+            raise UserError(f"--port {port}: expected 1 to 65535, or 0 for any that is free. [watch-port-range]")
         return cls(port, secrets.token_urlsafe(24) if token_file is None else _token_in(token_file))
 
     @property
@@ -80,15 +80,15 @@ def _cookie(header: str, name: str) -> str:
 def _token_in(file: Path) -> str:
     try:
         if os.name == "posix" and stat.S_IMODE(file.stat().st_mode) & 0o077:
-            raise UserError(f"{file} can be read by other users: `chmod 600 {file}`, and write another token into it.")
+            raise UserError(f"others can read {file}: `chmod 600 {file}`, and write a new token into it. [watch-token-shared]")
         token = read_text(file).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the token in {file}: {getattr(error, 'strerror', None) or error}.") from error
+        raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}. [watch-token-unreadable]") from error
     if len(token) < _SHORTEST or not all(
         character.isascii() and (character.isalnum() or character in "-_") for character in token
     ):
         raise UserError(
             f"{file} holds no token: expected at least {_SHORTEST} letters, digits, - or _, "
-            f"such as from `(umask 077; openssl rand -hex 24 > {file})`."
+            f"such as from `(umask 077; openssl rand -hex 24 > {file})`. [watch-token-wrong]"
         )
     return token

@@ -151,7 +151,7 @@ def _public(store: RecordStore, named: str) -> RecordStore:
     if not store.public:
         raise UserError(
             f"{named} is not marked public, and pictures of private records are never shown: give a public store with "
-            "--pictures STORE."
+            "--pictures STORE. [search-store-private]"
         )
     return store
 

@@ -58,7 +58,7 @@ class Scan:
     def __init__(self, root: str | Path, clock: Callable[[], float] = time.time) -> None:
         self.root = path_of(root, "the folder of runs").absolute()
         if not self.root.is_dir():
-            raise UserError(f"there is no folder {root}: expected a run, a folder of runs, or a site's folder.")
+            raise UserError(f"no folder {root}: expected a run, a folder of runs, or a site's folder. [watch-folder-missing]")
         self._clock, self._lock = clock, threading.Lock()
         self._kept: dict[str, tuple[object, RunState | None, str]] = {}
         self._paces: dict[str, Throughput] = {}

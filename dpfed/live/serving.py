@@ -33,7 +33,7 @@ def listen(scan: Scan, access: Access, pictures: Path | None, ready: Callable[[s
         from dpfed.live.app import application
         from dpfed.live.retrieval import Retrieval
     except ImportError as error:
-        raise UserError(f"the page needs the package {error.name}; install dpfed[live].") from error
+        raise UserError(f"the page needs the package {error.name}; install dpfed[live]. [watch-package-missing]") from error
     config = uvicorn.Config(
         application(scan, access, Retrieval(pictures)),
         log_level="critical",
@@ -61,5 +61,5 @@ def _bound(port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         reason = "another program uses it" if error.errno == errno.EADDRINUSE else error.strerror or error
-        raise UserError(f"cannot listen on {_HOST}:{port}: {reason}; choose another --port.") from error
+        raise UserError(f"cannot listen on {_HOST}:{port}: {reason}; choose another --port. [watch-port-refused]") from error
     return bound

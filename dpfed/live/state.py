@@ -244,7 +244,7 @@ def _card(page: Path) -> str:
         text = read_text(page)
         lead(text)
     except (OSError, UnicodeDecodeError, UserError) as error:
-        raise UserError(f"{page} is damaged: {error}") from error
+        raise UserError(f"{page} is damaged: {getattr(error, 'sentence', error)} [watch-card-damaged]") from error
     return text
 
 
@@ -258,9 +258,9 @@ def _evaluations(path: Path) -> list[dict[str, Any]]:
         items = json.loads(read_text(path))["evaluations"]
         wrong = [fact for fact in map(wrong_fact, items) if fact]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({error}): restore it.") from error
+        raise UserError(f"{path} is damaged ({error}): restore it. [watch-figures-damaged]") from error
     if wrong:
-        raise UserError(f"{path} is damaged: an evaluation has no valid '{wrong[0]}'.")
+        raise UserError(f"{path} is damaged: an evaluation has no valid '{wrong[0]}'. [watch-evaluation-wrong]")
     return items
 
 
@@ -286,7 +286,7 @@ def _budgets(path: Path) -> list[tuple[str, Path]]:
         noted = json.loads(read_text(path))
         return [(str(one["id"]), Path(noted["store"])) for one in noted["budgets"]]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({error}): restore it.") from error
+        raise UserError(f"{path} is damaged ({error}): restore it. [watch-budget-damaged]") from error
 
 
 def _terms(path: Path) -> dict[str, Any]:
@@ -297,14 +297,14 @@ def _terms(path: Path) -> dict[str, Any]:
         terms = json.loads(read_text(path))
         return {"trust": str(terms["trust"]), "sites": [{"name": str(site["name"])} for site in terms["sites"]]}
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({error}): restore it.") from error
+        raise UserError(f"{path} is damaged ({error}): restore it. [watch-terms-damaged]") from error
 
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({error}): restore it.") from error
+        raise UserError(f"{path} is damaged ({error}): restore it. [watch-config-damaged]") from error
 
 
 def _is_number(value: object) -> bool:

@@ -63,12 +63,12 @@ def declared_plan(config: Config, records: int | None, watcher: Watcher) -> Priv
     if not plan.private:
         raise UserError(
             "bounding.method = 'none' adds no noise, so there is nothing to forecast: set bounding.method = 'group', and "
-            "privacy.epsilon."
+            "privacy.epsilon. [forecast-plan-no-noise]"
         )
     if plan.bounding.method.whole_batch:
         raise UserError(
             f"bounding.method = '{plan.bounding.method_name}' contrasts the whole batch at once, and a forecast measures "
-            "gradients of groups: set bounding.method = 'group' or 'public'."
+            "gradients of groups: set bounding.method = 'group' or 'public'. [forecast-plan-batch]"
         )
     refuse_impossible(config, opens=False)
     if records is None:
@@ -76,7 +76,7 @@ def declared_plan(config: Config, records: int | None, watcher: Watcher) -> Priv
     if records is None:
         raise UserError(
             f"the number of records of data.source = '{config.data.source}' is known only after an import: give it, as a "
-            "public number, with --records N."
+            "public number, with --records N. [forecast-plan-records]"
         )
     PrivacyPlan.sketch(config, records)
     watcher.note(f"accounting for {records:,} records")
@@ -103,24 +103,24 @@ def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
     if not header["public"]:
         raise UserError(
             f"--public: the records of {path} are not marked public, and a forecast may read public records only: give a store "
-            f"that was imported with `dpfed data import --public`, or '{PROCEDURAL}'."
+            f"that was imported with `dpfed data import --public`, or '{PROCEDURAL}'. [proxy-not-public]"
         )
     if config.model.reads_text and header["kind"] != "image-text":
         raise UserError(
             f"--public: model.kind = '{config.model.kind}' reads captions, and the records of {path} have none: give captioned "
-            f"records, or '{PROCEDURAL}'."
+            f"records, or '{PROCEDURAL}'. [proxy-no-captions]"
         )
     if plan.bounding.method.public_records and config.public.path and local_path(config.public.path, "public.path") == path:
         raise UserError(
             f"--public: the records of {path} join every group as public ones (public.path), so they cannot replace the "
-            f"private ones as well: give others, or '{PROCEDURAL}'."
+            f"private ones as well: give others, or '{PROCEDURAL}'. [proxy-joins-groups]"
         )
     count = known_count(DataConfig(source="store", path=str(path)), PrivacyConfig())
     assert count is not None  # it is a store on this machine
     least = LEAST_GROUPS * max(2, plan.bounding.group_size)
     if count < least:
         raise UserError(
-            f"--public: {path} has {count:,} training records, and gradients are measured on at least {LEAST_GROUPS} groups "
-            f"of {max(2, plan.bounding.group_size)}, so {least:,} records: give more, or '{PROCEDURAL}'."
+            f"--public: {path} has {count:,} training records, and gradients are measured on at least {LEAST_GROUPS} groups of "
+            f"{max(2, plan.bounding.group_size)}, so {least:,} records: give more, or '{PROCEDURAL}'. [proxy-few-records]"
         )
     return Proxy("store", path, count)

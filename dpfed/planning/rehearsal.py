@@ -208,7 +208,8 @@ def _trained(
         least = math.ceil(2 * size / rate)
         raise UserError(
             f"{stand.title}: {count:,} public records are trained on, of which a step draws {rate * count:.1f} (q = "
-            f"{rate:.3g}): fewer than two groups of {size}. Give at least {least:,} (--public, --public-records)."
+            f"{rate:.3g}): fewer than two groups of {size}. Give at least {least:,} (--public, --public-records). "
+            "[rehearsal-few-records]"
         )
     started = time.perf_counter()
     config = _changed(config, {"bounding.engine": engines.get(size, config.bounding.engine)})
@@ -302,7 +303,7 @@ class _Kept:
             lines = read_lines(self._file)
             self._found = {one.pop("key"): Rehearsed(**one) for one in lines.entries}
         except (DamagedLine, LookupError, TypeError) as error:
-            raise UserError(f"{self._file} is damaged ({error}): delete it, and rehearse again.") from None
+            raise UserError(f"{self._file} is damaged ({error}): delete it, and rehearse again. [rehearsal-damaged]") from None
         drop_torn_line(self._file, lines)
 
     def get(self, key: str) -> Rehearsed | None:

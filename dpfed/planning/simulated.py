@@ -109,7 +109,7 @@ def _measures(config: ResolvedConfig, store: RecordStore) -> EvaluationConfig:
     if split is None:
         raise UserError(
             f"{store.path} has no held-out records to measure a rehearsal on: import it with --validation N, or take generated "
-            "records."
+            "records. [rehearsal-no-held-out]"
         )
     match = config.evaluation.match if store.units is not None else "record"
     asked = config.evaluation.model_copy(update={"split": split, "every": 0, "match": match})
@@ -123,5 +123,5 @@ def _measures(config: ResolvedConfig, store: RecordStore) -> EvaluationConfig:
             return wanted
     raise UserError(
         f"nothing can be measured on {store.path}: its records have neither labels (k-NN, linear probe) nor captions that the "
-        "model reads. Give other records, or take generated ones."
+        "model reads. Give other records, or take generated ones. [rehearsal-no-measure]"
     )

@@ -72,7 +72,7 @@ def _poisson_steps(mechanism: Mechanism, steps: int) -> tuple[float, float, int]
     if same is None:
         raise UserError(
             "samples of fixed size, drawn without replacement, are accounted for by RDP (Wang et al. 2019): set "
-            "privacy.accountant to 'rdp'."
+            "privacy.accountant to 'rdp'. [sampling-needs-rdp]"
         )
     return same
 
@@ -89,7 +89,7 @@ def require_resolution(steps: int, delta: float) -> None:
     if not delta >= ROUNDING * steps:
         raise Unresolved(
             f"PLD accounting works with 64-bit numbers and resolves no delta below {ROUNDING * steps:.1e} over {steps:,} "
-            f"steps, got {round_up(delta)}: set privacy.accountant = 'rdp', or raise delta."
+            f"steps, got {round_up(delta)}: set privacy.accountant = 'rdp', or raise delta. [delta-unresolved]"
         )
 
 
@@ -104,7 +104,7 @@ def _interval(noise_multiplier: float, sampling_rate: float, steps: int, wanted:
         raise Unresolved(
             f"PLD accounting of {steps:,} steps at noise multiplier {noise_multiplier:.4g} and sampling rate "
             f"{sampling_rate:.3g} takes too long, more than a grid of {points:,} points: set privacy.accountant = 'rdp', or "
-            "take more noise or fewer steps."
+            "take more noise or fewer steps. [epsilon-pld-long]"
         )
     return found
 
@@ -187,7 +187,7 @@ def _multiplier(target: float, draft: Mechanism, steps: int, delta: float, accou
         raise _too_generous(target, least, numbers)
     too_strict = UserError(
         f"no noise multiplier up to {MOST_NOISE:g} keeps epsilon {target:g} {numbers}: raise epsilon, or lower the batch or "
-        "the number of steps."
+        "the number of steps. [epsilon-too-small]"
     )
     if epsilon(_with(draft, MOST_NOISE), steps, delta, "rdp") > target:
         raise too_strict
@@ -236,14 +236,14 @@ def _by_pld(target: float, draft: Mechanism, steps: int, delta: float, by_rdp: f
 def _too_coarse(target: float, numbers: str) -> Unresolved:
     return Unresolved(
         f"PLD accounting on a grid that takes a bearable time is looser than RDP for epsilon {target:g} {numbers}: set "
-        "privacy.accountant = 'rdp'."
+        "privacy.accountant = 'rdp'. [epsilon-pld-coarse]"
     )
 
 
 def _too_generous(target: float, least: float, numbers: str) -> UserError:
     return UserError(
         f"epsilon {target:g} would need less noise than the least there is: multiplier {LEAST_NOISE} already gives epsilon "
-        f"{least:.4g} {numbers}. Lower epsilon, or train without privacy (bounding.method = 'none')."
+        f"{least:.4g} {numbers}. Lower epsilon, or train without privacy (bounding.method = 'none'). [epsilon-too-large]"
     )
 
 

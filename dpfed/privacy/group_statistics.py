@@ -93,7 +93,7 @@ class GroupStatistics:
             raise UserError(
                 f"diagnostics = 'private' would release noise alone: a figure of a phase of {self.phase:,} steps has an error "
                 f"of {error:.3g} times its range. Raise progress.share (now {self.progress.share:g}) or progress.phase, have "
-                "more groups, or set diagnostics = 'none'."
+                "more groups, or set diagnostics = 'none'. [noise-alone]"
             )
 
     def refuse_many_owners(self, owners: int) -> None:
@@ -105,7 +105,7 @@ class GroupStatistics:
         if owners > _MOST_OWNERS:
             raise UserError(
                 f"diagnostics = 'private' adds up the figures of at most {_MOST_OWNERS} workers (or sites), got {owners:,}: "
-                "use fewer, or set diagnostics = 'none'."
+                "use fewer, or set diagnostics = 'none'. [plan-too-many-owners]"
             )
 
 

@@ -111,9 +111,11 @@ class Ledger:
         """
         path = path_of(path, "the file of the ledger")
         if not isinstance(plan, PrivacyPlan):
-            raise UserError(f"a ledger needs a plan: expected a dpfed.PrivacyPlan, got {type(plan).__name__}.")
+            raise UserError(f"a ledger needs a plan: expected a dpfed.PrivacyPlan, got {type(plan).__name__}. [ledger-no-plan]")
         if path.exists():
-            raise UserError(f"{path} exists already: a ledger is never started twice; resume the run or choose another folder.")
+            raise UserError(
+                f"{path} exists: a ledger is never started twice; resume the run or choose another folder. [ledger-exists]"
+            )
         ledger = cls(path, plan, marks or {}, [], 0, "", block)
         header = {"ledger": FORMAT, "fingerprint": plan.fingerprint, "plan": plan.as_dict(), "marks": ledger.marks}
         if block is not None:
@@ -136,9 +138,9 @@ class Ledger:
         try:
             lines = read_lines(path)
         except OSError as error:
-            raise UserError(f"cannot read the ledger {path}: {error.strerror or error}.") from error
+            raise UserError(f"cannot read the ledger {path}: {error.strerror or error}. [ledger-unreadable]") from error
         except DamagedLine as error:
-            raise UserError(_damaged(path, error.number)) from None
+            raise _damaged(path, error.number) from None
         entries, chain, head, artifacts = lines.entries, "", "", None
         for number, entry in enumerate(entries, start=1):
             claimed = entry.pop("chain", None)
@@ -148,18 +150,16 @@ class Ledger:
             else:
                 head = chain
             if claimed != chain or (number > 1 and not _is_whole(entry)):
-                raise UserError(_damaged(path, number))
-        if not entries or entries[0].get("ledger") != FORMAT:
-            raise UserError(f"{path} is not a ledger of format {FORMAT}.")
+                raise _damaged(path, number)
         try:
-            plan = PrivacyPlan.from_dict(entries[0]["plan"])
+            plan = PrivacyPlan.from_dict(entries[0]["plan"] if entries and entries[0].get("ledger") == FORMAT else {})
         except TypeError:  # of another version: it has other fields
-            raise UserError(f"{path} is not a ledger of format {FORMAT}.") from None
+            raise UserError(f"{path} is not a ledger of format {FORMAT}. [ledger-format]") from None
         releases = [entry for entry in entries[1:] if "charged" in entry]
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
         block, replays = entries[0].get("block"), len(releases) - len(charged)
         if block is not None and not (type(block) is int and block >= 1):
-            raise UserError(_damaged(path, 1))
+            raise _damaged(path, 1)
         ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, block)
         ledger._lines, ledger.head, ledger.fingerprint = lines, head, entries[0]["fingerprint"]
         ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]
@@ -176,7 +176,7 @@ class Ledger:
         if self.fingerprint != self.plan.fingerprint:
             raise UserError(
                 f"{self.path} belongs to a run of an older dpfed, whose engines round in another way: this dpfed cannot resume "
-                "it. What it spent stays spent. Start a new run."
+                "it. What it spent stays spent. Start a new run. [ledger-older-run]"
             )
 
     @property
@@ -209,11 +209,11 @@ class Ledger:
             UserError: if the step was released before, or the release would break the promise.
         """
         if step in self._by_step:
-            raise UserError(f"step {step} was released before: a step is never released twice.")
+            raise UserError(f"step {step} was released before: a step is never released twice. [ledger-step-twice]")
         target = self.plan.promise.target_epsilon
         if target is not None and self.charged + 1 > self.plan.steps and not self.plan.epsilon(self.charged + 1) <= target:
             raise UserError(
-                f"the budget is spent: step {step} would be release {self.charged + 1} and exceed epsilon {target}."
+                f"the budget is spent: step {step} (release {self.charged + 1}) would exceed epsilon {target}. [ledger-spent]"
             )
 
     def charge(self, release: Release) -> None:
@@ -275,7 +275,7 @@ class Ledger:
             # Two coordinators of one run, on storage whose locks failed, must not both pay for a step.
             end = append_line(self.path, {**entry, "chain": chain}, self._lines.end)
         except GrewElsewhere as error:
-            raise UserError(f"{self.path} was written by another process while this one trained: end one of them.") from error
+            raise UserError(f"{self.path} was written by another process, too: end one of them. [ledger-writers]") from error
         self._lines = Lines([], end, end)
         self._chain = self.head = chain
 
@@ -295,8 +295,8 @@ def _is_whole(entry: dict) -> bool:
     return released and all(type(count) is int and count >= least for count, least in counts)
 
 
-def _damaged(path: Path, number: int) -> str:
-    return (
+def _damaged(path: Path, number: int) -> UserError:
+    return UserError(
         f"the ledger {path} is damaged at line {number}: what was spent is no longer certain, so nothing more is spent. "
-        "Restore the file from a backup."
+        "Restore the file from a backup. [ledger-damaged]"
     )

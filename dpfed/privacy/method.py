@@ -171,12 +171,14 @@ def options_of(config: Config) -> Any:
         if loss not in kind:
             raise UserError(
                 f"{chosen} is made for objective.name = {' or '.join(map(repr, kind))}, got '{loss}': choose such a loss, or "
-                "another method, such as 'group'."
+                "another method, such as 'group'. [setting-method-loss]"
             )
         kind, chosen = kind[loss], f"{chosen} with objective.name = '{loss}'"
     if bounding.options and not kind.model_fields:
-        raise UserError(f"{chosen} has no options, got {', '.join(bounding.options)}: leave [bounding.options] out.")
+        raise UserError(
+            f"{chosen} has no options, got {', '.join(bounding.options)}: leave [bounding.options] out. [setting-no-options]"
+        )
     try:
         return kind(**bounding.options)
     except ValidationError as error:
-        raise UserError(f"[bounding.options] of {chosen}: {problem(error, kind)}.") from None
+        raise UserError(f"[bounding.options] of {chosen}: {problem(error, kind)}. [setting-options]") from None

@@ -141,8 +141,8 @@ class DiscreteGaussianNoise:
         """See `Noise`: the rounding of all numbers together has its room."""
         if count > _ROUNDING**2:
             raise UserError(
-                f"privacy.noise = 'discrete' is for up to {_ROUNDING**2:,} trained numbers, got {count:,}: train "
-                "fewer, or set privacy.noise = 'gaussian'."
+                f"privacy.noise = 'discrete' is for up to {_ROUNDING**2:,} trained numbers, got {count:,}: train fewer, or set "
+                "privacy.noise = 'gaussian'. [noise-many-numbers]"
             )
 
     def add_(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> None:

@@ -187,7 +187,7 @@ class PrivacyPlan:
         """
         known = set(_NAMES) - {"target_epsilon"}
         for name in rest.keys() - known:
-            raise UserError(f"PrivacyPlan.calibrate knows no {name!r}; {nearest(name, known)}")
+            raise UserError(f"PrivacyPlan.calibrate knows no {name!r}; {nearest(name, known)} [plan-name-unknown]")
         for name in ("group_size", "clip_norm"):
             require(name in rest, f"{name} is missing: give it by name")
         require((epsilon is None) == ("noise_multiplier" in rest), "give epsilon, or noise_multiplier, and not both")

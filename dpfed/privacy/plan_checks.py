@@ -79,4 +79,4 @@ def require(condition: bool, message: str, command: str = "") -> None:
         UserError: with the message.
     """
     if not condition:
-        raise UserError(f"impossible plan: {message}.", command=f"Try {command}." if command else "")
+        raise UserError(f"impossible plan: {message}. [plan-impossible]", command=f"Try {command}." if command else "")

@@ -47,12 +47,12 @@ class SiteCard(Section):
         try:
             tree = json.loads(read_text(path))
             if found := hidden_text(tree):
-                raise UserError(f"{path} holds characters that a terminal does not show as they are ({found}): do not use it.")
+                raise UserError(f"{path} holds characters that terminals do not show ({found}): do not use it. [card-hidden]")
             return cls.model_validate(tree)
         except OSError as error:
-            raise UserError(f"cannot read the card {path}: {error.strerror or error}.") from error
+            raise UserError(f"cannot read the card {path}: {error.strerror or error}. [card-unread]") from error
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} is not a site's card: `dpfed site setup` writes card.json.") from error
+            raise UserError(f"{path} is not a site's card: `dpfed site setup` writes card.json. [card-format]") from error
 
 
 def hidden_text(tree: Any) -> str:

@@ -96,14 +96,14 @@ class Grid:
         reach = bound + _TAIL * noise_std
         if not (0 < share_std <= noise_std and reach < math.inf):
             raise UserError(
-                f"a grid needs 0 < share_std <= noise_std and a finite bound, got {share_std}, {noise_std}, {bound}."
+                f"grids need 0 < share_std <= noise_std and a finite bound, got {share_std}, {noise_std}, {bound}. [share-grid]"
             )
         digits = math.ceil(math.log2(reach / unit / _HALF_RING))
         grid = cls(2.0**digits * unit, max(digits, 0))
         if (steps := share_std / grid.spacing) < LEAST_STEPS:
             raise UserError(
                 f"a site's share of the noise, {share_std:g}, is {steps:.3g} steps of the grid on which sums up to {reach:g} "
-                f"fit into 32 bits; at least {LEAST_STEPS} are needed: lower the number of groups, or raise the noise."
+                f"fit into 32 bits; at least {LEAST_STEPS} are needed: use fewer groups, or more noise. [share-noise]"
             )
         return grid
 
@@ -123,9 +123,7 @@ class Grid:
         for start in range(0, len(values), _CHUNK):
             steps = np.rint(np.divide(values[start : start + _CHUNK], self.spacing, dtype=np.float64))
             if not np.all(np.abs(steps) < 2.0**62):
-                raise UserError(
-                    "a vector holds values that are not finite, or far too large for its grid: it cannot be encoded."
-                )
+                raise UserError("a vector holds values that are not finite, or far too large for its grid. [share-not-finite]")
             encoded[start : start + _CHUNK] = steps.astype(np.int64).astype(np.uint32)
         return encoded
 

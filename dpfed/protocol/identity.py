@@ -52,9 +52,9 @@ class Identity:
         try:
             secret = read_bytes(path)
         except OSError as error:
-            raise UserError(f"cannot read the key {path}: {error.strerror or error}.") from error
+            raise UserError(f"cannot read the key {path}: {error.strerror or error}. [key-unread]") from error
         if len(secret) != _SECRET_BYTES:
-            raise UserError(f"{path} is not a key: expected {_SECRET_BYTES} bytes, got {len(secret)}.")
+            raise UserError(f"{path} is not a key: expected {_SECRET_BYTES} bytes, got {len(secret)}. [key-format]")
         return cls(secret)
 
     def save(self, path: Path) -> None:

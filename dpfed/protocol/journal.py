@@ -44,7 +44,7 @@ class Journal:
         try:
             lines = read_lines(path) if path.exists() else Lines([])
         except DamagedLine as error:
-            raise UserError(self._damaged(error.number)) from None
+            raise self._damaged(error.number) from None
         self.lines: list[dict[str, Any]] = []
         self._chain = ""
         for number, line in enumerate(lines.entries, start=1):
@@ -63,7 +63,7 @@ class Journal:
             self._lines = drop_torn_line(self._path, self._lines)  # nobody was asked before the last line was whole
             end = append_line(self._path, {**line, "chain": chain}, self._lines.end)
         except GrewElsewhere as error:
-            raise UserError(f"{self._path} was written by another process while this one trained: end one of them.") from error
+            raise UserError(f"{self._path} is written by another process, too: end one of them. [journal-writers]") from error
         self._lines = Lines([], end, end)
         self.lines.append(line)
         self._chain = chain
@@ -72,14 +72,14 @@ class Journal:
         claimed = line.pop("chain", None)
         chain = link(self._chain, line)
         if claimed != chain or not _is_whole(line):
-            raise UserError(self._damaged(number))
+            raise self._damaged(number)
         self.lines.append(line)
         self._chain = chain
 
-    def _damaged(self, number: int) -> str:
-        return (
+    def _damaged(self, number: int) -> UserError:
+        return UserError(
             f"the journal {self._path} is damaged at line {number}: which steps the sites were asked for is no longer certain. "
-            "Restore the file from a backup."
+            "Restore the file from a backup. [journal-damaged]"
         )
 
     def rounds_of(self, site: str) -> int:

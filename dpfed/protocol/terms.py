@@ -70,7 +70,7 @@ class Terms(Section):
         by_unit = config.privacy.unit == "user"
         for card in cards:
             if by_unit and card.units is None:
-                raise UserError(f"privacy.unit = 'user', and the records of {card.name} name no units.")
+                raise UserError(f"privacy.unit = 'user', and the records of {card.name} name no units. [terms-no-units]")
         counts = [(card.units or 0) if by_unit else card.records for card in cards]
         plan = PrivacyPlan.from_config(sum(counts), config)
         sites = [
@@ -93,19 +93,19 @@ class Terms(Section):
         try:
             tree = json.loads(read_text(Path(path)))
             if found := hidden_text(tree):
-                raise UserError(f"{path} holds characters that a terminal does not show as they are ({found}): do not join it.")
+                raise UserError(f"{path} holds characters that terminals do not show ({found}): do not join it. [terms-hidden]")
             return cls._checked(tree)
         except OSError as error:
-            raise UserError(f"cannot read the terms {path}: {error.strerror or error}.") from error
+            raise UserError(f"cannot read the terms {path}: {error.strerror or error}. [terms-unread]") from error
         except (ValueError, RecursionError) as error:
             raise UserError(
-                f"{path} holds no terms of a federation: `dpfed federation provision` writes terms.json."
+                f"{path} holds no terms of a federation: `dpfed federation provision` writes terms.json. [terms-format]"
             ) from error
 
     def save(self, path: Path) -> None:
         """Writes the terms to a file that must not exist."""
         if path.exists():
-            raise UserError(f"{path} exists: terms are never changed; choose another folder.")
+            raise UserError(f"{path} exists: terms are never changed; choose another folder. [terms-exist]")
         write_atomically(path, self.text)
 
     @property
@@ -119,7 +119,7 @@ class Terms(Section):
             terms = cls.model_validate(tree)
             plan = terms.privacy_plan
         except (ValidationError, TypeError) as error:
-            raise UserError(f"these are no terms of a federation: {_first(error)}.") from error
+            raise UserError(f"these are no terms of a federation: {_first(error)}. [terms-invalid]") from error
         terms.trust_model  # noqa: B018 refuses numbers that cannot be
         config, sites = terms.run_config(), terms.sites
         counts = [(site.units or 0) if plan.promise.unit == "user" else site.records for site in sites]
@@ -170,9 +170,7 @@ class Terms(Section):
         for number, site in enumerate(self.sites):
             if site.signing_key == signing_key:
                 return number
-        raise UserError(
-            "this site is not in the terms: its key is not among them. Ask the coordinator for terms with its card."
-        )
+        raise UserError("this site's key is not in the terms. Ask the coordinator for terms with its card. [terms-other-key]")
 
 
 def _without_folder(name: str | None) -> str | None:
@@ -190,4 +188,4 @@ def _first(error: ValidationError | TypeError) -> str:
 
 def _check(condition: bool, message: str) -> None:
     if not condition:
-        raise UserError(f"these terms contradict themselves: {message}.")
+        raise UserError(f"these terms contradict themselves: {message}. [terms-contradiction]")

@@ -64,22 +64,22 @@ class Trust:
     def __post_init__(self) -> None:
         n, d, c = self.sites, self.drops, self.colluders
         if d < 0 or c < 0:
-            raise UserError(f"drops and colluders count sites, at least 0; got {d} and {c}.")
+            raise UserError(f"drops and colluders count sites, at least 0; got {d} and {c}. [trust-numbers]")
         if d >= n:
-            raise UserError(f"of {n} sites {d} may drop out of a step: that leaves none to answer. Drops must be below {n}.")
+            raise UserError(f"of {n} sites {d} may drop out, which leaves none: drops must be below {n}. [trust-drops]")
         if not self.shared:
             return
         if d + c >= n:
-            raise UserError(f"of {n} sites {d} may drop out and {c} collude: that leaves none to carry the noise.")
+            raise UserError(f"of {n} sites {d} may drop out and {c} collude: none is left for the noise. [trust-colluders]")
         if self.mode == "secure" and n < 2:
-            raise UserError(f"secure aggregation hides a site among others: it needs at least 2 sites, got {n}.")
+            raise UserError(f"secure aggregation hides a site among others: it needs at least 2 sites, got {n}. [trust-alone]")
         if self.mode == "secure" and 2 * d >= n:
-            raise UserError(f"secure sums of {n} sites can do without {(n - 1) // 2} of them in a step, not without {d}.")
+            raise UserError(f"secure sums of {n} sites can do without {(n - 1) // 2} of them, not without {d}. [trust-secure]")
 
         if self.mode == "secure" and 2 * d + c >= n and self.honest > 1:
             raise UserError(
                 f"secure sums of {n} sites, of which {c} may collude, can do without {max(0, n - c - 1) // 2} of them in a "
-                f"step, not without {d}: a server that lies could show them different lists of who is there."
+                f"step, not without {d}: a lying server could show them different lists of who is there. [trust-server-lies]"
             )
 
     @property

@@ -81,7 +81,7 @@ def lead(markdown: str) -> str:
     """
     parts = markdown.split("\n\n")
     if len(parts) < 2 or not parts[0].startswith((_CARD, _NO_CARD)):
-        raise UserError("this is not a privacy card: expected a title '# Privacy card of ...' and a paragraph under it.")
+        raise UserError("not a privacy card: expected a title '# Privacy card of ...' and a paragraph. [report-card-odd]")
     return parts[1].replace("**", "").strip()
 
 

@@ -89,12 +89,6 @@ def started_privately(run: str, data: str, epsilon: str, delta: str) -> Mark:
     )
 
 
-def sent(board: str, public: bool) -> Mark:
-    """For a run whose figures were sent elsewhere."""
-    more = "; and, as the records are public, evaluation figures" if public else ". Epsilon covers these figures"
-    return Mark(f"Sent to {board} after the end of training: epsilon, learning rates and norms and means with noise{more}.")
-
-
 def shared_unit(name: str) -> Mark:
     """For records that name what they share, such as a person, where each record is protected for itself."""
     return Mark(

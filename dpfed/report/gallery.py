@@ -18,7 +18,6 @@ from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_captions, embed_images, extract
 from dpfed.files.reading import read_bytes, read_text
-from dpfed.report.embedding_map import maps
 
 if TYPE_CHECKING:
     from dpfed.data.store.records import RecordStore
@@ -29,15 +28,11 @@ INDEX = "gallery.json"
 
 @dataclass(frozen=True)
 class Tile:
-    """One picture: PNG bytes, a text under it, and a role: "plain", "query" or "right" (framed).
-
-    A drawn picture, unlike a photograph, can have a second form for dark screens.
-    """
+    """One picture: PNG bytes, a text under it, and a role: "plain", "query" or "right" (framed)."""
 
     png: bytes
     text: str = ""
     role: str = "plain"
-    dark: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Section:
-    """One idea shown in pictures; ``layout`` is "grid", "strips" or "figure"."""
+    """One idea shown in pictures; ``layout`` is "grid" or "strips"."""
 
     title: str
     note: str
@@ -79,9 +74,6 @@ class Gallery:
                     count += 1
                     (folder / name).write_bytes(tile.png)
                     tiles.append({"file": name, "text": tile.text, "role": tile.role})
-                    if tile.dark is not None:
-                        tiles[-1]["dark"] = f"dark-{name}"
-                        (folder / tiles[-1]["dark"]).write_bytes(tile.dark)
                 strips.append({"title": strip.title, "tiles": tiles})
             index.append({"title": section.title, "note": section.note, "layout": section.layout, "strips": strips})
         (folder / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -98,7 +90,7 @@ class Gallery:
             index = json.loads(read_text(folder / INDEX))
             return cls(tuple(_section(item, folder) for item in index))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"the gallery {folder} is damaged ({error}); delete it and make the report again.") from error
+            raise UserError(f"the gallery {folder} is damaged ({error}): delete it. [report-gallery-damaged]") from error
 
 
 def build_gallery(
@@ -137,13 +129,6 @@ def build_gallery(
         image_z = embed_images(model, read, indices, images_fn, device)
         sections.append(_retrieval(model, image_z, pictures, captions, tokenizer, device))
     sections.append(_neighbours(features, pictures, kind))
-    labels = {name: (values[indices], store.label_names.get(name, [])) for name, values in store.labels.items()}
-    if len(indices) > 2:
-        panels = maps(features, labels)
-        note = f"Frozen features of {len(indices):,} {kind} on a plane"
-        note += "; colours are labels." if any(", by " in panel.title for panel in panels) else "."
-        tiles = tuple(Tile(panel.light, panel.title, dark=panel.dark) for panel in panels)
-        sections.append(Section("Map of the features", note, "figure", (Strip("", tiles),)))
     return Gallery(tuple(sections))
 
 
@@ -151,9 +136,7 @@ def _samples(store: RecordStore, indices: np.ndarray, pictures: Tensor, captions
     count = min(6 if any(captions) else 12, len(indices))
     texts = [captions[i][0] if captions[i] else _labels(store, indices[i]) for i in range(count)]
     tiles = tuple(Tile(_png(pictures[i]), text) for i, text in enumerate(texts))
-    return Section(
-        "Records", f"Some of the {len(indices):,} {kind} that are searched and mapped below.", "grid", (Strip("", tiles),)
-    )
+    return Section("Records", f"Some of the {len(indices):,} {kind} that are searched below.", "grid", (Strip("", tiles),))
 
 
 def _labels(store: RecordStore, row: int) -> str:
@@ -206,10 +189,7 @@ def _png(image: Tensor) -> bytes:
 
 def _tile(item: dict, folder: Path) -> Tile:
     # Path(...).name: an index must not lead out of its folder.
-    light, dark = (_kept(folder / Path(item[key]).name) if key in item else None for key in ("file", "dark"))
-    if light is None:
-        raise KeyError("file")
-    return Tile(light, str(item["text"]), str(item["role"]), dark)
+    return Tile(_kept(folder / Path(item["file"]).name), str(item["text"]), str(item["role"]))
 
 
 def _kept(file: Path) -> bytes:

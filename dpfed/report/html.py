@@ -20,7 +20,6 @@ from dpfed.paths import path_of
 from dpfed.privacy.promise import round_up
 from dpfed.report.card import table_rows
 from dpfed.report.curves import training_note, training_plots
-from dpfed.report.expected import Expected
 from dpfed.report.ladder import ladder
 from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, norm_plot, progress_plot
 from dpfed.report.results import Result, headlines, label, shown, tied
@@ -46,7 +45,7 @@ ERROR_BARS = (
 )
 
 
-def write_report(path: str | Path, runs: Sequence[RunView], note: str = "", expected: Expected | None = None) -> None:
+def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> None:
     """Writes a report: all about one run, or a comparison of several.
 
     The file needs nothing else: style and pictures are inside, there is no script, and whatever comes from a run is escaped.
@@ -55,23 +54,19 @@ def write_report(path: str | Path, runs: Sequence[RunView], note: str = "", expe
         path: of the file.
         runs: at least one.
         note: a sentence above a comparison.
-        expected: of one run, what was forecast: it stands beside the outcome.
 
     Raises:
         UserError: for no runs, or a path that cannot be written.
-        ValueError: for a forecast beside several runs.
     """
     if not runs:
-        raise UserError("a report needs at least one run.")
-    if expected and len(runs) > 1:
-        raise ValueError("a forecast belongs to the report of one run")
-    values = {**_single(runs[0]), "expected": expected} if len(runs) == 1 else _comparison(runs)
+        raise UserError("a report needs at least one run. [report-runs-missing]")
+    values = _single(runs[0]) if len(runs) == 1 else _comparison(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(shown=shown, picture=_picture, small=_small, style=page_style())
     try:
         path_of(path, "the report").write_text(environment.from_string(_template()).render(values, note=note), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write the report {path}: {error.strerror or error}.") from error
+        raise UserError(f"cannot write the report {path}: {error.strerror or error}. [report-unwritable]") from error
 
 
 def page_style() -> Markup:

@@ -49,11 +49,6 @@ def quiet(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def dark(colour: str) -> str:
-    """What a colour of these charts becomes on a dark screen; another one stays."""
-    return _DARK.get(colour, colour)
-
-
 def palette() -> str:
     """The style sheet's part with the colours of charts, light and dark."""
     light = "".join(f"{_variable(colour)}: {colour}; " for colour in _DARK)
@@ -88,14 +83,6 @@ def _variable(colour: str) -> str:
 
 def _paint(colour: str) -> str:
     return f"var({_variable(colour)}, {colour})" if colour in _DARK else colour
-
-
-def png_bytes(canvas: Figure) -> bytes:
-    """A figure as a PNG, at twice the density of a common screen."""
-    out = io.BytesIO()
-    canvas.dpi = 200
-    FigureCanvasAgg(canvas).print_png(out, metadata={"Software": None})  # `savefig` would draw everything twice
-    return out.getvalue()
 
 
 def uri(content: bytes, kind: str) -> str:

@@ -318,11 +318,11 @@ def _refuse_cached(config: Config) -> None:
     """
     cached, needed = config.cached_views, views_per_image(config)
     if 0 < cached < needed:
-        raise UserError(f"a step contrasts {needed} views of an image, and views.cached = {cached}: set {needed} or more.")
+        raise UserError(f"a step contrasts {needed} views, and views.cached = {cached}: set {needed} or more. [run-views-few]")
     if cached and image_start_of(config) == "random":
         raise UserError(
             "views.cached computes the features of a frozen image tower once, and its weights are random: set model.weights or "
-            "model.start."
+            "model.start. [run-views-random]"
         )
 
 

@@ -53,7 +53,7 @@ def preflight_budget(folder: str | Path, config: Config, store: RecordStore, pla
     if why is not None and not asked:
         raise UserError(
             "privacy.not_covered has no effect: the records have no lifetime budget, or the budget covers all that this run "
-            "releases. Leave it out."
+            "releases. Leave it out. [budget-run-covered]"
         )
     if plan.promises:
         reserve(store, [Reservation("", "run", config.name, Path(folder).resolve(), plan)], dry=True)
@@ -83,7 +83,7 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
     if gone := set(reservation.reserved_with) - {budget.head.id for budget in budgets}:
         raise UserError(
             f"{run.path} reserved with the budget {', '.join(sorted(gone))} of {_noted(run.budget)['store']}, and neither "
-            f"{store.path} nor the registry {registry()} has its ledger any more: restore `{BUDGET_LEDGER}` there."
+            f"{store.path} nor {registry()} has its ledger any more: restore `{BUDGET_LEDGER}` there. [budget-run-gone]"
         )
     if not budgets:
         return
@@ -165,7 +165,7 @@ def settle_run(folder: str | Path) -> list[BudgetLedger]:
         return budgets
     run = RunDirectory.open(folder)
     if _of_institutions(run):
-        raise UserError(f"{folder} is the coordinator's run, without records: each site runs `dpfed budget settle SITE`.")
+        raise UserError(f"{folder} is the coordinator's run: each site runs `dpfed budget settle SITE`. [budget-run-federated]")
     with run.locked():
         return settled(run, ledger_of(run))
 
@@ -263,7 +263,7 @@ def _noted(file: Path) -> dict[str, Any]:
         if noted and not (isinstance(noted["store"], str) and all(isinstance(one["id"], str) for one in noted["budgets"])):
             raise ValueError("other keys than those that were written")
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{file} is damaged ({error}): restore it.") from error
+        raise UserError(f"{file} is damaged ({error}): restore it. [budget-run-damaged]") from error
     return noted
 
 

@@ -46,8 +46,8 @@ def add_moment_heads(
     widths = feature_widths(model, image_size(config), tokenizer)
     if given > min(*widths, plan.sampling.records):
         raise UserError(
-            f"bounding.options.dimensions = {given} is too large: the towers give {' and '.join(map(str, widths))} "
-            f"numbers, and there are {plan.sampling.records:,} training {plan.promise.protected}s. Lower it, or leave it out."
+            f"bounding.options.dimensions = {given} is too large for towers of {' and '.join(map(str, widths))} numbers and "
+            f"{plan.sampling.records:,} training {plan.promise.protected}s. Lower it, or leave it out. [run-dimensions-large]"
         )
     k = given or dimensions_for(plan.sampling.records, plan.noise.multiplier, widths)
     if aligned and not given:

@@ -113,7 +113,7 @@ def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1, terms: Terms |
         UserError: see `resume`; for a federation's run, if no terms are given.
     """
     if terms is None and run.terms.is_file():
-        raise UserError(f"{run.path} is the run of a federation: start its server again (`flwr run`) to resume it.")
+        raise UserError(f"{run.path} is a federation's run: restart its server (`flwr run`) to resume it. [resume-federated]")
     randomness = run.randomness()
     run.note_environment(environment())
     return Job(run, assemble(resolve(run.config()), randomness, watcher, owners=owners, terms=terms), randomness)

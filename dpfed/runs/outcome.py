@@ -13,7 +13,7 @@ import torch
 from dpfed import __version__
 from dpfed.artifacts import provenance
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.provenance import AUDITED, BOARDS, LABELLED_FIGURES, sent_to, uses_labelled_bank, with_origin
+from dpfed.artifacts.provenance import AUDITED, LABELLED_FIGURES, uses_labelled_bank, with_origin
 from dpfed.artifacts.verification import ledger_of
 from dpfed.artifacts.view import RunView
 from dpfed.evaluation.tasks import tasks_of
@@ -41,7 +41,6 @@ from dpfed.report.facts import (
     UNSOUND,
     CardFacts,
     Mark,
-    sent,
     shared_unit,
 )
 from dpfed.report.gallery import Gallery, build_gallery
@@ -269,16 +268,15 @@ def _outputs(plan: PrivacyPlan) -> tuple[str, ...]:
 
 def _marks(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> tuple[Mark, ...]:
     store = parts.store
-    boards = tuple(sent(name, store.public) for board, name in BOARDS.items() if sent_to(board) in disclosed)
     if not parts.plan.private:
-        return (NOT_PRIVATE, *boards)
+        return (NOT_PRIVATE,)
     marks = [UNSOUND] * (not parts.plan.bounding.method.sound)
     marks += [FIXED_SEED] * ledger.marks.get("fixed_seed", False)
     planned = not store.public and uses_labelled_bank(tasks_of(store, parts.config))
     marks += [LABELLED_BANK] * (planned or LABELLED_FIGURES in disclosed)
     if (name := _unit_name(parts)) is not None and parts.plan.promise.unit == "record":
         marks.append(shared_unit(name))
-    return (*marks, *boards)
+    return tuple(marks)
 
 
 def _unit_name(parts: Components) -> str | None:

@@ -125,7 +125,7 @@ def _refuse_few_contrasted(config: Config) -> None:
         key, own = ("public.records", 1) if method.public_records else ("bounding.group_size", 0)
         raise UserError(
             f"objective.name = '{config.objective.name}' learns nothing from {contrasted} records: set {key} to "
-            f"{loss.least - own} or more."
+            f"{loss.least - own} or more. [run-contrast-few]"
         )
 
 
@@ -164,7 +164,7 @@ def _refuse_shrinking(path: Path, side: int | None, config: Config) -> None:
     if config.data.size is None and not own_size and side is not None and side > SIZE:
         raise UserError(
             f"the images of {path} are squares of {side} pixels, and without data.size they would be shrunk to {SIZE}: set "
-            f"data.size = {side}, or to the side that you need."
+            f"data.size = {side}, or to the side that you need. [run-images-large]"
         )
 
 
@@ -180,7 +180,7 @@ def refuse_uncaptioned(kind: str, name: str, config: Config) -> None:
         UserError: naming the model and the records.
     """
     if config.model.reads_text and kind != "image-text":
-        raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {name} have none.")
+        raise UserError(f"model.kind = '{config.model.kind}' needs captions, and {name} has none. [run-captions-missing]")
 
 
 def refuse_inexact(config: Config) -> None:
@@ -195,10 +195,10 @@ def refuse_inexact(config: Config) -> None:
     if config.bounding.engine == "layerwise":
         raise UserError(
             f"{said}bounding.engine = 'layerwise' passes several groups at once. That each is rounded independently "
-            "is then checked, but not proven: leave bounding.engine out, or take 'loop'."
+            "is then checked, but not proven: leave bounding.engine out, or take 'loop'. [run-discrete-layerwise]"
         )
     if config.training.device == "mps":
-        raise UserError(f"{said}mps computes norms in float32: set training.device = 'cpu'.")
+        raise UserError(f"{said}mps computes norms in float32: set training.device = 'cpu'. [run-discrete-mps]")
 
 
 def refuse_many_owners(plan: PrivacyPlan, owners: int) -> None:
@@ -212,7 +212,7 @@ def refuse_many_owners(plan: PrivacyPlan, owners: int) -> None:
     if owners > plan.groups:
         raise UserError(
             f"{owners:,} workers would share {plan.groups} groups (privacy.batch / bounding.group_size, or 1 where the "
-            f"whole batch is contrasted), and each needs one: use at most {plan.groups} workers (or sites)."
+            f"whole batch is contrasted), and each needs one: use at most {plan.groups} workers (or sites). [run-workers-many]"
         )
 
 

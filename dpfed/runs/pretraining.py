@@ -30,7 +30,7 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
     watcher = watcher or Silent()
     run = RunDirectory.open(folder)
     if run.simulation.is_file():
-        raise UserError(f"{run.path} simulates a federation: `dpfed resume {run.path}` or `dpfed.resume` resumes it.")
+        raise UserError(f"{run.path} simulates a federation: `dpfed resume` or `dpfed.resume` resumes it. [resume-simulated]")
     with run.locked():
         if run.finished:
             run.delete_secrets()  # a crash may have come in between
@@ -60,7 +60,7 @@ def pretrain(
     if not isinstance(config, Config):
         raise UserError(
             f"expected the path of a configuration, or one of dpfed.load_config or dpfed.parse_config, got "
-            f"{type(config).__name__}."
+            f"{type(config).__name__}. [run-config-type]"
         )
     watcher = watcher or Silent()
     return carry_out(Preflight.of(config, folder, watcher=watcher, resume=resume), watcher)
@@ -109,7 +109,7 @@ def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bo
             job = begin(Preflight.of(recipe, path, watcher=watcher), watcher)
         except UserError as error:
             raise UserError(
-                f"the procedural initialisation, which goes into data.stores = {config.data.stores!r}: {error}"
+                f"procedural initialisation in data.stores = {config.data.stores!r}: {error.sentence} [start-failed]"
             ) from error
         with job.run.locked():
             run_job(job, watcher)

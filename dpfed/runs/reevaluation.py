@@ -47,7 +47,7 @@ def evaluate_run(
     """
     run = RunDirectory.open(folder)
     if isinstance(tasks, str):
-        raise UserError(f"expected a list of tasks, such as [{tasks!r}].")
+        raise UserError(f"expected a list of tasks, such as [{tasks!r}]. [run-tasks-text]")
     if run.finished:
         results_in(run.results)  # before anything is measured: the figures are to go into it
         ledger_of(run)  # the same: a card that is written again says what was spent
@@ -56,7 +56,7 @@ def evaluate_run(
     tree["evaluation"] |= {"tasks": tasks} if tasks else {}
     saved = Checkpoints(run.checkpoints, 1).paths()
     if not saved:
-        raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it.")
+        raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it. [run-checkpoint-missing]")
     watcher = watcher or Silent()
     parts = assemble(resolve(read_back(tree, "evaluation"), watcher), watcher=watcher, terms=terms_of(run))
     if not parts.store.public and uses_labelled_bank(tasks_of(parts.store, parts.config)):

@@ -124,7 +124,7 @@ def _digest(model: ModelConfig) -> str | None:
         return model.digest
     digest = "-".join(found)
     if model.digest not in (None, digest):
-        raise UserError(f"{what} is no longer the one that the run was started with: restore {where}.")
+        raise UserError(f"{what} is no longer the one that the run was started with: restore {where}. [run-model-changed]")
     return digest
 
 
@@ -155,7 +155,7 @@ def _refuse_engine(config: Config) -> None:
     """Methods with an engine of their own have no choice of one."""
     method, engine = method_named(config.bounding.method), config.bounding.engine
     if engine != "auto" and not method.picks_engine:
-        raise UserError(f"bounding.method = '{method.name}' has its own engine: leave bounding.engine out.")
+        raise UserError(f"bounding.method = '{method.name}' has its own engine: leave bounding.engine out. [run-engine-own]")
 
 
 def pick_device(name: str) -> torch.device:
@@ -169,5 +169,5 @@ def pick_device(name: str) -> torch.device:
         name = next(device for device, there in available.items() if there)
     if not available[name]:
         there = [device for device, is_there in available.items() if is_there]
-        raise UserError(f"training.device = '{name}', but this machine has only: {', '.join(there)}.")
+        raise UserError(f"training.device = '{name}', but this machine has only: {', '.join(there)}. [run-device-missing]")
     return torch.device(name)

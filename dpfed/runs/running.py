@@ -58,7 +58,7 @@ def run_job(
             raise
         raise UserError(
             f"{job.run.path} cannot be written ({error.strerror or error}). What was spent is on record, and no step is lost: "
-            f"fix the folder; then {_how(job.run)} resumes."
+            f"fix the folder; then {_how(job.run)} resumes. [run-folder-unwritable]"
         ) from error
     finally:
         job.run.forget_times()
@@ -205,7 +205,7 @@ def _pick_up(
         ledger = Ledger.open(run.ledger)
     elif saved:
         raise UserError(
-            f"{run.ledger} is missing or damaged, and {saved[-1].name} exists: what was spent is unknown. Restore it."
+            f"{run.ledger} is lost or damaged, and {saved[-1].name} exists: spending is unknown. Restore it. [resume-no-ledger]"
         )
     else:
         run.ledger.unlink(missing_ok=True)  # a header that a crash cut short: nothing was spent yet
@@ -213,11 +213,11 @@ def _pick_up(
     ledger.require_current()
     if ledger.plan.fingerprint != parts.plan.fingerprint:
         raise UserError(
-            f"the plan of {run.ledger} is not the plan of the run's config.toml and records (N was "
-            f"{ledger.plan.sampling.records:,}, is {parts.plan.sampling.records:,}): restore both, or start a new run."
+            f"the plan of {run.ledger} is not that of config.toml and the records (N was {ledger.plan.sampling.records:,}, is "
+            f"{parts.plan.sampling.records:,}): restore both, or start a new run. [resume-plan-changed]"
         )
     if ledger.marks != marks:
-        raise UserError(f"{run.ledger} was started with {ledger.marks}, and config.toml now says {marks}: change it back.")
+        raise UserError(f"{run.ledger} began with {ledger.marks}, and config.toml says {marks}: change it back. [resume-marks]")
     ledger.note_owners(parts.owners)
     coordinator = parts.coordinator(randomness, ledger, Releases(run.releases))
     if not saved:
@@ -228,7 +228,7 @@ def _pick_up(
     if progress.fingerprint != parts.plan.fingerprint or seen > ledger.charged:
         raise UserError(
             f"{saved[-1]} and {run.ledger} do not belong together: the checkpoint saw {seen} releases, the ledger holds "
-            f"{ledger.charged}. Restore the ledger."
+            f"{ledger.charged}. Restore the ledger. [resume-ledger-behind]"
         )
     for path in damaged:
         watcher.note(f"the checkpoint {path} is damaged: resuming after step {progress.step}; no step is charged twice")
@@ -243,7 +243,7 @@ def _has_header(ledger: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise UserError(f"cannot read the ledger {ledger}: {error.strerror or error}. Restore it.") from error
+        raise UserError(f"cannot read {ledger}: {error.strerror or error}. Restore it. [resume-ledger-unreadable]") from error
 
 
 def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> None:

@@ -51,7 +51,7 @@ def starting_weights(config: Config) -> StartingWeights | None:
     if config.model.start_digest not in (None, found.digest):
         raise UserError(
             f"model.start: the weights in {found.path} are not those that the run (or the federation) was started with: "
-            "restore them, or start a new run."
+            "restore them, or start a new run. [start-weights-changed]"
         )
     return found
 
@@ -68,24 +68,22 @@ def procedural_start(path: Path) -> StartingWeights:
     """
     if not path.exists():
         raise MissingStart(
-            f"model.start: the procedural initialisation is not at {path}: `dpfed start` makes it.",
+            f"model.start: the procedural initialisation is not at {path}: `dpfed start` makes it. [start-missing]",
             command="Give `dpfed start` the same configuration and --set options.",
         )
     try:
         run = RunDirectory.open(path)
         if not run.finished:
             if not run.has_key:
-                raise UserError(f"{path} is unfinished, and cannot be resumed.")
-            raise MissingStart(
-                f"model.start: the procedural initialisation in {path} is unfinished: `dpfed start` finishes it."
-            )
+                raise UserError(f"{path} is unfinished, and cannot be resumed. [start-stuck]")
+            raise MissingStart(f"model.start = 'procedural': {path} is unfinished: `dpfed start` finishes it. [start-unready]")
         found = find_start(path)
         found.refuse_damage()
     except MissingStart:
         raise
     except UserError as error:
         raise UserError(
-            f"model.start: the procedural initialisation in {path} is damaged: delete it, and `dpfed start` makes it again."
+            f"model.start = 'procedural': {path} is damaged: delete it; `dpfed start` makes it again. [start-damaged]"
         ) from error
     return found
 
@@ -123,7 +121,7 @@ def refuse_start(config: Config) -> None:
             raise UserError(
                 f"model.start: {found.path} was trained on records that are not marked public ('{run['data']}', run "
                 f"{run['run']}), and no privacy guarantee holds for them: nothing would protect them in a model that starts "
-                "there. Start from a private run, or from one on public records."
+                "there. Start from a private run, or from one on public records. [start-unprotected]"
             )
 
 
@@ -139,7 +137,7 @@ def recipe_for(config: Config) -> Config:
     if (config.model.architecture or "").startswith(_LOCAL_DIR):
         raise UserError(
             f"model.start = 'procedural': model.architecture = {config.model.architecture!r} brings its own weights: leave "
-            "model.start out, or give the architecture as a name or a JSON file."
+            "model.start out, or give the architecture as a name or a JSON file. [start-weights-own]"
         )
     recipe = parse_config(read_toml(shipped_file(RECIPE), "config"), RECIPE)
     data = recipe.data.model_copy(update={"size": config.data.size, "stores": config.data.stores})

@@ -119,17 +119,17 @@ def read_sweep(file: str | Path, base: Config) -> Sweep:
     _refuse_unknown(tree, ("name", "about", "run"), str(file))
     entries = tree.get("run")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise UserError(f"{file} has no [[run]] tables; a sweep needs at least one, with name and set.")
+        raise UserError(f"{file} has no [[run]] tables; a sweep needs at least one, with name and set. [sweep-runs-missing]")
     configs: dict[str, Config] = {}
     for number, entry in enumerate(entries, start=1):
         _refuse_unknown(entry, ("name", "set"), f"{file}, run {number}")
         name = _name(entry, f"{file}, run {number}")
         if name in configs:
-            raise UserError(f"{file} has two runs named '{name}'; give each its own name.")
+            raise UserError(f"{file} has two runs named '{name}'; give each its own name. [sweep-name-twice]")
         configs[name] = _changed(base, entry.get("set", {}), name, f"{file}, run '{name}'")
     about = tree.get("about", "")
     if not isinstance(about, str):
-        raise UserError(f"{file}: 'about' must be a text; got {shown(about)}.")
+        raise UserError(f"{file}: 'about' must be a text; got {shown(about)}. [sweep-about-type]")
     return Sweep(_name(tree, str(file)), about, configs)
 
 
@@ -201,28 +201,30 @@ class _Prefixed:
 def _refuse_unknown(table: dict[str, Any], valid: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in valid:
-            raise UserError(f"{where}: unknown key {key!r}; {nearest(key, valid)}")
+            raise UserError(f"{where}: unknown key {key!r}; {nearest(key, valid)} [sweep-key-unknown]")
 
 
 def _name(table: dict[str, Any], where: str) -> str:
     name = table.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UserError(f"{where}: 'name' must be letters, digits, '.', '_' and '-', for it names a folder; got {shown(name)}.")
+        raise UserError(f"{where}: 'name' must be letters, digits, '.', '_' and '-'; got {shown(name)}. [sweep-name-wrong]")
     return name
 
 
 def _changed(base: Config, changes: Any, name: str, where: str) -> Config:
     if not isinstance(changes, dict):
-        raise UserError(f"{where}: 'set' must be a table of keys such as \"adaptation.rank\"; got {shown(changes)}.")
+        raise UserError(
+            f"{where}: 'set' must be a table of keys such as \"adaptation.rank\"; got {shown(changes)}. [sweep-set-type]"
+        )
     tree = base.model_dump(mode="json")
     try:
         asked = leaves(changes)
     except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        raise UserError(f"{where}: {error.sentence} [sweep-set-wrong]") from None
     for key, value in asked.items():
         if key == "name":
-            raise UserError(f"{where}: 'set' cannot change 'name', which is the run's own.")
+            raise UserError(f"{where}: 'set' cannot change 'name', which is the run's own. [sweep-set-name]")
         if has_control_characters(key):
-            raise UserError(f"{where}: unknown key {key!r}: it holds a line break or another control character.")
+            raise UserError(f"{where}: unknown key {key!r}: it has a line break or control character. [sweep-key-unprintable]")
         put(tree, key, value, where)
     return parse_config({**tree, "name": name}, where)

@@ -95,11 +95,13 @@ def test_records_that_share_a_unit_or_an_id_with_a_member_are_no_non_members(par
     held_out, train = np.flatnonzero(~np.isin(np.arange(len(store)), store.split("train"))), store.split("train")
     store.units = store.keys.copy()
     store.units[held_out[0]] = store.units[train[0]]
-    with pytest.raises(UserError, match="got 199 held-out records"):
+    with pytest.raises(UserError, match="got 199 held-out .*attack-few"):
         Sides.draw(parts, None, 0, Randomness.fresh())
     monkeypatch.setattr("dpfed.audit.sides._LEAST", 199)
     assert held_out[0] not in Sides.draw(parts, None, 0, Randomness.fresh()).indices[1]
-    with pytest.raises(UserError, match="got 200 held-out"):  # the run's own store: its training records are never non-members
+    with pytest.raises(
+        UserError, match="got 200 held-out .*attack-few"
+    ):  # training records of the run's store are no non-members
         monkeypatch.setattr("dpfed.audit.sides._LEAST", 201)
         Sides.draw(parts, store.path, 0, Randomness.fresh())
 
@@ -134,17 +136,17 @@ def test_a_run_without_a_guarantee_has_no_bound(run, at_chance, monkeypatch):
 
 def _unfinished(run):
     run.results.unlink()
-    return [], "is not finished"
+    return [], "attack-unfinished"
 
 
 def _federated(run):
     run.terms.write_text("{}")
-    return [], "federation"
+    return [], "attack-sites"
 
 
 def _no_checkpoints(run):
     shutil.rmtree(run.checkpoints)
-    return [], "restore the checkpoints"
+    return [], "attack-weights"
 
 
 def _too_few(run):

@@ -141,7 +141,7 @@ def test_calibrate_gives_the_json_that_scripts_read(dpfed):
     ("arguments", "fact"),
     [
         (["pretrain", "nowhere.toml"], "nowhere.toml"),
-        (["pretrain", "{config}", "--run", "{run}"], "in use"),
+        (["pretrain", "{config}", "--run", "{run}"], "run-in-use"),
         (["pretrain", "{config}", "--set", "privacy.epsilon=0"], "epsilon"),
         (["pretrain", "{config}", "--set", "privacy.epsilom=1"], "did you mean 'epsilon'"),
         (["pretrain", "{config}", "--set", "privacy.batch=601"], "600"),

@@ -71,9 +71,9 @@ def test_a_place_where_no_run_can_be_made_is_refused_and_nothing_is_left_there(t
     names = list(places(tmp_path))
     before = sorted(tmp_path.rglob("*"))
     for name in names:
-        with pytest.raises(UserError, match="cannot make a run|is in use|letters, longer|not valid text"):
+        with pytest.raises(UserError, match="run-folder-unusable|run-in-use|path-too-long|path-not-utf8"):
             Preflight.of(tiny_config, tmp_path / name)
-        with pytest.raises(UserError, match="cannot make a run|is in use|letters, longer|not valid text"):
+        with pytest.raises(UserError, match="run-folder-unusable|run-in-use|path-too-long|path-not-utf8"):
             pretrain(tiny_config, tmp_path / name)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -94,7 +94,7 @@ def test_an_import_of_too_few_records_ends_when_their_number_is_known(tiny_confi
 
 
 def test_more_sites_or_workers_than_groups_are_refused(tiny_config, nothing_is_opened):
-    with pytest.raises(UserError, match="use at most 15"):
+    with pytest.raises(UserError, match="use at most 15 .*run-workers-many"):
         known_plan(tiny_config, owners=16)
 
 
@@ -111,9 +111,7 @@ def squares(tmp_path_factory):
 
 def test_larger_squares_than_the_default_are_not_shrunk_unasked(squares):
     tree = {"data": {"source": "store", "path": str(squares)}, "privacy": GOOD, "bounding": {"group_size": 4}}
-    with pytest.raises(
-        UserError, match="squares of 48 pixels, and without data.size they would be shrunk to 32: set data.size = 48"
-    ):
+    with pytest.raises(UserError, match="squares of 48 .* set data.size = 48.*run-images-large"):
         known_plan(parse_config(tree))
     for size in (32, 48):
         assert known_plan(parse_config({**tree, "data": {**tree["data"], "size": size}})).sampling.records == 550
@@ -154,7 +152,7 @@ def test_a_loss_that_learns_nothing_from_two_records_is_refused(tiny, public_sto
     tree = {**tiny, **changes, "objective": {"name": "barlow_twins"}, "privacy": GOOD}
     if "public" in tree:
         tree["public"] = {**tree["public"], "path": str(public_store.path)}
-    with pytest.raises(UserError, match=f"learns nothing from 2 records: set {said}"):
+    with pytest.raises(UserError, match=f"from 2 records: set {said}.*run-contrast-few"):
         known_plan(parse_config(tree))
     known_plan(parse_config({**tree, "objective": {"name": "infonce"}}))
 

@@ -86,11 +86,11 @@ def test_files_and_folders_are_embedded_by_their_paths_and_what_is_wrong_is_refu
     (tmp_path / "broken.png").write_bytes(b"no picture")
     (tmp_path / "empty").mkdir()
     for words, sentence in (
-        (("embed", run, pictures, "--out", out), "exists already"),
-        (("embed", run, tmp_path / "broken.png", "--out", tmp_path / "new"), "broken.png cannot be read as an image"),
-        (("embed", run, tmp_path / "empty", "--out", tmp_path / "new"), "there are no images"),
-        (("embed", run, tmp_path / "gone", "--out", tmp_path / "new"), "is not there"),
-        (("search", run, WORDS, "--pictures", pictures), "has no text tower"),
+        (("embed", run, pictures, "--out", out), "[file-exists]"),
+        (("embed", run, tmp_path / "broken.png", "--out", tmp_path / "new"), "[image-unreadable]"),
+        (("embed", run, tmp_path / "empty", "--out", tmp_path / "new"), "[image-nothing]"),
+        (("embed", run, tmp_path / "gone", "--out", tmp_path / "new"), "[image-path-missing]"),
+        (("search", run, WORDS, "--pictures", pictures), "model-folder-no-text"),
     ):
         code, _, error = dpfed(*words)
         assert code == 2 and sentence in error and len(error.splitlines()) == 1
@@ -101,4 +101,4 @@ def test_names_of_private_records_are_not_printed(run_of, dpfed, tmp_path):
     with StoreWriter(tmp_path / "private", name="private", kind="image", size=16, public=False) as writer:
         writer.add(RecordInput("patient-17", np.zeros((16, 16, 3), np.uint8), split="train"))
     code, shown, error = dpfed("search", run_of("image-text"), WORDS, "--pictures", tmp_path / "private")
-    assert code == 2 and "not marked public" in error and "patient" not in shown + error
+    assert code == 2 and "search-store-private" in error and "patient" not in shown + error

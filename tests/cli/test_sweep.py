@@ -144,15 +144,15 @@ def test_no_joint_promise_is_made_where_a_run_makes_none_or_another_unit_is_prot
         (TWO.replace("bounding.group_size = 10", "bouding.group_size = 10"), "run 'large'.*did you mean 'bounding'"),
         (TWO.replace("bounding.group_size = 10", "data.size.x = 10"), "run 'large'.*'size' is a value"),
         (TWO.replace("privacy.epsilon = 4.0", "views.flip = 7"), "run 'large'.*views.flip"),
-        (TWO.replace("privacy.epsilon = 4.0", 'name = "x"'), "run 'large'.*'name'"),
-        (TWO.replace('"large"', '"small"'), "two runs named 'small'"),
-        (TWO.replace('"large"', '"../large"'), "run 2.*'../large'"),
-        (TWO.replace('"large"', '".."'), "run 2.*'..'"),
+        (TWO.replace("privacy.epsilon = 4.0", 'name = "x"'), "run 'large'.*sweep-set-name"),
+        (TWO.replace('"large"', '"small"'), "'small'.*sweep-name-twice"),
+        (TWO.replace('"large"', '"../large"'), "run 2.*'../large'.*sweep-name-wrong"),
+        (TWO.replace('"large"', '".."'), "run 2.*'..'.*sweep-name-wrong"),
         (TWO.replace('"two"', '"t/wo"'), "'t/wo'"),
-        (TWO.replace("[run.set]", "[run.sett]"), "run 2.*did you mean 'set'"),
-        (TWO.replace("about", "abuot"), "did you mean 'about'"),
-        ('name = "none"', "at least one"),
-        ('name = "none"\n[[run]]\nname = "a"\nset = 3', "run 'a'.*'set'"),
+        (TWO.replace("[run.set]", "[run.sett]"), "run 2.*did you mean 'set'.*sweep-key-unknown"),
+        (TWO.replace("about", "abuot"), "did you mean 'about'.*sweep-key-unknown"),
+        ('name = "none"', "sweep-runs-missing"),
+        ('name = "none"\n[[run]]\nname = "a"\nset = 3', "run 'a'.*sweep-set-type"),
         ("name = ", "not valid TOML"),
     ],
 )
@@ -174,7 +174,7 @@ def test_kept_runs_of_another_configuration_are_refused_and_left_as_they_are(bas
     with pytest.raises(UserError, match=r"two/large .*privacy\.delta"):
         sweep(base, file, tmp_path / "runs")
     large.unlink()
-    with pytest.raises(UserError, match="large is not a run"):
+    with pytest.raises(UserError, match="large .*run-no-config"):
         sweep(base, file, tmp_path / "runs")
     (tmp_path / "runs" / "two" / "large" / "config.toml").write_bytes(
         before[tmp_path / "runs" / "two" / "large" / "config.toml"]

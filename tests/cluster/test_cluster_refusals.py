@@ -10,19 +10,19 @@ from tests.cluster.processes import dpfed as call
 # What is wrong, whether torchrun started the command, its words with the configuration C, a new run N, the finished run F, and
 # what the sentence says.
 REFUSED = {
-    "name in use": (True, "pretrain C --run F --cluster torchrun", "is in use"),
+    "name in use": (True, "pretrain C --run F --cluster torchrun", "run-in-use"),
     "another configuration": (
         True,
         "pretrain C --run F --cluster torchrun --resume --set optimizer.learning_rate=0.5",
         "optimizer.learning_rate",
     ),
-    "no torchrun": (False, "pretrain C --run N --cluster torchrun", "this process was not started by torchrun"),
-    "workers alone": (False, "pretrain C --run N --workers 2", "--workers 2 is for --cluster ray"),
-    "workers of torchrun": (True, "pretrain C --run N --cluster torchrun --workers 2", "--workers 2 is for --cluster ray"),
-    "range upside down": (False, "pretrain C --run N --cluster ray --workers 3-2", "--workers 3-2 is not a range"),
-    "no number": (False, "pretrain C --run N --cluster ray --workers x", "--workers x: expected a number"),
-    "no run": (False, "resume N --cluster ray", "is not a run"),
-    "no run for torchrun": (True, "resume N --cluster torchrun", "is not a run"),
+    "no torchrun": (False, "pretrain C --run N --cluster torchrun", "[cluster-no-torchrun]"),
+    "workers alone": (False, "pretrain C --run N --workers 2", "option-ray-only"),
+    "workers of torchrun": (True, "pretrain C --run N --cluster torchrun --workers 2", "option-ray-only"),
+    "range upside down": (False, "pretrain C --run N --cluster ray --workers 3-2", "3-2 is not a range. [ray-resources]"),
+    "no number": (False, "pretrain C --run N --cluster ray --workers x", "option-workers-wrong"),
+    "no run": (False, "resume N --cluster ray", "run-no-config"),
+    "no run for torchrun": (True, "resume N --cluster torchrun", "run-no-config"),
 }
 
 
@@ -72,7 +72,7 @@ def test_torchruns_restart_does_not_go_on_with_a_run_that_nobody_asked_for(undis
     before = files(undisturbed.path)
     with Processes(1, tmp_path / "out", restarted, *pretrain(source, undisturbed.path)) as processes:
         assert processes.wait() == [2], processes.text
-        refused(processes, "is in use")
+        refused(processes, "run-in-use")
     assert files(undisturbed.path) == before
 
 

@@ -209,7 +209,7 @@ def test_a_driver_that_died_is_submitted_again_and_only_with_resume(head, settin
         job.stop()
     refused = head.submit(*arguments).wait()
     assert refused.code == 1 and "exit code 2" in refused.output and "Traceback" not in refused.output
-    assert f"error: {folder} is in use: `dpfed resume {folder}` resumes that run" in refused.output
+    assert f"error: {folder} is in use: `dpfed resume {folder}`" in refused.output
     again = head.submit(*arguments, "--resume").wait()
     assert again.code == 0, again.output
     run = RunDirectory.open(folder)

@@ -120,7 +120,7 @@ def test_a_key_of_very_many_parts_is_refused_at_once(tmp_path, text):
     """The parser's time grows with the square of their number: such a file of 1 MB would take hours."""
     (tmp_path / "deep.toml").write_text(text)
     started = time.monotonic()
-    with pytest.raises(UserError, match="nested too deeply"):
+    with pytest.raises(UserError, match="toml-too-deep"):
         load_config(tmp_path / "deep.toml")
     assert toml_value(text) == text and toml_value(f"{{{text}}}") == f"{{{text}}}"
     assert time.monotonic() - started < 2

@@ -47,20 +47,17 @@ def test_a_file_of_the_users_wins_with_or_without_its_suffix(elsewhere):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("quickstar", "no file quickstar, and dpfed ships no config of that name; did you mean 'quickstart'?"),
-        (
-            "configs/quickstart.toml",
-            "no file configs/quickstart.toml, .*did you mean 'quickstart'?",
-        ),  # in a checkout, it is one
-        ("adapt/shape", "did you mean 'adapt/shapes'?"),
-        ("something-else", "valid: "),
-        ("adapt", "no config of that name"),
-        ("sweeps/table5", "a sweep, not a config: `dpfed sweep CONFIG sweeps/table5`"),
-        ("towers/small.json", "no config of that name"),
-        ("../configs/quickstart", "no config of that name"),
-        ("adapt/../quickstart", "no config of that name"),
+        ("quickstar", "no file quickstar, .* 'quickstart'.*shipped-no-file"),
+        ("configs/quickstart.toml", "configs/quickstart.toml, .* 'quickstart'.*shipped-no-file"),  # in a checkout, it is one
+        ("adapt/shape", "'adapt/shapes'.*shipped-no-file"),
+        ("something-else", "valid: .*shipped-no-file"),
+        ("adapt", "no config .*shipped-no-file"),
+        ("sweeps/table5", "`dpfed sweep CONFIG sweeps/table5`.*shipped-sweep"),
+        ("towers/small.json", "no config .*shipped-no-file"),
+        ("../configs/quickstart", "no config .*shipped-no-file"),
+        ("adapt/../quickstart", "no config .*shipped-no-file"),
         ("", "the configuration is empty"),
-        (".", "is a folder, not a config"),
+        (".", "is a folder, .*shipped-no-file"),
     ],
 )
 def test_any_other_name_is_refused_with_the_nearest(given, words, elsewhere):
@@ -75,9 +72,9 @@ def test_a_sweep_is_found_by_name(elsewhere):
     base = load_config("cuhk-pedes")
     expected = read_sweep(CONFIGS / "sweeps" / "table6.toml", base)
     assert read_sweep("sweeps/table6", base) == read_sweep("table6", base) == read_sweep(Path("table6.toml"), base) == expected
-    with pytest.raises(UserError, match="ships no sweep of that name; did you mean 'sweeps/table6'?"):
+    with pytest.raises(UserError, match="no sweep .* 'sweeps/table6'.*shipped-no-file"):
         read_sweep("sweeps/table66", base)
-    with pytest.raises(UserError, match="ships no sweep of that name"):
+    with pytest.raises(UserError, match="no sweep .*shipped-no-file"):
         read_sweep("quickstart", base)
 
 

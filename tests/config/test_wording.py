@@ -108,15 +108,15 @@ def test_whole_configurations_are_refused_in_plain_words_that_name_the_key():
 def test_what_was_given_and_what_was_expected(tree, said):
     with pytest.raises(UserError) as caught:
         parse_config(tree)
-    assert str(caught.value) == f"config: {said}"
+    assert caught.value.sentence == f"config: {said}"
     with pytest.raises(UserError) as caught:  # in a program, too
         Config(**tree)
-    assert str(caught.value) == said
+    assert caught.value.sentence == said
 
 
 @pytest.mark.parametrize("tree", ["config.toml", None, 3, [("data", {})], {1: 2}])
 def test_what_is_no_configuration_at_all_is_refused_in_a_sentence(tree):
-    with pytest.raises(UserError, match="expected keys and values"):
+    with pytest.raises(UserError, match="config-keys"):
         parse_config(tree)
 
 
@@ -176,7 +176,7 @@ def test_words_that_are_no_toml_are_texts_and_texts_may_hold_any_sign(tmp_path):
         assert load_config(path, [f"data.stores={text}"]).data.stores == text
     assert load_config(path, ['data.stores="2026"']).data.stores == "2026"
     assert load_config(path, ["privacy={epsilon=4, steps=7}"]).privacy.steps == 7
-    with pytest.raises(UserError, match="a list of assignments"):
+    with pytest.raises(UserError, match="config-overrides-text"):
         load_config(path, "privacy.epsilon=4")
 
 
@@ -185,7 +185,7 @@ def test_files_from_all_kinds_of_editors(tmp_path):
     path.write_bytes(b"\xef\xbb\xbf" + b"[privacy]\r\nepsilon = 3.0\r\n")  # a byte order mark, and the line ends of Windows
     assert load_config(path).privacy.epsilon == 3.0
     path.write_text("[privacy]\nepsilon = 3.0\n", encoding="utf-16")
-    with pytest.raises(UserError, match="save it as UTF-8"):
+    with pytest.raises(UserError, match="toml-not-utf8"):
         load_config(path)
     for content in ("[" * 10_000, "a = " + "[" * 10_000, "a = " + "9" * 5000, "\0", "a = 1\na = 2", "x" * (1 << 21)):
         path.write_text(content)

@@ -46,12 +46,12 @@ def test_every_line_is_json_and_stdout_stays_free(capsys):
 
 def test_an_error_is_a_line_and_exit_code_2(dpfed):
     code, out, err = dpfed("--log-format", "json", "watch", "/nowhere")
-    assert code == 2 and not out and lines(err)[-1]["level"] == "error" and "no folder" in lines(err)[-1]["text"]
+    assert code == 2 and not out and lines(err)[-1]["level"] == "error" and "watch-folder-missing" in lines(err)[-1]["text"]
 
 
 def test_text_is_as_it_was(dpfed):
     code, _, err = dpfed("watch", "/nowhere")
-    assert code == 2 and err.splitlines()[-1].startswith("error: there is no folder /nowhere")
+    assert code == 2 and err.splitlines()[-1].startswith("error: no folder /nowhere")
 
 
 def test_the_environment_speaks_for_processes_that_others_start(capsys, monkeypatch):
@@ -62,7 +62,7 @@ def test_the_environment_speaks_for_processes_that_others_start(capsys, monkeypa
 
 
 def test_what_is_refused():
-    with pytest.raises(UserError, match="expected 'text' or 'json'"):
+    with pytest.raises(UserError, match="log-format-unknown"):
         logs.set_up("yaml")
 
 

@@ -73,20 +73,20 @@ def test_scenes_are_given_their_labelled_images(
     labelled = open_records(config)
     assert asked == [config] and len(labelled.split("train")) == 8 and labelled.label_names == {"label": ["cat"]}
     assert labelled.path == path if imported else labelled.path.parent == tmp_path / "stores"
-    with pytest.raises(UserError, match=r"scenes.*data\.path"):
+    with pytest.raises(UserError, match="data-path-missing"):
         open_records(DataConfig(source="scenes", stores=str(tmp_path / "stores")))
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"source": "shape"}, "shapes"),
-        ({"source": "scene"}, "scenes"),
-        ({"source": "parqet", "path": "x"}, "parquet"),
-        ({"source": "store"}, r"data\.path"),
-        ({"source": "folder"}, r"data\.path"),
-        ({"source": "folder", "path": "/nowhere/at/all"}, "/nowhere/at/all"),
-        ({"source": "store", "path": "/nowhere/at/all"}, "/nowhere/at/all"),
+        ({"source": "shape"}, "'shapes'.*data-source-unknown"),
+        ({"source": "scene"}, "'scenes'.*data-source-unknown"),
+        ({"source": "parqet", "path": "x"}, "'parquet'.*data-source-unknown"),
+        ({"source": "store"}, "data-path-missing"),
+        ({"source": "folder"}, "data-path-missing"),
+        ({"source": "folder", "path": "/nowhere/at/all"}, "/nowhere/at/all.*data-path-nothing"),
+        ({"source": "store", "path": "/nowhere/at/all"}, "/nowhere/at/all.*store-missing"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, options: dict[str, str], named: str) -> None:

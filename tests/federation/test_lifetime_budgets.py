@@ -66,7 +66,7 @@ def test_two_federations_and_a_run_over_one_store_share_its_budget(store, join, 
     assert number > 2 and len(budget_of(store).accounts) == number - 1
     late = SiteFolder.open(tmp_path / f"ours-{number}")
     assert not late.ledger.exists()
-    with pytest.raises(UserError, match="joined no federation"):
+    with pytest.raises(UserError, match="site-not-joined"):
         late.terms()
     with pytest.raises(UserError, match="has no room"):
         pretrain(parse_config(config), tmp_path / "run")

@@ -85,7 +85,7 @@ def test_sites_that_share_the_noise_send_no_clean_number(agreed, tmp_path):
 
 def test_a_site_needs_its_own_copy_of_the_towers(agreed, aligned_start, tmp_path):
     terms = Lab(agreed, tmp_path).terms
-    with pytest.raises(UserError, match="starting weights .* are not sent to sites: get a copy"):
+    with pytest.raises(UserError, match="starting weights .*site-copy"):
         require_copies(terms, SiteSettings(name="north", store="x"))
     assert "model.start" in require_copies(terms, SiteSettings(name="north", store="x", start=str(aligned_start)))
 

@@ -30,7 +30,7 @@ def test_the_terms_say_which_public_records_are_agreed_on(lab, public_store):
 
 
 def test_terms_without_the_fingerprint_of_the_public_records_are_refused(tiny_public, tmp_path):
-    with pytest.raises(UserError, match="no fingerprint"):
+    with pytest.raises(UserError, match="no fingerprint.*terms-contradiction"):
         Lab(tiny_public, tmp_path)
 
 

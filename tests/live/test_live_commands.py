@@ -41,10 +41,10 @@ def test_watching_ends_with_the_run(dpfed, make, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("watch", "/nowhere"), "there is no folder"),
-        (("serve", "/nowhere"), "there is no folder"),
-        (("serve", ".", "--port", "70000"), "--port"),
-        (("serve", ".", "--token-file", "/nowhere"), "cannot read"),
+        (("watch", "/nowhere"), "watch-folder-missing"),
+        (("serve", "/nowhere"), "watch-folder-missing"),
+        (("serve", ".", "--port", "70000"), "watch-port-range"),
+        (("serve", ".", "--token-file", "/nowhere"), "watch-token-unreadable"),
         (("serve", ".", "--pictures", "/nowhere"), "/nowhere"),
     ],
 )

@@ -213,8 +213,8 @@ def test_pictures_of_private_records_are_never_shown(make, tiny, private_store):
     assert "cannot be read" in Retrieval().find(run.path, "a patient").trouble  # it is not finished
     run.results.write_text("{}")
     found = Retrieval().find(run.path, "a patient")
-    assert not found.pictures and "never shown" in found.trouble
-    with pytest.raises(UserError, match="not marked public"):
+    assert not found.pictures and "search-store-private" in found.trouble
+    with pytest.raises(UserError, match="search-store-private"):
         Retrieval(private_store)
 
 

@@ -42,16 +42,16 @@ def test_the_number_of_records_is_the_declared_one_or_the_users(tiny, tiny_confi
 def test_a_number_that_nobody_knows_yet_is_asked_for(tiny, tmp_path):
     (tmp_path / "images").mkdir()
     tiny["data"] = {"source": "folder", "path": str(tmp_path / "images"), "size": 16}
-    with pytest.raises(UserError, match="known only after an import: .* --records N"):
+    with pytest.raises(UserError, match="--records N. .forecast-plan-records"):
         plan_of(parse_config(tiny))
 
 
 @pytest.mark.parametrize(
     ("section", "changes", "sentence"),
     [
-        ("bounding", {"method": "none", "group_size": 4}, "adds no noise"),
-        ("bounding", {"method": "batch"}, "contrasts the whole batch"),
-        ("privacy", {"epsilon": 1e9, "batch": 60, "steps": 6}, "epsilon"),
+        ("bounding", {"method": "none", "group_size": 4}, "forecast-plan-no-noise"),
+        ("bounding", {"method": "batch"}, "forecast-plan-batch"),
+        ("privacy", {"epsilon": 1e9, "batch": 60, "steps": 6}, "epsilon-too-large"),
         ("privacy", {"epsilon": 8.0, "batch": 6_000, "steps": 6}, "batch must lie"),
     ],
 )
@@ -67,9 +67,9 @@ def test_only_public_records_of_the_models_kind_and_enough_of_them_may(tiny, tin
     assert chosen(None, tiny_config, plan).source == "procedural" and chosen("shapes", tiny_config, plan).path is None
     found = chosen(str(public_store.path), tiny_config, plan)
     assert (found.path, found.count, found.at_most(20), found.at_most(500)) == (public_store.path, 60, 20, 60)
-    with pytest.raises(UserError, match="are not marked public"):
+    with pytest.raises(UserError, match="proxy-not-public"):
         chosen(str(pictures[False]), tiny_config, plan)
-    with pytest.raises(UserError, match="reads captions"):
+    with pytest.raises(UserError, match="proxy-no-captions"):
         chosen(str(pictures[True]), tiny_config, plan)
     with pytest.raises(UserError, match="no record store at"):
         chosen(str(tmp_path / "nowhere"), tiny_config, plan)
@@ -77,7 +77,7 @@ def test_only_public_records_of_the_models_kind_and_enough_of_them_may(tiny, tin
         chosen("s3://bucket/store", tiny_config, plan)
     tiny["bounding"]["group_size"] = 60 // LEAST_GROUPS + 1
     large = parse_config(tiny)
-    with pytest.raises(UserError, match="has 60 training records, and gradients are measured on at least 8 groups of 8, so 64"):
+    with pytest.raises(UserError, match="60 training records, .* 8 groups of 8, so 64 .*proxy-few-records"):
         chosen(str(public_store.path), large, plan_of(large))
 
 

@@ -108,7 +108,7 @@ def test_a_rehearsal_goes_on_writes_the_choice_and_makes_no_promise(config, publ
     (tmp_path / RESULTS).write_text("\n".join(lines) + "\n" + lines[0][:20])  # a crash cut a line short
     assert rehearse(config, stand, tmp_path, most=200).tried == found.tried
     (tmp_path / RESULTS).write_text("{}\n")
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, match="rehearsal-damaged"):
         rehearse(config, stand, tmp_path, most=200)
 
 

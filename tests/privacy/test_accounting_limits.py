@@ -24,14 +24,14 @@ NUMBERS = {"records": 60_000, "batch": 2048, "steps": 1200}
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 0.0, True, "8"])
 def test_what_is_no_number_is_refused(name, value):
     given = {"epsilon": 8.0} if name == "delta" else {}
-    with pytest.raises(UserError, match=f"impossible plan: {name} must"):
+    with pytest.raises(UserError, match=f"{name} must.*plan-impossible"):
         of_numbers(**NUMBERS, **{**given, name: value})
 
 
 @pytest.mark.parametrize("name", ["records", "batch", "steps"])
 @pytest.mark.parametrize("value", [-1, 0, True, 1.5, 10**13, 10**400])
 def test_counts_that_cannot_be_are_refused(name, value):
-    with pytest.raises(UserError, match="impossible plan"):
+    with pytest.raises(UserError, match="plan-impossible"):
         of_numbers(**{**NUMBERS, name: value}, epsilon=8.0)
 
 

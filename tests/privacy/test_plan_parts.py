@@ -87,9 +87,8 @@ TOGETHER = [
 
 @pytest.mark.parametrize(("changes", "said"), [*PLAIN, *PROMISE, *SAMPLING, *BOUNDING, *NOISE, *FIGURES, *TOGETHER])
 def test_what_cannot_be_is_refused(changes, said):
-    for wrong in (said, "impossible plan"):
-        with pytest.raises(UserError, match=wrong):
-            PrivacyPlan.of(**NUMBERS | changes)
+    with pytest.raises(UserError, match=f"{said}.*plan-impossible"):
+        PrivacyPlan.of(**NUMBERS | changes)
 
 
 @pytest.mark.parametrize("changes", [{}, NONE, BATCH, USERS, {"progress": PROGRESS}, {"noise_kind": "discrete"}])

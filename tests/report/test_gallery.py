@@ -54,7 +54,7 @@ def test_neighbours_are_the_nearest_by_cosine(gallery, make_store):
 def test_damage_is_the_users_to_mend(gallery, tmp_path, damage):
     gallery.write(tmp_path)
     (tmp_path / damage).unlink()
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="report-gallery-damaged"):
         Gallery.read(tmp_path)
 
 
@@ -63,5 +63,5 @@ def test_an_index_cannot_lead_out_of_its_folder(gallery, tmp_path):
     gallery.write(tmp_path / "gallery")
     index = tmp_path / "gallery" / "gallery.json"
     index.write_text(index.read_text().replace("000.png", "../secret.png"))
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="report-gallery-damaged"):
         Gallery.read(tmp_path / "gallery")

@@ -136,7 +136,7 @@ def test_a_run_whose_ledger_lost_lines_is_not_settled(config, store, budget, tmp
             pretrain(parse_config(config), tmp_path / "run")
     ledger = tmp_path / "run" / "ledger.jsonl"
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:2]))
-    with pytest.raises(UserError, match="lost lines: charged steps in it: 1, and a checkpoint is of step 4"):
+    with pytest.raises(UserError, match="in it: 1, and a checkpoint is of step 4.*run-ledger-short"):
         settle_run(tmp_path / "run")
 
 
@@ -166,7 +166,7 @@ def test_a_book_that_lost_a_run_s_reservation_is_noticed(config, store, budget, 
         resume(tmp_path / "run")
     for path in (store.path / BUDGET_LEDGER, own_registry / f"{budget.head.id}.jsonl"):
         path.unlink()
-    with pytest.raises(UserError, match=f"reserved with the budget {budget.head.id} .* restore `budget.jsonl` there"):
+    with pytest.raises(UserError, match=f"reserved with the budget {budget.head.id} .*budget-run-gone"):
         resume(tmp_path / "run")
 
 
@@ -324,7 +324,7 @@ def test_the_commands_say_what_is_taken(config, store, tmp_path, dpfed):
     code, said, _ = dpfed("budget", "settle", run.path)
     assert code == 0 and "is taken" in said
     code, _, error = dpfed("budget", "settle", tmp_path)
-    assert code == 2 and "is not a run" in error
+    assert code == 2 and "run-no-config" in error
 
 
 def test_a_run_elsewhere_on_the_same_records_is_settled_into_a_budget(config, store, tmp_path):

@@ -107,8 +107,8 @@ def test_the_papers_say_which_noise_it_was(discrete, tmp_path):
 @pytest.mark.parametrize(
     ("section", "changes", "said"),
     [
-        ("bounding", {"engine": "layerwise"}, "bounding.engine = 'layerwise' passes several groups at once"),
-        ("training", {"device": "mps"}, "mps computes norms in float32"),
+        ("bounding", {"engine": "layerwise"}, "run-discrete-layerwise"),
+        ("training", {"device": "mps"}, "run-discrete-mps"),
         ("bounding", {"method": "logit", "engine": "auto"}, "which method 'logit' is not"),
         ("privacy", {"noise_multiplier": 2000.0}, "at most 1000"),
     ],

@@ -58,4 +58,4 @@ def test_more_records_and_more_epsilon_leave_more(told):
 def test_there_is_nothing_to_rehearse(tiny_moments, dpfed, tmp_path):
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(tiny_moments))
     code, _, err = dpfed("rehearse", tmp_path / "mine.toml", "--records", 600)
-    assert code == 2 and "no settings to choose" in err
+    assert code == 2 and "rehearse-moments" in err

@@ -151,7 +151,7 @@ def test_epsilon_next_to_nothing_leaves_an_aligned_model_as_it_was(tiny_moments,
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"bounding.options": {"dimensions": 100}}, "dimensions = 100 is too large: the towers give 16 and 16"),
+        ({"bounding.options": {"dimensions": 100}}, "dimensions = 100 is too large for towers of 16 and 16"),
         ({"training.precision": "bf16"}, "set training.precision = 'fp32'"),
         ({"model.start": None}, "this one has random weights"),
         ({"privacy.steps": 7}, "'privacy.steps' has no effect"),

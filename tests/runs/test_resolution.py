@@ -81,7 +81,7 @@ def test_an_architecture_settles_size_and_digest_and_neither_what_was_given(tmp_
     found = settle(parse_config({**OPEN, "model": model}))
     assert found.data.size == 48 and found.model.digest is not None
     assert settle(parse_config({**OPEN, "model": model, "data": {"size": 40}})).data.size == 40
-    with pytest.raises(UserError, match="no longer the one that the run was started with"):
+    with pytest.raises(UserError, match="run-model-changed"):
         settle(found.model_copy(update={"model": found.model.model_copy(update={"digest": "another"})}))
     bounding = {**OPEN["bounding"], "engine": "loop"}
     tree = resolve(parse_config({**OPEN, "model": model, "bounding": bounding})).model_dump(mode="json")

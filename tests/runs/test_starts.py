@@ -121,7 +121,7 @@ def test_a_start_lies_in_one_place_whatever_computes(tree, monkeypatch, device):
 def test_a_start_is_made_once_and_is_the_model_of_step_0(tree, tmp_path):
     notes, config = Notes(), parse_config(tree)
     tree["evaluation"] = {"tasks": ["knn"], "records": 50}
-    with pytest.raises(MissingStart, match="`dpfed start` makes it"):
+    with pytest.raises(MissingStart, match="start-missing"):
         pretrain(config, tmp_path / "run", notes)
     assert not (tmp_path / "run").exists() and not any("engine" in line for line in notes.said)
     make_start(config, notes)
@@ -164,7 +164,7 @@ def test_making_a_start_goes_on_after_an_interruption_with_the_same_bits(tree, t
     monkeypatch.setattr(Coordinator, "apply", apply)
     with pytest.raises(Killed):
         make_start(elsewhere)
-    with pytest.raises(MissingStart, match="is unfinished: `dpfed start` finishes it"):
+    with pytest.raises(MissingStart, match="start-unready"):
         starting_weights(settle(elsewhere))
     cut, was_there_then = make_start(elsewhere, notes := Notes())
     assert not was_there and not was_there_then and any("resuming" in line for line in notes.said)
@@ -195,7 +195,7 @@ def test_a_damaged_start_is_never_taken_for_a_whole_one_and_is_made_again_when_i
         shutil.copytree(place, tmp_path / "kept")
         damage(place)
         for attempt in (make_start, settle, lambda config: pretrain(config, tmp_path / "run")):
-            with pytest.raises(UserError, match=f"{place.name} is damaged: delete it, and `dpfed start` makes it"):
+            with pytest.raises(UserError, match=f"{place.name} is damaged.*start-damaged"):
                 attempt(config)
         assert not (tmp_path / "run").exists()
         shutil.rmtree(place)
@@ -214,7 +214,7 @@ def test_a_run_whose_start_was_deleted_goes_on_by_its_command_when_it_is_made_ag
     monkeypatch.setattr(Coordinator, "apply", real)
     shutil.rmtree(place)
     for go_on in (lambda: pretrain(config, tmp_path / "run", resume=True), lambda: resume(tmp_path / "run")):
-        with pytest.raises(MissingStart, match="`dpfed start` makes it"):
+        with pytest.raises(MissingStart, match="start-missing"):
             go_on()
     make_start(RunDirectory.open(tmp_path / "run").config())
     assert pretrain(config, tmp_path / "run", resume=True).finished
@@ -237,7 +237,7 @@ def test_resume_refuses_other_weights_and_a_finished_run_does_without_them(tree,
         resume(tmp_path / "run")
     description.unlink()
     alone = parse_config(begun_elsewhere(tree, file))
-    with pytest.raises(UserError, match="holds a run with model.start"):
+    with pytest.raises(UserError, match="model.start.*resume-config-changed"):
         pretrain(alone, tmp_path / "run", resume=True)
     description.write_text(kept.replace(json.loads(kept)["sha256"], "0" * 64))
     with pytest.raises(UserError, match="its digest is not that of its content"):
@@ -246,7 +246,7 @@ def test_resume_refuses_other_weights_and_a_finished_run_does_without_them(tree,
     digest = json.loads(kept)["sha256"]
     (tmp_path / "run" / "config.toml").write_text(config.replace(digest, "0" * 64))
     description.write_text(kept)
-    with pytest.raises(UserError, match="not those that the run"):
+    with pytest.raises(UserError, match="start-weights-changed"):
         resume(tmp_path / "run")
     (tmp_path / "run" / "config.toml").write_text(config)
     file.write_bytes(right)
@@ -282,7 +282,7 @@ def test_a_start_that_would_give_private_records_away_is_refused(tree, private_s
     private = pretrain(parse_config(tree), tmp_path / "private-run")
     for place in (private.path, private.model, private.model / "model.safetensors"):
         config = parse_config({**begun_elsewhere(tree, place), "bounding": grouped})
-        with pytest.raises(UserError, match="not marked public .'clinic'.*no privacy guarantee holds"):
+        with pytest.raises(UserError, match="'clinic'.*start-unprotected"):
             pretrain(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -51,7 +51,7 @@ def scenes_store(config: DataConfig, open_labelled: Callable[[], RecordStore]) -
     if not labelled.label_names:
         raise UserError(
             f"data.source = 'scenes' makes captions of class names, and the records of {labelled.name} have no labels: choose "
-            "a labelled data set, such as CIFAR-10."
+            "a labelled data set, such as CIFAR-10. [generated-no-labels]"
         )
     path = Path(config.stores) / f"scenes-{_fingerprint(labelled, config.half)}"
     return open_or_write(path, lambda target: _write(target, labelled, config.half))
@@ -72,7 +72,7 @@ def _write(path: Path, labelled: RecordStore, half: str) -> None:
             if split == "train" and len(indices) < 4:
                 raise UserError(
                     f"a scene needs four images, and {labelled.name} has {len(indices)} training images with a class of "
-                    f"data.half = '{half}': choose more records or another half."
+                    f"data.half = '{half}': choose more records or another half. [generated-few-images]"
                 )
             scenes = _compose(indices, split, half)
             captions = [_caption([words[number] for number in scene]) for scene in labelled.labels[label][scenes].tolist()]

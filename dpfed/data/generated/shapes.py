@@ -90,8 +90,7 @@ def write_shapes(path: str | Path, train: int, validation: int, test: int, seed:
     for split in SPLITS[1:]:
         if counts[split] > most:
             raise UserError(
-                f"{counts[split]:,} {split} records of shapes were asked for; they are all different, so ask for at most "
-                f"{most:,}."
+                f"{counts[split]:,} {split} shapes were asked for, all different; ask for at most {most:,}. [generated-shapes]"
             )
     with StoreWriter(path, name=_name(half), kind="image-text", size=SIDE, public=True, label_names=names) as writer:
         for split, count in counts.items():

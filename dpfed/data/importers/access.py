@@ -84,12 +84,9 @@ class Access:
             UserError: when it is missing, no regular file, or lies where nothing may be read.
         """
         if not self.permits(path):
-            raise UserError(
-                f"{path} leads out of {self.root}, and nothing is read there unless you say so; add --allow-outside to "
-                "`dpfed data import` if it belongs to the data set."
-            )
+            raise UserError(f"{path} leads out of {self.root}; `dpfed data import --allow-outside` reads it. [import-outside]")
         if path.exists() and not path.is_file():
-            raise UserError(f"{path} is not a regular file (a folder, a pipe or a device); copy what it gives into a file.")
+            raise UserError(f"{path} is not a regular file; copy what it gives into a file. [import-file-kind]")
         return path
 
 

@@ -49,9 +49,7 @@ def refuse_unknown(source: str) -> None:
     """
     sources = ["shapes", "scenes", "procedural", "store", *importers()]
     if source not in sources:
-        raise UserError(
-            f"unknown data.source {source!r}; {nearest(source, sources)} (folder: images, also in a folder for each class)."
-        )
+        raise UserError(f"unknown data.source {source!r}; {nearest(source, sources)} (folder: images). [data-source-unknown]")
 
 
 def detect(source: str | Path, access: Access | None = None) -> str:
@@ -67,7 +65,7 @@ def detect(source: str | Path, access: Access | None = None) -> str:
     source = existing(source)
     access = access or Access.to(source)
     if is_store(source):
-        raise UserError(f"{source} is a record store already; use it with data.source = 'store'.")
+        raise UserError(f"{source} is a record store already; use it with data.source = 'store'. [import-of-store]")
     for name, importer in importers().items():
         if importer.recognises(source, access):
             return name
@@ -77,13 +75,12 @@ def detect(source: str | Path, access: Access | None = None) -> str:
         if tables := [file for file in listing.files if suffix(file) in TABLES]:
             raise UserError(
                 f"{source} holds tables and no images, and which tables are meant is not clear: name them after train, val and "
-                f"test, or import them with `{table_command(source, tables)}`."
+                f"test, or import them with `{table_command(source, tables)}`. [import-unclear-tables]"
             )
-        if packed := next((file for file in listing.files if suffix(file) in _PACKED), None):
-            raise UserError(f"{packed} is a packed file of a kind that is not read: unpack it there.")
+        source = next((file for file in listing.files if suffix(file) in _PACKED), source)
     if source.suffix.lower() in _PACKED:
-        raise UserError(f"{source} is a packed file of a kind that is not read: unpack it, and import the folder.")
-    raise UserError(f"nothing at {source} looks like a known data set. Known: {known}.")
+        raise UserError(f"{source} is a packed file that is not read: unpack it, and import the folder. [import-packed]")
+    raise UserError(f"nothing at {source} looks like a known data set. Known: {known}. [import-unknown-data]")
 
 
 def existing(source: str | Path) -> Path:
@@ -94,7 +91,7 @@ def existing(source: str | Path) -> Path:
     """
     path = local_path(source, "the source")
     if not os.path.exists(path):
-        raise UserError(f"there is nothing at {path}; give the path of a local file or folder.")
+        raise UserError(f"there is nothing at {path}; give the path of a local file or folder. [import-nothing-there]")
     if not os.path.isdir(path) and not os.path.isfile(path):
-        raise UserError(f"{path} is not a regular file (a pipe or a device); copy what it gives into a file.")
+        raise UserError(f"{path} is not a regular file; copy what it gives into a file. [import-not-regular]")
     return path

@@ -46,12 +46,12 @@ class FolderImporter(Importer):
             splits: which folder below it is the split; see `dpfed.data.importers.folder_splits.place`.
         """
         if not path.is_dir():
-            raise UserError(f"{path} is not a folder; the 'folder' importer expects {self.layout}.")
+            raise UserError(f"{path} is not a folder; the 'folder' importer expects {self.layout}. [folder-not-one]")
         listing = list_files(path, access or Access.to(path))
         images = listing.images()
         if not images:
             refuse_outside(listing)
-            raise UserError(f"there are no images in {path}; the 'folder' importer expects {self.layout}.")
+            raise UserError(f"there are no images in {path}; the 'folder' importer expects {self.layout}. [folder-no-images]")
         placed = place(path, images, listing.files, splits)
         names, labels = class_numbers(placed)
         if splits is None:

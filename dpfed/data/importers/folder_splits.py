@@ -68,7 +68,7 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
             named = ", ".join(sorted({parts[0] for parts in inner}))
             raise UserError(
                 f"{root} holds images in {named} and none for training; add train/, or import one of these folders itself."
-                f" {_commands(root, 0)}"
+                f" {_commands(root, 0)} [folder-no-training]"
             )
         return _below_splits(files, inner, first)
     if all(len(splits) == 2 and splits[1] and not splits[0] for splits in spoken):
@@ -77,7 +77,7 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
     unclear = next(file for file, splits in zip(files, spoken, strict=True) if not splits[0])
     raise UserError(
         f"{unclear.relative_to(root).parent} may be a split, and which folder above it or below it is the class is not clear. "
-        f"{_commands(root, 0, outer + depth + 1)} Or import one folder alone."
+        f"{_commands(root, 0, outer + depth + 1)} Or import one folder alone. [folder-split-unclear]"
     )
 
 
@@ -99,7 +99,7 @@ def class_numbers(placed: Sequence[Placed]) -> tuple[dict[str, list[str]], Calla
     for name in names:
         other = alike.setdefault(name.lower(), name)
         if other != name and not splits[other] & splits[name]:
-            raise UserError(f"the classes {other!r} and {name!r} of different splits differ in capitals; give them one name.")
+            raise UserError(f"classes {other!r} and {name!r} of two splits differ in capitals; use one name. [folder-capitals]")
     numbers = {name: number for number, name in enumerate(names)}
 
     def labels(one: Placed) -> dict[str, int]:
@@ -131,17 +131,14 @@ def refuse_masks(root: Path, files: Sequence[Path]) -> None:
         split = next((level for level, part in enumerate(folders[0], start=1) if _spoken(part)), 0)
         raise UserError(
             f"{root}: {found[0]} looks like a folder of masks beside the images that they belong to. To import the images "
-            f"alone, move such folders out of {root}. To import both: {_commands(root, split)}"
+            f"alone, move such folders out of {root}. To import both: {_commands(root, split)} [folder-masks]"
         )
 
 
 def _at_level(root: Path, files: Sequence[Path], folders: Sequence[tuple[str, ...]], level: int) -> list[Placed]:
     for file, parts in zip(files, folders, strict=True):
         if len(parts) < level or _spoken(parts[level - 1]) is None:
-            raise UserError(
-                f"{file}: folder {level} below {root} is not there, or does not name train, validation or test; correct "
-                "--splits."
-            )
+            raise UserError(f"{file}: folder {level} below {root} is missing or no split; correct --splits. [folder-no-split]")
     rest = [parts[: level - 1] + parts[level:] for parts in folders]
     outer = _shared(rest)
     splits = (str(_spoken(parts[level - 1])) for parts in folders)
@@ -200,7 +197,7 @@ def _refuse_names(root: Path, files: Sequence[Path]) -> None:
     if "train" in splits and len(splits) > 1:
         raise UserError(
             f"the images in {root} are named after splits, as {files[0].name} is: move them into folders train, val and test. "
-            f"{_commands(root, 0)}"
+            f"{_commands(root, 0)} [folder-split-in-names]"
         )
 
 
@@ -208,7 +205,7 @@ def _beside(root: Path, file: Path) -> UserError:
     top = root / file.relative_to(root).parts[0]
     what = "lies" if top == file else "holds images but is not a split"
     return UserError(
-        f"{top} {what} beside the split folders; move it, or name its folder train, val or test. {_commands(root, 0)}"
+        f"{top} {what} beside the splits; move it, or name its folder train, val or test. {_commands(root, 0)} [folder-beside]"
     )
 
 

@@ -139,7 +139,7 @@ def import_records(
                     writer.hold_out(count, split)
     except OSError as error:
         where = error.filename or path
-        raise UserError(f"the import stopped at {where}: {error.strerror or error}; nothing was written.") from error
+        raise UserError(f"the import ended at {where}: {error.strerror or error}; nothing is written. [import-disk]") from error
     return _report(RecordStore.open(dest), chosen, opened, writer.broken, time.monotonic() - started)
 
 
@@ -149,19 +149,19 @@ def _open(
     """The name of the importer, and the opened source. `say` hears what the user should know."""
     known = importers()
     if format is not None and format not in known:
-        raise UserError(f"unknown format {format!r}; {nearest(format, known)}")
+        raise UserError(f"unknown format {format!r}; {nearest(format, known)} [import-format-unknown]")
     if len(paths) > 1 and (
         format not in (None, TableImporter.name) or not all(path.is_file() and suffix(path) in TABLES for path in paths)
     ):
         raise UserError(
             f"several sources must be .csv, .tsv or .jsonl tables of one data set; {', '.join(map(str, paths))} were "
-            "given; import others one by one, or give the folder that holds them."
+            "given; import others one by one, or give the folder that holds them. [import-several-sources]"
         )
     format = TableImporter.name if len(paths) > 1 else format or detect(paths[0], access)
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():
         if name not in known[format].options and value != CONTENT:
-            raise UserError(f"--{name} has no meaning for the format {format!r}: leave it out.")
+            raise UserError(f"--{name} has no meaning for the format {format!r}: leave it out. [import-option]")
     taken = {name: value for name, value in given.items() if name in known[format].options}
     several = len(paths) > 1
     opened = TableImporter().open_tables(paths, access) if several else known[format].open(paths[0], access, **taken)
@@ -212,25 +212,22 @@ def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, f
     if not opened.unread or (skip_broken and (format_given or not opened.doubtful)):
         return
     lost = [(entry.id, entry.reason) for entry in opened.unread]
-    advice = opened.advice
+    advice = opened.advice and f" {opened.advice}"
     if format != FolderImporter.name and any(suffix(Path(entry.id)) in EXTENSIONS for entry in opened.unread):
         command = f"dpfed data import {shlex.quote(str(path))} DEST --format {FolderImporter.name} --skip-broken"
-        advice = f"`{command}` imports the images instead."
+        advice = f" `{command}` imports the images instead."
     number = "1 file or folder" if len(lost) == 1 else f"{len(lost):,} files or folders"
     mend = "" if skip_broken else f"; {mending(lost, 'remove them')}"
-    raise UserError(f"below {path}, {number} would be lost: {'; '.join(by_reason(lost))}{mend}.{' ' * bool(advice)}{advice}")
+    raise UserError(f"below {path}, {number} would be lost: {'; '.join(by_reason(lost))}{mend}.{advice} [import-lost-files]")
 
 
 def _refuse_splits(opened: Source, path: Path, counts: dict[str, int]) -> None:
     for split, count in counts.items():
         if count and split in opened.splits:
-            raise UserError(f"{path} has a {split} split of its own, so {split} = {count} cannot be asked for; set it to 0.")
+            raise UserError(f"{path} has a {split} split of its own; set {split} = {count} to 0. [import-own-split]")
     most = sum(counts.values())
     if opened.total is not None and 0 < opened.total <= most:
-        raise UserError(
-            f"{path} has {opened.total:,} records, so {most:,} of them cannot be held out: some must be left for training; ask "
-            "for fewer."
-        )
+        raise UserError(f"{path} has {opened.total:,} records; {most:,} cannot be held out: ask for fewer. [import-held-out]")
 
 
 def _empty_classes(store: RecordStore) -> dict[str, list[str]]:

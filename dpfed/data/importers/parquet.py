@@ -72,7 +72,7 @@ class ParquetImporter(Importer):
             by_path = functools.cache(lambda: any(_lacks_bytes(content, first.image) for _, _, content in opened))
             unread = found.unread(lambda file: suffix(file) in EXTENSIONS and by_path())
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read the Parquet files of {path} ({_first_line(error)}); are they complete?") from error
+            raise UserError(f"cannot read Parquet files of {path} ({_why(error)}); copy them again. [parquet-files]") from error
         return Source(
             kind="image-text" if settled.captioned else "image",
             records=_records(files, settled.columns),
@@ -100,7 +100,7 @@ def _split_named(cell: str | None, of_file: str) -> str:
     """The split that a cell names, or that of its file; Karpathy's restval is for training."""
     given = (cell or "").strip().lower()
     if given and given not in SPLIT_NAMES and given != "restval":
-        raise UserError(f"a column split holds {cell!r}; {nearest(given, SPLIT_NAMES)}")
+        raise UserError(f"a column split holds {cell!r}; {nearest(given, SPLIT_NAMES)} [parquet-split-unknown]")
     return SPLIT_NAMES.get(given, "train" if given else of_file)
 
 
@@ -125,7 +125,7 @@ def _records(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> Itera
                     yield _record(f"{split}/{rows[split]}", cells, own, split, path.parent)
                     rows[split] += 1
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} is damaged after row {rows[split]:,} of {split} ({_first_line(error)}).") from error
+            raise UserError(f"{path} is damaged after {split} row {rows[split]:,} ({_why(error)}). [parquet-broken]") from error
 
 
 def _record(place: str, row: dict[str, Any], columns: Columns, split: str, folder: Path) -> Item:
@@ -137,7 +137,7 @@ def _record(place: str, row: dict[str, Any], columns: Columns, split: str, folde
         if (number := classes.number(row[name])) is None:
             raise UserError(
                 f"record {place!r} has {name} = {row[name]}, and its file names only {len(classes.names or ()):,} classes; "
-                "correct it."
+                "correct it. [parquet-class-number]"
             )
         labels[name] = number
     image, path = row[columns.image], ""
@@ -163,5 +163,5 @@ def _texts(cell: object) -> list[str]:
     return captions_in(cell) if isinstance(cell, str) and cell else []
 
 
-def _first_line(error: Exception) -> str:
+def _why(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__

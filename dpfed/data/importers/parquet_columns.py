@@ -124,19 +124,19 @@ def settle(files: Sequence[tuple[Path, pa.Schema]], id: str | None, one_split: b
     labels = _labels(given, names, settled)
     split = next(iter(known_columns(names, ["split"])), None) if one_split else None
     if split is not None and not all(split in file.schema.names and _is_text(file.type(split)) for file in given):
-        raise UserError(f"some files of {given[0].path.parent} have no texts in a column {split!r}; all must have it, or none.")
+        raise UserError(f"some files of {given[0].path.parent} lack a text column {split!r}; add it to them. [parquet-split]")
     settled.captioned = bool(captions)
     for file in given:
         own = [name for name in captions if name in file.schema.names]
         missing = [name for name in (image, *captions[:1]) if name not in file.schema.names and (name == image or not own)]
         if missing:
-            raise UserError(f"{file.path} lacks the column {missing[0]!r} that other files have; all files must have it.")
+            raise UserError(f"{file.path} lacks the column {missing[0]!r} that others have; all must have it. [parquet-column]")
         classes = {name: by_file[file.path] for name, by_file in labels.items() if file.path in by_file}
         settled.columns.append(Columns(image, own, unit, classes, named, split))
     used = {name for columns in settled.columns for name in columns.used()}
     for file in given:
         if twice := next((name for name in file.schema.names if file.schema.names.count(name) > 1 and name in used), None):
-            raise UserError(f"{file.path} has several columns {twice!r}; rename those that are not meant.")
+            raise UserError(f"{file.path} has several columns {twice!r}; rename those that are not meant. [parquet-twice]")
     settled.unused = tuple(name for name in names if name not in used)
     return settled
 
@@ -149,9 +149,7 @@ def _columns_of(files: Sequence[_File], names: Sequence[str], holds: Callable[[p
         fitting = [path for path, of in types.items() if holds(of)]
         other = next((path for path in types if path not in fitting), None)
         if fitting and other is not None:
-            raise UserError(
-                f"the column {name!r} holds {what} in {fitting[0]}, and {types[other]} in {other}; all files must agree."
-            )
+            raise UserError(f"column {name!r}: {what} in {fitting[0]}, {types[other]} in {other}; unify them. [parquet-type]")
         found += [name] if fitting else []
     return found
 
@@ -162,7 +160,7 @@ def _image_column(files: Sequence[_File], names: Sequence[str]) -> str:
         raise UserError(
             f"{files[0].path} has no column of images, only {', '.join(f'{f.name} ({f.type})' for f in files[0].schema)}; "
             "expected 'image' as struct<bytes, path> or binary. If it names image files, as metadata.parquet does, write it as "
-            "a table, .csv or .jsonl."
+            "a table, .csv or .jsonl. [parquet-no-images]"
         )
     return found
 
@@ -173,7 +171,7 @@ def _unit_column(files: Sequence[_File]) -> tuple[str | None, str | None]:
     if len(found) > 1:
         wanted = next(name for name, _ in found if name is not None)
         lacking = next(file for (name, _), file in found.items() if name != wanted)
-        raise UserError(f"{lacking.path} lacks the column {wanted!r} that other files have; all files must have it.")
+        raise UserError(f"{lacking.path} lacks the column {wanted!r} that others have; all must have it. [parquet-unit-column]")
     return next(iter(found))
 
 
@@ -187,7 +185,7 @@ def _id_column(files: Sequence[_File], id: str | None) -> str | None:
     for file in files:
         if not _names_records(file, id):
             why = "which is neither text nor numbers" if id in file.schema.names else f"only {', '.join(file.schema.names)}"
-            raise UserError(f"{file.path} has no column {id!r} that could name its records, {why}; correct --id.")
+            raise UserError(f"{file.path} has no column {id!r} that could name its records, {why}; correct --id. [parquet-id]")
     return id
 
 
@@ -213,7 +211,7 @@ def _labels(files: Sequence[_File], names: Sequence[str], settled: Settled) -> d
             continue
         other = next((other for other in found if plain(other) == plain(name) and not _both(files, name, other)), None)
         if other is not None:
-            raise UserError(f"the column {other!r} is called {name!r} in {having[0].path}; give it one name in all files.")
+            raise UserError(f"the column {other!r} is called {name!r} in {having[0].path}; use one name. [parquet-names]")
         found[name], settled.label_names[name], notice = _classes_of(name, having, metadata)
         notices.append(notice)
     settled.notice = " ".join(filter(None, notices))
@@ -241,7 +239,7 @@ def _classes_of(
         if len(lists) > 1 and numeric and own is None and not pa.types.is_null(type):
             raise UserError(
                 f"the numbers in {name!r} mean other classes from file to file, and {file.path} does not say what they mean: "
-                "write the names of the classes instead."
+                "write the names of the classes instead. [parquet-class-meaning]"
             )
         written[file.path] = own, numeric
         if own is None or not numeric:

@@ -162,7 +162,7 @@ def captions_in(text: str) -> list[str]:
 
 def not_utf8(path: Path) -> UserError:
     """The refusal of a text file in another encoding."""
-    return UserError(f"{path} is not UTF-8; save it in the encoding UTF-8, and try again.")
+    return UserError(f"{path} is not UTF-8; save it in the encoding UTF-8, and try again. [file-not-utf8]")
 
 
 def plain(name: str) -> str:

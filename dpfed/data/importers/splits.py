@@ -78,18 +78,18 @@ def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFi
     found = sorted(file for file in listing.files if suffix(file) == ending)
     if not found:
         refuse_outside(listing)
-        raise UserError(f"there are no {ending} files in {path}; expected {layout}.")
+        raise UserError(f"there are no {ending} files in {path}; expected {layout}. [import-no-files]")
     splits: dict[Path, str | None] = {access.file(file): split_of(file.relative_to(path)) for file in found}
     if not any(splits.values()):
         splits = dict.fromkeys(found, "train")
     named: list[tuple[str, Path]] = []
     for file, split in splits.items():
         if split is None:
-            raise UserError(f"{file} belongs to no split; start its name with train, validation or test, or move it away.")
+            raise UserError(f"{file} has no split; start its name with train, validation or test, or move it. [split-unnamed]")
         named.append((split, file))
     configurations = {_configuration(file.relative_to(path)) for file in found}
     if len(configurations) > 1:
-        raise UserError(f"{path} holds several data sets ({', '.join(sorted(configurations))}); choose one of these folders.")
+        raise UserError(f"{path} holds several data sets ({', '.join(sorted(configurations))}); give one folder. [import-sets]")
     ordered = sorted(named, key=lambda entry: (SPLITS.index(entry[0]), entry[1]))
     return SplitFiles(ordered, listing)
 
@@ -103,8 +103,8 @@ def refuse_outside(listing: Listing) -> None:
     outside = [entry.id for entry in listing.refused if entry.reason == OUTSIDE]
     if outside:
         raise UserError(
-            f"{listing.root / outside[0]} leads out of {listing.root} (as {len(outside) - 1:,} others do), and nothing is read "
-            "there unless you say so; add --allow-outside to `dpfed data import` if it belongs to the data set."
+            f"{listing.root / outside[0]} (as {len(outside) - 1:,} others) leads out of {listing.root}; only `dpfed data "
+            "import --allow-outside` reads there. [import-all-outside]"
         )
 
 

@@ -115,19 +115,17 @@ class TableImporter(Importer):
         access = access or Access.to(path)
         if not path.is_dir():
             if path.parent.name == "annotations" and is_captions(path):
-                raise UserError(
-                    f"{path} names images that lie beside its folder: import {path.parent.parent}, which holds both."
-                )
+                raise UserError(f"images of {path} lie beside its folder: import {path.parent.parent}. [table-in-annotations]")
             return self.open_tables([path], access)
         tables, known = tables_of(path, access)
         if not tables:
-            raise UserError(f"there are no tables in {path}; expected {self.layout}.")
+            raise UserError(f"there are no tables in {path}; expected {self.layout}. [table-none-there]")
         unnamed = [table for table in tables if not known and split_of(Path(table.name)) is None]
         if unnamed:
             each = table_command(path, unnamed if len(unnamed) < len(tables) else tables)
             raise UserError(
                 f"{path} holds the table {unnamed[0].name}, and its name contains no split; name it after train, val or test, "
-                f"move it away, or import what you mean: `{each}`."
+                f"move it away, or import what you mean: `{each}`. [table-name-no-split]"
             )
         training_first = sorted(tables, key=lambda table: SPLITS.index(split_of(table.relative_to(path)) or "train"))
         return self.open_tables(training_first, access, list_files(path, access))
@@ -150,7 +148,7 @@ class TableImporter(Importer):
             split = split_of(path.relative_to(root)) if len(paths) > 1 or listing else None
             _read(path, root, split, tables, access, self.layout)
         if len({(columns.title is None, columns.unit_name) for columns in tables.columns}) > 1:
-            raise UserError(f"some tables of {root} have a column of captions or of units that others lack; all must have it.")
+            raise UserError(f"some tables of {root} lack captions or units that others have; add them. [table-columns-differ]")
         _split_by_folders(tables)
         _find_bare_names(tables, root, access)
         numbers, names = number_classes(tables.classes)
@@ -190,7 +188,7 @@ def _beside(listing: Listing, paths: Sequence[Path], tables: _Tables) -> tuple[l
         raise UserError(
             f"{root} holds images, and {', '.join(path.name for path in paths)} names none of them: paths are relative to the "
             f"table, as in {next(iter(tables.rows), 'images/1.jpg')!r}. Correct them, or say what you mean: "
-            f"{captions_advice(listing)}"
+            f"{captions_advice(listing)} [table-names-no-image]"
         )
     kin = {path.parent: suffix(path) for path in paths if is_captions(path)}
     others = {
@@ -218,20 +216,20 @@ def _read(path: Path, root: Path, split: str | None, tables: _Tables, access: Ac
 
 def _columns(names: Sequence[str], path: Path) -> _Columns:
     if not any(names):
-        raise UserError(f"the table {path} is empty; it needs the columns filepath and title.")
+        raise UserError(f"the table {path} is empty; it needs the columns filepath and title. [table-empty]")
     file = _choose(names, FILES, path) or _choose(names, OTHER_FILES, path)
     title = _choose(names, _TITLES, path) or _choose(names, _OTHER_TITLES, path)
     if file is None:
         raise UserError(
             f"the table {path} has no column of image files, only {', '.join(names)}; call it {FILES[0]} "
-            f"(optional: title, split, label, unit)."
+            f"(optional: title, split, label, unit). [table-no-file-column]"
         )
     split, label = (next(iter(known_columns(names, [known])), None) for known in ("split", "label"))
     unit, unit_name = unit_column(names)
     used = (file, title, split, label, unit)
     if twice := next((name for name, count in Counter(names).items() if count > 1 and name in used), None):
         places = " and ".join(str(place) for place, name in enumerate(names, start=1) if name == twice)
-        raise UserError(f"{path}:1 has several columns {twice!r}, the columns {places}; rename those that are not meant.")
+        raise UserError(f"the columns {places} of {path}:1 are all {twice!r}; rename those that are not meant. [table-twice]")
     unused = tuple(dict.fromkeys(name for name in names if name and name not in used))
     return _Columns(file, title, split, label, unit, unit_name, unused)
 
@@ -239,7 +237,7 @@ def _columns(names: Sequence[str], path: Path) -> _Columns:
 def _choose(names: Sequence[str], known: tuple[str, ...], path: Path) -> str | None:
     found = list(dict.fromkeys(known_columns(names, known)))
     if len(found) > 1 and len(known_columns(names, known[:1])) != 1:
-        raise UserError(f"the table {path} has the columns {' and '.join(found)}; call the one that is meant {known[0]}.")
+        raise UserError(f"{path} has the columns {' and '.join(found)}; call the one that is meant {known[0]}. [table-unclear]")
     return next(iter(found), None)
 
 
@@ -266,22 +264,18 @@ def _add(
     where = f"{table}:{line}"
     given = _cell(cells, columns.split).lower() or of_table or "train"
     if given not in SPLIT_NAMES:
-        raise UserError(f"{where}: unknown split {given!r}; {nearest(given, SPLIT_NAMES)}")
+        raise UserError(f"{where}: unknown split {given!r}; {nearest(given, SPLIT_NAMES)} [table-split-unknown]")
     split = SPLIT_NAMES[given]
     if of_table is not None and split != of_table:
-        raise UserError(f"{where}: the column {columns.split} says {split}, and the table's name says {of_table}; correct one.")
+        raise UserError(f"{where}: {columns.split} says {split}, the table's name {of_table}; correct one. [table-conflict]")
     tables.classes.add(written := _cell(cells, columns.label))
     if isinstance(cells.get(columns.label or ""), list):
-        raise UserError(
-            f"{where}: {columns.label} is a list, and a label is one number or text; rename the key to leave it out."
-        )
+        raise UserError(f"{where}: {columns.label} is a list, not one number or text; rename it to leave it out. [table-label]")
     label, unit = class_of(written), unit_of(_cell(cells, columns.unit))
     row = tables.rows.setdefault(id, _Row(table, line, root / id, split, label, unit))
     if (row.split, row.label, row.unit) != (split, label, unit):
         what = f"split, label or {columns.unit}" if columns.unit else "split or label"
-        raise UserError(
-            f"{where}: {id} has another {what} than in {row.table.name}, line {row.line}; rows of one file must agree."
-        )
+        raise UserError(f"{where}: {id} has another {what} than in {row.table.name}:{row.line}; correct one. [table-disagrees]")
     row.says_split |= of_table is not None or bool(_cell(cells, columns.split))
     row.titles.extend(_titles(cells, columns.title))
 
@@ -315,7 +309,7 @@ def _split_by_folders(tables: _Tables) -> None:
         table = tables.rows[said].table
         raise UserError(
             f"{table}: {said} lies in a folder that speaks of a split, and {silent} does not: add a column split, with train, "
-            "validation or test in every row."
+            "validation or test in every row. [table-split-unsaid]"
         )
     for id, split in rows.items():
         tables.rows[id].split = split or "train"
@@ -334,13 +328,13 @@ def _find_bare_names(tables: _Tables, root: Path, access: Access) -> None:
         found = [file for file in by_name.get(row.file.name, []) if file.is_relative_to(scope)]
         if len(found) > 1:
             shown = " and ".join(file.relative_to(root).as_posix() for file in found[:2])
-            raise UserError(f"{row.table}:{row.line}: {row.file.name} may be {shown}; write the path that is meant.")
+            raise UserError(f"{row.table}:{row.line}: {row.file.name} may be {shown}; write one of these. [table-file-unclear]")
         if found:
             row.file = found[0]
             del tables.rows[id]
             id = found[0].relative_to(root).as_posix()
             if id in tables.rows:
                 raise UserError(
-                    f"{row.table}:{row.line}: {row.file.name} is {id}, which another row names; write it in one way."
+                    f"{row.table}:{row.line}: {row.file.name} is {id} of another row; write both alike. [table-file-twice]"
                 )
             tables.rows[id] = row

@@ -64,7 +64,7 @@ def _in_words(path: Path, layout: str) -> Iterator[Any]:
     except UnicodeDecodeError as error:
         raise not_utf8(path) from error
     except (OSError, csv.Error, RecursionError) as error:
-        raise UserError(f"cannot read the table {path}: {error}; expected {layout}.") from error
+        raise UserError(f"cannot read the table {path}: {error}; expected {layout}. [table-unreadable]") from error
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -103,9 +103,7 @@ def _of_csv(path: Path) -> Iterator[tuple[int, Any]]:
                 if not cells or cells == [_END]:
                     continue
                 if cells[-1].endswith(_END):
-                    raise UserError(
-                        f"{path}:{line} begins a cell whose quotation mark is never closed; close it, or remove it."
-                    )
+                    raise UserError(f"a quotation mark of {path}:{line} is never closed; close or remove it. [table-unclosed]")
                 if names is None:
                     names = [name.strip() for name in cells]
                     yield line, names
@@ -116,8 +114,7 @@ def _of_csv(path: Path) -> Iterator[tuple[int, Any]]:
             if "field larger" not in str(error):
                 raise
             raise UserError(
-                f"{path}:{last + 1} begins a cell of more than {_LONGEST:,} characters; is the quotation mark missing that "
-                "closes it?"
+                f"{path}:{last + 1} begins a cell of over {_LONGEST:,} characters; close its quotation mark. [table-cell-long]"
             ) from error
     if names is None:
         yield 1, []
@@ -133,12 +130,12 @@ def _ended(lines: Iterable[str]) -> Iterator[str]:
 def _refuse_torn(where: str, names: list[str], cells: list[str], delimiter: str) -> None:
     """Refuses a row whose texts were divided at a separator, or that swallowed the next rows: words would be lost."""
     if any(map(str.strip, cells[len(names) :])):
-        raise UserError(f"{where} has more cells than the header; put texts with a separator in quotation marks.")
+        raise UserError(f"{where} has more cells than the header; put texts with a separator in quotes. [table-many-cells]")
     if delimiter == "\t" and any("\t" in cell for cell in cells):
-        raise UserError(f"{where} holds a cell with tabs; is there a quotation mark too many before it?")
+        raise UserError(f"{where} holds a cell with tabs; is there a quotation mark too many before it? [table-cell-tabs]")
     inner = (line.split(delimiter) for cell in cells if "\n" in cell for line in cell.splitlines()[1:])
     if any(len(row) == len(names) and any(suffix(Path(one.strip())) in EXTENSIONS for one in row) for row in inner):
-        raise UserError(f"{where} begins a cell that holds the next rows; is the quotation mark missing that closes it?")
+        raise UserError(f"{where} begins a cell that holds the next rows; close its quotation mark. [table-cell-swallows]")
 
 
 def _of_tokens(path: Path) -> Iterator[tuple[int, Any]]:
@@ -154,7 +151,7 @@ def _of_tokens(path: Path) -> Iterator[tuple[int, Any]]:
             if found := _TOKEN.fullmatch(text):
                 yield line, {"filepath": found[1], "title": found[2].strip(), "split": splits.get(found[1], "")}
             elif text.strip():
-                raise UserError(f"{path}:{line} is not a line of a file, #, a number, a tab and a caption; correct it.")
+                raise UserError(f"{path}:{line} is not FILE#NUMBER<tab>CAPTION; correct it. [table-flickr-line]")
 
 
 def _of_json(entries: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, Any]]:
@@ -194,7 +191,7 @@ def _of_coco(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} is not laid out as COCO's captions ({type(error).__name__} {error}): expected images with file_name and "
-            "id, and annotations with image_id and caption."
+            "id, and annotations with image_id and caption. [table-coco-layout]"
         ) from error
 
 
@@ -202,9 +199,9 @@ def _object(text: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON ({error}); correct it.") from error
+        raise UserError(f"{where} is not JSON ({error}); correct it. [table-json-line]") from error
     if not isinstance(value, dict):
-        raise UserError(f"{where} holds {type(value).__name__}, and not a JSON object; correct it.")
+        raise UserError(f"{where} holds {type(value).__name__}, and not a JSON object; correct it. [table-json-object]")
     return value
 
 

@@ -67,7 +67,7 @@ def _require_inside(folder: Path, access: Access) -> None:
 
 
 def _missing(importer: Importer, path: Path, why: str) -> UserError:
-    return UserError(f"cannot read {importer.name} from {path} ({why}): expected {path}/{importer.layout}.")
+    return UserError(f"cannot read {importer.name} in {path} ({why}): expected {path}/{importer.layout}. [import-torchvision]")
 
 
 def _from_arrays(importer: Importer, path: Path, parts: dict[str, tuple[Any, Any]], classes: list[str]) -> Source:

@@ -129,7 +129,7 @@ class WebDatasetImporter(Importer):
             splits: 0: no folder in an archive speaks of a split.
         """
         if splits:
-            raise UserError(f"--splits {splits} is for folders of image files; for archives it can be 0.")
+            raise UserError(f"--splits {splits} is for folders of image files; for archives it can be 0. [tar-splits-level]")
         access = access or Access.to(path)
         found = split_files(path, ".tar", self.layout, access)
         shards = found.files
@@ -140,12 +140,12 @@ class WebDatasetImporter(Importer):
                 access.surveyed(done, len(shards))
         if not survey.samples:
             reason = f" ({survey.damaged[0]})" if survey.damaged else ""
-            raise UserError(f"there are no samples in the archives of {path}{reason}; expected {self.layout}.")
+            raise UserError(f"there are no samples in the archives of {path}{reason}; expected {self.layout}. [tar-no-samples]")
         if splits is None and len(survey.folders) > 1:
             raise UserError(
                 f"folders in the archives name several splits ({', '.join(survey.folders.values())}), but an archive has one "
                 "split: unpack them and import the folder, pack an archive for each split, or say --splits 0 if the "
-                "archives' own names are right."
+                "archives' own names are right. [tar-several-splits]"
             )
         numbers, names = number_classes(survey.classes)
         records = (_records(file, split, f"{split}/{_called(file, path)}", numbers) for split, file in shards)
@@ -178,7 +178,7 @@ def _records(shard: Path, split: str, name: str, classes: dict[str, int]) -> Ite
             if sample.key in seen:
                 raise UserError(
                     f"{shard}: the files of the sample {sample.key!r} are not adjacent, or two samples have this name; "
-                    "sort the archive by name, or rename one."
+                    "sort the archive by name, or rename one. [tar-sample-torn]"
                 )
             seen.add(sample.key)
             yield _record(f"{name}/{sample.key}", sample, split, classes)

@@ -61,7 +61,7 @@ def given_path(data: DataConfig) -> str:
         UserError: where it is missing.
     """
     if data.path is None:
-        raise UserError(f"data.source = {data.source!r} needs data.path, the place of the records.")
+        raise UserError(f"data.source = {data.source!r} needs data.path, the place of the records. [data-path-missing]")
     return data.path
 
 
@@ -72,12 +72,12 @@ def require_something_at(path: Path) -> None:
         UserError: naming it.
     """
     if not os.path.exists(path):
-        raise UserError(f"data.path: there is nothing at {path}; give the path of a local file or folder.")
+        raise UserError(f"data.path: there is nothing at {path}; give the path of a local file or folder. [data-path-nothing]")
 
 
 def no_units(name: str) -> UserError:
     """The error of records that name no units, which are to be protected."""
     return UserError(
         f"privacy.unit = 'user' protects all records that share a unit, and the records of {name} name no units: set "
-        "it to 'record', or import a source that names them (a column 'person_id', 'patient_id' or 'unit')."
+        "it to 'record', or import a source that names them (a column 'person_id', 'patient_id' or 'unit'). [unit-none-named]"
     )

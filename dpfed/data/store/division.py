@@ -55,9 +55,9 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
             has neither, or units that have records of several home sites.
     """
     if sites < 2:
-        raise UserError(f"a store is divided among at least 2 sites, and {sites} were asked for; ask for more.")
+        raise UserError(f"a store is divided among at least 2 sites, got {sites}; ask for more. [store-few-sites]")
     if not 0 <= skew <= 1:
-        raise UserError(f"the skew must lie between 0 (sites that are alike) and 1 (sites that share no label), got {skew}.")
+        raise UserError(f"the skew must lie between 0 (sites alike) and 1 (no label shared), got {skew}. [store-skew-range]")
     keys = store.keys if store.units is None else store.units
     uniforms = _PUBLIC.per_record("site", 0, keys, 2)
     anywhere = (uniforms[:, 1] * sites).astype(np.int64)
@@ -65,10 +65,7 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
         return anywhere
     by = next(iter(store.labels), "caption")
     if by == "caption" and store.kind != "image-text":
-        raise UserError(
-            f"the records of {store.name} have neither labels nor captions, so they cannot be divided by these: set the "
-            "skew to 0."
-        )
+        raise UserError(f"{store.name} has neither labels nor captions to divide by: set the skew to 0. [store-skew-labels]")
     traits = _traits(store, by)
     home = np.where(traits < 0, -1, traits % sites)
     _refuse_torn_units(store, home, by)
@@ -143,18 +140,19 @@ def _refuse_torn_units(store: RecordStore, home: np.ndarray, by: str) -> None:
     if ((np.diff(units[order]) == 0) & (np.diff(home[order]) != 0)).any():
         raise UserError(
             f"the records of one {store.unit_name} stay together, and here they differ in what they are divided by ({by}): set "
-            f"the skew to 0, or import the records with a first label that all records of a {store.unit_name} share."
+            f"the skew to 0, or import the records with a first label that all records of a {store.unit_name} share. "
+            "[unit-divided]"
         )
 
 
 def _refuse_empty(store: RecordStore, records: np.ndarray) -> None:
     if records[-1] == 0:
-        raise UserError(f"{store.name} has no held-out records to evaluate with; import it again with --validation or --test.")
+        raise UserError(f"{store.name} has no held-out records; import it again with --validation or --test. [store-held-out]")
     for site, count in enumerate(records[:-1].tolist()):
         if count == 0:
             raise UserError(
                 f"site {site} of {len(records) - 1} would get none of the training records of {store.name}: ask for fewer "
-                "sites, or for less skew."
+                "sites, or for less skew. [store-empty-site]"
             )
 
 

@@ -131,9 +131,9 @@ def read_layout(path: Path) -> Layout:
         UserError: when there is no store, or its header is damaged or of another format.
     """
     if not path.exists():
-        raise UserError(f"there is no record store at {path}; import one with `dpfed data import`.")
+        raise UserError(f"there is no record store at {path}; import one with `dpfed data import`. [store-missing]")
     if not is_store(path):
-        raise UserError(f"{path} is not a record store (it has no {HEADER}); import it with `dpfed data import` first.")
+        raise UserError(f"{path} is not a record store (no {HEADER}); import it with `dpfed data import`. [store-not-one]")
     try:
         header = json.loads(read_bytes(path / HEADER))
         version = header["dpfed_store"]
@@ -142,7 +142,7 @@ def read_layout(path: Path) -> Layout:
     if type(version) is int and version != FORMAT_VERSION:
         raise UserError(
             f"{path} has store format {version}, and this dpfed reads format {FORMAT_VERSION}: delete it and import the "
-            "records again; a run makes its own stores anew."
+            "records again; a run makes its own stores anew. [store-format]"
         )
     try:
         _Header.model_validate(header)
@@ -155,4 +155,4 @@ def read_layout(path: Path) -> Layout:
 
 def damaged(place: str | Path, what: str) -> UserError:
     """The error of a store that cannot be read as it was written."""
-    return UserError(f"the record store {place} is damaged: {what}; delete it and import the data again.")
+    return UserError(f"the record store {place} is damaged: {what}; delete it and import the data again. [store-damaged]")

@@ -247,8 +247,9 @@ class Pictures:
             with decoded(self.at(batch, row)) as (image, _):
                 result[place] = square(image, *wanted)
         except BrokenImage as error:
-            found = damaged(self._path, f"the image of {batch.column('id')[row].as_py()!r} cannot be decoded ({error})")
-            raise UserError(str(found), damaged(self._path, "an image cannot be decoded").public) from error
+            id = batch.column("id")[row].as_py()
+            found = damaged(self._path, f"the image of {id!r} cannot be decoded ({error})").sentence
+            raise UserError(f"{found} [store-image]", damaged(self._path, "an image cannot be decoded").sentence) from error
 
 
 def _resize(images: Tensor, size: int, interpolation: str) -> Tensor:

@@ -69,19 +69,19 @@ def check_types(record: RecordInput) -> None:
         UserError: saying what was given.
     """
     if not isinstance(record, RecordInput):
-        raise UserError(f"expected a dpfed.RecordInput, got {type(record).__name__}.")
+        raise UserError(f"expected a dpfed.RecordInput, got {type(record).__name__}. [record-type]")
     if not isinstance(record.id, str):
-        raise UserError(f"the id of a record must be a text, got {record.id!r}.")
+        raise UserError(f"the id of a record must be a text, got {record.id!r}. [record-id-text]")
     if isinstance(record.captions, str) or not all(isinstance(text, str) for text in record.captions):
-        raise UserError(f"record {record.called!r}: expected its captions as a sequence of texts, such as ('a cat',).")
+        raise UserError(f"record {record.called!r}: captions must be a sequence of texts, as in ('a cat',). [record-captions]")
     if not isinstance(record.labels, Mapping):
-        raise UserError(f"record {record.called!r}: expected its labels as a dictionary from names to numbers.")
+        raise UserError(f"record {record.called!r}: expected its labels as a dictionary from names to numbers. [record-labels]")
     for label, number in record.labels.items():
         whole_number(number, f"record {record.called!r}: its label {label!r}", -1)
     if not isinstance(record.image, bytes | np.ndarray | Image.Image):
         raise UserError(
             f"record {record.called!r}: expected its image as the bytes of a file, a PIL image or a uint8 array (H, W, 3) or "
-            f"(H, W), got {type(record.image).__name__}."
+            f"(H, W), got {type(record.image).__name__}. [record-image]"
         )
 
 

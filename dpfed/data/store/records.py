@@ -232,5 +232,5 @@ def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:
 
 def _number(split: str) -> int:
     if split not in SPLITS:
-        raise UserError(f"unknown split {split!r}; {nearest(split, SPLITS)}")
+        raise UserError(f"unknown split {split!r}; {nearest(split, SPLITS)} [split-unknown]")
     return SPLITS.index(split)

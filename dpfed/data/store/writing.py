@@ -199,20 +199,18 @@ class StoreWriter:
                 raise ValueError(f"record {record.id!r}: label {label!r} is not among {sorted(self._label_names)}")
             classes = len(self._label_names[label])
             if not -1 <= number < classes:
-                raise UserError(
-                    f"record {record.called!r} has {label} = {number}, and there are only {classes} classes; correct it."
-                )
+                raise UserError(f"record {record.called!r}: {label} = {number} of {classes} classes; correct it. [class-range]")
         if record.unit and self._unit_name is None:
             raise ValueError(f"record {record.id!r} has a unit, in a store without a unit name")
         if record.unit and not is_text(record.unit):
-            raise UserError(f"record {record.called!r}: its {self._unit_name} {record.unit!r} is not valid text; rename it.")
+            raise UserError(f"record {record.called!r}: {self._unit_name} {record.unit!r} is not UTF-8; rename it. [unit-text]")
         self._claim(record.id)
 
     def _claim(self, id: str) -> None:
         key = record_key(id)
         if key in self._seen:
             raise UserError(
-                f"the record id {id!r} occurs twice (or its hash does); ids must be unique.",
+                f"the record id {id!r} occurs twice (or its hash does); ids must be unique. [record-id-twice]",
                 command="--id names another column of Parquet; with --id content, a hash of each record is its id.",
             )
         self._seen.add(key)
@@ -275,9 +273,9 @@ class StoreWriter:
         broken, met = self.broken, len(self.broken) + len(self._keys)
         sentence = f"{len(broken):,} of {met:,} records cannot be read: {'; '.join(by_reason(broken))}" if broken else ""
         if broken and not self._skip_broken:
-            raise UserError(f"{sentence}; {mending(broken)}.")
+            raise UserError(f"{sentence}; {mending(broken)}. [record-unreadable]")
         if not self._keys:
-            raise UserError(f"there are no records to write to {self.path}{f': {sentence}' if sentence else ''}.")
+            raise UserError(f"no records to write to {self.path}{f': {sentence}' if sentence else ''}. [store-no-records]")
         splits, units = np.array(self._splits, np.int8), np.frombuffer(self._units, np.uint64)
         for count, split in self._held_out:
             self._move(splits, count, split)
@@ -315,7 +313,7 @@ class StoreWriter:
             what = f" and whole {self._unit_name}s are held out" if self._unit_name else ""
             raise UserError(
                 f"cannot hold out {count:,} records for {split}: there are {len(training):,} training records{what}, "
-                "and some must be left; ask for fewer."
+                "and some must be left; ask for fewer. [split-too-large]"
             )
         splits[training[moved]] = SPLITS.index(split)
 

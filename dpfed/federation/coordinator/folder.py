@@ -97,7 +97,7 @@ class CoordinatorFolder:
         """
         folder = cls(Path(path))
         if not folder.terms.is_file():
-            raise UserError(f"{path} is not a federation: `dpfed federation provision` makes one.")
+            raise UserError(f"{path} is not a federation: `dpfed federation provision` makes one. [coordinator-missing]")
         return folder
 
     def identity(self) -> Identity:
@@ -121,8 +121,8 @@ def refuse_proposal(config: Config, sites: int) -> None:
             cannot be measured as asked, an unfit public store, or a plan that cannot be for any number of records.
     """
     if config.privacy.not_covered is not None:
-        raise UserError("privacy.not_covered is for own records, and a federation trains on the sites' records: leave it out.")
+        raise UserError("privacy.not_covered is for own records, not for a federation's: leave it out. [terms-not-covered]")
     if config.privacy.seed is not None:
-        raise UserError("privacy.seed gives the noise away to anyone, and no site joins such terms: leave it out.")
+        raise UserError("privacy.seed gives the noise away to anyone, and no site joins such terms: leave it out. [terms-seed]")
     refuse_start(config)
     refuse_impossible(config, sites)

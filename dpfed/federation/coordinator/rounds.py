@@ -68,7 +68,7 @@ class Federation:
         left: Callable[[], Collection[str]] = tuple,
     ) -> None:
         if identity.signing_key != terms.coordinator:
-            raise UserError("this is not the coordinator's key that the terms name: use the folder in which they were made.")
+            raise UserError("the terms name another coordinator key: use the folder in which they were made. [coordinator-key]")
         self._terms, self._identity, self._channel = terms, identity, channel
         self._journal, self._paid, self._note = journal, paid, note
         self._plan, self._trust = terms.privacy_plan, terms.trust_model
@@ -92,7 +92,7 @@ class Federation:
         if self._paid.release_of(step) is not None:
             raise UserError(
                 f"step {step} was released, and its release is not kept any more; the sites do not answer it again. Resume "
-                "from the newest checkpoint."
+                "from the newest checkpoint. [round-released]"
             )
         if self._journal.opened(step):  # by a server that did not live to see its end
             reason = "the server stopped during it"
@@ -143,7 +143,7 @@ class Federation:
             if self._trust.sites - len(ahead) < self._trust.least:
                 raise UserError(
                     f"the sites took part in steps up to {max(ahead.values())}, and this run is at step {step}: it is not "
-                    "their run. Resume their run, or make new terms."
+                    "their run. Resume their run, or make new terms. [round-other-run]"
                 )
             if absent != (absent := list(self._members.absent(step).values())):
                 self._arrival_log.ask(step, absent, left or None)

@@ -88,7 +88,7 @@ class SecureSum:
         try:
             return self._unmasking.total(reveals, TRIES), ""
         except UserError as error:
-            return None, str(error)
+            return None, error.sentence
 
 
 def _text(content: bytes) -> str:

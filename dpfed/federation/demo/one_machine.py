@@ -56,7 +56,7 @@ def federate(config: Config, path: Path, sites: int, skew: float, options: dict[
         if parties.exists():  # an attempt that was cut short, before anything was spent
             ours = {"stores", "coordinator", *map(site_folder, range(sites))}
             if not RunDirectory.unused(path) or {path.name for path in parties.iterdir()} - ours:
-                raise UserError(f"{parties} is in use: choose another --run.")
+                raise UserError(f"{parties} is in use: choose another --run. [flower-demo-in-use]")
             shutil.rmtree(parties)
         _found(config, parties, sites, skew, options)
         (parties / _READY).touch()
@@ -80,7 +80,7 @@ def federate(config: Config, path: Path, sites: int, skew: float, options: dict[
                     starting.close()
                     console.print(line, end="", markup=False, highlight=False, soft_wrap=True)
     if RunDirectory.unused(path) or not RunDirectory.open(path).finished:
-        raise UserError(f"the run did not finish; the same command resumes it. The parties' folders are in {parties}.")
+        raise UserError(f"the run did not finish; the same command resumes it. Parties' folders: {parties}. [flower-demo-end]")
     return RunDirectory(path)
 
 
@@ -130,5 +130,5 @@ def _refusing() -> Iterator[None]:
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         raise UserError(
             f"a party of the federation did not start: {error}\nThis machine may be busy; the same command tries again, and "
-            "resumes a run that has begun."
+            "resumes a run that has begun. [flower-demo-start]"
         ) from error

@@ -40,7 +40,7 @@ def make_app_folder(folder: Path) -> Path:
         (folder / "pyproject.toml").write_text(tomli_w.dumps(content), encoding="utf-8")
     except OSError as error:
         reason = "it exists" if isinstance(error, FileExistsError) else error.strerror
-        raise UserError(f"cannot make {folder}: {reason}; choose another folder.") from error
+        raise UserError(f"cannot make {folder}: {reason}; choose another folder. [flower-app-folder]") from error
     return folder
 
 

@@ -55,9 +55,9 @@ class FlowerCommand:
         try:
             said = json.loads(output[output.index("{") :])
         except ValueError as error:
-            raise Unavailable(f"flwr {' '.join(words)} says: {output.strip()[-500:]}") from error
+            raise Unavailable(f"flwr {' '.join(words)} says: {output.strip()[-500:]} [flower-output]") from error
         if not said.get("success", True):  # it ends with 0 all the same
-            raise Unavailable(f"flwr {' '.join(words)} says: {said.get('error-message', output.strip()[-500:])}")
+            raise Unavailable(f"flwr {' '.join(words)} says: {said.get('error-message', output.strip()[-500:])} [flower-error]")
         return said
 
     def text(self, *words: str) -> str:
@@ -70,9 +70,9 @@ class FlowerCommand:
         try:
             done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=START, check=False)
         except subprocess.TimeoutExpired as error:
-            raise Unavailable(f"flwr {' '.join(words)} did not end within {START:.0f} s: the SuperLink hangs.") from error
+            raise Unavailable(f"flwr {' '.join(words)} took over {START:.0f} s: the SuperLink hangs. [flower-hangs]") from error
         if done.returncode:
-            raise Unavailable(f"flwr {' '.join(words)} says: {(done.stdout + done.stderr).strip()[-500:]}")
+            raise Unavailable(f"flwr {' '.join(words)} says: {(done.stdout + done.stderr).strip()[-500:]} [flower-exit]")
         return done.stdout
 
     def show(self, *words: str) -> None:

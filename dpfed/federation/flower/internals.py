@@ -47,7 +47,7 @@ _LONGEST_IDLE = 0.2  # seconds; an idle SuperNode then asks five times a second,
 
 if not version("flwr").startswith(f"{VERSION}."):
     raise UserError(
-        f"Flower {version('flwr')} is installed, and dpfed needs Flower {VERSION}: pip install 'flwr~={VERSION}.0'."
+        f"Flower {version('flwr')} is installed; dpfed needs {VERSION}: pip install 'flwr~={VERSION}.0'. [flower-version]"
     )
 
 from flwr.common.constant import SubStatus

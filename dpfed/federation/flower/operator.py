@@ -61,14 +61,14 @@ class Operator:
                     return
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"no SuperLink listens on {HOST}:{self._port}: start dpfed-superlink, then run this command again."
+                    f"no SuperLink listens on {HOST}:{self._port}: start dpfed-superlink, then try again. [flower-no-link]"
                 )
             time.sleep(0.5)
 
     def register(self) -> None:
         """Brings the SuperLink's list of SuperNodes up to date with the folder of keys: new keys come, old ones go."""
         if not (self._folder / "nodes").is_dir():  # nobody is shown out because a folder is not there
-            raise UserError(f"{self._folder / 'nodes'} is missing: `dpfed federation provision` makes it from the replies.")
+            raise UserError(f"{self._folder / 'nodes'} is missing: `dpfed federation provision` makes it. [flower-no-nodes]")
         wanted = {key.read_text(): key for key in sorted((self._folder / "nodes").glob("*.pub"))}
         listed = self._flwr.facts("supernode", "list", CONNECTION)["nodes"]
         there = {str(node["node-id"]) for node in listed if node["status"] not in _GONE}

@@ -68,7 +68,7 @@ def serve(address: str, secret: bytes) -> None:
                 token = next_task()
             except httpx.HTTPError as error:
                 if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _REFUSED:
-                    raise UserError(f"the SuperNode at {address} refuses: start both with the same secret file.") from error
+                    raise UserError(f"the SuperNode {address} refuses: give both the same secret. [flower-secret]") from error
                 time.sleep(_ABSENCE)
                 continue
             if token:

@@ -80,7 +80,7 @@ def main(grid: Grid, context: Context) -> None:
         given = {name: str(context.run_config.get(name, "")) for name in ("federation", "run")}
         for name, value in given.items():
             if not Path(value).is_absolute():
-                raise UserError(f"run-config {name} = {value!r}: expected an absolute path on the SuperLink's machine.")
+                raise UserError(f"run-config {name} = {value!r}: give an absolute path on the SuperLink's host. [flower-path]")
         logs.set_up()  # as DPFED_LOG_FORMAT says
         with watching() as watcher:
             run = coordinate(Path(given["federation"]), Path(given["run"]), FlowerChannel(grid), watcher)

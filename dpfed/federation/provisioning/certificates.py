@@ -132,9 +132,9 @@ def certificates_in(path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(read_bytes(path))
     except OSError as error:
-        raise UserError(f"cannot read the certificate {path}: {error.strerror or error}.") from error
+        raise UserError(f"cannot read the certificate {path}: {error.strerror or error}. [certificate-unread]") from error
     except ValueError as error:
-        raise UserError(f"{path} holds no certificate in PEM: restore the one that was made.") from error
+        raise UserError(f"{path} holds no certificate in PEM: restore the one that was made. [certificate-format]") from error
 
 
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -142,10 +142,10 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
     if certificate_file.exists() and key_file.exists():
         key = serialization.load_pem_private_key(read_bytes(key_file), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise UserError(f"{key_file} holds another kind of key than this program makes: restore the one that it wrote.")
+            raise UserError(f"{key_file} holds no key of this program: restore the one that it wrote. [certificate-key]")
         return x509.load_pem_x509_certificate(read_bytes(certificate_file)), key
     if certificate_file.exists():
-        raise UserError(f"{certificate_file} is here, but its key {key_file} is missing: restore both, or use a new folder.")
+        raise UserError(f"{certificate_file} lacks its key {key_file}: restore both, or use a new folder. [certificate-no-key]")
     _refuse_existing(key_file)
     key = ec.generate_private_key(_CURVE)
     name = _named("dpfed federation authority")
@@ -180,7 +180,7 @@ def _named(name: str) -> x509.Name:
 
 def _general_name(host: str) -> x509.GeneralName:
     if not is_host(host):
-        raise UserError(f"{host!r} is neither a host's name nor an IP address: leave out scheme and port.")
+        raise UserError(f"{host!r} is neither a host's name nor an IP address: leave out scheme and port. [certificate-host]")
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -200,4 +200,4 @@ def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat)
 def _refuse_existing(*paths: Path) -> None:
     for path in paths:
         if path.exists():
-            raise UserError(f"{path} is there already and is not overwritten: move it away, or choose another folder.")
+            raise UserError(f"{path} exists: move it away, or choose another folder. [certificate-exists]")

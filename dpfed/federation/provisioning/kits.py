@@ -92,11 +92,11 @@ class Kit(Origin):
             signed, signature, tree = _opened(path, _KIT)
             kit = cls.model_validate(tree)
         except OSError as error:
-            raise UserError(f"cannot read the kit {path}: {error.strerror or error}.") from error
+            raise UserError(f"cannot read the kit {path}: {error.strerror or error}. [kit-unread]") from error
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise UserError(f"{path} is not a starter kit: `dpfed federation provision` of this release makes kits.") from error
+            raise UserError(f"{path} is not this release's kit: `dpfed federation provision` makes it. [kit-file]") from error
         if not is_signed(signed, signature, kit.coordinator):
-            raise UserError(f"{path} is not as it was signed: ask the coordinator for the kit again.")
+            raise UserError(f"{path} is not as it was signed: ask the coordinator for the kit again. [kit-altered]")
         return kit
 
 
@@ -141,11 +141,11 @@ class Reply(Section):
             signed, signature, tree = _opened(path, _REPLY)
             reply = cls.model_validate(tree)
         except OSError as error:
-            raise UserError(f"cannot read the reply {path}: {error.strerror or error}.") from error
+            raise UserError(f"cannot read the reply {path}: {error.strerror or error}. [kit-reply-unread]") from error
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise UserError(f"{path} is not a site's reply: `dpfed site setup` writes reply.json.") from error
+            raise UserError(f"{path} is not a site's reply: `dpfed site setup` writes reply.json. [kit-reply-file]") from error
         if not is_signed(signed, signature, reply.card.signing_key):
-            raise UserError(f"{path} is not as its site signed it: ask the site to send reply.json again.")
+            raise UserError(f"{path} is not as its site signed it: ask the site to send reply.json again. [kit-reply-altered]")
         return reply
 
     def refuse(self, path: Path, kit: Kit | None) -> None:
@@ -161,20 +161,20 @@ class Reply(Section):
         name = self.card.name
         if kit is None:
             raise UserError(
-                f"{path} is the reply of {name!r}, which is not a site of this project: remove it, or add the site."
+                f"{path} is of {name!r}, which is not a site of this project: remove it, or add the site. [kit-reply-stranger]"
             )
         if self.federation != kit.federation or self.invitation != kit.invitation:
             raise UserError(
                 f"{path} says that it is of {name}, and answers another kit than the one that was made for {name}: send "
-                "the kit again, and have the site reply to that."
+                "the kit again, and have the site reply to that. [kit-reply-other]"
             )
         if self.protocol != PROTOCOL:
             raise UserError(
                 f"{name} runs dpfed {self.release}, which speaks protocol {self.protocol}, and this is dpfed {__version__} "
-                f"with protocol {PROTOCOL}: install the same release on both sides."
+                f"with protocol {PROTOCOL}: install the same release on both sides. [kit-reply-release]"
             )
         if not _is_node_key(self.node_key):
-            raise UserError(f"{path} holds an invalid SuperNode key: `dpfed site setup` makes it.")
+            raise UserError(f"{path} holds an invalid SuperNode key: `dpfed site setup` makes it. [kit-reply-key]")
 
 
 def _sealed(domain: bytes, content: Section, identity: Identity) -> str:

@@ -70,7 +70,7 @@ class Project(Section):
         try:
             return cls.model_validate(read_toml(path, "project"))
         except ValidationError as error:
-            raise UserError(f"{path}: {first_problem(error)}.") from error
+            raise UserError(f"{path}: {first_problem(error)}. [project-invalid]") from error
 
     @field_validator("host")
     @classmethod
@@ -95,7 +95,7 @@ class Project(Section):
         try:
             Trust(self.trust, len(self.sites), self.drops, self.colluders)
         except UserError as error:  # now, and not when all sites have replied
-            raise ValueError(str(error).removesuffix(".")) from error
+            raise ValueError(error.sentence.removesuffix(".")) from error
         return self
 
     @property

@@ -114,7 +114,7 @@ class _Office:
         """Holds the folder for this process, and makes it if need be."""
         others = self.path.exists() and any(path.name != _LOCK for path in self.path.iterdir())
         if others and not os.path.lexists(self._state):
-            raise UserError(f"{self.path} is in use by something else: choose another --folder.")
+            raise UserError(f"{self.path} is in use by something else: choose another --folder. [project-folder-in-use]")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return file_lock(self.path / _LOCK, f"another process provisions {self.path}: try again when it has ended.")
 
@@ -125,7 +125,7 @@ class _Office:
         name = json.loads(self._state.read_text())["name"]
         if name != self._project.name:
             raise UserError(
-                f"{self.path} is the folder of {name!r}, and this project is {self._project.name!r}: give --folder."
+                f"{self.path} is of {name!r}, and this project is {self._project.name!r}: give --folder. [project-other-name]"
             )
         if self.agreed.path.exists():
             terms = Terms.load(self.agreed.terms)
@@ -133,13 +133,13 @@ class _Office:
             if agreed != list(self._project.sites):
                 raise UserError(
                     f"the terms of {name!r} are made, for the sites {', '.join(agreed)}, and terms never change: restore "
-                    "these in the project, or start another project with its own name."
+                    "these in the project, or start another project with its own name. [project-other-sites]"
                 )
             for key, value in self._project.options.items():
                 if getattr(terms, key) != value:
                     raise UserError(
                         f"{key} = {value!r}, and the terms of {name!r} are made with {getattr(terms, key)!r}, and never "
-                        "change: restore it in the project, or start another project with its own name."
+                        "change: restore it in the project, or start another project with its own name. [project-other-options]"
                     )
 
     def found(self) -> None:
@@ -159,7 +159,7 @@ class _Office:
         elif not is_for(self.certificates / SERVER, self._project.host):
             raise UserError(
                 f"{self.certificates / SERVER} is not for the host {self._project.host!r}, so the sites would refuse it: "
-                f"restore the project's host, or move {SERVER} and {SERVER_KEY} away and bring {AUTHORITY_KEY}."
+                f"restore the project's host, or move {SERVER} and {SERVER_KEY} away and bring {AUTHORITY_KEY}. [project-host]"
             )
         renew = f"move {SERVER} and {SERVER_KEY} away, bring {AUTHORITY_KEY}, and run this command again"
         for found in of_certificate(self.certificates / SERVER, renew):
@@ -190,7 +190,7 @@ class _Office:
             if name in found and found[name][1].card != reply.card:
                 raise UserError(
                     f"{found[name][0]} and {path} are both of {name}, with different cards: call the site, and remove the "
-                    "one whose fingerprint it does not read out."
+                    "one whose fingerprint it does not read out. [project-two-replies]"
                 )
             if name not in found or reply.written >= found[name][1].written:
                 found[name] = path, reply
@@ -200,7 +200,7 @@ class _Office:
     def agree(self, beside: Path, replies: dict[str, Reply], watcher: Watcher | None) -> None:
         """Makes the terms."""
         if gone := [site for site, reply in replies.items() if reply.left]:
-            raise UserError(f"{gone[0]} has left before the terms were made: take it out of the project's sites.")
+            raise UserError(f"{gone[0]} left before the terms were made: take it out of the project's sites. [project-left]")
         config = with_absolute_paths(self._project.run_config(beside))
         cards = [replies[site].card for site in self._project.sites]
         CoordinatorFolder.create(self.agreed.path, config, cards, watcher, identity=self.identity(), **self._project.options)
@@ -246,7 +246,7 @@ class _Office:
             return None
         if not self._kit_of(name).exists():
             raise UserError(
-                f"there is a reply of {name}, and no kit was made for it yet: remove the reply, and send the kit first."
+                f"there is a reply of {name}, but no kit yet: remove the reply, and send the kit first. [project-no-kit]"
             )
         return Kit.load(self._kit_of(name))
 
@@ -256,7 +256,7 @@ class _Office:
             for key in (reply.card.signing_key, reply.card.exchange_key, " ".join(reply.node_key.split()[:2])):
                 if owners.setdefault(key, name) != name:
                     raise UserError(
-                        f"{path}: {name} and {owners[key]} have the same key: each site makes its own with `dpfed site setup`."
+                        f"{path}: {name} and {owners[key]} share a key: `dpfed site setup` makes each its own. [project-keys]"
                     )
 
     def _invitation(self, site: str) -> str:

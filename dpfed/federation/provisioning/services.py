@@ -125,7 +125,5 @@ def require_plain(folder: Path) -> Path:
         UserError: if it holds what these would take for something else.
     """
     if not _PLAIN.fullmatch(str(folder)):
-        raise UserError(
-            f"{str(folder)!r} cannot be the folder: units name it, so its path may hold letters, digits and / . _ - only."
-        )
+        raise UserError(f"{str(folder)!r}: units can only name paths of letters, digits and / . _ -. [site-unit-path]")
     return folder

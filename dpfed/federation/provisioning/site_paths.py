@@ -58,7 +58,7 @@ class SitePaths:
         if not is_spoken(coordinator, read.coordinator):
             raise UserError(
                 f"{kit} was not made by the coordinator with the fingerprint {coordinator!r}: call them again, and have "
-                "them read it out. If it is right, the kit comes from somebody else."
+                "them read it out. If it is right, the kit comes from somebody else. [kit-coordinator]"
             )
         proxy, declared = settings.pop("proxy", None), settings.pop("declared", None)
         records_of_site(store, declared, settings)  # before anything is made
@@ -71,10 +71,10 @@ class SitePaths:
         if paths.site.path.exists():
             raise UserError(
                 f"{paths.site.path} is there already, with keys of its own: `dpfed site join` takes a newer kit; "
-                "for another site, choose another folder with --into."
+                "for another site, choose another folder with --into. [kit-set-up]"
             )
         if paths.path.exists() and any(paths.path.iterdir()) and not cut_short:
-            raise UserError(f"{paths.path} is there already, and is not empty: choose another folder with --into.")
+            raise UserError(f"{paths.path} is not empty: choose another folder with --into. [kit-folder-in-use]")
         paths._write(read, kit)
         for folder in ("budgets", "door", "flower"):
             make_folder(paths.path / folder, 0o700)
@@ -99,7 +99,7 @@ class SitePaths:
             UserError: if it is none.
         """
         if not (path / KIT).is_file():
-            raise UserError(f"{path} holds no starter kit: give the folder that `dpfed site setup` made.")
+            raise UserError(f"{path} holds no starter kit: give the folder that `dpfed site setup` made. [kit-missing]")
         paths = cls(path.resolve())
         SiteFolder.open(paths.site.path)
         return paths
@@ -115,7 +115,7 @@ class SitePaths:
         if kit.origin != self.origin():
             raise UserError(
                 f"the kit in {self.path} is not of the coordinator, federation and site for which this site was set up: "
-                "`dpfed site join FOLDER KIT` puts their newest kit in its place."
+                "`dpfed site join FOLDER KIT` puts their newest kit in its place. [kit-other-origin]"
             )
         return kit
 
@@ -130,7 +130,7 @@ class SitePaths:
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{self._origin} is missing or damaged: it says whose kits this site takes. Restore it, or remove {self.reply} "
-                "and run `dpfed site setup` again with the kit that is here."
+                "and run `dpfed site setup` again with the kit that is here. [kit-origin-damaged]"
             ) from error
 
     def unpack(self, kit: Path) -> bool:
@@ -149,20 +149,20 @@ class SitePaths:
             new, origin = Kit.load(kit), self.origin()
             if new.coordinator != origin.coordinator or new.federation != origin.federation:
                 raise UserError(
-                    f"{kit} is of another federation than {self.path}, or somebody else made it: nothing was changed."
+                    f"{kit} is of another federation or coordinator than {self.path}: nothing was changed. [kit-federation]"
                 )
             if new.origin != origin:
-                raise UserError(f"{kit} is the kit of {new.site}, and this is {origin.site}: nothing was changed.")
+                raise UserError(f"{kit} is the kit of {new.site}, and this is {origin.site}: nothing was changed. [kit-site]")
             try:
                 old = self.kit
             except UserError:  # somebody put another one there, or damaged it
                 old = None
             if old is not None and new.serial < old.serial:
                 raise UserError(
-                    f"{kit} is older (number {new.serial}) than the kit here (number {old.serial}): nothing was changed."
+                    f"{kit} is older (number {new.serial}) than the one here ({old.serial}): nothing was changed. [kit-older]"
                 )
             if self.site.joined and new.terms is not None and json.loads(self.site.terms().text) != new.terms:
-                raise UserError(f"{kit} holds other terms than those that {self.site.path} has joined: nothing was changed.")
+                raise UserError(f"{kit} holds other terms than {self.site.path} has joined: nothing was changed. [kit-terms]")
             if new != old:
                 self._write(new, kit)
             return new != old
@@ -177,12 +177,12 @@ class SitePaths:
         if kit.terms is None:
             raise UserError(
                 f"the kit in {self.path} holds no terms yet: send {self.reply} to the coordinator, who sends a kit with "
-                "terms when all sites have replied. `dpfed site join FOLDER KIT` takes it."
+                "terms when all sites have replied. `dpfed site join FOLDER KIT` takes it. [kit-no-terms]"
             )
         write_atomically(self.path / "terms.json", json.dumps(kit.terms, indent=1) + "\n", 0o644)
         terms = Terms.load(self.path / "terms.json")
         if terms.coordinator != kit.coordinator:
-            raise UserError(f"the kit in {self.path} holds terms of another coordinator than its own: do not join them.")
+            raise UserError(f"the kit in {self.path} holds terms of another coordinator: do not join them. [kit-foreign-terms]")
         return terms if self.site.join(terms, agreed) else None
 
     def leave(self) -> None:
@@ -222,7 +222,7 @@ class SitePaths:
         try:
             text = read_text(self.settings)
         except UnicodeDecodeError as error:
-            raise UserError(f"{self.settings} is damaged: expected lines of text, NAME=VALUE.") from error
+            raise UserError(f"{self.settings} is damaged: expected lines of text, NAME=VALUE. [site-node-settings]") from error
         lines = [line.partition("=") for line in text.splitlines() if "=" in line and not line.startswith("#")]
         return {name.strip(): value.strip() for name, _, value in lines}
 
@@ -249,4 +249,4 @@ class SitePaths:
 
 def _refuse_proxy(proxy: str | None) -> None:
     if proxy is not None and not (proxy.startswith(("http://", "https://")) and proxy.isprintable() and " " not in proxy):
-        raise UserError(f"--proxy {json.dumps(proxy)} is not a proxy's address: expected http://HOST:PORT.")
+        raise UserError(f"--proxy {json.dumps(proxy)} is not a proxy's address: expected http://HOST:PORT. [site-proxy]")

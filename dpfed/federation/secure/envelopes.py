@@ -61,7 +61,7 @@ class Envelopes:
             BadOffer: if it was not made for this site, step and run by its stated sender.
         """
         if sender == self._me or not 0 <= sender < len(self._sites):
-            raise BadOffer(f"step {keys.step}: an offer of site {sender}, which is not another site of this run.", sender)
+            raise BadOffer(f"step {keys.step}: an offer of site {sender}, which is not another site. [mask-sender]", sender)
         public, nonce = envelope[:KEY_BYTES], envelope[KEY_BYTES : KEY_BYTES + _NONCE]
         try:
             if len(envelope) != self._length:
@@ -71,7 +71,7 @@ class Envelopes:
             return public, cipher.decrypt(nonce, envelope[KEY_BYTES + _NONCE :], bound)
         except InvalidTag:
             raise BadOffer(
-                f"step {keys.step}: the offer of site {sender} was changed on its way, or made for another site, step or run.",
+                f"step {keys.step}: the offer of site {sender} was altered, or is for another site, step or run. [mask-offer]",
                 sender,
             ) from None
 

@@ -101,7 +101,7 @@ class Masking:
 
     def __init__(self, me: int, identity: Identity, sites: Sequence[SiteCard], trust: Trust, context: bytes) -> None:
         if len(sites) != trust.sites or sites[me].exchange_key != identity.exchange_key:
-            raise UserError(f"this is not site {me} of {trust.sites}: its keys are others, or there are {len(sites)} sites.")
+            raise UserError(f"this is not site {me} of {trust.sites}: other keys, or {len(sites)} sites. [mask-other-site]")
         self._me, self._identity, self._sites, self._trust, self._context = me, identity, list(sites), trust, context
         self._envelopes = Envelopes(me, identity, sites, offer_lengths(trust)[1])
         self._offered: dict[int, _Offered] = {}  # by step, until it or a later one is masked
@@ -122,7 +122,7 @@ class Masking:
         if offered := self._offered.get(step):
             return offered.offer
         if self._masked is not None and step <= self._masked.step:
-            raise NotOffered(f"step {step} cannot be offered: site {self._me} was at step {self._masked.step} already.")
+            raise NotOffered(f"step {step} cannot be offered: site {self._me} was at step {self._masked.step}. [mask-late]")
         key, seed = X25519PrivateKey.generate(), os.urandom(SECRET_BYTES)
         keys, public = StepKeys(self._context, step), public_bytes(key)
         shares = self._dealt(seed, key)
@@ -152,10 +152,10 @@ class Masking:
         """
         if (offered := self._offered.get(step)) is None:
             raise NotOffered(
-                f"step {step} cannot be masked: site {self._me} masked it before, or holds no offer of its own for it."
+                f"step {step} cannot be masked: site {self._me} masked it before, or has no offer of its own. [mask-no-offer]"
             )
         if len(offers) + 1 < (needed := self._trust.least):
-            raise OtherView(f"step {step}: offers of {len(offers) + 1} sites, at least {needed} are needed.")
+            raise OtherView(f"step {step}: offers of {len(offers) + 1} sites, at least {needed} are needed. [mask-few-offers]")
         keys, partners = StepKeys(self._context, step), self._trust.partners(self._me)
         public, shares, pair_keys = {self._me: public_bytes(offered.key)}, {self._me: offered.own}, {}
         for sender, envelope in offers.items():
@@ -181,7 +181,7 @@ class Masking:
         if values.dtype != np.uint32 or values.ndim != 1:
             raise ValueError(f"expected a (P,) uint32 vector, got {values.shape} {values.dtype}")
         if (offered := self._offered.get(opened.step)) is None:
-            raise NotOffered(f"step {opened.step} cannot be masked: site {self._me} masked it before.")
+            raise NotOffered(f"step {opened.step} cannot be masked: site {self._me} masked it before. [mask-again]")
         self._offered = {step: kept for step, kept in self._offered.items() if step > opened.step}
         self._masked = _Masked(opened.step, opened.view, opened.shares)
         masked = values.copy()
@@ -230,13 +230,13 @@ class Masking:
         self._check(masked, arrived)
         wrong = [site for site in arrived if not self._is_signed(site, masked.view.roster(), rosters)]
         if wrong:
-            raise OtherView(f"step {step}: sites {sorted(wrong)} have not signed the roster that site {self._me} received.")
+            raise OtherView(f"step {step}: sites {sorted(wrong)} have not signed the roster of site {self._me}. [mask-roster]")
         if arrived != masked.view.members:
             agreeing = sum(self._is_signed(site, masked.view.arrival_log(arrived), votes) for site in masked.view.members)
             if agreeing < self._trust.least:
                 raise OtherView(
                     f"step {step}: {agreeing} sites have signed who arrived, at least {self._trust.least} must; nothing is "
-                    "revealed."
+                    "revealed. [mask-few-votes]"
                 )
         masked.arrived = arrived
         if masked.shares:
@@ -247,20 +247,20 @@ class Masking:
 
     def _at(self, step: int) -> _Masked:
         if not self._trust.drops:
-            raise OtherView("no site may drop out of this run: its sums hold no masks to remove.")
+            raise OtherView("no site may drop out of this run: its sums hold no masks to remove. [mask-no-drops]")
         if self._masked is None or self._masked.step != step:
-            raise NotOffered(f"step {step} is over: site {self._me} did not mask it, or is at a later step.")
+            raise NotOffered(f"step {step} is over: site {self._me} did not mask it, or is at a later step. [mask-step-over]")
         return self._masked
 
     def _check(self, masked: _Masked, arrived: frozenset[int]) -> None:
         step = masked.step
         if masked.arrived not in (None, arrived):
-            raise OtherView(f"step {step}: another set of sites was said to have arrived before; a second set is refused.")
+            raise OtherView(f"step {step}: a second set of arrived sites is refused. [mask-second-set]")
         if strangers := sorted(arrived - masked.view.members):
-            raise OtherView(f"step {step}: sites {strangers} are said to have arrived, but are not in the step's roster.")
+            raise OtherView(f"step {step}: sites {strangers}, said to have arrived, are not in its roster. [mask-strangers]")
         if len(arrived) < self._trust.least:
             raise OtherView(
-                f"step {step}: {len(arrived)} sites arrived, at least {self._trust.least} are needed; nothing is revealed."
+                f"step {step}: {len(arrived)} sites arrived, {self._trust.least} are needed; nothing is revealed. [mask-sites]"
             )
 
     def _is_signed(self, site: int, statement: bytes, signatures: dict[int, bytes]) -> bool:

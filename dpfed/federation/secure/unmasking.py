@@ -46,10 +46,10 @@ class Unmasking:
         self, sites: Sequence[SiteCard], trust: Trust, context: bytes, step: int, public: dict[int, bytes], size: int
     ) -> None:
         if len(public) < trust.least:
-            raise UserError(f"step {step}: {_named(public)} made offers, at least {trust.least} sites are needed.")
+            raise UserError(f"step {step}: {_named(public)} made offers, {trust.least} sites are needed. [share-few-offers]")
         length, _ = offer_lengths(trust)
         if wrong := [site for site, value in public.items() if len(value) != length]:
-            raise UserError(f"step {step}: the public values of {_named(wrong)} do not have {length} bytes.")
+            raise UserError(f"step {step}: the public values of {_named(wrong)} do not have {length} bytes. [share-offer-size]")
         self._sites, self._trust, self._keys = sites, trust, StepKeys(context, step)
         self._round_key = {site: value[:KEY_BYTES] for site, value in sorted(public.items())}
         self._check = {site: value[KEY_BYTES:] for site, value in public.items()}
@@ -77,12 +77,12 @@ class Unmasking:
             reason = (
                 "it arrived before" if site in self._arrived else "the step is closed" if self._closed else "it made no offer"
             )
-            raise UserError(f"step {step}: the vector of site {site} was not added, because {reason}.")
+            raise UserError(f"step {step}: the vector of site {site} was not added, because {reason}. [share-vector-refused]")
         if masked.shape != (size,) or masked.dtype != np.uint32:
-            raise UserError(f"step {step}: site {site} sent {masked.shape} {masked.dtype}, expected ({size},) uint32.")
+            raise UserError(f"step {step}: site {site} sent {masked.shape} {masked.dtype}, not ({size},) uint32. [share-shape]")
         if self._trust.drops:
             if not is_signed(self._view.roster(), signature, self._sites[site].signing_key):
-                raise UserError(f"step {step}: site {site} has not signed the step's roster.")
+                raise UserError(f"step {step}: site {site} has not signed the step's roster. [share-roster-unsigned]")
             self.rosters[site] = signature
         self._total += masked
         self._arrived.add(site)
@@ -98,7 +98,7 @@ class Unmasking:
         """
         if len(self._arrived) < self._trust.least:
             raise UserError(
-                f"step {self._keys.step}: {_named(self._arrived)} arrived, at least {self._trust.least} are needed for a sum."
+                f"step {self._keys.step}: {_named(self._arrived)} arrived, {self._trust.least} are needed. [share-few-arrived]"
             )
         self._closed = True
         return frozenset(self._arrived)
@@ -158,7 +158,7 @@ class Unmasking:
         given = {giver: shares for giver, shares in sorted(reveals.items()) if len(shares) == SECRET_BYTES * len(members)}
         if len(given) < self._trust.least:
             raise UserError(
-                f"step {step}: {_named(given)} revealed shares, {self._trust.least} are needed: the sum stays masked."
+                f"step {step}: {_named(given)} gave shares, {self._trust.least} are needed: the sum stays masked. [share-few]"
             )
         found: dict[int, bytes] = {}
         for givers in itertools.islice(_sets(list(given), self._trust.least), tries):
@@ -173,7 +173,7 @@ class Unmasking:
         lost = _named(site for site in members if site not in found)
         raise UserError(
             f"step {step}: the shares of {_named(given)} do not give the secrets of {lost}: too many of them are wrong, or "
-            f"{lost} gave out wrong ones."
+            f"{lost} gave out wrong ones. [share-wrong]"
         )
 
     def _fits(self, site: int, secret: bytes) -> bool:

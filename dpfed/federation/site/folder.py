@@ -99,7 +99,7 @@ class SiteFolder:
                 exchange_key=identity.exchange_key,
             )
         except ValidationError as error:
-            raise UserError(f"{first_problem(error)}.") from error
+            raise UserError(f"{first_problem(error)}. [site-new-settings]") from error
         with own_folder(folder.path) as draft:
             new = cls(draft)
             identity.save(new._identity)
@@ -119,7 +119,7 @@ class SiteFolder:
         if not folder._settings.is_file() and of_kit._settings.is_file():
             return of_kit
         if not folder._settings.is_file():
-            raise UserError(f"{path} is not a site: `dpfed site setup KIT` makes one.")
+            raise UserError(f"{path} is not a site: `dpfed site setup KIT` makes one. [site-missing]")
         return folder
 
     @property
@@ -148,7 +148,7 @@ class SiteFolder:
         try:
             return SiteSettings.model_validate(read_toml(self._settings, "site settings"))
         except ValidationError as error:
-            raise UserError(f"{self._settings}: {first_problem(error)}.") from error
+            raise UserError(f"{self._settings}: {first_problem(error)}. [site-settings]") from error
 
     def identity(self) -> Identity:
         """The site's keys."""
@@ -160,10 +160,10 @@ class SiteFolder:
             secret = read_bytes(self._randomness)
         except OSError as error:
             raise UserError(
-                f"cannot read {self._randomness}: {error.strerror or error}; without it the site cannot continue."
+                f"cannot read {self._randomness}: {error.strerror or error}; without it the site cannot continue. [site-secret]"
             ) from error
         if len(secret) != KEY_BYTES:
-            raise UserError(f"{self._randomness} is damaged: expected {KEY_BYTES} bytes, got {len(secret)}.")
+            raise UserError(f"{self._randomness} is damaged: expected {KEY_BYTES} bytes, got {len(secret)}. [site-secret-size]")
         return Randomness(secret)
 
     def terms(self) -> Terms:
@@ -173,7 +173,7 @@ class SiteFolder:
             UserError: if it joined none.
         """
         if not self.joined:
-            raise UserError(f"{self.path} has joined no federation: `dpfed site join FOLDER KIT` joins one.")
+            raise UserError(f"{self.path} has joined no federation: `dpfed site join FOLDER KIT` joins one. [site-not-joined]")
         return Terms.load(self._terms)
 
     def join(self, terms: Terms, agreed: Callable[[Terms], bool] | None = None) -> bool:
@@ -193,17 +193,17 @@ class SiteFolder:
         number = terms.number_of(self.identity().signing_key)
         card = self.own_card()
         if card != SiteCard(**terms.sites[number].model_dump(exclude={"groups"})):
-            raise UserError(f"these terms describe this site differently from {self.card}: ask for terms made with that card.")
+            raise UserError(f"these terms describe this site unlike {self.card}: ask for terms with that card. [join-card]")
         refuse_strangers(terms, self.confirmed())
         self.refuse_if_left()
         if self.joined:
-            raise UserError(f"{self.path} has joined a federation already: make another folder for another one.")
+            raise UserError(f"{self.path} has joined a federation already: make another folder for another one. [join-twice]")
         plan = terms.privacy_plan
         if not plan.promises:
             name = plan.bounding.method_name
-            raise UserError(f"these terms promise no privacy (bounding.method = '{name}'): a site does not join them.")
+            raise UserError(f"these terms promise no privacy (bounding.method = '{name}'): do not join them. [join-no-privacy]")
         if terms.run_config().privacy.seed is not None:
-            raise UserError("these terms fix privacy.seed, with which anyone can compute the noise: a site does not join them.")
+            raise UserError("these terms fix privacy.seed, so anyone can compute the noise: do not join them. [join-seed]")
         self.refuse_cost(plan)
         self.refuse_lost_terms()
         if agreed is not None and not agreed(terms):
@@ -221,7 +221,7 @@ class SiteFolder:
             UserError: if it was charged.
         """
         if not self.joined and self.ledger.exists() and Ledger.open(self.ledger).charged:
-            raise UserError(f"{self.ledger} was charged steps of a federation whose terms are gone: restore {self._terms}.")
+            raise UserError(f"{self.ledger} was charged steps whose terms are gone: restore {self._terms}. [join-charged]")
 
     def refuse_cost(self, plan: PrivacyPlan) -> None:
         """Refuses a plan that spends more than the site agrees to, now.
@@ -231,11 +231,11 @@ class SiteFolder:
         """
         budget = self.settings().budget
         if budget is not None and not plan.epsilon() <= budget:
-            raise UserError(f"these terms spend epsilon {round_up(plan.epsilon())}, and this site's budget is {budget!r}.")
+            raise UserError(f"these terms spend epsilon {round_up(plan.epsilon())}; this site allows {budget!r}. [join-budget]")
         if (delta := plan.promise.delta) > self.most_delta(plan):
             raise UserError(
                 f"these terms have delta {round_up(delta)}, and this site agrees to {round_up(self.most_delta(plan))} at "
-                "most (`delta` in site.toml; by default 1/N): an epsilon is worth nothing beside a large delta."
+                "most (`delta` in site.toml; by default 1/N): an epsilon is worth nothing beside a large delta. [join-delta]"
             )
 
     def leave(self) -> None:
@@ -265,7 +265,7 @@ class SiteFolder:
             UserError: saying so.
         """
         if self.left:
-            raise UserError(f"{self.path} left its federation permanently: make a new site for another federation.")
+            raise UserError(f"{self.path} left its federation permanently: make a new site for another federation. [site-left]")
 
     def forget_features(self) -> None:
         """Deletes cached features.
@@ -275,7 +275,7 @@ class SiteFolder:
         """
         shutil.rmtree(self.features, ignore_errors=True)
         if self.features.exists():
-            raise UserError(f"{self.features} reveals as much as the records and cannot be deleted: delete it yourself.")
+            raise UserError(f"delete {self.features}, which reveals as much as the records: dpfed cannot. [site-features]")
 
     def most_delta(self, plan: PrivacyPlan) -> float:
         """The largest delta that the site agrees to: its own setting, or 1/N of the plan."""
@@ -316,7 +316,7 @@ def _chosen(name: str, store: str | Path, settings: dict[str, Any]) -> SiteSetti
     try:
         return SiteSettings(name=name, store=str(Path(store).absolute()), **settings)
     except ValidationError as error:
-        raise UserError(f"{first_problem(error)}.") from error
+        raise UserError(f"{first_problem(error)}. [site-card-settings]") from error
 
 
 def _absolute(settings: dict[str, Any]) -> dict[str, str | None]:
@@ -342,5 +342,5 @@ def refuse_too_few(declared: int | None, store: RecordStore, where: str) -> None
     if declared is not None and declared < store.training_records:
         raise UserError(
             f"{where} {declared:,} is less than the {store.training_records:,} training records of {store.path}: declare "
-            "as many, or more, which hides the true number."
+            "as many, or more, which hides the true number. [site-declared-few]"
         )

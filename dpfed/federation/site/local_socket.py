@@ -215,12 +215,12 @@ def _listening(path: Path, group: str | None) -> Iterator[socket.socket]:
     """A socket that only this user, and perhaps a group, can connect to."""
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise UserError(
-            f"the socket's path {path} has more than {_LONGEST_PATH} bytes: choose a shorter one, such as /run/dpfed/site."
+            f"{path} has more than {_LONGEST_PATH} bytes: choose a shorter path, such as /run/dpfed/site. [socket-path-long]"
         )
     _directory(path.parent, group)
     with _only_one(path), socket.socket(socket.AF_UNIX) as listener:
         if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-            raise UserError(f"{path} is there and is not a socket: choose another path.")
+            raise UserError(f"{path} is there and is not a socket: choose another path. [socket-path-taken]")
         path.unlink(missing_ok=True)  # left behind by a worker that was killed
         listener.bind(os.fspath(path))
         try:
@@ -251,14 +251,14 @@ def refuse_open_folder(folder: Path, user: int) -> None:
     """
     found = folder.stat()
     if not stat.S_ISDIR(found.st_mode):
-        raise UserError(f"{folder} is not a directory: the socket needs one of its own.")
+        raise UserError(f"{folder} is not a directory: the socket needs one of its own. [socket-no-folder]")
     if found.st_uid not in (user, 0):
         raise UserError(
             f"{folder} belongs to another user (number {found.st_uid}), who could put a socket of theirs there: choose a "
-            "directory of your own."
+            "directory of your own. [socket-folder-owner]"
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UserError(f"other users may write to {folder}, and could put a socket of theirs there: choose another directory.")
+        raise UserError(f"others may write to {folder}, and put a socket there: choose another directory. [socket-folder-open]")
 
 
 def _share(path: Path, group: str | None, mode: int) -> None:
@@ -267,9 +267,9 @@ def _share(path: Path, group: str | None, mode: int) -> None:
         try:
             os.chown(path, -1, grp.getgrnam(group).gr_gid)
         except KeyError as error:
-            raise UserError(f"there is no group {group!r} on this machine.") from error
+            raise UserError(f"there is no group {group!r} on this machine. [socket-no-group]") from error
         except PermissionError as error:
-            raise UserError(f"only members of the group {group!r} can share a socket with it: join it first.") from error
+            raise UserError(f"only members of {group!r} can share a socket with it: join it first. [socket-group]") from error
         mode |= 0o010 if path.is_dir() else 0o060
     path.chmod(mode)
 

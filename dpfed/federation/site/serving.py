@@ -84,7 +84,7 @@ def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
     if any(lacking.values()):
         what = [f"{what} (`{key}`)" for key, what in lacking.items() if what]
         raise UserError(
-            f"{' and '.join(what)} of the terms are not sent to sites: get a copy, and name its path in this site's site.toml."
+            f"{' and '.join(what)} of the terms are not sent to sites: get a copy, and name its path in site.toml. [site-copy]"
         )
     config = settle(config)
     starting_weights(config)
@@ -141,5 +141,5 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
         log(f"lifetime budget {shown(budget)}: {percent(budget.filter.part(budget.spent))} of it is taken")
     ledger.require_current()
     if ledger.plan.fingerprint != terms.privacy_plan.fingerprint:
-        raise UserError(f"{folder.ledger} was started for another plan than that of the terms: restore the one that was.")
+        raise UserError(f"{folder.ledger} is for another plan than that of the terms: restore the right one. [site-ledger]")
     return SiteWorker(terms, identity, worker, parts.model, ledger, randomness, log)

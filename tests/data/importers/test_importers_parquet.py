@@ -117,7 +117,7 @@ def test_images_by_path_and_images_that_are_missing(tmp_path: Path, pictures) ->
     pictures.file(tmp_path / "here.jpg")
     images = [{"bytes": None, "path": "here.jpg"}, {"bytes": None, "path": "gone.jpg"}, None, {"bytes": b"?", "path": None}]
     pq.write_table(pa.table({"image": pa.array(images, IMAGE)}), tmp_path / "x.parquet")
-    with pytest.raises(UserError, match=r"3 of 4 .*train/1.*train/2"):
+    with pytest.raises(UserError, match="3 of 4 .*train/1.*train/2.*record-unreadable"):
         import_records(tmp_path / "x.parquet", tmp_path / "s")
     store = imported(tmp_path / "x.parquet", tmp_path / "s", skip_broken=True)
     assert beginnings(store) == ["train/here.jpg"] and sorted(id for id, _ in store.skipped) == [
@@ -134,8 +134,8 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path, pictures) -> None
     content[100:1500] = bytes(1400)
     (tmp_path / "hole.parquet").write_bytes(content)
     pq.write_table(pa.table({"label": [1]}), tmp_path / "tabular.parquet")
-    for name in ("half", "hole", "tabular"):
-        with pytest.raises(UserError):
+    for name, code in (("half", "parquet-files"), ("hole", "parquet-broken"), ("tabular", "parquet-no-images")):
+        with pytest.raises(UserError, match=code):
             import_records(tmp_path / f"{name}.parquet", tmp_path / "s")
         assert not (tmp_path / "s").exists()
 
@@ -149,7 +149,12 @@ def test_ambiguous_folders_are_refused(tmp_path: Path, pictures) -> None:
     write(tmp_path / "differ" / "test-0.parquet", pictures, 1)
     write(tmp_path / "unknown" / "train-0.parquet", pictures, 1, pid=[1])
     write(tmp_path / "unknown" / "test-0.parquet", pictures, 1)
-    for source, named in (("two", "cats"), ("mixed", "extra"), ("differ", "text"), ("unknown", "pid")):
+    for source, named in (
+        ("two", "cats.*import-sets"),
+        ("mixed", "extra.*split-unnamed"),
+        ("differ", "'text'.*parquet-column"),
+        ("unknown", "'pid'.*parquet-unit-column"),
+    ):
         with pytest.raises(UserError, match=named):
             import_records(tmp_path / source, tmp_path / "s")
 
@@ -234,9 +239,9 @@ def test_whether_there_are_captions_follows_from_all_files_in_any_order(tmp_path
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"text": [1]}, "the column 'text' holds texts in .*train-.*, and int64 in .*train-"),
-        ({"pid": [1], "text": ["a"]}, "lacks the column 'pid' that other files have"),
-        ({"note": ["a"]}, "lacks the column 'text' that other files have"),
+        ({"text": [1]}, "'text': texts in .*train-.*, int64 in .*train-.*parquet-type"),
+        ({"pid": [1], "text": ["a"]}, "'pid'.*parquet-unit-column"),
+        ({"note": ["a"]}, "'text'.*parquet-column"),
     ],
 )
 def test_files_that_disagree_are_refused_in_any_order(tmp_path: Path, pictures, order, columns: dict, said: str) -> None:

@@ -67,7 +67,7 @@ def test_while_an_import_is_under_way_another_is_refused_and_what_a_kill_leaves_
     dest, said = tmp_path / "s[1]", []
     process = started(dest)
     (draft,) = tmp_path.glob(".s*.partial-*")
-    with pytest.raises(UserError, match="another process is writing"):
+    with pytest.raises(UserError, match="file-locked"):
         import_records(source, dest, size=8)
     assert draft.is_dir()
     process.kill()
@@ -95,5 +95,5 @@ def test_runs_that_wait_find_the_store_of_the_first(tmp_path: Path, source: Path
         thread.start()
     for thread in threads:
         thread.join()
-    assert counts == [3] and len(ends) == 3 and all("exists already" in end for end in ends)
+    assert counts == [3] and len(ends) == 3 and all("[file-exists]" in end for end in ends)
     assert sorted(os.listdir(tmp_path)) == ["in", "s"]

@@ -72,9 +72,10 @@ def test_classes_without_a_record_are_named(tmp_path: Path, pictures) -> None:
 
 
 def test_images_that_no_split_holds_are_refused(tmp_path: Path, pictures) -> None:
-    assert "loose.png lies beside" in refusal(folder(tmp_path / "a", pictures, "train/x/0.png", "loose.png"))
-    assert "none for training" in refusal(folder(tmp_path / "b", pictures, "val/x/0.png", "test/x/0.png"))
-    assert "none for training" not in refusal(folder(tmp_path / "c", pictures, "val/x/0.png", "train/0.dcm"))
+    said = refusal(folder(tmp_path / "a", pictures, "train/x/0.png", "loose.png"))
+    assert "loose.png" in said and "[folder-beside]" in said
+    assert "[folder-no-training]" in refusal(folder(tmp_path / "b", pictures, "val/x/0.png", "test/x/0.png"))
+    assert "[folder-no-training]" not in refusal(folder(tmp_path / "c", pictures, "val/x/0.png", "train/0.dcm"))
 
 
 @pytest.mark.parametrize("other", ["a/0.png", "extra.csv", "train.tar", "x.dcm"])
@@ -82,7 +83,7 @@ def test_other_files_beside_parquet_are_refused(tmp_path: Path, pictures, other:
     source = folder(tmp_path / "in", pictures, other, "README.md", "dataset_infos.json")
     pq.write_table(pa.table({"image": [pictures.png()]}), source / "train.parquet")
     said = refusal(source, format="parquet")
-    assert "1 file or folder would be lost" in said and other in said
+    assert "1 file or folder" in said and other in said and "[import-lost-files]" in said
     if other.endswith(".png"):
         assert len(run(commands(said)[-1], tmp_path / "s")) == 1
     assert import_records(source, tmp_path / "t", format="parquet", skip_broken=True).passed_over == {
@@ -134,7 +135,8 @@ def test_members_that_no_sample_explains_are_refused(tmp_path: Path, pictures) -
     ]
     said = refusal(archive(tmp_path / "x.tar", members))
     for part in (
-        "5 files or folders would be lost",
+        "5 files or folders",
+        "[import-lost-files]",
         "a link in an archive is not followed (2): train/x/2.png, train/x/3.png",
         "a device or pipe in an archive is not followed (2): train/x/4.png, train/x/5.png",
         "files without a suffix are not read (1): train/x/noname",
@@ -189,10 +191,10 @@ def test_every_table_beside_images_needs_a_meaning(tmp_path: Path, pictures, cap
     table(captioned / "train.tsv", ["pictures/0.png", "pictures/1.png"])
     table(captioned / "test.tsv", ["pictures/2.png"])
     for options in ({}, {"format": "table"}, {"skip_broken": True}):
-        assert "names none of them" in refusal(captioned, **options) and len(commands(refusal(captioned, **options))) == 2
+        assert "[table-names-no-image]" in refusal(captioned, **options) and len(commands(refusal(captioned, **options))) == 2
     table(captioned / "val.csv", [])
     write(captioned / "train.tsv", b"id\tlabel\n0\t1\n")
-    assert "no column of image files" in refusal(captioned, format="table")
+    assert "[table-no-file-column]" in refusal(captioned, format="table")
     assert len(commands(refusal(captioned))) == 2
 
 
@@ -207,20 +209,22 @@ def test_captions_in_other_files_beside_images_are_not_lost(tmp_path: Path, pict
 
 def test_tables_that_disagree_are_refused(tmp_path: Path, captioned: Path) -> None:
     table(captioned / "test.tsv", ["images/1.png"])
-    assert "another split or label than in train.tsv, line 3" in refusal(captioned)
+    said = refusal(captioned)
+    assert "split or label than in train.tsv:3" in said and "[table-disagrees]" in said
     table(captioned / "test.tsv", ["images/2.png"], title="note")
-    assert "captions or of units that others lack" in refusal(captioned)
+    assert "[table-columns-differ]" in refusal(captioned)
     write(captioned / "test.tsv", b"filepath\ttitle\tsplit\nimages/2.png\tx\ttrain\n")
-    assert "says train, and the table's name says test" in refusal(captioned)
+    assert "says train, the table's name test; correct one. [table-conflict]" in refusal(captioned)
     table(captioned / "test.tsv", ["images/2.png"])
     table(captioned / "extra.tsv", ["images/2.png"])
-    assert "extra.tsv, and its name contains no split" in refusal(captioned, format="table")
+    said = refusal(captioned, format="table")
+    assert "the table extra.tsv" in said and "[table-name-no-split]" in said
     assert len(commands(refusal(captioned))) == 2
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
-    [(b"a.png,a cat, black", "more cells than the header"), (b'a.png\t"a cat\tand "a dog', "a cell with tabs")],
+    [(b"a.png,a cat, black", "[table-many-cells]"), (b'a.png\t"a cat\tand "a dog', "[table-cell-tabs]")],
 )
 def test_a_caption_that_is_torn_or_swallows_others_is_refused(tmp_path: Path, row: bytes, said: str) -> None:
     separator = b"\t" if b"\t" in row else b","

@@ -111,7 +111,7 @@ def test_folders_and_names_of_archives_give_the_split(tmp_path: Path, pictures, 
 
 
 def broken_reasons(source: Path, dest: Path) -> dict[str, str]:
-    with pytest.raises(UserError, match="cannot be read.*--skip-broken"):
+    with pytest.raises(UserError, match="--skip-broken.*record-unreadable"):
         import_records(source, dest)
     assert not dest.exists()
     return dict(import_records(source, dest, skip_broken=True).skipped)
@@ -163,7 +163,7 @@ def test_the_images_of_all_importers_are_read(tmp_path: Path, pictures, extensio
 
 def test_samples_that_are_torn_apart_are_refused(tmp_path: Path, pictures) -> None:
     members = sample("a", pictures) + sample("b", pictures)
-    with pytest.raises(UserError, match="'a'.*sort"):
+    with pytest.raises(UserError, match="'a'.*tar-sample-torn"):
         import_records(write(tmp_path / "x.tar", members[::2] + members[1::2]), tmp_path / "s")
 
 
@@ -194,7 +194,7 @@ def test_a_compressed_archive_that_is_cut_off_is_refused(tmp_path: Path, picture
     (tmp_path / "x.tgz").write_bytes(whole)
     for end in (len(whole) // 2, len(whole) - 4):
         (tmp_path / "x.tgz").write_bytes(whole[:end])
-        with pytest.raises(UserError, match="archive cannot be read|no samples"):
+        with pytest.raises(UserError, match="archive cannot be read.*record-unreadable|tar-no-samples"):
             import_records(tmp_path / "x.tgz", tmp_path / "s")
 
 

@@ -126,4 +126,4 @@ def test_inspect_checks_what_the_fingerprint_does_not_cover(tmp_path, monkeypatc
         (store.path / HEADER).write_text(json.dumps(header | {"training_units": header["training_units"] - 1}))
     assert inspect(store.path).exit_code == 0
     found = inspect(store.path, "--check")
-    assert isinstance(found.exception, UserError) and "is damaged" in str(found.exception)
+    assert isinstance(found.exception, UserError) and found.exception.code == "store-damaged"

@@ -73,7 +73,7 @@ def test_an_index_that_does_not_say_where_batches_begin_is_damaged(path: Path) -
         writer.write_table(table.replace_schema_metadata(None))
     os.replace(path / "old", source)
     change(path, files=json.loads((path / HEADER).read_text())["files"] | {"index.arrow": source.stat().st_size})
-    with pytest.raises(UserError, match=r"damaged: the index does not say where the batches of records begin"):
+    with pytest.raises(UserError, match="where the batches of records begin.*store-damaged"):
         RecordStore.open(path)
 
 
@@ -113,5 +113,5 @@ def test_what_the_header_promises_is_checked_when_a_store_is_opened(path: Path, 
         with pa.ipc.new_file(str(path / "new"), schema) as writer:
             writer.write_table(pa.table({"key": table["key"], "split": split}).cast(schema))
         os.replace(path / "new", path / "index.arrow")
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, match="store-damaged"):
         RecordStore.open(path)

@@ -17,6 +17,6 @@ def test_whether_a_store_could_be_made_is_found_out_and_nothing_is_left(tmp_path
 
 def test_where_none_can_be_made_nothing_is_left_either(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot write the record store"), claimed(tmp_path / "new/../file/store"):
+    with pytest.raises(UserError, match="store-unwritable"), claimed(tmp_path / "new/../file/store"):
         pytest.fail("it was claimed")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -48,15 +48,18 @@ def test_a_store_that_lost_its_units_is_damaged(tmp_path: Path, pictures) -> Non
         writer.add(RecordInput("a", pictures.array()))
     header = json.loads((tmp_path / "s" / "store.json").read_text())
     (tmp_path / "s" / "store.json").write_text(json.dumps(header | {"unit_name": "person"}))
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="store-damaged"):
         RecordStore.open(tmp_path / "s")
 
 
 def test_units_and_captions_that_are_no_valid_text_are_refused_by_name(tmp_path: Path, pictures) -> None:
     half = json.loads('"\\ud800"')
-    with pytest.raises(UserError, match="'a'.*person"):
+    with pytest.raises(UserError, match="'a'.*person.*unit-text"):
         write(tmp_path / "s", {"a": half}, pictures)
-    with pytest.raises(UserError, match="caption"), StoreWriter(tmp_path / "s", name="x", kind="image-text") as writer:
+    with (
+        pytest.raises(UserError, match="caption.*record-unreadable"),
+        StoreWriter(tmp_path / "s", name="x", kind="image-text") as writer,
+    ):
         writer.add(RecordInput("a", pictures.array(), (half,)))
     assert list(tmp_path.iterdir()) == []
 

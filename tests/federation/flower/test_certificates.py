@@ -64,7 +64,7 @@ def test_private_keys_are_private_and_nothing_is_overwritten(tmp_path):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600, name
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     for again in (lambda: make_certificates(tmp_path, ["localhost"]), lambda: make_node_key(tmp_path, "north")):
-        with pytest.raises(UserError, match="is not overwritten"):
+        with pytest.raises(UserError, match="certificate-exists"):
             again()
     assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
 

@@ -37,7 +37,7 @@ def test_a_superlink_that_is_lost_is_a_sentence_and_tried_again(chest, monkeypat
     monkeypatch.setattr(FlowerCommand, "text", lambda self, *words: LOST)
     code, said = ended(chest, capsys)
     assert code == 1 and said.err.count("\n") == 1  # units do not start again what ends with 2
-    assert said.err.endswith("flwr supernode list federation says: Connection to the SuperLink is unavailable.\n")
+    assert said.err.endswith("supernode list federation says: Connection to the SuperLink is unavailable. [flower-error]\n")
 
 
 def test_keys_are_looked_after_when_the_superlink_is_back(chest, monkeypatch, capsys):

@@ -157,7 +157,7 @@ def test_what_is_altered_missing_or_open_is_noticed(tmp_path, shapes):
     place = Office(tmp_path / "second", shapes.path).joined()["south"]
     kit = place.path / "kit.json"
     kit.write_text(kit.read_text().replace("localhost", "elsewhere"))
-    with pytest.raises(UserError, match="not as it was signed"):
+    with pytest.raises(UserError, match="kit-altered"):
         examine_site(place.path)
     kit.write_text(kit.read_text().replace("elsewhere", "localhost"))
     place.site.path.chmod(0o755)

@@ -67,8 +67,8 @@ def test_a_key_that_is_another_sites(place):
 def test_a_budget_that_was_lowered_since_the_site_joined(place):
     settings = place.site.path / "site.toml"
     settings.write_text(settings.read_text().replace("budget = 8.0", "budget = 1.0"))
-    assert "this site's budget is 1.0" in bad(place)["budget"]
-    with pytest.raises(UserError, match=r"budget is 1\.0"):
+    assert "allows 1.0. [join-budget]" in bad(place)["budget"]
+    with pytest.raises(UserError, match="join-budget"):
         load_site(place.site, lambda text: None)
 
 

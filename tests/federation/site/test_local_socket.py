@@ -124,13 +124,13 @@ def test_a_group_may_knock_if_it_is_named(path):
 
 def test_what_the_user_can_mend_is_said(path):
     for place, options, message in (
-        (path, {"group": "no-such-group"}, "no group"),
-        (path.with_name("x" * 100), {}, "shorter"),
+        (path, {"group": "no-such-group"}, "socket-no-group"),
+        (path.with_name("x" * 100), {}, "socket-path-long"),
     ):
         with pytest.raises(UserError, match=message):
             serve(place, echo, threading.Event(), **options)
     path.write_text("mine")
-    with pytest.raises(UserError, match="is not a socket"):
+    with pytest.raises(UserError, match="socket-path-taken"):
         serve(path, echo, threading.Event())
     assert path.read_text() == "mine"
 
@@ -138,7 +138,7 @@ def test_what_the_user_can_mend_is_said(path):
 def test_a_directory_that_others_may_write_to_is_refused(path):
     path.parent.mkdir()
     path.parent.chmod(0o777)
-    with pytest.raises(UserError, match="other users may write"):
+    with pytest.raises(UserError, match="socket-folder-open"):
         serve(path, echo, threading.Event())
 
 
@@ -304,7 +304,7 @@ def test_a_directory_of_another_user_is_refused(path, monkeypatch):
         os.chown(path.parent, 4711, -1)
     else:
         monkeypatch.setattr(local_socket.os, "geteuid", lambda: 4711)
-    with pytest.raises(UserError, match="belongs to another user .* choose a directory of your own"):
+    with pytest.raises(UserError, match="socket-folder-owner"):
         serve(path, echo, threading.Event())
 
 
