@@ -38,8 +38,8 @@ def require_cluster() -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER).close()
     except (ValueError, OverflowError) as error:
         raise UserError(
-            f"{address!r} is no address of a Ray cluster: expected host and port in RAY_ADDRESS, such as 10.0.0.5:6379, or "
-            "'local' or 'auto'. [ray-address]"
+            f"{address!r} is not the address of a Ray cluster: expected host and port in RAY_ADDRESS, such as 10.0.0.5:6379, "
+            "or 'local' or 'auto'. [ray-address]"
         ) from error
     except OSError as error:
         named = f"at {address!r}, which RAY_ADDRESS or the last `ray start` names ({error})"
