@@ -30,6 +30,10 @@ class Mechanism:
     shares: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        if not 0 < self.sampler.participation <= 1:
+            raise ValueError(
+                f"a record takes part with probability {self.sampler.participation}: expected more than 0, at most 1"
+            )
         if self.shares and self.sampler.participation != 1:
             raise ValueError("shares of a Gaussian mechanism are for steps in which every record takes part")
 

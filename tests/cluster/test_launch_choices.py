@@ -117,7 +117,7 @@ def test_a_worker_in_trouble_names_no_record_to_the_others(tmp_path, tiny_config
 
     monkeypatch.setattr(work, "assemble", assemble)
     work._follow(Link(), tmp_path / "run")
-    assert Link.told == ["an image cannot be decoded"]
+    assert Link.told == ["an image cannot be decoded [image-broken]"]
 
 
 def test_workers_agree_on_the_plan_and_on_the_records():

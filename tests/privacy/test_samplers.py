@@ -161,3 +161,9 @@ def test_an_event_is_what_the_sampler_costs():
         epsilon(Mechanism(fixed, 1.1, releases=2), 7, 1e-5, "pld")
     with pytest.raises(UserError, match="accountant must be one of rdp with method 'dpcl'"):
         PrivacyPlan.of(900, 90, 9, 1.0, 7, 1.1, 1e-5, "pld", method_name="dpcl", options={"releases": 2})
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1])
+def test_nobody_takes_part_more_than_always(rate):
+    with pytest.raises(ValueError, match="expected more than 0, at most 1"):
+        Mechanism(PoissonSampler(rate), 1.0)

@@ -227,9 +227,10 @@ def test_a_large_delta_is_not_joined_whatever_the_epsilon(parties, shapes, tmp_p
     site.join(config)
 
 
-@pytest.mark.parametrize("declared", [599, 1, 0, -5])
-def test_fewer_records_than_there_are_cannot_be_declared(shapes, tmp_path, declared):
-    with pytest.raises(UserError, match="600 training records.*site-declared-few"):
+@pytest.mark.parametrize("declared", [599, 1, 0, -5, 10**20])
+def test_fewer_records_than_there_are_or_too_many_cannot_be_declared(shapes, tmp_path, declared):
+    refusal = "600 training records.*site-declared-few" if declared < 600 else "--declared must lie in 1..1,000,000,000,000"
+    with pytest.raises(UserError, match=refusal):
         SiteFolder.create(tmp_path / "site", "site", shapes.path, declared=declared)
     assert not (tmp_path / "site").exists()
 

@@ -28,6 +28,7 @@ from dpfed.models.starting import find_start
 from dpfed.paths import local_path
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.plan_checks import MOST_RECORDS, require_within
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.protocol.cards import SiteCard
@@ -300,11 +301,12 @@ def records_of_site(store: str | Path, declared: int | None, settings: dict[str,
         settings: see `SiteFolder.create`.
 
     Raises:
-        UserError: for impossible settings, what cannot be opened, or fewer records declared than there are.
+        UserError: for impossible settings, what cannot be opened, or records declared that are fewer than there are, or too many.
     """
     _chosen("-", store, settings)
     records = RecordStore.open(store)
     refuse_too_few(declared, records, "--declared")
+    require_within("--declared", declared or 1, 1, MOST_RECORDS)
     if settings.get("public") is not None:
         public_fingerprint(PublicConfig(source="store", path=settings["public"]))
     if settings.get("start") not in (None, PROCEDURAL):
