@@ -178,7 +178,10 @@ def _connected(watcher: Watcher) -> Iterator[bool]:
     remedy = REMEDY if "RAY_ADDRESS" in os.environ else logs
     try:
         with signs_of_life(watcher.note, "connecting to Ray"):
-            own = _connection()
+            try:
+                own = _connection()
+            except (RuntimeError, TimeoutError):  # a head that starts on a busy machine can take longer than Ray waits
+                own = _connection()
     except Exception as error:
         reason = " ".join(str(error).split()) if "ersion mismatch" in str(error) else _last_line(error)
         raise UserError(f"connecting to Ray failed: {reason}. {remedy} [ray-connection]") from error

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image, UnidentifiedImageError
 
-from dpfed.data.decoding import EXTENSIONS
+from dpfed.data.decoding import EXTENSIONS, MOST_PIXELS
 from dpfed.data.importers.access import Access, NotRead
 from dpfed.data.importers.folder_splits import class_numbers, place
 from dpfed.data.importers.listing import list_files, suffix
@@ -146,18 +147,26 @@ def picture(content: Any, window: tuple[float, float] | None = None) -> np.ndarr
 
 def _picture(data: Any, window: tuple[float, float] | None) -> np.ndarray:
     from pydicom import Dataset
+    from pydicom.encaps import get_frame
     from pydicom.pixels import apply_modality_lut, apply_windowing, get_decoder
 
     if int(data.get("NumberOfFrames") or 1) != 1:
         raise NotRead(f"{data.NumberOfFrames} frames in one file, expected one; split them, or choose one")
     if not data.get("PixelData"):
         raise NotRead("no pixels, or floating-point pixels")
+    if not 0 < (pixels := (data.get("Rows") or 0) * (data.get("Columns") or 0)) <= MOST_PIXELS:
+        raise NotRead(f"Rows x Columns is {pixels:,} pixels, expected from 1 to {MOST_PIXELS:,}")
     decoder = get_decoder(data.file_meta.TransferSyntaxUID)
     if not decoder.is_available:
         raise NotRead(
             f"its pixels are packed as {decoder.UID.name}, and this machine has no decoder for that: `pip install "
             "'pylibjpeg[all]'`, or unpack the files with `gdcmconv --raw`"
         )
+    if decoder.UID.is_encapsulated:
+        frame = io.BytesIO(get_frame(data.PixelData, 0, number_of_frames=1))
+        with contextlib.suppress(UnidentifiedImageError), Image.open(frame) as image:  # reads the header alone
+            if image.size != (data.Columns, data.Rows):
+                raise NotRead(f"an image of {image.size[0]} x {image.size[1]} in a file of {data.Columns} x {data.Rows}")
     stored, how = decoder.as_array(data)
     kind = how["photometric_interpretation"]
     if kind == "RGB" and stored.dtype == np.uint8 and stored.shape == (data.Rows, data.Columns, 3):

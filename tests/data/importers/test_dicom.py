@@ -116,7 +116,11 @@ REFUSED = {
     "cut": (lambda: dicom()[:400], ""),
     "values cut": (lambda: dicom()[:-50], ""),
     "header without rows": (lambda: dicom(Rows=None), "Rows"),
-    "more pixels than values": (lambda: dicom(Rows=65535, Columns=65535), ""),
+    "more pixels than values": (lambda: dicom(Rows=65535, Columns=65535), "4,294,836,225 pixels"),
+    "a JPEG of other sides": (
+        lambda: dicom(np.zeros((4, 8), np.uint8), JPEG, packed(np.zeros((8, 4), np.uint8), "JPEG")),
+        "4 x 8",
+    ),
     "no pixels": (lambda: dicom(PixelData=None), "no pixels"),
     "empty pixels": (lambda: dicom(PixelData=b""), "no pixels"),
     "frames": (lambda: dicom(NumberOfFrames=100), "100 frames"),
