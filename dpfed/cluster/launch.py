@@ -16,22 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.cluster.reach import (
-    WAIT,
-    last_line,
-    machines,
-    patiently,
-    ray_folder,
-    require_admission,
-    require_cluster,
-    room_for,
-    watched,
-)
+from dpfed.cluster.reach import REMEDY, ray_folder, require_cluster, room_for, watched
 from dpfed.cluster.relay import Relay, in_a_thread, relayed, telling_of_deaths
 from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, on_the_nodes_network
 from dpfed.cluster.work import Task, work
 from dpfed.errors import UserError, goes_on
-from dpfed.progress import Watcher
+from dpfed.progress import Watcher, signs_of_life
 from dpfed.runs.running import stopped
 
 if TYPE_CHECKING:
@@ -72,7 +62,7 @@ class Resources:
 
     def room(self) -> int:
         """For how many of the workers the cluster has room now; `cpus` and `gpus` are settled."""
-        return room_for(self.cpus or 1, self.gpus or 0, machines())
+        return room_for(self.cpus or 1, self.gpus or 0, _machines())
 
     def __post_init__(self) -> None:
         _check(self.workers >= 1, f"--workers must be at least 1, got {self.workers}")
@@ -101,8 +91,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     _refuse_job_copy(task)
     os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
     if "ray" not in sys.modules:  # otherwise this process may be connected already
-        require_cluster(watcher)
-        require_admission()
+        require_cluster()
     watcher.note("loading Ray")
     try:
         from ray.train import TrainingFailedError, WorkerGroupError
@@ -111,7 +100,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     logging.getLogger("ray").setLevel(logging.ERROR)
     watcher.note("connecting to Ray")
     with _connected(watcher) as own, _storage(task) as storage, relayed(watcher) as queue:
-        settled = _settled(resources, machines(), own, watcher)
+        settled = _settled(resources, _machines(), own, watcher)
         task = dataclasses.replace(task, resume=True, beside=storage)  # workers may be started again
         watcher.note(f"starting {settled.workers} worker{'s' if settled.workers > 1 else ''}, each of which loads PyTorch")
         fit = _trainer(task, settled, storage, queue).fit
@@ -128,7 +117,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
             ) from error
         except TrainingFailedError as error:
             raise UserError(
-                f"Ray gave up: {last_line(error)}. No step is lost: "
+                f"Ray gave up: {_last_line(error)}. No step is lost: "
                 f"`dpfed resume {task.folder} --cluster ray` continues it. [ray-gave-up]"
             ) from error
     if refusal:
@@ -178,27 +167,26 @@ def _in_worker(settings: dict[str, Any]) -> str | None:
 
 
 @contextlib.contextmanager
-def _connected(watcher: Watcher, wait: float = WAIT) -> Iterator[bool]:
-    """A connection to a Ray cluster; whether it is one that was started here, for this run alone.
-
-    Args:
-        watcher: learns why it takes long.
-        wait: seconds for a head that is starting.
-    """
+def _connected(watcher: Watcher) -> Iterator[bool]:
+    """A connection to a Ray cluster; whether it is one that was started here, for this run alone."""
     import ray
 
     if ray.is_initialized():
         yield False
         return
-    named = "RAY_ADDRESS" in os.environ
-    where = f" at RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}" if named else ""
-    remedy = (
-        "Start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone."
-        if where
-        else f"Ray's own logs are in {ray_folder() / 'session_latest' / 'logs'}; `ray stop` ends a cluster's processes."
-    )
+    logs = f"Ray's own logs are in {ray_folder() / 'session_latest' / 'logs'}; `ray stop` ends a cluster's processes."
+    remedy = REMEDY if "RAY_ADDRESS" in os.environ else logs
     try:
-        yield patiently(_connection, f"connecting to Ray{where}", watcher, _hopeless, remedy, wait)
+        with signs_of_life(watcher.note, "connecting to Ray"):
+            try:
+                own = _connection()
+            except (RuntimeError, TimeoutError):  # a head that starts on a busy machine can take longer than Ray waits
+                own = _connection()
+    except Exception as error:
+        reason = " ".join(str(error).split()) if "ersion mismatch" in str(error) else _last_line(error)
+        raise UserError(f"connecting to Ray failed: {reason}. {remedy} [ray-connection]") from error
+    try:
+        yield own
     finally:
         ray.shutdown()
 
@@ -222,11 +210,16 @@ def _connection() -> bool:
         raise
 
 
-def _hopeless(error: Exception) -> bool:
-    """Whether Ray will refuse another attempt, too: a wrong address, token or version."""
-    from ray.exceptions import AuthenticationError
+def _last_line(error: Exception) -> str:
+    """What an error says: of a traceback that a server sent along, the end."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1].strip().rstrip(".")
 
-    return isinstance(error, (AuthenticationError, ValueError)) or "version mismatch" in str(error).lower()
+
+def _machines() -> list[dict[str, float]]:
+    """What each machine of the cluster has."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 @contextlib.contextmanager

@@ -1,29 +1,21 @@
-"""A Ray cluster that does not come up is a sentence within seconds; Ray itself is not asked, and not imported."""
+"""A Ray cluster that does not answer is a sentence within seconds, and machines that are missing are a note."""
 
-import io
 import socket
+import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 
 import pytest
 
-from dpfed.cluster.reach import require_cluster
-from dpfed.errors import UserError
-from dpfed.progress import Silent
+grpc = pytest.importorskip("grpc")
+pytest.importorskip("ray")
 
-
-class Notes(Silent):
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
-
-
-@pytest.fixture
-def port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        yield free.getsockname()[1]  # bound, and not listening: a connection is refused
+from dpfed.cluster.launch import _connected  # noqa: E402
+from dpfed.cluster.reach import require_cluster, watched  # noqa: E402
+from dpfed.errors import UserError  # noqa: E402
+from dpfed.progress import Silent  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -32,55 +24,86 @@ def nothing_started_here(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
-def test_a_dead_address_is_refused_after_the_wait_which_is_said(monkeypatch, port):
-    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
-    watcher, started = Notes(), time.monotonic()
-    said = rf"reaching the Ray cluster at '127.0.0.1:{port}' \(RAY_ADDRESS\) failed for \d seconds.*ray start"
-    with pytest.raises(UserError, match=said):
-        require_cluster(watcher, wait=1)
-    assert time.monotonic() - started < 6 and "trying again for up to 1 seconds" in watcher.notes[0]
+@pytest.mark.parametrize("source", ["RAY_ADDRESS", "ray start"])
+def test_a_dead_address_is_refused_within_seconds(monkeypatch, tmp_path, source):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound, and not listening: a connection is refused
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        if source == "RAY_ADDRESS":
+            monkeypatch.setenv("RAY_ADDRESS", address)
+        else:
+            (tmp_path / "ray").mkdir()
+            (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        started = time.monotonic()
+        with pytest.raises(UserError) as refused:
+            require_cluster()
+    assert refused.value.code == "ray-unreachable" and address in str(refused.value) and time.monotonic() - started < 6
 
 
-def test_a_named_cluster_has_as_long_as_any_that_is_starting_and_one_of_before_a_few_seconds(monkeypatch, tmp_path, port):
-    """A head that is named may be starting on a busy machine; `ray start` writes its file when the head is up."""
-    monkeypatch.setattr("dpfed.cluster.reach.WAIT", 0.6)
-    monkeypatch.setattr("dpfed.cluster.reach._LEFT_BEHIND", 0.1)
-    monkeypatch.setattr("dpfed.cluster.reach._TOLD_AGAIN", 0.2)
-    monkeypatch.setattr("dpfed.cluster.reach._AGAIN", 0.05)
-    (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
-    started = time.monotonic()
-    with pytest.raises(UserError, match="ray_current_cluster"):
-        require_cluster(Silent())
-    assert time.monotonic() - started < 0.5
-    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
-    watcher = Notes()
-    with pytest.raises(UserError, match="RAY_ADDRESS"):
-        require_cluster(watcher)
-    assert time.monotonic() - started > 0.6 and len(watcher.notes) >= 2
-
-
-def test_a_cluster_that_comes_up_in_time_is_waited_for(monkeypatch, port):
-    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
-
-    class Late(Notes):
-        def note(self, text):
-            super().note(text)
-            monkeypatch.setattr("dpfed.cluster.reach.socket.create_connection", lambda *_, **__: io.BytesIO())
-
-    watcher = Late()
-    require_cluster(watcher, wait=5)
-    assert len(watcher.notes) == 1
-
-
-@pytest.mark.parametrize("address", ["nonsense", "host:", ":6379", "host:0", "host:99999", "host:12345678901", "host:port"])
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:", "127.0.0.1:port"])
 def test_what_is_no_address_is_refused_at_once(monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(UserError, match="expected host and port"):
-        require_cluster(Silent())
+    with pytest.raises(UserError) as refused:
+        require_cluster()
+    assert refused.value.code == "ray-address"
 
 
 @pytest.mark.parametrize("address", ["", "auto", "local"])
 def test_nothing_is_asked_where_no_cluster_is_named(monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)
-    require_cluster(Silent(), wait=0)
+    require_cluster()
+
+
+@pytest.mark.parametrize("answer", [None, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED])
+def test_a_cluster_that_wants_another_token_is_refused_and_any_other_answer_is_left_to_ray(monkeypatch, answer):
+    asked = []
+
+    class Head(grpc.GenericRpcHandler):
+        def service(self, details):
+            asked.append(details.method)
+            return grpc.unary_unary_rpc_method_handler(lambda _, context: context.abort(answer, "no") if answer else b"")
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((Head(),))
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    server.start()
+    try:
+        require_cluster()
+        assert answer != grpc.StatusCode.UNAUTHENTICATED
+    except UserError as refused:
+        assert answer == grpc.StatusCode.UNAUTHENTICATED and refused.code == "ray-token"
+    finally:
+        server.stop(None)
+    assert asked == ["/ray.rpc.NodeInfoGcsService/GetClusterId"]
+
+
+def test_what_ray_says_when_it_cannot_be_connected_to_is_one_sentence(monkeypatch):
+    def init(address, **_):
+        raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.59.0\n    Python: 3.11.4\n")
+
+    fake = ModuleType("ray")
+    fake.init, fake.is_initialized, fake.shutdown = init, lambda: False, lambda: None
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    with pytest.raises(UserError) as refused, _connected(Silent()):
+        pass
+    assert refused.value.code == "ray-connection" and "Ray: 2.59.0 Python: 3.11.4" in str(refused.value)
+
+
+def test_the_operator_is_told_once_of_machines_that_go_and_once_when_they_are_back():
+    rooms, looked, notes, watcher = iter([2, 1, None, 0, 2, 2]), threading.Event(), [], Silent()
+    watcher.note = notes.append
+
+    def room():
+        if (now := next(rooms, "over")) == "over":
+            looked.set()
+            return 2
+        if now is None:
+            raise ConnectionError
+        return now
+
+    with watched(2, room, watcher, every=0.01):
+        assert looked.wait(10)
+    assert notes == [
+        "machines are missing: the cluster has room for 1 of 2 workers, and the run waits for the others",
+        "the machines that were missing are back",
+    ]

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import math
+import textwrap
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from dpfed.data.decoding import EXTENSIONS
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from dpfed.data.decoding import EXTENSIONS, MOST_PIXELS
 from dpfed.data.importers.access import Access, NotRead
-from dpfed.data.importers.dicom_pixels import MAGIC, PREAMBLE, READ, picture, quiet, transfer_syntax
 from dpfed.data.importers.folder_splits import class_numbers, place
 from dpfed.data.importers.listing import list_files, suffix
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source, Unreadable, unit_of
@@ -22,8 +30,7 @@ NOTICE = (
     "are burned into pixels or stand in paths stay."
 )
 _ENDINGS = frozenset({".dcm", ".dicom", ".ima"})
-_WALKED = "DICOMDIR"  # a table of contents
-_TAGS = ["PatientID"]
+_CONTENTS = "DICOMDIR"  # a table of contents
 
 
 class DicomImporter(Importer):
@@ -42,11 +49,7 @@ class DicomImporter(Importer):
         return path.is_dir() and holds(path, _ENDINGS, access) and not holds(path, EXTENSIONS, access)
 
     def open(
-        self,
-        path: Path,
-        access: Access | None = None,
-        window: tuple[float, float] | None = None,
-        splits: int | None = None,
+        self, path: Path, access: Access | None = None, window: tuple[float, float] | None = None, splits: int | None = None
     ) -> Source:
         """Reads every file's PatientID, and streams the records.
 
@@ -56,42 +59,40 @@ class DicomImporter(Importer):
             window: centre and width for all files, in the modality's units (of a CT: Hounsfield); ``None``: each file's own.
             splits: which folder below it is the split; see `dpfed.data.importers.folder_splits.place`.
         """
-        require_pydicom()
+        try:
+            import pydicom  # noqa: F401
+        except ImportError as error:
+            raise UserError("DICOM files need pydicom: pip install 'dpfed[dicom]'. [dicom-extra]") from error
         if not path.is_dir():
-            raise UserError(f"{path} is not a folder; the 'dicom' importer expects {self.layout}.")
-        access = access or Access.to(path)
-        listing = list_files(path, access)
-        files = [file for file in listing.files if suffix(file) in _ENDINGS or not suffix(file) and _begins_so(file)]
-        contents = [file for file in files if file.name.upper() == _WALKED]
-        files = [file for file in files if file not in set(contents)]
+            raise UserError(f"{path} is not a folder; the 'dicom' importer expects {self.layout}. [dicom-folder]")
+        listing = list_files(path, access or Access.to(path))
+        found = [file for file in listing.files if suffix(file) in _ENDINGS or not suffix(file) and _begins_so(file)]
+        files = [file for file in found if file.name.upper() != _CONTENTS]
         if not files:
             refuse_outside(listing)
-            raise UserError(f"there are no DICOM files in {path}; the 'dicom' importer expects {self.layout}.")
-        for _ in contents:
-            listing.passed_over[_WALKED] += 1
+            raise UserError(f"there are no DICOM files in {path}; the 'dicom' importer expects {self.layout}. [dicom-none]")
+        listing.passed_over.update({_CONTENTS: len(found) - len(files)} if found != files else {})
         units = {file: _patient(file) for file in files}
         named = any(units.values())
-        nobodys = [file for file in files if named and not units[file] and units[file] is not None]
         placed = place(path, files, listing.files, splits)
         names, labels = class_numbers(placed)
 
         def records() -> Iterator[Item]:
             for one in placed:
-                if one.file in lost:
-                    continue
-                id = one.file.relative_to(path).as_posix()
-                yield DicomFile(id, one.file, (), labels(one), one.split, units[one.file] or None, window=window)
+                id, unit = one.file.relative_to(path).as_posix(), units[one.file]
+                if named and unit == "":
+                    yield Unreadable(id, "no PatientID, which other files have")
+                else:
+                    yield DicomFile(id, one.file, (), labels(one), one.split, unit or None, window=window)
 
-        lost = set(nobodys)
-        without = [Unreadable(file.relative_to(path).as_posix(), "no PatientID, which other files have") for file in nobodys]
         return Source(
             kind="image",
             records=records(),
             label_names=names,
             splits=frozenset(one.split for one in placed),
-            total=len(files) - len(lost),
+            total=len(files),
             unit_name="patient" if named else None,
-            unread=[*listing.others([*files, *contents]), *without],
+            unread=listing.others(found),
             passed_over=listing.passed_over,
             notice=NOTICE,
         )
@@ -99,73 +100,120 @@ class DicomImporter(Importer):
 
 @dataclass(frozen=True)
 class DicomFile(FileRecord):
-    """The record of one DICOM file; its image is eight bits of grey or of colours.
+    """The record of one DICOM file; its image is eight bits of grey or of colours."""
 
-    Attributes:
-        window: see `DicomImporter.open`.
-    """
-
-    window: tuple[float, float] | None = None
+    window: tuple[float, float] | None = None  # see `DicomImporter.open`
 
     def read(self, access: Access) -> RecordInput | Unreadable:
         """The record with its image, as far as the file may and can be read."""
         plain = super().read(access)
-        if isinstance(plain, Unreadable):
-            return plain
-        assert isinstance(plain.image, bytes)
         try:
-            return replace(plain, image=picture(plain.image, self.window))
+            return plain if isinstance(plain, Unreadable) else replace(plain, image=picture(plain.image, self.window))
         except NotRead as error:
             return Unreadable(self.place or self.id, str(error))
 
 
 def _begins_so(file: Path) -> bool:
-    try:
-        with file.open("rb") as content:
-            return content.read(PREAMBLE + len(MAGIC))[PREAMBLE:] == MAGIC
-    except OSError:
-        return False
+    from pydicom.misc import is_dicom
+
+    with contextlib.suppress(OSError):
+        return file.is_file() and is_dicom(file)
+    return False
 
 
 def _patient(file: Path) -> str | None:
     """A file's PatientID; empty: it names none; ``None``: it cannot be read, which is said when its turn comes."""
     from pydicom import dcmread
 
+    with contextlib.suppress(Exception), quiet():  # see `picture`
+        if _begins_so(file):
+            return unit_of(dcmread(file, stop_before_pixels=True, specific_tags=["PatientID"]).get("PatientID")) or ""
+    return None
+
+
+def picture(content: Any, window: tuple[float, float] | None = None) -> np.ndarray:
+    """What a DICOM file shows through a window, its own by default: uint8, ``(H, W)`` or ``(H, W, 3)``; or `NotRead`."""
+    from pydicom import dcmread
+
     try:
-        if not file.is_file() or not _begins_so(file):
-            return None
-        with quiet(), file.open("rb") as content:
-            if str(transfer_syntax(content)) not in READ:
-                return None
-            return unit_of(dcmread(file, stop_before_pixels=True, specific_tags=_TAGS).get("PatientID")) or ""
-    except Exception:  # see `picture`
-        return None
+        with quiet():
+            return _picture(dcmread(io.BytesIO(content)), window)
+    except NotRead:
+        raise
+    except Exception as error:  # pydicom's readers raise almost anything on damaged bytes, RecursionError among it
+        reason = str(error).split(". ")[0] or type(error).__name__
+        raise NotRead(f"not readable as DICOM: {textwrap.shorten(reason, 160, placeholder=' ...')}") from error
+
+
+def _picture(data: Any, window: tuple[float, float] | None) -> np.ndarray:
+    from pydicom import Dataset
+    from pydicom.encaps import get_frame
+    from pydicom.pixels import apply_modality_lut, apply_windowing, get_decoder
+
+    if int(data.get("NumberOfFrames") or 1) != 1:
+        raise NotRead(f"{data.NumberOfFrames} frames in one file, expected one; split them, or choose one")
+    if not data.get("PixelData"):
+        raise NotRead("no pixels, or floating-point pixels")
+    if not 0 < (pixels := (data.get("Rows") or 0) * (data.get("Columns") or 0)) <= MOST_PIXELS:
+        raise NotRead(f"Rows x Columns is {pixels:,} pixels, expected from 1 to {MOST_PIXELS:,}")
+    decoder = get_decoder(data.file_meta.TransferSyntaxUID)
+    if not decoder.is_available:
+        raise NotRead(
+            f"its pixels are packed as {decoder.UID.name}, and this machine has no decoder for that: `pip install "
+            "'pylibjpeg[all]'`, or unpack the files with `gdcmconv --raw`"
+        )
+    if decoder.UID.is_encapsulated:
+        frame = io.BytesIO(get_frame(data.PixelData, 0, number_of_frames=1))
+        with contextlib.suppress(UnidentifiedImageError), Image.open(frame) as image:  # reads the header alone
+            if image.size != (data.Columns, data.Rows):
+                raise NotRead(f"an image of {image.size[0]} x {image.size[1]} in a file of {data.Columns} x {data.Rows}")
+    stored, how = decoder.as_array(data)
+    kind = how["photometric_interpretation"]
+    if kind == "RGB" and stored.dtype == np.uint8 and stored.shape == (data.Rows, data.Columns, 3):
+        return stored
+    if kind not in ("MONOCHROME1", "MONOCHROME2") or stored.shape != (data.Rows, data.Columns):
+        raise NotRead(f"{kind} pixels of shape {stored.shape} in {stored.dtype}, expected grey, or colours of 8 bits")
+    if "SharedFunctionalGroupsSequence" in data or "PerFrameFunctionalGroupsSequence" in data:
+        raise NotRead("an enhanced file, whose rescaling and window are not read; convert it to a classic one")
+    values = np.asarray(apply_modality_lut(stored, data), np.float64)
+    if data.get("RescaleSlope") == 0 or not np.isfinite(values).all():
+        raise NotRead("a rescaling whose values are all alike or not finite")
+    given = window or (data.get("WindowCenter"), data.get("WindowWidth"))
+    if None not in given:
+        if not all(np.isfinite(np.array(number, float)).all() for number in given):
+            raise NotRead("a window that is not finite")
+        view = Dataset()  # through a window, pydicom's values span what these bits hold
+        view.PhotometricInterpretation, view.BitsStored, view.PixelRepresentation = "MONOCHROME2", 8, 0
+        view.WindowCenter, view.WindowWidth = given
+        view.VOILUTFunction = (None if window else data.get("VOILUTFunction")) or "LINEAR"
+        values = apply_windowing(values, view)
+    elif data.get("VOILUTSequence"):
+        raise NotRead("a lookup table (VOI LUT) in place of a window; give --window CENTRE,WIDTH")
+    else:
+        seen = values[stored != data.get("PixelPaddingValue")]  # padding fills up what the scanner did not see
+        values = (values - seen.min()) / (np.ptp(seen) or 1) * 255
+    grey = np.rint(np.clip(values, 0, 255)).astype(np.uint8)
+    return 255 - grey if kind == "MONOCHROME1" else grey
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Pydicom says what is odd in a file, with its values, which are private."""
+    logger = logging.getLogger("pydicom")
+    before, logger.disabled = logger.disabled, True
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logger.disabled = before
 
 
 def parsed_window(text: str) -> tuple[float, float]:
-    """Centre and width, as ``40,400``.
-
-    Raises:
-        UserError: when it is none.
-    """
-    try:
+    """Centre and width, as ``40,400``."""
+    with contextlib.suppress(ValueError):
         centre, width = map(float, text.split(","))
-    except ValueError:
-        centre, width = math.nan, math.nan
-    if not (math.isfinite(centre) and math.isfinite(width) and width >= 1):
-        raise UserError(
-            f"--window {text}: expected a centre and a width of at least 1, such as 40,400 for soft tissue in a CT."
-        )
-    return centre, width
-
-
-def require_pydicom() -> None:
-    """Refuses DICOM where pydicom is missing.
-
-    Raises:
-        UserError: naming the extra.
-    """
-    try:
-        import pydicom  # noqa: F401
-    except ImportError as error:
-        raise UserError("DICOM files need pydicom: pip install 'dpfed[dicom]'.") from error
+        if math.isfinite(centre) and math.isfinite(width) and width >= 1:
+            return centre, width
+    raise UserError(
+        f"--window {text}: expected a centre and a width of at least 1, such as 40,400 for soft tissue in a CT. [dicom-window]"
+    )

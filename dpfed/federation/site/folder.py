@@ -301,7 +301,7 @@ def records_of_site(store: str | Path, declared: int | None, settings: dict[str,
         settings: see `SiteFolder.create`.
 
     Raises:
-        UserError: for impossible settings, what cannot be opened, or records declared that are fewer than there are, or too many.
+        UserError: for impossible settings, what cannot be opened, or too few or too many records declared.
     """
     _chosen("-", store, settings)
     records = RecordStore.open(store)
