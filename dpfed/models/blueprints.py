@@ -132,7 +132,7 @@ def _by_name(name: str, weights: str | None) -> Blueprint:
 
 def _local_dir(folder: Path, weights: str | None) -> Blueprint:
     if not folder.is_dir():
-        raise UserError(f"model.architecture: {folder} is no folder; expected one with {CONFIG} and weights. [clip-folder]")
+        raise UserError(f"model.architecture: {folder} is not a folder; expected one with {CONFIG} and weights. [clip-folder]")
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} holds no open_clip model: it has no {CONFIG} with the architecture. [clip-no-config]")
     model_cfg, preprocessing = _read_json(folder / CONFIG)
@@ -167,7 +167,7 @@ def _weights_file(weights: str | None, what: str) -> Path | None:
         return None
     path = Path(weights).expanduser()
     if not path.is_file():
-        raise UserError(f"model.weights = {weights!r} is no file; {what} has none published: give a file. [clip-no-file]")
+        raise UserError(f"model.weights = {weights!r} is not a file; {what} has none published: give a file. [clip-no-file]")
     return path
 
 

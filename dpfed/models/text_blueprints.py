@@ -101,7 +101,7 @@ def _local(name: str) -> Path:
             f"with {CONFIG}, the tokenizer's files and {WEIGHTS}. [text-folder]"
         )
     if not (folder / CONFIG).is_file():
-        raise UserError(f"model.text: {folder} is no folder of the Hugging Face format: it has no {CONFIG}. [text-no-config]")
+        raise UserError(f"model.text: {folder} is not a Hugging Face folder: it has no {CONFIG}. [text-no-config]")
     return folder
 
 

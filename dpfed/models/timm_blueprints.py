@@ -126,7 +126,7 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
         return TimmBlueprint(name, cfg, _preprocessing(cfg), file=_file_in(place))
     if not place.is_file():
         what = nearest(weights, tags) if tags else "timm knows no weights for it."
-        raise UserError(f"model.weights = {weights!r} is no file, folder or tag of timm/{name}; {what} [weights-not-timm]")
+        raise UserError(f"model.weights = {weights!r} is not a file, folder or tag of timm/{name}; {what} [weights-not-timm]")
     return TimmBlueprint(name, own, _preprocessing(own), file=place)
 
 
@@ -138,7 +138,7 @@ def _of_torchvision(name: str, weights: str | None, started: bool) -> TimmBluepr
         return TimmBlueprint(name, cfg, Preprocessing(), started=started)
     file = None if published else Path(weights).expanduser()
     if file is not None and not file.is_file():
-        raise UserError(f"model.weights = {weights!r} is no file or tag of {name}; {nearest(weights, tags)} [weights-no-tag]")
+        raise UserError(f"model.weights = {weights!r} is not a file or tag of {name}; {nearest(weights, tags)} [weights-tag]")
     return TimmBlueprint(name, cfg, preprocessing, published=published, file=file)
 
 

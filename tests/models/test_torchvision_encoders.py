@@ -47,7 +47,7 @@ def test_features_are_those_before_stock_torchvisions_classifier(name, tmp_path)
     [
         ("resnet8", {}, r"did you mean 'resnet18'.*\[encoder-torchvision"),
         ("resnet18", {}, "encoder-batch-norm"),
-        ("resnet18", {"weights": "IMAGENET1K_V3"}, r"did you mean 'IMAGENET1K_V1'.*\[weights-no-tag"),
+        ("resnet18", {"weights": "IMAGENET1K_V3"}, r"did you mean 'IMAGENET1K_V1'.*\[weights-tag"),
         ("squeezenet1_1", {}, "encoder-no-features"),
         ("vit_b_32", {}, r"images of 64 pixels.*\[encoder-size"),
     ],

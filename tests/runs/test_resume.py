@@ -297,7 +297,7 @@ def test_a_ledger_knows_when_its_run_was_interrupted(tiny_config, tmp_path, monk
 def test_a_ledger_that_lost_its_last_lines_is_refused(stopped):
     lines = (stopped / "ledger.jsonl").read_text().splitlines(keepends=True)
     (stopped / "ledger.jsonl").write_text("".join(lines[:3]))
-    with pytest.raises(UserError, match="resume-ledger-behind|lost the line"):
+    with pytest.raises(UserError, match="resume-ledger-behind|training-line"):
         resume(stopped)
 
 
