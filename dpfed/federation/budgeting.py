@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dpfed.budgets.ledger import BudgetLedger
 from dpfed.budgets.registry import possible
@@ -15,13 +16,31 @@ from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 
 if TYPE_CHECKING:
-    from dpfed.federation.site.folder import SiteFolder
+    from dpfed.protocol.identity import Identity
     from dpfed.protocol.terms import Terms
 
 _LETTERS = 16
 
 
-def reserve_site(folder: SiteFolder, terms: Terms, store: RecordStore | None = None) -> list[BudgetLedger]:
+class Folder(Protocol):
+    """What is asked of a site's folder (`dpfed.federation.site.folder.SiteFolder`)."""
+
+    path: Path
+    ledger: Path
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self: ...  # noqa: D102
+
+    def settings(self) -> Any: ...  # noqa: D102
+
+    def identity(self) -> Identity: ...  # noqa: D102
+
+    def terms(self) -> Terms: ...  # noqa: D102
+
+    def locked(self) -> AbstractContextManager[None]: ...  # noqa: D102
+
+
+def reserve_site(folder: Folder, terms: Terms, store: RecordStore | None = None) -> list[BudgetLedger]:
     """Reserves the whole plan of a federation with the budgets of a site's records; again, it changes nothing.
 
     Args:
@@ -38,7 +57,7 @@ def reserve_site(folder: SiteFolder, terms: Terms, store: RecordStore | None = N
     return reserve(RecordStore.open(path) if store is None else store, [_reservation(folder, terms)])
 
 
-def settle_site(folder: SiteFolder) -> list[BudgetLedger]:
+def settle_site(folder: Folder) -> list[BudgetLedger]:
     """Gives back what a site reserved and will not be asked for.
 
     Raises:
@@ -48,12 +67,12 @@ def settle_site(folder: SiteFolder) -> list[BudgetLedger]:
         return settle_locked(folder)
 
 
-def settle_locked(folder: SiteFolder) -> list[BudgetLedger]:
+def settle_locked(folder: Folder) -> list[BudgetLedger]:
     """The same of a folder that the caller has locked."""
     return settle(RecordStore.open(folder.settings().store), (), _reservation(folder, folder.terms()))
 
 
-def _reservation(folder: SiteFolder, terms: Terms) -> Reservation:
+def _reservation(folder: Folder, terms: Terms) -> Reservation:
     key = folder.identity().signing_key
     id = hashlib.sha256(f"{terms.fingerprint}/{key}".encode()).hexdigest()[:_LETTERS]
     name = f"{terms.sites[terms.number_of(key)].name}, terms {terms.fingerprint[:_LETTERS]}"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory, scalars
+from dpfed.artifacts.provenance import ID_CHARACTERS, UNKNOWN
+from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError, goes_on
 from dpfed.evaluation.suite import Evaluation
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.files.atomic import remove_drafts
 from dpfed.files.reading import read_bytes
 from dpfed.models.folder import save_encoder
+from dpfed.models.summary import start_of
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
@@ -23,7 +27,6 @@ from dpfed.runs.assembly import Components
 from dpfed.runs.budgeting import hold, settle_at_end
 from dpfed.runs.job import Job, alone
 from dpfed.runs.outcome import write_outcome
-from dpfed.runs.starts import runs_of
 from dpfed.training.checkpoint import Checkpoints, DamagedCheckpoint, Progress, steps_of
 from dpfed.training.coordinator import DISCARDED, Coordinator, StepSummary
 from dpfed.training.post_processing import serving
@@ -141,7 +144,7 @@ def _carry_out(
         # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
         untrained = _untrained_again(parts, checkpoints, watcher) if untrained is None else untrained
         _record(run, [figure.compared(untrained) for figure in trained], watcher)
-        save_encoder(run.model, parts.model, config, runs_of(run, parts, ledger))
+        save_encoder(run.model, parts.model, config, _runs_of(run, parts, ledger))
         write_outcome(run, parts, ledger)
     run.delete_secrets()
     settle_at_end(run, parts, ledger, watcher)
@@ -259,3 +262,35 @@ def _add(run: RunDirectory, line: dict[str, Any], watcher: Watcher) -> None:
     """Adds a line to metrics.jsonl, and shows the watcher its figures."""
     run.append(run.metrics, line)
     watcher.figures(line["step"], scalars(line))
+
+
+def _runs_of(run: RunDirectory, parts: Components, ledger: Ledger) -> list[dict[str, Any]]:
+    """What a model says of the runs that made it: those that made its starting weights, and then its own.
+
+    Args:
+        run: the directory of its own run.
+        parts: of the run.
+        ledger: of the run.
+
+    Returns:
+        Of each run ``run`` (its id), ``data`` (the name of its records), ``public`` (anyone may see them; ``None``: not known),
+        ``generated`` (they show no person), ``guarantee`` (whether one holds), ``epsilon``, ``delta`` and ``unit`` (of the
+        guarantee).
+    """
+    start = run.provenance.get("start")
+    before: list[dict[str, Any]] = []
+    if start is not None:
+        before = start["trained"] or [UNKNOWN]
+    elif start_of(parts.config) != "random":
+        before = [UNKNOWN]  # those of an open_clip model
+    plan, institutions = parts.plan, parts.terms is not None and not run.simulation.is_file()
+    guarantee = plan.promises and not ledger.marks.get("fixed_seed", False) and math.isfinite(ledger.epsilon)
+    own = {
+        "run": run.identity[:ID_CHARACTERS],
+        "data": "the sites' records" if institutions else parts.store.name,
+        "public": parts.store.public and not institutions,
+        "generated": parts.config.data.source in ("shapes", PROCEDURAL),
+        "guarantee": guarantee,
+        **({"epsilon": ledger.epsilon, "delta": plan.promise.delta, "unit": plan.promise.protected} if guarantee else {}),
+    }
+    return [*before, own]

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.provenance import ID_CHARACTERS, UNKNOWN
 from dpfed.config import AdaptationConfig, Config, parse_config
 from dpfed.config.effects import effective
 from dpfed.config.sections import PROCEDURAL
@@ -23,10 +21,6 @@ from dpfed.config.toml_file import read_toml
 from dpfed.data.generated.dead_leaves import VERSION
 from dpfed.errors import UserError
 from dpfed.models.starting import MissingStart, StartingWeights, find_start
-
-if TYPE_CHECKING:
-    from dpfed.privacy.ledger import Ledger
-    from dpfed.runs.assembly import Components
 
 RECIPE = "start"  # the shipped configuration
 _FOLDER = "starts"  # in data.stores
@@ -173,7 +167,7 @@ def origin_of(config: Config) -> dict[str, Any] | None:
         config: settled.
 
     Returns:
-        ``weights`` (in words), ``sha256``, and ``trained``: the runs that made them, see `runs_of` (``None``: nothing says).
+        ``weights`` (in words), ``sha256``, and ``trained``: the runs that made them (``None``: nothing says).
     """
     from dpfed.models.summary import start_of  # it needs torch
 
@@ -181,37 +175,3 @@ def origin_of(config: Config) -> dict[str, Any] | None:
     if found is None:
         return None
     return {"weights": start_of(config), "sha256": found.digest, "trained": found.trained}
-
-
-def runs_of(run: RunDirectory, parts: Components, ledger: Ledger) -> list[dict[str, Any]]:
-    """What a model says of the runs that made it: those that made its starting weights, and then its own.
-
-    Args:
-        run: the directory of its own run.
-        parts: of the run.
-        ledger: of the run.
-
-    Returns:
-        Of each run ``run`` (its id), ``data`` (the name of its records), ``public`` (anyone may see them; ``None``: not known),
-        ``generated`` (they show no person), ``guarantee`` (whether one holds), ``epsilon``, ``delta`` and ``unit`` (of the
-        guarantee).
-    """
-    from dpfed.models.summary import start_of
-
-    start = run.provenance.get("start")
-    before: list[dict[str, Any]] = []
-    if start is not None:
-        before = start["trained"] or [UNKNOWN]
-    elif start_of(parts.config) != "random":
-        before = [UNKNOWN]  # those of an open_clip model
-    plan, institutions = parts.plan, parts.terms is not None and not run.simulation.is_file()
-    guarantee = plan.promises and not ledger.marks.get("fixed_seed", False) and math.isfinite(ledger.epsilon)
-    own = {
-        "run": run.identity[:ID_CHARACTERS],
-        "data": "the sites' records" if institutions else parts.store.name,
-        "public": parts.store.public and not institutions,
-        "generated": parts.config.data.source in ("shapes", PROCEDURAL),
-        "guarantee": guarantee,
-        **({"epsilon": ledger.epsilon, "delta": plan.promise.delta, "unit": plan.promise.protected} if guarantee else {}),
-    }
-    return [*before, own]

@@ -24,7 +24,7 @@ from dpfed.bounding.engines.repeated_pass import Add, Recording, RepeatedPass, S
 from dpfed.bounding.engines.same_bits import DependsOnOthers, Found, Passed, require_same_bits
 from dpfed.bounding.engines.shared_pass import Reading, add_up, check_rows, terms_of
 from dpfed.bounding.layer_rules.grouping import Grouping, Unsupported, precise_type
-from dpfed.bounding.layer_rules.linear import AdaptedWeight
+from dpfed.bounding.layer_rules.indirect import AdaptedWeight
 from dpfed.bounding.layer_rules.recorder import Source
 from dpfed.bounding.layer_rules.term import Target
 from dpfed.errors import Notice

@@ -14,6 +14,7 @@ from dpfed.bounding.engines.engine import LossOfViews, Views
 from dpfed.bounding.layer_rules.grouping import Grouping, Unsupported
 from dpfed.bounding.layer_rules.recorder import Recorder, Source
 from dpfed.bounding.layer_rules.row_sums import side_by_side
+from dpfed.bounding.layer_rules.rules import RULES
 from dpfed.bounding.layer_rules.term import Materialised, Target, Term
 from dpfed.models.parameters import TrainableVector, exact_type
 
@@ -86,7 +87,7 @@ def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, reading: Readi
     Raises:
         Unsupported: if a layer uses a trainable parameter in a way that no rule covers, or uses it twice.
     """
-    with Recorder(reading.sources, grouping) as recorder:
+    with Recorder(RULES, reading.sources, grouping) as recorder:
         embeddings = loss.embed(views)
     by_group = {name: grouping.by_place(z) for name, z in embeddings.items()}
     scalars = [scalar.of_groups(grouping.places) for scalar in reading.scalars]
@@ -130,7 +131,7 @@ def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.
     rows: list[list[int]] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for records in (1, 2):
-            with Recorder(sources, Grouping([records], device, exact_type(device))) as recorder:
+            with Recorder(RULES, sources, Grouping([records], device, exact_type(device))) as recorder:
                 loss.embed({name: view.new_zeros(records, *view.shape[1:]) for name, view in views.items()})
             rows.append(recorder.rows)
     if rows[1] != [2 * number for number in rows[0]]:

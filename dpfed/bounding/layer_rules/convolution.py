@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpfed.bounding.layer_rules.grouping import Gradients, Grouping, precise
+from dpfed.bounding.layer_rules.indirect import StandardisedWeight
 from dpfed.bounding.layer_rules.row_sums import RowSums
-from dpfed.bounding.layer_rules.standardised import StandardisedWeight
 from dpfed.bounding.layer_rules.term import Materialised, OuterProducts, Target, Term, gram_is_cheaper
 
 if TYPE_CHECKING:

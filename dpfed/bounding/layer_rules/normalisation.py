@@ -1,6 +1,8 @@
 """GroupNorm, LayerNorm, BatchNorm by fixed statistics: scale and shift have one gradient per channel, which is materialised.
 
 On a GPU one kernel computes a GroupNorm with the addition and the ReLU behind it, where the model calls `norm_relu`.
+
+Also here: standardised weights (Qiao et al. 2019): a layer uses a kernel of mean 0 and variance 1; the plain one is trained.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfed.bounding.layer_rules.grouping import Grouping, precise
+from dpfed.bounding.layer_rules.indirect import StandardisedWeight
 from dpfed.bounding.layer_rules.row_sums import RowSums
-from dpfed.bounding.layer_rules.standardised import standardise
 from dpfed.bounding.layer_rules.term import Target, Term
 from dpfed.models.norm import one_by_one
 
@@ -219,3 +221,26 @@ def layer_norm_terms(
         parts.append((targets[1], gradients))
     middle = tuple(range(1, inputs.dim() - len(shape)))
     return [RowSums.of(target, part.sum(middle) if middle else part, grouping) for target, part in parts]
+
+
+def standardise(
+    recorder: Recorder,
+    func: Callable,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """``F.batch_norm`` of a kernel ``(1, O, d)``, as timm standardises weights; of records it would mix them."""
+    given = (running_mean, running_var, weight, bias)
+    plain = recorder.target(input)
+    if plain is None or not training or input.dim() != 3 or len(input) > 1 or any(value is not None for value in given):
+        return NotImplemented
+    kernel = input.detach()
+    standardised = func(kernel, None, None, training=True, momentum=momentum, eps=eps)
+    inverse = torch.rsqrt(kernel.var(-1, correction=0, keepdim=True) + eps)
+    return recorder.watch(standardised, StandardisedWeight(plain, standardised, inverse))

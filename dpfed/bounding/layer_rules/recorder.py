@@ -6,7 +6,7 @@ output hands its gradient to the layer's rule as it comes. Nothing is put on the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,19 +14,19 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dpfed.bounding.layer_rules.grouping import Grouping, Unsupported, precise
-from dpfed.bounding.layer_rules.linear import AdaptedWeight
-from dpfed.bounding.layer_rules.rules import RULES
-from dpfed.bounding.layer_rules.standardised import StandardisedWeight
+from dpfed.bounding.layer_rules.indirect import AdaptedWeight, StandardisedWeight
 from dpfed.bounding.layer_rules.term import Target, Term
 
 Source = Target | AdaptedWeight | StandardisedWeight
 Terms = Callable[[Tensor], Iterable[Term]]
+Rules = Mapping[Callable, Callable[..., Any]]
 
 
 class Recorder(TorchFunctionMode):
     """A forward pass whose layers keep what their parameters' gradients need, group by group.
 
     Args:
+        rules: by the function of torch that a layer calls (`dpfed.bounding.layer_rules.rules`).
         sources: the tensors that layers read in place of trainable parameters, and where their gradients go.
         grouping: of the records in the forward pass.
 
@@ -36,9 +36,9 @@ class Recorder(TorchFunctionMode):
         grouping: see above.
     """
 
-    def __init__(self, sources: Iterable[tuple[Tensor, Source]], grouping: Grouping) -> None:
+    def __init__(self, rules: Rules, sources: Iterable[tuple[Tensor, Source]], grouping: Grouping) -> None:
         super().__init__()
-        self.grouping = grouping
+        self._rules, self.grouping = rules, grouping
         self.terms: list[Term] = []
         self.rows: list[int] = []
         # The tensors are kept with their ids, which would otherwise be given out again.
@@ -49,7 +49,7 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if not any(id(value) in self._sources for value in _tensors((args, kwargs))):
             return func(*args, **kwargs)
-        rule = RULES.get(func)
+        rule = self._rules.get(func)
         result = NotImplemented if rule is None else rule(self, func, *args, **kwargs)
         if result is NotImplemented:
             result = func(*args, **kwargs)

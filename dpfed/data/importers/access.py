@@ -10,13 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpfed.data.reasons import OUTSIDE
 from dpfed.errors import UserError
-
-if TYPE_CHECKING:
-    from dpfed.data.importers.listing import Listing
 
 _ELSEWHERE = re.compile(r"/(?:([A-Za-z]):[\\/]|[a-z][a-z0-9+]+:/)")
 _MOST_BYTES = 1 << 30  # of one image file; a larger one would not be decoded anyway
@@ -42,7 +39,7 @@ class Access:
     outside: bool = False
     watch: Callable[[int], None] | None = field(default=None, compare=False, repr=False)
     surveyed: Callable[[int, int | None], None] | None = field(default=None, compare=False, repr=False)
-    listings: dict[Path, Listing] = field(default_factory=dict, compare=False, repr=False)
+    listings: dict[Path, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def to(cls, source: Path, outside: bool = False, **options: Any) -> Access:

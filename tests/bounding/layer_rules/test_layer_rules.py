@@ -12,6 +12,7 @@ from dpfed.bounding.layer_rules.grouping import Grouping, Unsupported
 from dpfed.bounding.layer_rules.linear import AdaptedWeight
 from dpfed.bounding.layer_rules.recorder import Recorder
 from dpfed.bounding.layer_rules.row_sums import side_by_side
+from dpfed.bounding.layer_rules.rules import RULES
 from dpfed.bounding.layer_rules.term import Target
 from dpfed.models.lora import LowRankUpdate
 from dpfed.models.norm import FixedBatchNorm
@@ -139,7 +140,7 @@ def watched(layer, inputs, grouping, seeds):
                     merged = getattr(module, name)
                 up, down = Target(number[id(update.up)]), Target(number[id(update.down)])
                 sources.append((merged, AdaptedWeight(update, up, down)))
-        with Recorder(sources, grouping) as recorder:
+        with Recorder(RULES, sources, grouping) as recorder:
             output = layer(inputs)
     (output * seeds).sum().backward()
     assert all(parameter.grad is None for parameter in parameters)
