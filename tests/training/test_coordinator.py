@@ -185,7 +185,7 @@ def test_a_release_beyond_the_budget_is_never_kept(make, tmp_path):
     releases = Releases(tmp_path / "releases")
     _, coordinator, ledger = make(plan, releases=releases)
     coordinator.apply(0, zeros())
-    with pytest.raises(UserError, match="budget is spent"):
+    with pytest.raises(UserError, match="ledger-spent"):
         coordinator.apply(1, zeros())
     assert releases.latest() == 0 and ledger.charged == 1
 
@@ -313,7 +313,7 @@ def test_a_discarded_step_is_paid_for_changes_nothing_and_is_not_taken_again(mak
     assert torch.equal(model.weight, before)
     assert all(torch.equal(value, average) for value in states_of(coordinator.post_processors).values())
     assert (ledger.charged, ledger.release_of(1).digest) == (2, DISCARDED)
-    with pytest.raises(UserError, match="released before"):
+    with pytest.raises(UserError, match="ledger-step-twice"):
         coordinator.discard(1)
     again, resumed, reopened = make(config=config, releases=releases)
     assert resumed.replay(0) is not None

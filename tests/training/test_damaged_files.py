@@ -115,7 +115,7 @@ def test_a_ledger_with_any_byte_changed_is_noticed_or_loses_its_last_line(tmp_pa
         if place == len(content) - 1:
             assert Ledger.open(path).charged == 1  # as a crash would leave it; the release that is kept tells
             continue
-        with pytest.raises(UserError, match=r"damaged at line"):
+        with pytest.raises(UserError, match=r"line .*\[ledger-damaged"):
             Ledger.open(path)
         path.write_bytes(content)
 
@@ -132,7 +132,7 @@ def test_a_journal_with_any_byte_changed_is_noticed_or_loses_its_last_line(tmp_p
         if place == len(content) - 1:
             assert len(Journal(path).lines) == 1
             continue
-        with pytest.raises(UserError, match="damaged at line"):
+        with pytest.raises(UserError, match=r"line .*\[journal-damaged"):
             Journal(path)
         assert path.read_bytes() != b""
     path.write_bytes(content.splitlines(keepends=True)[1])  # a line taken out

@@ -89,7 +89,7 @@ def test_records_are_protected_unless_the_user_asks_and_the_card_calls_the_perso
 
 def test_records_without_persons_cannot_protect_them(tiny):
     tiny["privacy"]["unit"] = "user"
-    with pytest.raises(UserError, match="name no units"):
+    with pytest.raises(UserError, match="unit-none-named"):
         assemble(resolve(parse_config(tiny)))
 
 
