@@ -4,7 +4,4 @@ from setuptools import find_packages, setup
 
 SHIPPED = {"dpfed.configs": "configs", "dpfed.published": "benchmarks/published"}
 
-setup(
-    packages=[*find_packages(include=["dpfed", "dpfed.*"]), *SHIPPED],
-    package_dir=SHIPPED,
-)
+setup(packages=[*find_packages(include=["dpfed", "dpfed.*"]), *SHIPPED], package_dir=SHIPPED)

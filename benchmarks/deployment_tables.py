@@ -64,10 +64,7 @@ def membership() -> str:
     result = figures("membership")
     audits = {name: audit for name, audit in result.items() if isinstance(audit, dict)}
     gone = ("encoder-vector", "encoder-set")  # measured once; dpfed has them no more
-    lines = [
-        "| attack | without privacy: TPR at 1% FPR | AUC | epsilon 8: TPR at 1% FPR | AUC |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| attack | without privacy: TPR at 1% FPR | AUC | epsilon 8: TPR at 1% FPR | AUC |", "|---|---|---|---|---|"]
     trained = [
         [one for one in audit["outcomes"] if one["weights"] == "trained" and one["attack"] not in gone]
         for audit in audits.values()

@@ -52,10 +52,7 @@ def draws() -> dict[str, float]:
     plan = PrivacyPlan.of(records=_FEW, batch=BATCH, group_size=16, clip_norm=1.0, steps=2, noise_multiplier=1.0, delta=1e-8)
     who = np.sort(np.random.default_rng(1).choice(_FEW, BATCH, replace=False))
     grouping = seconds(lambda: draw_step(plan, randomness, 0, np.arange(_FEW), keys, plan.groups, participants=lambda _: who))
-    return {
-        "gaps_seconds_per_million_keys": block / _FEW * 1e6,
-        "seconds_per_million_drawn": grouping / BATCH * 1e6,
-    }
+    return {"gaps_seconds_per_million_keys": block / _FEW * 1e6, "seconds_per_million_drawn": grouping / BATCH * 1e6}
 
 
 def _peak() -> float:

@@ -19,10 +19,7 @@ def public_contrast() -> str:
     found = figures("public-contrast")
     runs = found["runs"]
     rates = {method: _best_rate(runs, method) for method in ("group", "public")}
-    lines = [
-        "| epsilon | DP-GCL, groups of 4 | public contrast, M = 3 |",
-        "|---|---|---|",
-    ]
+    lines = ["| epsilon | DP-GCL, groups of 4 | public contrast, M = 3 |", "|---|---|---|"]
     for epsilon in sorted({run["epsilon"] for run in runs}):
         sides = {method: runs_at_best_rate(method, epsilon) for method in rates}
         if all(sides.values()):

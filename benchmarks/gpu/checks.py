@@ -40,10 +40,7 @@ EXACT = 1e-7  # relative, in float64; clip factors are rounded to float32
 CONVOLUTION = 1e-5
 VIEWS = 1e-4  # of a number in -1 .. 1
 ULPS = 1  # of float32: noise and sum are added in float64 and rounded once
-_MODELS = {
-    "small CNN": ModelConfig(image="cnn", width=32),
-    "ResNet-18": ModelConfig(image="resnet18", width=64),
-}
+_MODELS = {"small CNN": ModelConfig(image="cnn", width=32), "ResNet-18": ModelConfig(image="resnet18", width=64)}
 _TINY = {"small CNN": ModelConfig(image="cnn", width=8)}
 _LORA, _FULL = AdaptationConfig(), AdaptationConfig(image="full")
 # Model, what of it is trained, side of the images.
@@ -57,18 +54,7 @@ SHARED = {
 }
 _SHARED_TINY = {"small CNN": (_TINY["small CNN"], _FULL, 16)}
 # Methods whose engines draw noise of their own draw other noise where a sum differs in its last bit: nothing to compare.
-_METHODS = (
-    "group",
-    "group, capped",
-    "batch",
-    "sample",
-    "logit",
-    "public",
-    "none",
-    "images",
-    "siglip",
-    "barlow twins",
-)
+_METHODS = ("group", "group, capped", "batch", "sample", "logit", "public", "none", "images", "siglip", "barlow twins")
 _OWN_NOISE = ("released", "dpcl")
 
 

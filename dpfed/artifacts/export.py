@@ -13,12 +13,7 @@ from dpfed.files.atomic import new_folder
 from dpfed.paths import path_of
 
 
-def export_model(
-    folder: str | Path,
-    dest: str | Path,
-    hub: bool = False,
-    license: str | None = None,
-) -> list[Path]:
+def export_model(folder: str | Path, dest: str | Path, hub: bool = False, license: str | None = None) -> list[Path]:
     """Copies the model of a finished run; the copy has the time of copying.
 
     Args:

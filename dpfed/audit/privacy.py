@@ -37,11 +37,7 @@ _RUNS = 1000  # in closed form, at most: each waits for the disk six times
 
 
 def audit_claim(
-    config: Config,
-    plan: PrivacyPlan,
-    owners: int = 1,
-    experiments: int = EXPERIMENTS,
-    watcher: Watcher | None = None,
+    config: Config, plan: PrivacyPlan, owners: int = 1, experiments: int = EXPERIMENTS, watcher: Watcher | None = None
 ) -> PrivacyAudit:
     """Attacks the mechanism of a plan.
 

@@ -75,15 +75,7 @@ class UnderTest:
     folder: Path
 
     @classmethod
-    def build(
-        cls,
-        config: Config,
-        plan: PrivacyPlan,
-        scale: Scale,
-        canaries: int,
-        folder: Path,
-        owners: int = 1,
-    ) -> UnderTest:
+    def build(cls, config: Config, plan: PrivacyPlan, scale: Scale, canaries: int, folder: Path, owners: int = 1) -> UnderTest:
         """A small run after the image of another one.
 
         Args:

@@ -42,11 +42,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts
 
 
 def forecast(
-    config: ConfigFile,
-    public: Public = None,
-    records: Records = None,
-    assignments: Assignments = None,
-    as_json: Json = False,
+    config: ConfigFile, public: Public = None, records: Records = None, assignments: Assignments = None, as_json: Json = False
 ) -> None:
     """Forecast a private run in about a minute. No private record is read, and no privacy is spent.
 

@@ -50,10 +50,7 @@ def account(
 
 
 @app.command()
-def ledger(
-    run: Annotated[Path, typer.Argument(help="A run directory.", show_default=False)],
-    as_json: Json = False,
-) -> None:
+def ledger(run: Annotated[Path, typer.Argument(help="A run directory.", show_default=False)], as_json: Json = False) -> None:
     """Show what a run spent and reserved, and where it was interrupted. Every line of its ledger is checked."""
     from dpfed.console.terminal import say
 

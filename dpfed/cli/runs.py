@@ -122,10 +122,7 @@ def _say_finished(folder: Path, as_json: bool) -> None:
 
 
 def _watch(
-    carry_out: Callable[[Watcher], RunDirectory | None],
-    as_json: bool,
-    silently: bool,
-    only_shown: Path | None = None,
+    carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool, silently: bool, only_shown: Path | None = None
 ) -> None:
     """Has a run carried out before the user's eyes, and shows its results.
 

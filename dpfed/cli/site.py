@@ -24,8 +24,7 @@ Delta = Annotated[
     float | None, typer.Option(help="The largest delta that the site agrees to; default 1/N.", show_default=False)
 ]
 Declared = Annotated[
-    int | None,
-    typer.Option(help="Training records to declare. The number is public. Default: the true one; it may be larger."),
+    int | None, typer.Option(help="Training records to declare. The number is public. Default: the true one; it may be larger.")
 ]
 _BEFORE_JOINING = (
     "\nCompare the terms' fingerprint with the coordinator's, by another channel than the file's: for example, by telephone. "
@@ -100,10 +99,7 @@ def leave(folder: KitFolder) -> None:
 @app.command()
 def confirm(
     folder: SiteDirectory,
-    cards: Annotated[
-        list[str],
-        typer.Argument(help="Fingerprints of other sites' cards, in quotes.", show_default=False),
-    ],
+    cards: Annotated[list[str], typer.Argument(help="Fingerprints of other sites' cards, in quotes.", show_default=False)],
 ) -> None:
     """Confirm other sites' cards, whose fingerprints you heard from the sites themselves."""
     say(f"reading {folder}", True)

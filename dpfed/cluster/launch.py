@@ -135,11 +135,7 @@ def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> Tor
         _in_worker,  # type: ignore[arg-type]  # Ray types Train v1
         train_loop_config={"task": task, "queue": queue},
         torch_config=on_the_nodes_network(BACKEND_OF[bool(resources.gpus)], TIMEOUT),
-        scaling_config=ScalingConfig(
-            num_workers=workers,
-            use_gpu=bool(resources.gpus),
-            resources_per_worker=each,
-        ),
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=bool(resources.gpus), resources_per_worker=each),
         run_config=RunConfig(  # type: ignore[call-arg]  # the same
             name=task.folder.name,
             callbacks=[telling_of_deaths(queue, resources.restarts)],

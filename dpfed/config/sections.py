@@ -295,8 +295,7 @@ class PrivacyConfig(Section):
     noise_multiplier: float | None = Field(None, description="sigma: standard deviation of the noise over the sensitivity")
     delta: float | None = Field(None, description="default 1/(N ln N)")
     noise: Literal["gaussian", "discrete"] = Field(
-        "gaussian",
-        description="gaussian: fast, in floating point; discrete: proven to the last bit, on a grid",
+        "gaussian", description="gaussian: fast, in floating point; discrete: proven to the last bit, on a grid"
     )
     accountant: Literal["pld", "rdp"] = Field(
         "pld", description="how epsilon is computed; pld is tighter, rdp is used in the papers"

@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -163,12 +156,7 @@ def watching(as_json: bool = False) -> Iterator[TerminalWatcher | logs.JsonWatch
         yield logs.JsonWatcher()
         return
     out = beside if as_json else console
-    columns = (
-        TextColumn("{task.description:>14}"),
-        BarColumn(bar_width=32),
-        MofNCompleteColumn(),
-        _Times(),
-    )
+    columns = (TextColumn("{task.description:>14}"), BarColumn(bar_width=32), MofNCompleteColumn(), _Times())
     with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
         yield TerminalWatcher(progress)
 

@@ -32,12 +32,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 
 def extract(
-    model: nn.Module,
-    read: ReadImages,
-    indices: np.ndarray,
-    images_fn: ImagesFn,
-    device: torch.device | str,
-    batch: int = 512,
+    model: nn.Module, read: ReadImages, indices: np.ndarray, images_fn: ImagesFn, device: torch.device | str, batch: int = 512
 ) -> Tensor:
     """Features of records: the backbone's output, without the projection head, or what released moments made of it.
 
@@ -60,12 +55,7 @@ def extract(
 
 
 def embed_images(
-    model: nn.Module,
-    read: ReadImages,
-    indices: np.ndarray,
-    images_fn: ImagesFn,
-    device: torch.device | str,
-    batch: int = 512,
+    model: nn.Module, read: ReadImages, indices: np.ndarray, images_fn: ImagesFn, device: torch.device | str, batch: int = 512
 ) -> Tensor:
     """Image embeddings of a two-tower model, in the space that it shares with text: ``(n, D)`` float32 on the CPU."""
     return _in_batches(

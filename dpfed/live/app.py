@@ -87,10 +87,7 @@ class _Views:
     async def events(self, request: Request) -> Response:
         """What a page shows, sent whenever it changes (server-sent events)."""
         view, names = request.query_params.get("view"), request.query_params.getlist("run")
-        known: dict[str | None, Callable[[], Markup]] = {
-            "runs": self._runs,
-            "run": lambda: self._one(names[0]),
-        }
+        known: dict[str | None, Callable[[], Markup]] = {"runs": self._runs, "run": lambda: self._one(names[0])}
         if view not in known or (view != "runs" and not names):
             return PlainTextResponse("no such view", 404)
         if request.method == "HEAD":

@@ -25,15 +25,7 @@ from dpfed.report.results import headlines, label, shown
 from dpfed.report.style import inline_svg
 
 _TILES = ("steps_done", "seconds_left", "epsilon_spent", "evaluation")
-_BESIDE = (
-    "up",
-    "steps_done",
-    "steps_planned",
-    "seconds_left",
-    "epsilon_spent",
-    "epsilon_planned",
-    "evaluation",
-)
+_BESIDE = ("up", "steps_done", "steps_planned", "seconds_left", "epsilon_spent", "epsilon_planned", "evaluation")
 _DRAWING = threading.Lock()  # matplotlib's fonts are shared
 _LAST = 20  # discarded steps that are listed
 

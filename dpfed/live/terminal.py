@@ -62,7 +62,7 @@ def _one(seen: Seen) -> RenderableType:
     if one is None:
         return Text.assemble((f"{visible(seen.name)}: damaged\n", STYLES["damaged"]), visible(seen.trouble))
     parts: list[RenderableType] = [
-        Text.assemble((visible(one.title), "bold"), "  ", (seen.state, STYLES[seen.state]), (f"  {visible(one.kind)}", "dim")),
+        Text.assemble((visible(one.title), "bold"), "  ", (seen.state, STYLES[seen.state]), (f"  {visible(one.kind)}", "dim"))
     ]
     if one.planned:
         bar = Table.grid()  # a bar alone ends no line

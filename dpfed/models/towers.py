@@ -102,11 +102,7 @@ class ClipModel(nn.Module):
 
 
 def build_clip(
-    spec: Blueprint,
-    objective: ObjectiveConfig,
-    size: int,
-    load_weights: bool = True,
-    start: StartingWeights | None = None,
+    spec: Blueprint, objective: ObjectiveConfig, size: int, load_weights: bool = True, start: StartingWeights | None = None
 ) -> ClipModel:
     """Builds an open_clip model; random weights are drawn from torch's global generator.
 

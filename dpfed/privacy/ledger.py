@@ -91,11 +91,7 @@ class Ledger:
 
     @classmethod
     def create(
-        cls,
-        path: str | Path,
-        plan: PrivacyPlan,
-        marks: dict[str, bool] | None = None,
-        block: int | None = None,
+        cls, path: str | Path, plan: PrivacyPlan, marks: dict[str, bool] | None = None, block: int | None = None
     ) -> Ledger:
         """Starts a ledger.
 

@@ -202,10 +202,7 @@ class Bounding:
     def require_measured(self, wanted: str) -> None:
         """Refuses a setting that is proven for groups with a clipped gradient each, where the method has none."""
         measured = [name for name in METHODS if method_named(name).measured]
-        require(
-            self.method.private,
-            f"{wanted} has nothing to do without privacy (method '{self.method_name}'): leave it out",
-        )
+        require(self.method.private, f"{wanted} has nothing to do without privacy (method '{self.method_name}'): leave it out")
         require(
             self.method.measured,
             f"{wanted} is proven for the methods {', '.join(measured)}, whose groups have a clipped gradient each, and not for "

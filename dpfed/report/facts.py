@@ -70,8 +70,7 @@ NOT_PRIVATE = Mark(
     voids=True,
 )
 UNSOUND = Mark(
-    "The method was run as it was published, for comparison. Its claim does not hold (docs/methods.md says why).",
-    voids=True,
+    "The method was run as it was published, for comparison. Its claim does not hold (docs/methods.md says why).", voids=True
 )
 
 

@@ -205,10 +205,6 @@ def _kept(file: Path) -> bytes:
 
 def _section(item: dict, folder: Path) -> Section:
     strips = tuple(
-        Strip(
-            str(strip["title"]),
-            tuple(_tile(tile, folder) for tile in strip["tiles"]),
-        )
-        for strip in item["strips"]
+        Strip(str(strip["title"]), tuple(_tile(tile, folder) for tile in strip["tiles"])) for strip in item["strips"]
     )
     return Section(str(item["title"]), str(item["note"]), str(item["layout"]), strips)

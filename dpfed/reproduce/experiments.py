@@ -91,11 +91,7 @@ _EXPERIMENTS = (
     ),
     Experiment("table6", "How many further views of each negative (DP-GCL, Table 6)", CAPTIONED, table="6", sweep="table6"),
     Experiment(
-        "table7",
-        "One image and one text augmentation at a time (DP-GCL, Table 7)",
-        ("cuhk-pedes",),
-        table="7",
-        sweep="table7",
+        "table7", "One image and one text augmentation at a time (DP-GCL, Table 7)", ("cuhk-pedes",), table="7", sweep="table7"
     ),
     Experiment(
         "table13",
@@ -104,13 +100,7 @@ _EXPERIMENTS = (
         (_method("Non-Private", "none"), GROUP),
         table="13",
     ),
-    Experiment(
-        "figure2",
-        "Accuracy during training (DP-GCL, Figure 2)",
-        EVERYWHERE,
-        COMPARED,
-        on_the_way=20,
-    ),
+    Experiment("figure2", "Accuracy during training (DP-GCL, Figure 2)", EVERYWHERE, COMPARED, on_the_way=20),
     Experiment(
         "figure3",
         "Accuracy against batch size (DP-GCL, Figure 3)",
@@ -147,8 +137,7 @@ _EXPERIMENTS = (
         (
             *_with_before("InfoNCE", {"objective": {"name": "infonce", "temperature": 0.2}}),
             *_with_before(
-                "InfoNCE, BatchNorm",
-                {"objective": {"name": "infonce", "temperature": 0.2}, "model.normalisation": "batch"},
+                "InfoNCE, BatchNorm", {"objective": {"name": "infonce", "temperature": 0.2}, "model.normalisation": "batch"}
             ),
             *_with_before("SigLIP", {"objective": {"name": "siglip"}}),
             *_with_before("Barlow Twins", {"objective": {"name": "barlow_twins"}}),

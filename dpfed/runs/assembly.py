@@ -162,12 +162,7 @@ class Components:
         rows = self.public.split("train")
         return Companions(self._training_views(self.public, rows), rows, self.config.public.records)
 
-    def worker(
-        self,
-        randomness: Randomness,
-        model: nn.Module | None = None,
-        share: Share | None = None,
-    ) -> Worker:
+    def worker(self, randomness: Randomness, model: nn.Module | None = None, share: Share | None = None) -> Worker:
         """The worker of a data owner.
 
         Args:

@@ -192,13 +192,7 @@ def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: 
     privacy = {name: None if value == math.inf else value for name, value in privacy.items()}  # JSON has no infinity
     versions = {"dpfed": __version__, "torch": torch.__version__}
     made = {"id": run.identity[:16], "ledger": ledger.head, **run.provenance}
-    return {
-        "name": parts.config.name,
-        "privacy": privacy,
-        "evaluations": _evaluations(run),
-        "versions": versions,
-        "run": made,
-    }
+    return {"name": parts.config.name, "privacy": privacy, "evaluations": _evaluations(run), "versions": versions, "run": made}
 
 
 def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = ()) -> CardFacts:

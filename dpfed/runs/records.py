@@ -24,11 +24,7 @@ from dpfed.paths import path_of
 from dpfed.privacy.method import method_named
 
 
-def records_of(
-    config: Config,
-    progress: Progress | None = None,
-    say: Callable[[str], None] | None = None,
-) -> RecordStore:
+def records_of(config: Config, progress: Progress | None = None, say: Callable[[str], None] | None = None) -> RecordStore:
     """Opens the records of a configuration, with images as its model expects them; see `open_records`.
 
     Args:

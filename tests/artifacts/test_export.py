@@ -101,10 +101,7 @@ class TestHub:
 
     @pytest.mark.parametrize(
         ("options", "sentence"),
-        [
-            ({"license": "mit"}, "export-license-unused"),
-            ({"hub": True, "license": "my own: licence\n"}, "export-license-odd"),
-        ],
+        [({"license": "mit"}, "export-license-unused"), ({"hub": True, "license": "my own: licence\n"}, "export-license-odd")],
     )
     def test_what_does_not_fit_is_refused_and_nothing_is_written(self, finished, tmp_path, options, sentence):
         with pytest.raises(UserError, match=sentence):

@@ -101,11 +101,7 @@ def test_the_command_writes_a_file_and_ends_with_3_if_the_claim_is_contradicted(
 
 
 @pytest.mark.parametrize(
-    "words, says",
-    [
-        (["--workers", 0], "--workers"),
-        (["--workers", 60, "--set", "privacy.batch=64"], "use at most"),
-    ],
+    "words, says", [(["--workers", 0], "--workers"), (["--workers", 60, "--set", "privacy.batch=64"], "use at most")]
 )
 def test_the_command_refuses_what_does_not_go_together(dpfed, tmp_path, words, says):
     code, _, error = dpfed("audit", "privacy", "quickstart", "--out", tmp_path / "out", *words)

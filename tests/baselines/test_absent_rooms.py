@@ -9,11 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CORE = [
-    "tests/training/test_worker_draws.py",
-    "tests/privacy/test_ledger.py",
-    "tests/bounding/test_foreach.py",
-]
+CORE = ["tests/training/test_worker_draws.py", "tests/privacy/test_ledger.py", "tests/bounding/test_foreach.py"]
 REFUSED = {
     "bounding.method=sample": "expected one of batch, group, moments, none, public; got 'sample'",
     "model.normalisation=batch": "BatchNorm is in dpfed.baselines, which is not installed",

@@ -231,10 +231,7 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant):
         ({"views": {"hue": 0.2}}, "'views.hue' has no effect with views.jitter = 0.0 (the default)"),
         ({"text_views": {"word_swap": 0.3}}, "set model.kind = 'image-text' or 'open_clip', or leave it out"),
         ({"model": {"image": "timm/test_vit", "width": 8}}, "a timm encoder has its own; set model.image = 'cnn'"),
-        (
-            {"model": {"image": "timm/test_vit"}, "adaptation": {"rank": 3}},
-            "is trained in full by default; set",
-        ),
+        ({"model": {"image": "timm/test_vit"}, "adaptation": {"rank": 3}}, "is trained in full by default; set"),
         ({"model": {"image": "timm/test_vit"}, "adaptation": {"text": "full"}}, "set model.kind = 'open_clip'"),
         ({"model": {"weights": "w.safetensors"}}, "set model.kind = 'open_clip' or model.image = 'timm/NAME'"),
         ({"model": {"architecture": "ViT-B-32"}}, "'model.architecture' has no effect with model.kind = 'image'"),
@@ -323,11 +320,7 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
     (of("objective", name="barlow_twins"), {}, "objective.redundancy"),
     ({}, of("bounding", method="batch"), "bounding.engine bounding.group_size bounding.max_group_size bounding.pass_records"),
     (of("bounding", method="sample"), {}, "bounding.max_batch"),
-    (
-        of("bounding", method="public"),
-        {},
-        "public.centring public.digest public.path public.records public.source",
-    ),
+    (of("bounding", method="public"), {}, "public.centring public.digest public.path public.records public.source"),
     ({}, of("bounding", method="public"), "bounding.group_size bounding.max_group_size"),
     (
         {},

@@ -92,10 +92,7 @@ def test_whole_configurations_are_refused_in_plain_words_that_name_the_key():
         ({"views": {"flip": 2}}, "'views.flip': expected at most 1; got 2."),
         ({"objective": {"temperature": 0}}, "'objective.temperature': expected more than 0; got 0."),
         ({"data": {"half": "third"}}, "'data.half': expected 'all', 'first' or 'second'; got 'third'."),
-        (
-            {"name": "../escape"},
-            "'name': expected letters, digits, '.', '_' and '-', not beginning with '.'; got '../escape'.",
-        ),
+        ({"name": "../escape"}, "'name': expected letters, digits, '.', '_' and '-', not beginning with '.'; got '../escape'."),
         ({"name": ".."}, "'name': expected letters, digits, '.', '_' and '-', not beginning with '.'; got '..'."),
         (
             {"bounding": {"options": {"x": [1]}}},

@@ -70,10 +70,7 @@ def test_terms_show_the_fingerprints_of_the_cards_that_went_in(sites, agree):
 
 
 def test_what_is_no_card_of_another_site_is_not_confirmed(sites):
-    for wrong, said in (
-        ("abc", "card-fingerprint"),
-        (sites[0].own_card().fingerprint, "card-own"),
-    ):
+    for wrong, said in (("abc", "card-fingerprint"), (sites[0].own_card().fingerprint, "card-own")):
         with pytest.raises(UserError, match=said):
             sites[0].confirm([wrong])
     assert sites[0].confirmed() == []

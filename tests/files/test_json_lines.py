@@ -48,11 +48,7 @@ def test_an_added_line_is_on_disk_and_the_first_one_with_the_file_s_name(tmp_pat
     append_line(tmp_path / "lines.jsonl", {"a": 1})
     append_line(tmp_path / "lines.jsonl", {"b": 2})
     first, second = b'{"a": 1}\n', b'{"b": 2}\n'
-    assert events == [
-        ("sync", "lines.jsonl", first),
-        ("sync", tmp_path.name, None),
-        ("sync", "lines.jsonl", first + second),
-    ]
+    assert events == [("sync", "lines.jsonl", first), ("sync", tmp_path.name, None), ("sync", "lines.jsonl", first + second)]
 
 
 def test_a_file_that_another_process_wrote_to_is_left_alone(file):

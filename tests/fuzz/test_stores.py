@@ -138,10 +138,7 @@ def test_arrow_files_of_other_shapes(effort: Effort, stores: Path, tmp_path: Pat
     header = json.loads((tmp_path / "store" / "store.json").read_text())
     types = [pa.int8(), pa.uint64(), pa.float32(), pa.string(), pa.binary(), pa.binary(48), pa.list_(pa.string()), pa.null()]
     names = ["id", "image", "captions", "key", "split", "unit", "label:label", "x"]
-    columns = st.lists(
-        st.tuples(st.sampled_from(names), st.sampled_from(types)),
-        max_size=6,
-    )
+    columns = st.lists(st.tuples(st.sampled_from(names), st.sampled_from(types)), max_size=6)
 
     def check(name: str, columns: list[tuple[str, pa.DataType]], rows: int, records: int) -> None:
         arrays = [pa.nulls(rows, type) if rows % 2 else pa.array([_value(type)] * rows, type) for _, type in columns]

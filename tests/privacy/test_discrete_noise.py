@@ -29,10 +29,7 @@ def noisy(values: torch.Tensor, noise=NOISE, labels=LABELS, seed: int = 1) -> to
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    sensitivity=st.floats(1e-9, 1e9),
-    multiplier=st.floats(0.1, 1000),
-)
+@given(sensitivity=st.floats(1e-9, 1e9), multiplier=st.floats(0.1, 1000))
 def test_the_grid_leaves_sigma_of_continuous_noise_over_the_sensitivity_with_rounding(sensitivity, multiplier):
     """The lemma's premise as fractions: m^2 - 16 >= (sigma (sensitivity + 2^16 steps))^2, m = 2^31 steps."""
     noise = DiscreteGaussianNoise(sensitivity, multiplier)

@@ -165,13 +165,7 @@ def test_a_site_joins_and_is_served(parties):
     assert {path.stat().st_mode & 0o77 for path in (sites[0].path, *sites[0].path.glob("*.key"))} == {0}
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"epsilon": 9.0}, "allows 8.5.*join-budget"),
-        ({"seed": 1}, "join-seed"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "why"), [({"epsilon": 9.0}, "allows 8.5.*join-budget"), ({"seed": 1}, "join-seed")])
 def test_terms_that_spend_too_much_or_promise_nothing_are_not_joined(parties, changes, why, monkeypatch):
     (site, _), agree = parties
     monkeypatch.setattr("dpfed.federation.coordinator.folder.refuse_proposal", lambda *_: None)  # of another coordinator

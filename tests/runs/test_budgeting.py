@@ -220,10 +220,7 @@ WITHOUT = {"bounding": {"method": "none", "group_size": 4}, "privacy": {"epsilon
 
 @pytest.mark.parametrize(
     "changes, said",
-    [
-        ({"privacy": {"seed": 1}}, "privacy.seed is fixed"),
-        (WITHOUT, "a run without privacy releases exact functions"),
-    ],
+    [({"privacy": {"seed": 1}}, "privacy.seed is fixed"), (WITHOUT, "a run without privacy releases exact functions")],
 )
 def test_what_no_epsilon_covers_is_refused_unless_said_in_words(config, store, budget, tmp_path, changes, said):
     for section, value in changes.items():

@@ -46,10 +46,7 @@ JOBS = {
         "training": {"checkpoint_every": 1},
         "evaluation": {"split": "none"},
     },
-    "released statistics": {
-        "bounding": {"method": "released", "options": {"slots": 8}},
-        "evaluation": {"split": "none"},
-    },
+    "released statistics": {"bounding": {"method": "released", "options": {"slots": 8}}, "evaluation": {"split": "none"}},
     "private progress": {
         "bounding": {"group_size": 4, "engine": "loop", "microbatch": 32, "clipping": "adaptive"},
         "diagnostics": "private",

@@ -150,12 +150,7 @@ class LogitEngine(_PairEngine):
     name = "logit"
 
     def __init__(
-        self,
-        model: nn.Module,
-        max_batch: int,
-        norms: WhichNorms = "auto",
-        one_sided: bool = False,
-        spread_out: float = 0.0,
+        self, model: nn.Module, max_batch: int, norms: WhichNorms = "auto", one_sided: bool = False, spread_out: float = 0.0
     ) -> None:
         super().__init__(model, max_batch, norms)
         self._one_sided, self._spread_out = one_sided, spread_out

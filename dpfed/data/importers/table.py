@@ -253,12 +253,7 @@ def _titles(cells: Cells, column: str | None) -> list[str]:
 
 
 def _add(
-    tables: _Tables,
-    id: str,
-    cells: Cells,
-    columns: _Columns,
-    place: tuple[Path, int, Path],
-    of_table: str | None,
+    tables: _Tables, id: str, cells: Cells, columns: _Columns, place: tuple[Path, int, Path], of_table: str | None
 ) -> None:
     table, line, root = place
     where = f"{table}:{line}"

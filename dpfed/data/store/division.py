@@ -73,11 +73,7 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
 
 
 def divide_store(
-    source: str | Path,
-    dest: str | Path,
-    sites: int,
-    skew: float,
-    progress: Callable[[int, int | None], None] | None = None,
+    source: str | Path, dest: str | Path, sites: int, skew: float, progress: Callable[[int, int | None], None] | None = None
 ) -> list[RecordStore]:
     """Writes a store for each site, and one for the evaluation: all of them, or nothing.
 

@@ -20,16 +20,7 @@ from dpfed.data.reasons import by_reason, mending
 from dpfed.data.store.fingerprint import contents_header, new_key, record_digest
 from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, MOST_SKIPPED, RECORDS
 from dpfed.data.store.mapped import records_schema, with_starts
-from dpfed.data.store.record import (
-    KINDS,
-    SPLITS,
-    RecordInput,
-    check_types,
-    hold_out_hash,
-    is_text,
-    record_key,
-    selected,
-)
+from dpfed.data.store.record import KINDS, SPLITS, RecordInput, check_types, hold_out_hash, is_text, record_key, selected
 from dpfed.errors import UserError
 from dpfed.files.atomic import cannot_write, name_directory, start_directory
 from dpfed.paths import local_path

@@ -16,14 +16,7 @@ from pathlib import Path
 
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder, refuse_proposal
-from dpfed.federation.provisioning.certificates import (
-    AUTHORITY,
-    AUTHORITY_KEY,
-    SERVER,
-    SERVER_KEY,
-    is_for,
-    make_certificates,
-)
+from dpfed.federation.provisioning.certificates import AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY, is_for, make_certificates
 from dpfed.federation.provisioning.kits import Kit, Reply, spoken
 from dpfed.federation.provisioning.network import State, of_certificate
 from dpfed.federation.provisioning.project import Project

@@ -236,11 +236,7 @@ class SitePaths:
 
     def _write_settings(self, proxy: str | None) -> None:
         """Writes ``.env``, which systemd reads."""
-        values = {
-            "DPFED_BUDGETS": str(self.path / "budgets"),
-            "DPFED_PORT": str(NODE_PORT),
-            "NO_PROXY": "127.0.0.1,localhost",
-        }
+        values = {"DPFED_BUDGETS": str(self.path / "budgets"), "DPFED_PORT": str(NODE_PORT), "NO_PROXY": "127.0.0.1,localhost"}
         if proxy:
             values["HTTPS_PROXY"] = proxy
         text = "# Settings of this site, for systemd. No kit overwrites this file.\n"

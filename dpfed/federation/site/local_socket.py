@@ -35,11 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 def serve(
-    path: Path,
-    handle: Callable[[Packet], Packet],
-    stop: threading.Event,
-    group: str | None = None,
-    most: int = MOST_VECTOR,
+    path: Path, handle: Callable[[Packet], Packet], stop: threading.Event, group: str | None = None, most: int = MOST_VECTOR
 ) -> None:
     """Answers packets, one after the other, until told to stop. The packet in hand is answered before this returns.
 

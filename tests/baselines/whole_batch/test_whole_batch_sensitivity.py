@@ -45,12 +45,7 @@ def moved(engine, before, after):
 
 def test_the_adversary_reaches_the_sensitivity_of_every_method_at_the_cap_and_not_more():
     stay = [staying()] * (CAP - 1)
-    for method, options in (
-        ("batch", {}),
-        ("sample", {}),
-        ("logit", {}),
-        ("logit", {"one_sided": True}),
-    ):
+    for method, options in (("batch", {}), ("sample", {}), ("logit", {}), ("logit", {"one_sided": True})):
         for temperature in (0.2, 1.0):
             sensitivity = plan(method, temperature, **options).sensitivity
             change = moved(build(method, temperature, **options), [*stay, intruder(1)], [*stay, intruder(-1)])

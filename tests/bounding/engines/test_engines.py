@@ -7,15 +7,7 @@ import torch
 
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.clipping import clip_factors
-from dpfed.bounding.engines import (
-    ENGINES,
-    GroupBatch,
-    LayerwiseEngine,
-    LoopEngine,
-    choose_engine,
-    require_fitting,
-    shared_pass,
-)
+from dpfed.bounding.engines import ENGINES, GroupBatch, LayerwiseEngine, LoopEngine, choose_engine, require_fitting, shared_pass
 from dpfed.bounding.layer_rules import term
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.errors import UserError

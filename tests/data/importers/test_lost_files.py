@@ -223,8 +223,7 @@ def test_tables_that_disagree_are_refused(tmp_path: Path, captioned: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
-    [(b"a.png,a cat, black", "[table-many-cells]"), (b'a.png\t"a cat\tand "a dog', "[table-cell-tabs]")],
+    ("row", "said"), [(b"a.png,a cat, black", "[table-many-cells]"), (b'a.png\t"a cat\tand "a dog', "[table-cell-tabs]")]
 )
 def test_a_caption_that_is_torn_or_swallows_others_is_refused(tmp_path: Path, row: bytes, said: str) -> None:
     separator = b"\t" if b"\t" in row else b","

@@ -121,11 +121,7 @@ def test_a_site_that_is_down_hangs_or_fails_delays_nobody(everything):
     sites.start("a")
     sites.handle["b"] = lambda packet: Packet(b"b says " + packet.header, b"")
     answers, _ = driver.exchange({at[name]: Packet(b"second", b"") for name in "abc"}, FIRST)
-    assert answers == {
-        at["a"]: Packet(b"second", b""),
-        at["b"]: Packet(b"b says second", b""),
-        at["c"]: Packet(b"second", b""),
-    }
+    assert answers == {at["a"]: Packet(b"second", b""), at["b"]: Packet(b"b says second", b""), at["c"]: Packet(b"second", b"")}
     sites.handle.clear()
 
 

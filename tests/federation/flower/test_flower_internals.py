@@ -22,12 +22,7 @@ from flwr.supernode import fleet_http_connection, start_client_internal  # noqa:
 
 import dpfed.federation  # noqa: E402
 from dpfed.federation.flower import internals  # noqa: E402
-from dpfed.federation.flower.internals import (  # noqa: E402
-    limit_replies,
-    outlast_cut_handshakes,
-    replies_of_at_most,
-    shorten_idling,
-)
+from dpfed.federation.flower.internals import limit_replies, outlast_cut_handshakes, replies_of_at_most, shorten_idling  # noqa: E402
 
 ROOT = Path(dpfed.federation.__file__).parents[2]
 UPGRADE = "Flower has changed: dpfed/federation/flower/internals.py says what to do on an upgrade."
@@ -112,8 +107,7 @@ def test_an_idle_supernode_looks_for_messages_often(monkeypatch):
     monkeypatch.setattr(start_client_internal, "register_signal_handlers", lambda **_: None)
     shorten_idling()
     factory = SimpleNamespace(
-        state=lambda: SimpleNamespace(set_node_id=lambda node: None),
-        objectstore_factory=SimpleNamespace(store=lambda: None),
+        state=lambda: SimpleNamespace(set_node_id=lambda node: None), objectstore_factory=SimpleNamespace(store=lambda: None)
     )
     with pytest.raises(Ended):
         start_client_internal.start_client_internal(

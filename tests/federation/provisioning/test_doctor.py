@@ -85,19 +85,9 @@ def of(findings, about):
 def test_a_healthy_site_has_nothing_that_is_bad(place, server):
     findings = examine_site(place.path)
     assert [finding for finding in findings if finding.state is State.BAD] == []
-    assert {
-        "kit",
-        "versions",
-        "keys",
-        "certificate",
-        "coordinator",
-        "clock",
-        "ports",
-        "door",
-        "store",
-        "terms",
-        "budget",
-    } == {finding.about for finding in findings}
+    assert {"kit", "versions", "keys", "certificate", "coordinator", "clock", "ports", "door", "store", "terms", "budget"} == {
+        finding.about for finding in findings
+    }
     assert all(finding.advice for finding in findings if finding.state is not State.GOOD)
     assert "certificate is valid until" in of(findings, "coordinator").said
     assert "0 of 6 steps" in of(findings, "budget").said
