@@ -130,7 +130,7 @@ def class_columns(store: RecordStore, config: Config) -> list[str]:
     return [
         name
         for name in store.labels
-        if any(asked or _is_word(text) for text in store.label_names.get(name, []))
+        if any(asked or any(character.isalpha() for character in text) for text in store.label_names.get(name, []))
         and _any_labelled(store, name, config.evaluation.split)
     ]
 
@@ -139,7 +139,3 @@ def _any_labelled(store: RecordStore, name: str, split: str) -> bool:
     """Whether a record of a split has a label; it looks until it finds one."""
     of_split, values = store.within(split), store.labels[name]
     return any((of_split(first, end) & (values[first:end] >= 0)).any() for first, end in blocks(len(store)))
-
-
-def _is_word(name: str) -> bool:
-    return any(character.isalpha() for character in name)
