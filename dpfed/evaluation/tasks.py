@@ -32,7 +32,9 @@ def tasks_of(store: RecordStore, config: Config) -> tuple[str, ...]:
     tasks: tuple[str, ...] = config.evaluation.tasks
     refuse_empty_split({name: store.count(name) for name in HELD_OUT}, store.name, config)
     reasons = {
-        "retrieval": _no_retrieval(store, config),
+        "retrieval": f"the records of {store.name} have no captions"
+        if store.kind != "image-text"
+        else _no_text_tower(config, "retrieval"),
         "zero_shot": _no_zero_shot(store, config),
         "knn": _no_labels(store, config),
         "linear": _no_labels(store, config),
@@ -90,12 +92,6 @@ def check_templates(templates: Sequence[str]) -> None:
             raise UserError(
                 f"evaluation.templates: {template!r} lacks {{}}, as in 'a photo of a {{}}.': add it. [eval-template]"
             )
-
-
-def _no_retrieval(store: RecordStore, config: Config) -> str | None:
-    if store.kind != "image-text":
-        return f"the records of {store.name} have no captions"
-    return _no_text_tower(config, "retrieval")
 
 
 def _no_zero_shot(store: RecordStore, config: Config) -> str | None:

@@ -113,8 +113,8 @@ def _save_clip(folder: Path, model: ClipModel, config: ResolvedConfig) -> dict[s
     """Writes the tokenizer; returns what stock open_clip reads by the names of the files."""
     stock = {"model_cfg": model.model_cfg, "preprocess_cfg": preprocess_cfg(preprocessing_of(config), image_size(config))}
     tokenizer = tokenizer_for(config.model)
-    if isinstance(tokenizer, ClipTokenizer):
-        tokenizer.save_files(folder)
+    if isinstance(tokenizer, ClipTokenizer) and hasattr(tokenizer.stock, "save_pretrained"):
+        tokenizer.stock.save_pretrained(str(folder))  # where open_clip does not ship its files
     return {CLIP_CONFIG: _text(stock), CLIP_WEIGHTS: save(_portable(merged_state(model.clip)))}
 
 
