@@ -163,7 +163,7 @@ class UnderTest:
         parts = dataclasses.replace(self.parts, model=model)
         ledger = Ledger.create(self.folder / f"{secrets.token_hex(8)}.jsonl", parts.plan)
         coordinator = parts.coordinator(noise, ledger, kept)
-        transport = workers(dataclasses.replace(self.parts, model=model), present, self.owners, randomness)
+        transport = workers(parts, present, self.owners, randomness)
         watched = Watched(coordinator, model, parts.plan.divisor)
         for step in range(parts.plan.steps):
             _turn(model, step)

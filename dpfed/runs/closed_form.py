@@ -36,6 +36,7 @@ def add_moment_heads(
     Raises:
         UserError: for fewer records, or narrower towers, than dimensions.
     """
+    # Alike before anything is learnt: views of an image, or towers trained together.
     aligned, given = config.model.kind != "image-text" or config.model.start is not None, plan.bounding.options["dimensions"]
     keep_towers(model, aligned)
     widths = feature_widths(model, image_size(config), tokenizer)
