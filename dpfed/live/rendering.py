@@ -68,14 +68,15 @@ class Pages:
         if seen.run_state is None:
             return Markup(self._render("damaged.html", seen=seen))  # noqa: S704
         one, made = seen.run_state, figures(seen)
-        keys = dict.fromkeys((item.split, item.protocol) for item in one.table)
+        table = one.table
+        keys = dict.fromkeys((item.split, item.protocol) for item in table)
         values: dict[str, Any] = {
             "tiles": _tiles(made),
             "figures": [figure for figure in made if figure.key not in _BESIDE and "site" not in figure.labels],
             "charts": self._drawn(f"run {seen.name}", one, _charts_of),
             "training": self._drawn(f"training {seen.name}", one, _training_of),
             "training_note": training_note(one.phases, not one.promises),
-            "groups": [(*key, [item for item in one.table if (item.split, item.protocol) == key]) for key in keys],
+            "groups": [(*key, [item for item in table if (item.split, item.protocol) == key]) for key in keys],
             "awaited": one.awaited[1].awaited if one.awaited else [],
             "most": next((figure.shown for figure in made if figure.key == "sites_awaited_seconds"), ""),
             "discarded": one.discarded[-_LAST:][::-1],
