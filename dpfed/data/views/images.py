@@ -79,7 +79,7 @@ class ImageViews:
         views = uniforms.shape[1]
         if not self.columns:
             return self.plain(images)[:, None].expand(-1, views, -1, -1, -1)
-        if images.device.type == "cuda" and (made := self._fused(images, uniforms.float().flatten(0, 1), views)) is not None:
+        if _on_gpu(images) and (made := self._fused(images, uniforms.float().flatten(0, 1), views)) is not None:
             return made.unflatten(0, (len(images), views))
         result = torch.empty(len(images), views, *images.shape[1:], device=images.device)
         step = len(images) or 1
@@ -262,6 +262,10 @@ def gaussian_blur(x: torch.Tensor, sigma: torch.Tensor, radius: int) -> torch.Te
     kernel = kernel / kernel.sum(1, keepdim=True)
     x = (x.flatten(1, 2) @ _bands(kernel, x.shape[3])).view_as(x)
     return _bands(kernel, x.shape[2]).transpose(1, 2)[:, None] @ x
+
+
+def _on_gpu(images: torch.Tensor) -> bool:
+    return images.device.type == "cuda"
 
 
 def _bands(kernel: torch.Tensor, size: int) -> torch.Tensor:

@@ -91,7 +91,7 @@ class Operator:
         Returns:
             The exit code of this command.
         """
-        if going := next((int(run["run-id"]) for run in self._runs() if not str(run["status"]).startswith("finished")), None):
+        if going := self._going():
             self._flwr.show("log", str(going), CONNECTION, "--stream")
             return _told(next((str(one["status"]) for one in self._runs() if int(one["run-id"]) == going), ""))
         with tempfile.TemporaryDirectory(prefix="dpfed-") as drafts:
@@ -113,6 +113,9 @@ class Operator:
                     before = names
                 except UserError as error:
                     print(f"cannot register: {error}", flush=True)
+
+    def _going(self) -> int | None:
+        return next((int(run["run-id"]) for run in self._runs() if not str(run["status"]).startswith("finished")), None)
 
     def _runs(self) -> list[dict[str, Any]]:
         return self._flwr.facts("list", CONNECTION)["runs"]
