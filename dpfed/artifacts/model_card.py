@@ -53,7 +53,11 @@ def model_card(run: RunDirectory, license: str | None) -> str:
     public = facts["data"]["keyed"] is False  # a keyed fingerprint is that of private records
     reads_text = description["model"]["kind"] != "image"
     task = "zero-shot-image-classification" if reads_text else "image-feature-extraction"
-    library = _library(description["model"])
+    model, library = description["model"], "dpfed"
+    if model["kind"] == "open_clip":
+        library = "open_clip"
+    elif str(model.get("image", "")).startswith("timm/"):
+        library = "timm"
     evaluated = (
         []
         if not public
@@ -80,16 +84,11 @@ def model_card(run: RunDirectory, license: str | None) -> str:
         privacy=_privacy(privacy),
     )
     page = run.no_card if run.no_card.exists() else run.card
+    deeper = re.sub(r"^(#+ )", r"#\1", page.read_text(encoding="utf-8"), flags=re.MULTILINE)  # headings of a part
     return (
         f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{_lead(privacy)}\n\n```python\n{_LOADING[library]}\n```\n\n"
-        f"{_about_figures(public)}\n\n{_one_deeper(page.read_text(encoding='utf-8'))}"
+        f"{_about_figures(public)}\n\n{deeper}"
     )
-
-
-def _library(model: dict[str, Any]) -> str:
-    if model["kind"] == "open_clip":
-        return "open_clip"
-    return "timm" if str(model.get("image", "")).startswith("timm/") else "dpfed"
 
 
 def _privacy(privacy: dict[str, Any]) -> dict[str, Any]:
@@ -117,8 +116,3 @@ def _about_figures(public: bool) -> str:
     return (
         "Figures of evaluation are not on this page: they are exact functions of held-out records, and no epsilon covers them."
     )
-
-
-def _one_deeper(page: str) -> str:
-    """A page's headings become those of a part."""
-    return re.sub(r"^(#+ )", r"#\1", page, flags=re.MULTILINE)

@@ -140,7 +140,9 @@ def rows(identity: str, facts: dict[str, Any], federation: bool = False) -> Iter
         yield "Public records in every group", f"of {public['name']}, {public['records']:,} records"
         yield "Their fingerprint", f"{public['fingerprint']} (`dpfed data inspect STORE --check` computes it again)"
     if start := facts.get("start"):
-        yield from _rows_of_start(start)
+        yield "Starting weights", f"{start['weights']}, SHA-256 {start['sha256']}"
+        for run in start["trained"] or [UNKNOWN]:
+            yield "They were trained on", _words(run)
     for number, made in enumerate(facts["environments"]):
         suffix = " (resumed)" if number else ""
         versions = ", ".join(f"{package} {version}" for package, version in made["versions"].items())
@@ -156,17 +158,6 @@ def _fingerprint(data: dict[str, Any]) -> str:
     if data["keyed"]:
         return f"{data['fingerprint']} (keyed: only who has the store can check it, with `dpfed data inspect STORE --check`)"
     return f"{data['fingerprint']} (of public records; `dpfed data inspect STORE --check` computes it again)"
-
-
-def _rows_of_start(start: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names and values for the privacy card.
-
-    Args:
-        start: see `dpfed.runs.starts.origin_of`.
-    """
-    yield "Starting weights", f"{start['weights']}, SHA-256 {start['sha256']}"
-    for run in start["trained"] or [UNKNOWN]:
-        yield "They were trained on", _words(run)
 
 
 def with_origin(facts: CardFacts, start: dict[str, Any] | None) -> CardFacts:

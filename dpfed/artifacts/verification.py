@@ -40,7 +40,9 @@ def ledger_of(run: RunDirectory) -> Ledger:
         raise UserError(f"{run.results}: privacy.steps_charged must be an integer, got {said!r}. Restore it. [results-steps]")
     witnesses = {
         "results.json says {}": said,
-        "a checkpoint is of step {}": max(map(_number, run.checkpoints.glob("step-*.safetensors")), default=0),
+        "a checkpoint is of step {}": max(
+            (int(path.stem.removeprefix("step-")) for path in run.checkpoints.glob("step-*.safetensors")), default=0
+        ),
         "a release of step {} is kept": max((int(path.name.split("-")[0]) for path in run.releases.glob("0*.f32")), default=0),
     }
     for witness, steps in witnesses.items():
@@ -59,10 +61,6 @@ def _readable_results(run: RunDirectory) -> dict[str, Any]:
         return {}
     parts = {name: results.get(name) for name in ("privacy", "run")} if isinstance(results, dict) else {}
     return {name: part for name, part in parts.items() if isinstance(part, dict)}
-
-
-def _number(checkpoint: Any) -> int:
-    return int(checkpoint.stem.removeprefix("step-"))
 
 
 def _lost(run: RunDirectory, why: str) -> UserError:
@@ -108,7 +106,10 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
         Check("every line of the ledger follows from the line before"),  # or `Ledger.open` had refused it
         _same("the card is the one that the ledger names", "its hash is", card_digest(text), ledger.artifacts.card),
         _same("the card states the ledger's hash", "it says", stated.get(LEDGER), ledger.head),
-        _plan(run, ledger),
+        Check(
+            "the plan of the ledger is that of config.toml",
+            "" if ledger.plan.is_of(run.config()) else "config.toml asks for another mechanism",
+        ),
         _results(run, ledger),
         _model(run, stated.get(MODEL), ledger.artifacts),
     ]
@@ -116,11 +117,6 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
 
 def _same(what: str, verb: str, found: str | None, wanted: str) -> Check:
     return Check(what, "" if found == wanted else f"{verb} {found}, and the ledger {wanted}")
-
-
-def _plan(run: RunDirectory, ledger: Ledger) -> Check:
-    what = "the plan of the ledger is that of config.toml"
-    return Check(what, "" if ledger.plan.is_of(run.config()) else "config.toml asks for another mechanism")
 
 
 def _results(run: RunDirectory, ledger: Ledger) -> Check:

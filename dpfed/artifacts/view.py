@@ -211,7 +211,9 @@ def results_in(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} is damaged: expected privacy.clip_norm (number or null) and privacy.clipping (word). [results-clipping]"
         )
-    if not _says_which(results.get("run")):
+    made = results.get("run")
+    named = isinstance(made, dict) and isinstance(made.get("id"), str) and isinstance(made.get("ledger"), str)
+    if not named or wrong_provenance(made) is not None:
         raise UserError(f"{path} is damaged: 'run' does not say which run it is. [results-run-unnamed]")
     if not isinstance(evaluations, list):
         raise UserError(f"{path} is damaged: 'evaluations' must be a list, got {type(evaluations).__name__}. [results-no-list]")
@@ -219,12 +221,6 @@ def results_in(path: Path) -> dict[str, Any]:
         if key := wrong_fact(item):
             raise UserError(f"{path} is damaged: evaluations[{number}] has no valid '{key}'. [results-fact-wrong]")
     return results
-
-
-def _says_which(made: Any) -> bool:
-    """Whether it has the id, the ledger's hash and what a run writes of itself."""
-    named = isinstance(made, dict) and isinstance(made.get("id"), str) and isinstance(made.get("ledger"), str)
-    return named and wrong_provenance(made) is None
 
 
 def _object(text: str, where: str) -> dict[str, Any]:

@@ -59,9 +59,9 @@ def of_repetitions(
     found = []
     for channel, (values, each) in shares(scores, error).items():
         yes, no = values[known & there], values[known & ~there]
-        measured = values[~known & there], values[~known & ~there]
-        true, members, false, others = _counts(*measured, _telling(yes, no, family, each))
-        low, high = _rates(true, members, false, others, each)
+        threshold = _telling(yes, no, family, each)
+        true, false = values[~known & there] > threshold, values[~known & ~there] > threshold
+        low, high = _rates(int(true.sum()), len(true), int(false.sum()), len(false), each)
         noise = family.noise_shown(functools.partial(_reachable, low, high))
         found.append(Shown(channel, noise))
     return found
@@ -69,10 +69,6 @@ def of_repetitions(
 
 def _reachable(tpr: np.ndarray, fpr: np.ndarray, curve: TradeOff) -> bool:
     return bool((tpr <= curve.most_tpr(fpr)).all())
-
-
-def _counts(yes: np.ndarray, no: np.ndarray, threshold: float) -> tuple[int, int, int, int]:
-    return int((yes > threshold).sum()), len(yes), int((no > threshold).sum()), len(no)
 
 
 def _rates(

@@ -154,8 +154,12 @@ def audit_membership(
     results = results_in(run.results)
     privacy = results["privacy"]
     promise = Promise(privacy["epsilon"] if privacy["guarantee"] else None, privacy["delta"])
+    saved = Checkpoints(run.checkpoints, 1).paths()
+    if len(saved) < 2:
+        raise UserError(f"{run.checkpoints} must hold the first weights and the last ones: restore them. [attack-weights]")
+    both: dict[Weights, Path] = {"trained": saved[-1], "untrained": saved[0]}
     outcomes: list[Outcome] = []
-    for weights, path in _weights(run).items():
+    for weights, path in both.items():
         parts.load_weights(path)
         advance = watcher.stage(f"{weights} model", len(sides.member))
         signals = signals_of(parts.model, loss_of(parts.config.objective), sides.views(), sides.reference_views(), advance)
@@ -178,13 +182,6 @@ def _finished(folder: str | Path) -> RunDirectory:
     if not run.finished:
         raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; audit it then. [attack-unfinished]")
     return run
-
-
-def _weights(run: RunDirectory) -> dict[Weights, Path]:
-    saved = Checkpoints(run.checkpoints, 1).paths()
-    if len(saved) < 2:
-        raise UserError(f"{run.checkpoints} must hold the first weights and the last ones: restore them. [attack-weights]")
-    return {"trained": saved[-1], "untrained": saved[0]}
 
 
 def attack_all(

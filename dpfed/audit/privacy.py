@@ -23,7 +23,7 @@ from dpfed.audit.lower_bounds import Shown, of_repetitions
 from dpfed.audit.moments import MomentTrial
 from dpfed.audit.trade_off import Family, trade_off
 from dpfed.audit.under_test import Scale, UnderTest
-from dpfed.audit.white_box import Board, Scores, arrangement_of, most_moved, score
+from dpfed.audit.white_box import Board, arrangement_of, most_moved, score
 from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
@@ -90,15 +90,10 @@ class _Trial:
         rates = dict.fromkeys((1.0, max(_RATE, min(1.0, self.plan.sampling.rate))))
         return [functools.partial(self.repeated, rate) for rate in rates]
 
-    @property
-    def least_batch(self) -> int:
-        """Two groups for each owner."""
-        return 2 * _GROUP_SIZE * self.owners
-
     def _under(self, name: str, rate: float, batch: int, steps: int, canaries: int) -> UnderTest:
         folder = self.folder / name
         folder.mkdir()
-        scale = Scale.of(rate, max(batch, self.least_batch), _GROUP_SIZE, steps)
+        scale = Scale.of(rate, max(batch, 2 * _GROUP_SIZE * self.owners), _GROUP_SIZE, steps)
         return UnderTest.build(self.config, self.plan, scale, canaries, folder, self.owners)
 
     def neighbours(self) -> tuple[float, float]:
@@ -143,7 +138,10 @@ class _Trial:
             groups, canaries = math.ceil(groups * fewer), math.ceil(canaries * fewer)
             under = self._under(name, rate, groups * _GROUP_SIZE, _even(tries / (canaries * each)), canaries)
             coins = [np.arange(canaries) % 2 == 0]
-        which, scores = _joined([score(Board.build(under), own, *_secrets(), self.watcher) for own in coins])
+        runs = [score(Board.build(under), own, Randomness.fresh(), Randomness.fresh(), self.watcher) for own in coins]
+        parts, each_scores = zip(*(run.experiments() for run in runs), strict=True)
+        which = np.concatenate(parts)
+        scores = {channel: np.concatenate([one[channel] for one in each_scores]) for channel in each_scores[0]}
         there, known = which[:, 2] == 1, (which[:, 0] // 2 + which[:, 1]) % 4 == 0
 
         def shown(family: Family, error: float) -> list[Shown]:
@@ -188,13 +186,3 @@ def _poisson(plan: PrivacyPlan, steps: int) -> tuple[float, float, int]:
 def _even(steps: float) -> int:
     """So many steps, or one or two more: half of them point either way."""
     return 2 * math.ceil(steps / 2)
-
-
-def _secrets() -> tuple[Randomness, Randomness]:
-    return Randomness.fresh(), Randomness.fresh()
-
-
-def _joined(runs: list[Scores]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The experiments of several runs."""
-    which, scores = zip(*(run.experiments() for run in runs), strict=True)
-    return np.concatenate(which), {name: np.concatenate([one[name] for one in scores]) for name in scores[0]}

@@ -146,7 +146,7 @@ class UnderTest:
             randomness: the owners'.
         """
         model = copy.deepcopy(self.model)
-        transport = self._workers(present, randomness, model)
+        transport = workers(dataclasses.replace(self.parts, model=model), present, self.owners, randomness)
         for step in range(self.parts.plan.steps):
             _turn(model, step)
             yield transport.collect(step).values.double()
@@ -163,7 +163,7 @@ class UnderTest:
         parts = dataclasses.replace(self.parts, model=model)
         ledger = Ledger.create(self.folder / f"{secrets.token_hex(8)}.jsonl", parts.plan)
         coordinator = parts.coordinator(noise, ledger, kept)
-        transport = self._workers(present, randomness, model)
+        transport = workers(parts, present, self.owners, randomness)
         watched = Watched(coordinator, model, parts.plan.divisor)
         for step in range(parts.plan.steps):
             _turn(model, step)
@@ -173,9 +173,6 @@ class UnderTest:
     def shares(self, present: np.ndarray) -> list[Share]:
         """What is whose, of the records that are there."""
         return shares(self.parts, present, self.owners)
-
-    def _workers(self, present: np.ndarray, randomness: Randomness, model: CanaryModel) -> InProcess:
-        return workers(dataclasses.replace(self.parts, model=model), present, self.owners, randomness)
 
 
 def shares(parts: Components, rows: np.ndarray, owners: int) -> list[Share]:

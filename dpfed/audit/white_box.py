@@ -98,7 +98,7 @@ class Board:
                 canary = self._numbers[members] >= self.under.fillers
                 fillers, canaries = members[~canary], np.unique(self._numbers[members[canary]]) - self.under.fillers
                 if len(fillers):
-                    places[canaries] = self._numbers[fillers[self._hashes[fillers].argmax()]]
+                    places[canaries] = self._numbers[fillers[self._seen[1][fillers].argmax()]]
                     # A group of one has no gradient to be turned round.
                     alone[canaries] = len(fillers) >= 2 and len(canaries) == 1
         return places, alone
@@ -112,10 +112,6 @@ class Board:
     @property
     def _numbers(self) -> np.ndarray:
         return self._seen[0]
-
-    @property
-    def _hashes(self) -> np.ndarray:
-        return self._seen[1]
 
 
 def _measured(under: UnderTest, against: bool) -> Board:
@@ -243,10 +239,7 @@ def most_moved(under: UnderTest) -> float:
         whole = list(case.sums(everyone, randomness))
         for fewer in neighbours:
             moved = (a - b for a, b in zip(whole, case.sums(fewer, randomness), strict=True))
-            most = max(most, *(_finite(difference.norm().item()) for difference in moved))
+            lengths = [difference.norm().item() for difference in moved]
+            # Infinity where a sum is not finite: its distance may be any, and `max` would drop NaN.
+            most = max(most, *(length if math.isfinite(length) else math.inf for length in lengths))
     return most
-
-
-def _finite(distance: float) -> float:
-    """A distance; infinity where a sum is not finite: it may be any, and `max` would drop NaN."""
-    return distance if math.isfinite(distance) else math.inf

@@ -90,7 +90,7 @@ def budgets_of(store: RecordStore) -> list[Found]:
     if own is not None:
         budgets.setdefault(own.head.id, own)
     found: list[Found] = []
-    shares = _Names(store).shares(budgets.keys() - {own.head.id if own else None}) if _samples() else {}
+    shares = _Names(store).shares(budgets.keys() - {own.head.id if own else None}) if any(registry().glob(f"*{_NAMES}")) else {}
     for id, budget in budgets.items():
         if (own is not None and own.head.id == id) or budget.head.fingerprint == store.contents:
             found.append(Found(budget))
@@ -252,10 +252,6 @@ def _sample(path: Path) -> np.ndarray:
         raise UserError(f"{path} is damaged ({error}): remove it; the store's next run writes it. [registry-sample]") from error
 
 
-def _samples() -> bool:
-    return any(registry().glob(f"*{_NAMES}"))
-
-
 def _sample_of(id: str) -> Path:
     return registry() / f"{id}{_NAMES}"
 
@@ -263,7 +259,7 @@ def _sample_of(id: str) -> Path:
 def _secret() -> Randomness:
     """What names are hashed with; made with the first of them, while the registry is held."""
     path = registry() / "secret.key"
-    if not path.exists() and not _samples():
+    if not path.exists() and not any(registry().glob(f"*{_NAMES}")):
         write_atomically(path, secrets.token_bytes(KEY_BYTES), mode=0o600)
     try:
         key = read_bytes(path)

@@ -43,7 +43,8 @@ def write_missing(path: Path, budget: BudgetLedger) -> None:
     try:
         known, chain, end = _read(path, mend=True)
         missing = [
-            entry.model_dump(exclude_none=True) | _cost(entry) for entry in (known or BudgetLedger(budget.head)).lacks(budget)
+            entry.model_dump(exclude_none=True) | ({} if entry.cost is None else {"cost": entry.cost})
+            for entry in (known or BudgetLedger(budget.head)).lacks(budget)
         ]
         if known is None:  # at once: a head without a budget says nothing
             write_atomically(path, "".join(json.dumps(line) + "\n" for line in _chained([budget.head.model_dump(), *missing])))
@@ -63,10 +64,6 @@ def _chained(lines: list[dict[str, Any]], chain: str = "") -> Iterator[dict[str,
     for line in lines:
         chain = link(chain, line)
         yield {**line, "chain": chain}
-
-
-def _cost(entry: Entry) -> dict[str, Any]:
-    return {} if entry.cost is None else {"cost": entry.cost}  # with its nulls
 
 
 def _read(path: Path, mend: bool = False) -> tuple[BudgetLedger | None, str, int]:

@@ -12,7 +12,6 @@ from dpfed.audit import RECORDS
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from dpfed.audit.membership import MembershipAudit
-    from dpfed.audit.rates import Rate
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -162,7 +161,7 @@ def _show(audit: MembershipAudit) -> None:
     untrained = {outcome.attack: outcome for outcome in audit.outcomes if outcome.weights == "untrained"}
     for outcome in audit.outcomes:
         if outcome.weights == "trained":
-            points = [_percent(point.tpr) for point in outcome.points]
+            points = [f"{point.tpr.value:.1%} \\[{point.tpr.low:.1%}, {point.tpr.high:.1%}]" for point in outcome.points]
             before = f"{untrained[outcome.attack].points[0].tpr.value:.1%}"
             table.add_row(outcome.title, f"{outcome.auc.value:.3f}", *points, before)
     if audit.promise.epsilon is not None:
@@ -182,7 +181,3 @@ def _show(audit: MembershipAudit) -> None:
             "So the figures describe the sources, not the run. Choose other --non-members.",
             highlight=False,
         )
-
-
-def _percent(rate: Rate) -> str:
-    return f"{rate.value:.1%} \\[{rate.low:.1%}, {rate.high:.1%}]"

@@ -63,7 +63,11 @@ def show(store: Store, as_json: Json = False) -> None:
         print(json.dumps([_facts(one.budget) | {"found_by_name": one.by_name} for one in found]))
         return
     for one in found:
-        _note(one)
+        if one.by_name is not None:
+            said = (
+                f"{one.by_name:.0%} of the names of {one.budget.head.store} are here, so this budget is taken to hold for both"
+            )
+            _line("note", f"{said}; if these are other records, `dpfed budget set --distinct WHY` says so")
         _print(opened, one.budget)
 
 
@@ -118,12 +122,6 @@ def _found(store: Path) -> tuple[RecordStore, list[Found]]:
     if not found:
         raise UserError(f"{store} has no budget: `dpfed budget set {store} --epsilon E --delta D` sets one. [option-no-budget]")
     return opened, found
-
-
-def _note(one: Found) -> None:
-    if one.by_name is not None:
-        said = f"{one.by_name:.0%} of the names of {one.budget.head.store} are here, so this budget is taken to hold for both"
-        _line("note", f"{said}; if these are other records, `dpfed budget set --distinct WHY` says so")
 
 
 def _print(store: RecordStore, budget: BudgetLedger) -> None:

@@ -35,7 +35,9 @@ def list_(as_json: Json = False) -> None:
 
     from dpfed.console.terminal import console
 
-    trained, sweeps = shipped_configs(), shipped_sweeps()
+    trained = shipped_configs()
+    # A sweep changes a configuration.
+    sweeps = [Entry(name, _about(_comment(name)), "", f"a config: `dpfed sweep CONFIG {name}`") for name in sweep_names()]
     if as_json:
         entries = {"configs": trained, "sweeps": sweeps}
         print(json.dumps({kind: [dataclasses.asdict(entry) for entry in found] for kind, found in entries.items()}, indent=2))
@@ -121,11 +123,6 @@ class Entry:
 def shipped_configs() -> list[Entry]:
     """Every configuration that can be trained."""
     return [_config(name) for name in config_names()]
-
-
-def shipped_sweeps() -> list[Entry]:
-    """Every sweep, which changes a configuration."""
-    return [Entry(name, _about(_comment(name)), "", f"a config: `dpfed sweep CONFIG {name}`") for name in sweep_names()]
 
 
 def _config(name: str) -> Entry:

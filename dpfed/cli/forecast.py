@@ -153,7 +153,10 @@ def _show_forecast(found: Forecast, given: str) -> None:
     for remark in found.remarks:
         _print(f"note: {remark}", "dim")
     _print("")
-    _print(f"one step     {_noise_words(row.noise_over_gradient)} (B = {plan.sampling.batch:,}, {plan.groups:,} groups)")
+    over = f"the noise is {row.noise_over_gradient:,.1f} times as long as the gradient"
+    if row.noise_over_gradient == float("inf"):
+        over = "the gradient on these records cannot be distinguished from chance"
+    _print(f"one step     {over} (B = {plan.sampling.batch:,}, {plan.groups:,} groups)")
     _print(f"whole run    {plan.steps:,} noisy steps are worth about {row.reach:,.1f} steps without noise")
     there = f" of {_size(found.memory_there)}" if found.memory_there else ""
     memory = "" if found.memory is None else f"; at least {_size(found.memory)}{there} of memory"
@@ -213,12 +216,6 @@ def _show_rehearsal(found: Rehearsal) -> None:
     _print("Differences within their error are chance.", "dim")
     _print("The noise was simulated on public records and protects nobody, so there is no privacy card.", "dim")
     _print(f"next: dpfed pretrain {found.file}", "dim")
-
-
-def _noise_words(over: float) -> str:
-    if over == float("inf"):
-        return "the gradient on these records cannot be distinguished from chance"
-    return f"the noise is {over:,.1f} times as long as the gradient"
 
 
 def _rounded(count: int) -> int:

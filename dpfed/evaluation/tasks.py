@@ -32,7 +32,9 @@ def tasks_of(store: RecordStore, config: Config) -> tuple[str, ...]:
     tasks: tuple[str, ...] = config.evaluation.tasks
     refuse_empty_split({name: store.count(name) for name in HELD_OUT}, store.name, config)
     reasons = {
-        "retrieval": _no_retrieval(store, config),
+        "retrieval": f"the records of {store.name} have no captions"
+        if store.kind != "image-text"
+        else _no_text_tower(config, "retrieval"),
         "zero_shot": _no_zero_shot(store, config),
         "knn": _no_labels(store, config),
         "linear": _no_labels(store, config),
@@ -92,12 +94,6 @@ def check_templates(templates: Sequence[str]) -> None:
             )
 
 
-def _no_retrieval(store: RecordStore, config: Config) -> str | None:
-    if store.kind != "image-text":
-        return f"the records of {store.name} have no captions"
-    return _no_text_tower(config, "retrieval")
-
-
 def _no_zero_shot(store: RecordStore, config: Config) -> str | None:
     if reason := _no_text_tower(config, "zero-shot"):
         return reason
@@ -130,7 +126,7 @@ def class_columns(store: RecordStore, config: Config) -> list[str]:
     return [
         name
         for name in store.labels
-        if any(asked or _is_word(text) for text in store.label_names.get(name, []))
+        if any(asked or any(character.isalpha() for character in text) for text in store.label_names.get(name, []))
         and _any_labelled(store, name, config.evaluation.split)
     ]
 
@@ -139,7 +135,3 @@ def _any_labelled(store: RecordStore, name: str, split: str) -> bool:
     """Whether a record of a split has a label; it looks until it finds one."""
     of_split, values = store.within(split), store.labels[name]
     return any((of_split(first, end) & (values[first:end] >= 0)).any() for first, end in blocks(len(store)))
-
-
-def _is_word(name: str) -> bool:
-    return any(character.isalpha() for character in name)

@@ -74,7 +74,7 @@ class _Views:
         """All runs; the run itself, where there is one."""
         if self._scan.single is not None:
             return self._run(self._scan.single)
-        return self._live("dpfed", _events("runs"), self._runs)
+        return HTMLResponse(self._pages.page("dpfed", _events("runs"), self._runs()))
 
     def run(self, request: Request) -> Response:
         """One run."""
@@ -144,14 +144,15 @@ class _Views:
     def _run(self, name: str, text: str | None = None) -> Response:
         seen = self._scan.one(name)
         if seen is None:
-            return self._refused(f"There is no run {name} here." if name else "No run was named.", 404)
+            sentence = f"There is no run {name} here." if name else "No run was named."
+            return HTMLResponse(self._pages.refusal(sentence), 404)
         beside = None
         if seen.run_state is not None and seen.run_state.model:
             found = self._retrieval.find(self._scan.folders()[name], text) if text is not None else None
             if text is not None or reads_text(self._scan.folders()[name]):
                 answers, trouble, searched = (found.pictures, found.trouble, found.searched) if found else ((), "", 0)
                 beside = self._pages.search(name, text or "", answers, trouble, searched)
-        return self._live(name, _events("run", [name]), lambda: self._one(name), beside)
+        return HTMLResponse(self._pages.page(name, _events("run", [name]), self._one(name), beside))
 
     def _runs(self) -> Markup:
         return self._pages.runs(self._scan.all())
@@ -159,12 +160,6 @@ class _Views:
     def _one(self, name: str) -> Markup:
         seen = self._scan.one(name)
         return Markup("<p>The run is gone.</p>") if seen is None else self._pages.run(seen)
-
-    def _live(self, title: str, events: str, made: Callable[[], Markup], beside: Markup | None = None) -> Response:
-        return HTMLResponse(self._pages.page(title, events, made(), beside))
-
-    def _refused(self, sentence: str, status: int) -> Response:
-        return HTMLResponse(self._pages.refusal(sentence), status)
 
 
 class _Events(StreamingResponse):

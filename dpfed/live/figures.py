@@ -198,7 +198,9 @@ class _Collector:
                 key = f"dpfed_{figure.key}"
                 labels = ["run", *figure.labels]
                 family = families.setdefault(key, GaugeMetricFamily(key, figure.help, labels=labels))
-                family.add_metric([one.name, *map(_in_utf8, figure.labels.values())], figure.value)
+                # Without halves of surrogate pairs, which JSON can hold and no answer can.
+                values = (text.encode("utf-8", "backslashreplace").decode() for text in figure.labels.values())
+                family.add_metric([one.name, *values], figure.value)
         return iter([state, *families.values()])
 
 
@@ -209,11 +211,6 @@ def exposition(seen: Sequence[Seen]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(seen))
     return generate_latest(registry)
-
-
-def _in_utf8(text: str) -> str:
-    """A label without halves of surrogate pairs, which JSON can hold and no answer can."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def health(seen: Iterable[Seen]) -> tuple[bool, dict[str, str]]:

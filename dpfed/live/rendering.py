@@ -68,13 +68,15 @@ class Pages:
         if seen.run_state is None:
             return Markup(self._render("damaged.html", seen=seen))  # noqa: S704
         one, made = seen.run_state, figures(seen)
+        table = one.table
+        keys = dict.fromkeys((item.split, item.protocol) for item in table)
         values: dict[str, Any] = {
             "tiles": _tiles(made),
             "figures": [figure for figure in made if figure.key not in _BESIDE and "site" not in figure.labels],
             "charts": self._drawn(f"run {seen.name}", one, _charts_of),
             "training": self._drawn(f"training {seen.name}", one, _training_of),
             "training_note": training_note(one.phases, not one.promises),
-            "groups": _groups(one),
+            "groups": [(*key, [item for item in table if (item.split, item.protocol) == key]) for key in keys],
             "awaited": one.awaited[1].awaited if one.awaited else [],
             "most": next((figure.shown for figure in made if figure.key == "sites_awaited_seconds"), ""),
             "discarded": one.discarded[-_LAST:][::-1],
@@ -149,9 +151,3 @@ def _tiles(made: Sequence[Figure]) -> list[tuple[str, str, str]]:
         number, apart, remark = (re.split("( of | ± |, )", figure.shown, maxsplit=1) + ["", ""])[:3]
         tiles.append((figure.label, number.removeprefix("about "), f"{apart.strip(', ')} {remark}".strip()))
     return tiles[:5]
-
-
-def _groups(one: RunState) -> list[tuple[str, str, list]]:
-    table = one.table
-    keys = dict.fromkeys((item.split, item.protocol) for item in table)
-    return [(*key, [item for item in table if (item.split, item.protocol) == key]) for key in keys]

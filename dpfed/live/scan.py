@@ -97,18 +97,13 @@ class Scan:
             if run_state.finished:
                 return Seen(name, run_state, "", "finished")
             throughput = self._paces.setdefault(name, Throughput())
-            self._follow(throughput, run_state)
+            if (ledger := run_state.ledger) is not None and run_state.done:
+                again = ledger.replays + len(ledger.resumed)
+                throughput.see(run_state.done, ledger.path.stat().st_mtime, again)
             if not running:
                 return Seen(name, run_state, "", "stopped")
             left = throughput.left(run_state.planned - run_state.done)
             return Seen(name, run_state, "", "running", throughput.seconds, left, throughput.last)
-
-    def _follow(self, throughput: Throughput, run_state: RunState) -> None:
-        ledger = run_state.ledger
-        if ledger is None or not run_state.done:
-            return
-        again = ledger.replays + len(ledger.resumed)
-        throughput.see(run_state.done, ledger.path.stat().st_mtime, again)
 
     def _fresh(self, signature: dict[Path, tuple[int, int]]) -> bool:
         """Whether somebody wrote a moment ago: on another machine, or in a container, a lock is not seen."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.budgets.ledger import BudgetLedger
 from dpfed.budgets.refusals import shown
 from dpfed.budgets.registry import known_by, replicas_of
 from dpfed.errors import UserError
@@ -197,7 +196,7 @@ def _run(folder: Path, name: str, running: bool) -> RunState:
     names = [str(site["name"]) for site in terms.get("sites", ())]
     rounds = run.federation_steps()
     arrival_log = read_arrival_log(run.arrival_log) if running and not run.finished else {}
-    budgets = _budget_ledgers(run.budget)
+    budgets = [budget for budget in (known_by(id, store) for id, store in _budgets(run.budget)) if budget is not None]
     page = next((page for page in (run.no_card, run.card) if page.exists()), None)
     return RunState(
         name=name,
@@ -271,11 +270,6 @@ def budget_files_outside(folder: Path) -> list[Path]:
         UserError: if the run's ``budget.json`` is damaged.
     """
     return [path for id, store in _budgets(RunDirectory(folder).budget) for path in replicas_of(id, store) if path]
-
-
-def _budget_ledgers(path: Path) -> list[BudgetLedger]:
-    """The lifetime budgets that a ``budget.json`` names, as far as this user can read them."""
-    return [budget for budget in (known_by(id, store) for id, store in _budgets(path)) if budget is not None]
 
 
 def _budgets(path: Path) -> list[tuple[str, Path]]:

@@ -82,7 +82,8 @@ def blueprint(config: ModelConfig) -> Blueprint:
     Raises:
         UserError: for an unknown architecture or tag, a missing or malformed file, or a missing package.
     """
-    require_open_clip()
+    if importlib.util.find_spec("open_clip") is None:
+        raise UserError("model.kind = 'open_clip' needs the package open_clip_torch; install dpfed[clip]. [clip-package]")
     name = config.architecture or ""
     if name.startswith(LOCAL_DIR):
         return _local_dir(Path(name.removeprefix(LOCAL_DIR)).expanduser(), config.weights)
@@ -91,12 +92,6 @@ def blueprint(config: ModelConfig) -> Blueprint:
         model_cfg, preprocessing = _read_json(path)
         return Blueprint(name, model_cfg, preprocessing, file=_weights_file(config.weights, f"the architecture of {path}"))
     return _by_name(name, config.weights)
-
-
-def require_open_clip() -> None:
-    """Raises a `UserError` if open_clip is not installed."""
-    if importlib.util.find_spec("open_clip") is None:
-        raise UserError("model.kind = 'open_clip' needs the package open_clip_torch; install dpfed[clip]. [clip-package]")
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.config.sections import SIZE
@@ -16,12 +17,14 @@ from dpfed.models.blueprints import blueprint
 from dpfed.models.clip_tokenizer import ClipTokenizer, clip_tokenizer
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.encoders import Norm, ResNet, SmallCNN, resnet
-from dpfed.models.norm import group_norm, layer_norm, standardise_weights
+from dpfed.models.lora import add_adapters
+from dpfed.models.norm import StandardisedWeight, group_norm, layer_norm
+from dpfed.models.parameters import train_part
 from dpfed.models.starting import StartingWeights
 from dpfed.models.text import TextTransformer
 from dpfed.models.text_blueprints import text_blueprint
 from dpfed.models.text_tower import TextTokenizer, TextTower, build_text_tower
-from dpfed.models.timm_encoders import adapt_timm, build_timm
+from dpfed.models.timm_encoders import build_timm
 from dpfed.models.towers import ClipModel, adapt, build_clip
 
 _DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
@@ -87,7 +90,10 @@ def build_model(
         start.load_into(built)
     if model.timm is not None:
         encoder = built.image_encoder if isinstance(built, TwoTowerModel) else built.encoder
-        adapt_timm(encoder, adaptation, model.kind)
+        training = adaptation.of_images(model.kind)
+        train_part(encoder.get_submodule("timm"), training, "the encoder")
+        if training == "lora":
+            add_adapters(encoder, "image", adaptation.image_layers, adaptation.rank, adaptation.alpha / adaptation.rank)
     return built
 
 
@@ -132,7 +138,9 @@ def _image_encoder(model: ModelConfig, size: int | None, load_weights: bool) -> 
     else:
         encoder = resnet(_DEPTHS[model.image], model.stem, model.width, norm, model.features)
     if model.weight_standardisation:
-        standardise_weights(encoder)
+        for layer in list(encoder.modules()):
+            if isinstance(layer, nn.Conv2d):
+                parametrize.register_parametrization(layer, "weight", StandardisedWeight())
     if anchored is None:
         return encoder
     count, size = model.anchor_count, size or SIZE

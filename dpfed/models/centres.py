@@ -10,8 +10,6 @@ privacy of their own. They belong to training: no model that is published has th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
@@ -54,8 +52,3 @@ def add_centres(model: nn.Module, config: Config) -> None:
     width = blueprint(config.model).model_cfg["embed_dim"] if clip else config.model.embedding
     with torch.random.fork_rng(devices=[]):
         setattr(model, ATTRIBUTE, Centres(1 + config.model.reads_text, width))
-
-
-def without_centres(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The named tensors of a model but those of its centres: what is published."""
-    return {name: value for name, value in tensors.items() if not name.startswith(f"{ATTRIBUTE}.")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,11 +37,6 @@ class ClipTokenizer:
     def stock(self) -> Any:
         """The tokenizer as open_clip has it."""
         return self._tokenizer
-
-    def save_files(self, folder: Path) -> None:
-        """Writes the tokenizer's files beside a model, where open_clip does not ship them."""
-        if hasattr(self._tokenizer, "save_pretrained"):
-            self._tokenizer.save_pretrained(str(folder))
 
 
 def _beginning(text: str, tokens: int) -> str:

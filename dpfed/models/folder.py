@@ -34,7 +34,7 @@ from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import LOCAL_DIR, preprocess_cfg
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 from dpfed.models.building import Model, build_model, tokenizer_for
-from dpfed.models.centres import without_centres
+from dpfed.models.centres import ATTRIBUTE as CENTRES
 from dpfed.models.clip_tokenizer import ClipTokenizer
 from dpfed.models.description import (
     DESCRIPTION,
@@ -74,9 +74,17 @@ def save_encoder(
     else:
         files = _save_parts(model, config)
         if config.model.timm is not None:
-            files |= _save_timm(model, config)
+            # What stock timm reads beside the weights.
+            encoder = model.get_submodule(weight_parts(config.model)[0].prefix.removesuffix(".timm."))
+            assert isinstance(encoder, TimmEncoder)
+            stock = local_dir_config(encoder, str(config.model.timm), preprocessing_of(config), image_size(config))
+            files[TIMM_CONFIG] = _text(stock)
         if config.model.pretrained_text is not None:
-            _save_text(folder / TEXT, model, config)
+            # What transformers reads beside the weights of a text tower.
+            (folder / TEXT).mkdir(exist_ok=True)
+            tower, tokenizer = model.get_submodule("text_encoder.backbone"), tokenizer_for(config.model)
+            assert isinstance(tower, FrozenTextTower) and isinstance(tokenizer, TextTokenizer)
+            save_tower_files(tower, tokenizer, folder / TEXT)
     moments = {}
     if heads := published_heads(model):
         files[HEADS.file] = save(_portable(heads))
@@ -105,8 +113,8 @@ def _save_clip(folder: Path, model: ClipModel, config: ResolvedConfig) -> dict[s
     """Writes the tokenizer; returns what stock open_clip reads by the names of the files."""
     stock = {"model_cfg": model.model_cfg, "preprocess_cfg": preprocess_cfg(preprocessing_of(config), image_size(config))}
     tokenizer = tokenizer_for(config.model)
-    if isinstance(tokenizer, ClipTokenizer):
-        tokenizer.save_files(folder)
+    if isinstance(tokenizer, ClipTokenizer) and hasattr(tokenizer.stock, "save_pretrained"):
+        tokenizer.stock.save_pretrained(str(folder))  # where open_clip does not ship its files
     return {CLIP_CONFIG: _text(stock), CLIP_WEIGHTS: save(_portable(merged_state(model.clip)))}
 
 
@@ -117,21 +125,6 @@ def _save_parts(model: nn.Module, config: ResolvedConfig) -> dict[str, bytes]:
         own = [name for name in state if name.startswith(part.prefix)]
         files[part.file] = save({name.removeprefix(part.prefix): state.pop(name) for name in own})
     return files
-
-
-def _save_timm(model: nn.Module, config: ResolvedConfig) -> dict[str, bytes]:
-    """What stock timm reads beside the weights, by the name of the file."""
-    encoder = model.get_submodule(weight_parts(config.model)[0].prefix.removesuffix(".timm."))
-    assert isinstance(encoder, TimmEncoder)
-    return {TIMM_CONFIG: _text(local_dir_config(encoder, str(config.model.timm), preprocessing_of(config), image_size(config)))}
-
-
-def _save_text(folder: Path, model: nn.Module, config: ResolvedConfig) -> None:
-    """Writes what transformers reads beside the weights of a text tower."""
-    folder.mkdir(exist_ok=True)
-    tower, tokenizer = model.get_submodule("text_encoder.backbone"), tokenizer_for(config.model)
-    assert isinstance(tower, FrozenTextTower) and isinstance(tokenizer, TextTokenizer)
-    save_tower_files(tower, tokenizer, folder)
 
 
 def _text(content: dict[str, Any]) -> bytes:
@@ -239,7 +232,8 @@ def preprocessing_in(folder: str | Path) -> Preprocessing:
 
 def _published(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The named tensors of a model but those that belong to training, and those that have a file of their own."""
-    return {name: value for name, value in without_centres(tensors).items() if not name.startswith(f"{ATTRIBUTE}.")}
+    own = f"{CENTRES}.", f"{ATTRIBUTE}."
+    return {name: value for name, value in tensors.items() if not name.startswith(own)}
 
 
 def _compare(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], path: Path) -> None:

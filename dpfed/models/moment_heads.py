@@ -83,7 +83,10 @@ def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: b
         cross = cross + noise.likeness(cross, layout.scales[1]) * ridge * eye
     elif not bool(cross.any()):  # nothing was released yet
         return eye, eye
-    inverses = [_inverse(auto.double().cpu(), ridge) for auto in moments.autos]
+    inverses = []
+    for auto in moments.autos:  # noisy; true eigenvalues are not negative
+        values, vectors = torch.linalg.eigh(auto.double().cpu())
+        inverses.append((vectors / (values.clamp(min=0) + ridge)) @ vectors.T)
     if layout.towers == 1:  # symmetric: what two views have in common is never negative
         values, vectors = torch.linalg.eigh(inverses[0] @ cross @ inverses[0])
         head = vectors * values.clamp(min=0).div(values[-1]).pow(_POWER / 2)
@@ -91,9 +94,3 @@ def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: b
     left, values, right = torch.linalg.svd(inverses[0] @ cross @ inverses[-1])
     scale = values.clamp(min=0).div(values[0]).pow(_POWER / 2)
     return left * scale, right.T * scale
-
-
-def _inverse(auto: Tensor, ridge: float) -> Tensor:
-    """Of a noisy auto-moment, whose true eigenvalues are not negative, and the ridge."""
-    values, vectors = torch.linalg.eigh(auto)
-    return (vectors / (values.clamp(min=0) + ridge)) @ vectors.T

@@ -98,13 +98,11 @@ class MomentHeads(nn.Module):
         """``(k, F)`` of a tower."""
         return self.get_buffer(f"{side}_projection")
 
+    @torch.no_grad()
     def centre(self, side: Side) -> Tensor:
         """What is subtracted from a tower's projected unit features, ``(k,)`` float64, as far as means were released."""
-        return self._centres()[_SIDES.index(side)]
-
-    @torch.no_grad()
-    def _centres(self) -> Tensor:
-        return centres(self.layout, self.noise, self.layout.decoded(self.released.detach().double().cpu()))
+        moments = self.layout.decoded(self.released.detach().double().cpu())
+        return centres(self.layout, self.noise, moments)[_SIDES.index(side)]
 
     def head(self, side: Side) -> Head:
         """Of a tower, as what was released so far makes it."""

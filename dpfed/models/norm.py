@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils import parametrize
 from torch.overrides import handle_torch_function, has_torch_function
 
 from dpfed.errors import UserError
@@ -101,13 +100,6 @@ class StandardisedWeight(nn.Module):
         """``(out, ...)`` -> the same shape."""
         variance, mean = torch.var_mean(weight, tuple(range(1, weight.dim())), correction=0, keepdim=True)
         return (weight - mean) * torch.rsqrt(variance + 1e-5)
-
-
-def standardise_weights(encoder: nn.Module) -> None:
-    """Standardises the weights of all convolutions of an encoder from now on, in place."""
-    for layer in list(encoder.modules()):
-        if isinstance(layer, nn.Conv2d):
-            parametrize.register_parametrization(layer, "weight", StandardisedWeight())
 
 
 _BEHIND = ("drop", "act")  # what timm's BatchNormAct2d does to the output

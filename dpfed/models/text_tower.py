@@ -138,13 +138,13 @@ class TextTokenizer:
     def __call__(self, texts: list[str]) -> Tensor:
         """Token numbers ``(n, context)`` int64 of n texts, padded on the right."""
         tokens = torch.full((len(texts), self.context), self._padding, dtype=torch.int64)
-        for row, own in zip(tokens, self._numbers(texts), strict=True):
+        if not texts:
+            return tokens
+        beginnings = [text[: 64 * self.context] for text in texts]  # tokenizers take minutes over a million characters
+        numbers = self.stock(beginnings, truncation=True, max_length=self.context, padding=False)["input_ids"]
+        for row, own in zip(tokens, numbers, strict=True):
             row[: len(own)] = torch.tensor(own)
         return tokens
-
-    def _numbers(self, texts: list[str]) -> list[list[int]]:
-        beginnings = [text[: 64 * self.context] for text in texts]  # tokenizers take minutes over a million characters
-        return self.stock(beginnings, truncation=True, max_length=self.context, padding=False)["input_ids"] if texts else []
 
 
 def save_tower_files(tower: FrozenTextTower, tokenizer: TextTokenizer, folder: Path) -> None:

@@ -105,7 +105,9 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
     known = timm.list_models()
     if name not in known:
         base, _, tag = name.partition(".")
-        hint = f"set model.image = 'timm/{base}' and model.weights = '{tag}'." if base in known else _near(name, known)
+        hint = nearest(name, known).replace("did you mean '", "did you mean 'timm/")
+        if base in known:
+            hint = f"set model.image = 'timm/{base}' and model.weights = '{tag}'."
         raise UserError(f"unknown model.image = '{model.image}': timm has no such architecture; {hint} [encoder-unknown]")
     own = _cfg_of(name)
     if weights is None:
@@ -123,7 +125,10 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
         )
     if place.is_dir():
         cfg = own | _described(name, str(place), _of_folder(place))
-        return TimmBlueprint(name, cfg, _preprocessing(cfg), file=_file_in(place))
+        found = next((place / file for file in _FILES if (place / file).is_file()), None)
+        if found is None:
+            raise UserError(f"model.weights: {place} has no weights; expected {', '.join(_FILES)}. [weights-none-there]")
+        return TimmBlueprint(name, cfg, _preprocessing(cfg), file=found)
     if not place.is_file():
         what = nearest(weights, tags) if tags else "timm knows no weights for it."
         raise UserError(f"model.weights = {weights!r} is not a file, folder or tag of timm/{name}; {what} [weights-not-timm]")
@@ -146,10 +151,6 @@ def _title(name: str) -> str:
     return name if name.startswith(TORCHVISION) else f"timm/{name}"
 
 
-def _near(name: str, known: list[str]) -> str:
-    return nearest(name, known).replace("did you mean '", "did you mean 'timm/")
-
-
 def _of_folder(folder: Path) -> dict[str, Any]:
     """What the description in a folder says."""
     try:
@@ -158,13 +159,6 @@ def _of_folder(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"model.weights: {folder} has no {TIMM_CONFIG} of timm's ({words(error)}); give a file. [weights-config]"
         ) from error
-
-
-def _file_in(folder: Path) -> Path:
-    found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
-    if found is None:
-        raise UserError(f"model.weights: {folder} has no weights; expected {', '.join(_FILES)}. [weights-none-there]")
-    return found
 
 
 def _described(name: str, where: str, description: dict[str, Any]) -> dict[str, Any]:

@@ -3,19 +3,16 @@ these libraries read them."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpfed.config import AdaptationConfig, ModelConfig
+from dpfed.config import ModelConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.models.blueprints import quiet
-from dpfed.models.lora import add_adapters
 from dpfed.models.norm import fix_batch_norm
-from dpfed.models.parameters import train_part
 from dpfed.models.timm_blueprints import RESIZE, TimmBlueprint, batch_norm_without_weights, create, timm_blueprint
 from dpfed.models.torchvision_encoders import PREFIX as TORCHVISION
 from dpfed.models.torchvision_encoders import create as create_torchvision
@@ -59,7 +56,11 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
     size = size or spec.size
     options = {"img_size": size} if spec.cfg.get("fixed_input_size") else {}
     if load_weights and spec.file is not None:
-        net = _with(spec, _read(spec.file), str(spec.file), options)
+        from timm.models import load_state_dict
+
+        with reading_weights(spec.file, "a timm model"), quiet():
+            state = load_state_dict(str(spec.file), weights_only=True)
+        net = _with(spec, state, str(spec.file), options)
     else:
         net = create(spec, spec.published and load_weights, options)
     if fix_batch_norm(net) and load_weights and spec.random:
@@ -69,23 +70,6 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
             module.inplace = False  # type: ignore[assignment]
         _draw_nothing(module)
     return TimmEncoder(net, _features_dim(spec.title, net, size))
-
-
-def adapt_timm(encoder: nn.Module, adaptation: AdaptationConfig, kind: str) -> None:
-    """Freezes what of an encoder is not to be trained, and adds adapters.
-
-    Args:
-        encoder: of `build_timm`, with its starting weights.
-        adaptation: what of it is trained.
-        kind: of the model that it is in.
-
-    Raises:
-        UserError: if the part that should be trained is not there.
-    """
-    training = adaptation.of_images(kind)
-    train_part(encoder.get_submodule("timm"), training, "the encoder")
-    if training == "lora":
-        add_adapters(encoder, "image", adaptation.image_layers, adaptation.rank, adaptation.alpha / adaptation.rank)
 
 
 def _draw_nothing(module: nn.Module) -> None:
@@ -98,13 +82,6 @@ def _draw_nothing(module: nn.Module) -> None:
         for rate in ("p", "drop_prob", "prob"):
             if hasattr(module, rate):
                 setattr(module, rate, 0.0)
-
-
-def _read(file: Path) -> dict[str, Tensor]:
-    from timm.models import load_state_dict
-
-    with reading_weights(file, "a timm model"), quiet():
-        return load_state_dict(str(file), weights_only=True)
 
 
 def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: dict[str, Any]) -> nn.Module:

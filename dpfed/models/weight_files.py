@@ -26,7 +26,13 @@ def reading_weights(path: Path, what: str) -> Iterator[None]:
         UserError: for another kind of file, one that would run code, or weights that do not fit.
     """
     with fitting_weights(path, what):
-        _check_kind(path)
+        with open_regular(path) as file:
+            start = file.read(2)
+        # Written by torch: a zip archive, or a pickle.
+        if path.suffix not in (".safetensors", ".npz", ".npy") and not start.startswith((b"PK", b"\x80")):
+            raise UserError(
+                f"{path} is not a file of weights: expected .safetensors, or what torch.save writes. [weights-type]"
+            )
         yield
 
 
@@ -53,14 +59,6 @@ def fitting_weights(path: Path | str, what: str) -> Iterator[None]:
         raise UserError(f"the weights in {path} do not fit the architecture: {_misfit(error)}. [weights-misfit]") from error
     except (KeyError, ValueError, TypeError, AttributeError, StopIteration) as error:
         raise UserError(f"{path} does not hold the weights of {what}: expected tensors by name. [weights-no-names]") from error
-
-
-def _check_kind(path: Path) -> None:
-    """Refuses a file that is neither safetensors nor written by torch (a zip archive, or a pickle) nor by numpy."""
-    with open_regular(path) as file:
-        start = file.read(2)
-    if path.suffix not in (".safetensors", ".npz", ".npy") and not start.startswith((b"PK", b"\x80")):
-        raise UserError(f"{path} is not a file of weights: expected .safetensors, or what torch.save writes. [weights-type]")
 
 
 def _unsafe(path: Path | str) -> UserError:

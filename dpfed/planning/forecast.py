@@ -14,7 +14,7 @@ from dpfed.errors import UserError
 from dpfed.models.starting import MissingStart
 from dpfed.models.summary import trained_part
 from dpfed.planning.gradient_signal import Signal, measured
-from dpfed.planning.plan_grid import Row, finite, grid, group_sizes
+from dpfed.planning.plan_grid import Row, finite, grid
 from dpfed.planning.proxy import Proxy
 from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.plan import PrivacyPlan
@@ -111,7 +111,9 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, watcher: Watcher |
     parts = simulated.parts
     if plan.promise.unit == "user" and parts.plan.promise.unit == "record":
         remarks.append(f"{stand.title} name no units: each of their records counts as its own unit")
-    sizes = group_sizes(plan, simulated.protected)
+    own, most = plan.bounding.group_size, min(plan.sampling.batch, simulated.protected // 2)
+    others = () if plan.bounding.method.public_records else (own // 2, 2 * own)
+    sizes = [own, *(size for size in others if 2 <= size <= most)]
     budget = _BUDGET / len(sizes)
     watcher.note(f"measuring gradients of groups of {', '.join(map(str, sizes))}")
     signals = {size: measured(simulated, plan.replace(group_size=size), budget) for size in sizes}

@@ -72,14 +72,6 @@ class Row:
         }
 
 
-def group_sizes(plan: PrivacyPlan, records: int) -> list[int]:
-    """The configured group size, its half and its double."""
-    own = plan.bounding.group_size
-    if plan.bounding.method.public_records:
-        return [own]
-    return [own, *(size for size in (own // 2, 2 * own) if 2 <= size <= min(plan.sampling.batch, records // 2))]
-
-
 def grid(plan: PrivacyPlan, signals: dict[int, Signal], warmup: int, epsilon: float, seconds: float) -> Iterator[Row]:
     """Plans that differ in one number, and the best of all combinations that do not take much longer.
 

@@ -42,7 +42,6 @@ from dpfed.training.worker import Worker
 RESULTS = "rehearsal.jsonl"
 ENOUGH_GROUPS = 16  # in a step: fewer of them scatter more than the private run's do
 _FACTORS = (1 / 3, 3.0)  # of the learning rate
-_AS_IT_IS = "as configured"
 _SHORT = {"optimizer.learning_rate": "rate", "bounding.group_size": "S", "privacy.steps": "T"}
 
 
@@ -182,8 +181,8 @@ def rehearse(
         tried.append(found)
 
     with goes_on(lambda: f"stopped after {len(tried)} settings, which are kept; the same command resumes"):
-        for name, changes in _stages(config, tried):
-            carry_out(name, changes)
+        for changes in _stages(config, tried):
+            carry_out(_in_words(changes), changes)
     best = _best(tried)
     chosen = _changed(config, best.changes)
     file = folder / f"{config.name}.toml"
@@ -236,16 +235,16 @@ def _trained(
     return Rehearsed(name, changes, plan.noise.multiplier, whole, figures, seconds)
 
 
-def _stages(config: Config, tried: list[Rehearsed]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _stages(config: Config, tried: list[Rehearsed]) -> Iterator[dict[str, Any]]:
     """What is tried: one hyperparameter after the other, each from the best so far."""
-    yield _AS_IT_IS, {}
+    yield {}
     rate = config.optimizer.learning_rate
     for factor in _FACTORS:
-        yield _named({"optimizer.learning_rate": float(f"{rate * factor:.2g}")})
+        yield {"optimizer.learning_rate": float(f"{rate * factor:.2g}")}
     for key, values in _others(config).items():
         before = _best(tried).changes
         for value in values:
-            yield _named({**before, key: value})
+            yield {**before, key: value}
 
 
 def _others(config: Config) -> dict[str, list[int]]:
@@ -263,10 +262,6 @@ def _time_left(tried: list[Rehearsed], total: int) -> str:
     return f"; about {duration(sum(each) / len(each) * (total - len(each)))} left in all" if each else ""
 
 
-def _named(changes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    return _in_words(changes), changes
-
-
 def _changed(config: Config, changes: dict[str, Any]) -> Config:
     tree = config.model_dump(mode="json")
     for key, value in changes.items():
@@ -281,7 +276,7 @@ def _best(tried: list[Rehearsed]) -> Rehearsed:
 
 
 def _in_words(changes: dict[str, Any]) -> str:
-    return ", ".join(f"{_SHORT.get(key, key)} = {value}" for key, value in changes.items()) or _AS_IT_IS
+    return ", ".join(f"{_SHORT.get(key, key)} = {value}" for key, value in changes.items()) or "as configured"
 
 
 def _key(config: Config, plan: PrivacyPlan, stand: Proxy, most: int) -> str:

@@ -108,7 +108,7 @@ def _gaps(words: np.ndarray, thresholds: np.ndarray, leading: np.ndarray) -> np.
         thresholds: see `gap_thresholds`.
         leading: what the leading bits of a word say, see `gaps_by_leading_bits`.
     """
-    found = leading[(words >> np.uint64(64 - _bits(leading))).astype(np.int64)]
+    found = leading[(words >> np.uint64(64 - (len(leading).bit_length() - 1))).astype(np.int64)]
     left_open = np.flatnonzero(found < 0)
     found[left_open] = np.searchsorted(thresholds, words[left_open], side="right")
     return found
@@ -131,10 +131,6 @@ def gaps_by_leading_bits(rate: float, length: int) -> np.ndarray:
     low = np.searchsorted(thresholds, least, side="right")
     high = np.searchsorted(thresholds, least | ((np.uint64(1) << step) - np.uint64(1)), side="right")
     return np.where(low == high, low, -1).astype(np.int32)
-
-
-def _bits(leading: np.ndarray) -> int:
-    return len(leading).bit_length() - 1
 
 
 @functools.lru_cache(maxsize=4)

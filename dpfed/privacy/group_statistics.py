@@ -62,16 +62,12 @@ class GroupStatistics:
         unit = 2 * plan.bounding.clip_norm * math.sqrt(share / ((1 - share) * len(names))) / room
         groups, groups_std = _groups(plan)
         statistics = cls(names, progress, progress.phase or plan.steps, unit, groups, groups_std)
-        return (
-            statistics
-            if progress.phase
-            else dataclasses.replace(statistics, phase=statistics._wanted(plan.noise_std, plan.steps))
-        )
-
-    def _wanted(self, noise_std: float, steps: int) -> int:
-        """How many steps make a phase whose figures can be distinguished, in a run of so many steps."""
-        fine = (self.error(noise_std) / _FINE) ** 2
-        return math.ceil(min(max(fine, steps / _MOST_PHASES), steps / _LEAST_PHASES))
+        if progress.phase:
+            return statistics
+        # As many steps as make a phase whose figures can be distinguished.
+        fine = (statistics.error(plan.noise_std) / _FINE) ** 2
+        phase = math.ceil(min(max(fine, plan.steps / _MOST_PHASES), plan.steps / _LEAST_PHASES))
+        return dataclasses.replace(statistics, phase=phase)
 
     def error(self, noise_std: float, steps: int = 1) -> float:
         """Standard deviation of a figure that is averaged over steps, as a part of its range: noise, and the groups' number.

@@ -61,7 +61,8 @@ class RenyiFilter:
     @functools.cached_property
     def limits(self) -> Curve:
         """The largest cost at each order; negative where nothing fits."""
-        return tuple(limit(self.epsilon, share * self.delta, order) for order, share in self._orders)
+        orders = zip(self.orders, self.shares, strict=True)
+        return tuple(limit(self.epsilon, share * self.delta, order) for order, share in orders)
 
     def part(self, cost: Curve) -> float:
         """How much of the budget a cost takes, at the order where it is least; above 1: it does not fit."""
@@ -90,10 +91,6 @@ class RenyiFilter:
     def curve(self, mechanism: Mechanism, steps: int) -> Curve:
         """What some steps of a mechanism cost at each order; see `renyi_curve`."""
         return renyi_curve(mechanism, steps, self.orders)
-
-    @property
-    def _orders(self) -> Iterable[tuple[float, float]]:
-        return zip(self.orders, self.shares, strict=True)
 
 
 def limit(epsilon: float, delta: float, order: float) -> float:

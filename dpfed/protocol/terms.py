@@ -119,7 +119,8 @@ class Terms(Section):
             terms = cls.model_validate(tree)
             plan = terms.privacy_plan
         except (ValidationError, TypeError) as error:
-            raise UserError(f"these are no terms of a federation: {_first(error)}. [terms-invalid]") from error
+            odd = "the plan has unknown or missing fields" if isinstance(error, TypeError) else first_problem(error)
+            raise UserError(f"these are no terms of a federation: {odd}. [terms-invalid]") from error
         terms.trust_model  # noqa: B018 refuses numbers that cannot be
         config, sites = terms.run_config(), terms.sites
         counts = [(site.units or 0) if plan.promise.unit == "user" else site.records for site in sites]
@@ -178,12 +179,6 @@ def _without_folder(name: str | None) -> str | None:
     if name is None or "/" not in name or not Path(name.removeprefix(LOCAL_DIR)).is_absolute():
         return name
     return (LOCAL_DIR if name.startswith(LOCAL_DIR) else "") + Path(name).name
-
-
-def _first(error: ValidationError | TypeError) -> str:
-    if isinstance(error, TypeError):
-        return "the plan has unknown or missing fields"
-    return first_problem(error)
 
 
 def _check(condition: bool, message: str) -> None:

@@ -27,10 +27,13 @@ def privacy_card(facts: CardFacts) -> str:
     A run whose marks void the guarantee, or whose epsilon is not finite, gets a card whose first line says so and that
     gives epsilon only as a figure of the accountant.
     """
-    reasons = _voids(facts)
+    reasons = [mark.text for mark in facts.marks if mark.voids]
+    if not reasons and not math.isfinite(facts.epsilon_spent):
+        reasons = ["No finite epsilon covers what was released: the noise was too small or missing."]
     title = _CARD if facts.plan.bounding.method.sound else _NO_CARD
     lines = [f"{title}{facts.name}" + (f": {NO_GUARANTEE}" if reasons else ""), ""]
-    lines += [_void_lead(reasons) if reasons else _lead(facts)]
+    void = f"**{NO_GUARANTEE.capitalize()}.** {' '.join(reasons)} Treat everything that this run wrote as private."
+    lines += [void if reasons else _lead(facts)]
     lines += list(_reservations(facts))
     if not reasons:
         lines += _section("What the numbers mean", _numbers(facts))
@@ -88,17 +91,6 @@ def lead(markdown: str) -> str:
 def marks_of(markdown: str) -> list[str]:
     """The marks of a card that leave its guarantee."""
     return [line.removeprefix(_MARK) for line in markdown.splitlines() if line.startswith(_MARK)]
-
-
-def _voids(facts: CardFacts) -> list[str]:
-    reasons = [mark.text for mark in facts.marks if mark.voids]
-    if not reasons and not math.isfinite(facts.epsilon_spent):
-        reasons.append("No finite epsilon covers what was released: the noise was too small or missing.")
-    return reasons
-
-
-def _void_lead(reasons: list[str]) -> str:
-    return f"**{NO_GUARANTEE.capitalize()}.** {' '.join(reasons)} Treat everything that this run wrote as private."
 
 
 def _lead(facts: CardFacts) -> str:

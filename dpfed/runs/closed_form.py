@@ -21,11 +21,6 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
 
-def is_aligned(config: Config) -> bool:
-    """Whether features of a pair are alike before anything is learnt: views of an image, or towers trained together."""
-    return config.model.kind != "image-text" or config.model.start is not None
-
-
 def add_moment_heads(
     model: nn.Module, config: Config, plan: PrivacyPlan, noise_std: float, tokenizer: Tokenizer | None
 ) -> None:
@@ -41,7 +36,8 @@ def add_moment_heads(
     Raises:
         UserError: for fewer records, or narrower towers, than dimensions.
     """
-    aligned, given = is_aligned(config), plan.bounding.options["dimensions"]
+    # Alike before anything is learnt: views of an image, or towers trained together.
+    aligned, given = config.model.kind != "image-text" or config.model.start is not None, plan.bounding.options["dimensions"]
     keep_towers(model, aligned)
     widths = feature_widths(model, image_size(config), tokenizer)
     if given > min(*widths, plan.sampling.records):

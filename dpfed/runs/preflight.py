@@ -143,7 +143,8 @@ def refuse_records(config: Config, opens: bool = True) -> None:
             although nobody says so, for an unknown source, an impossible evaluation, and an unfit public store.
     """
     refuse_unknown(config.data.source)
-    if (opens or _there(config)) and (path := store_at_hand(config.data)) is not None:
+    there = config.data.path is not None and os.path.exists(os.path.expanduser(config.data.path))
+    if (opens or there) and (path := store_at_hand(config.data)) is not None:
         layout = read_layout(path)
         refuse_uncaptioned(layout.header["kind"], layout.header["name"], config)
         _refuse_shrinking(path, layout.header["images"].get("size"), config)
@@ -152,10 +153,6 @@ def refuse_records(config: Config, opens: bool = True) -> None:
             tasks_of(RecordStore.open(path), config)
     if method_named(config.bounding.method).public_records and config.public.source == "store":
         given_public(config.public, config.model.reads_text)
-
-
-def _there(config: Config) -> bool:
-    return config.data.path is not None and os.path.exists(os.path.expanduser(config.data.path))
 
 
 def _refuse_shrinking(path: Path, side: int | None, config: Config) -> None:

@@ -202,9 +202,5 @@ def _digest(tensors: dict[str, Tensor], header: dict[str, str]) -> str:
     rest = {name: value for name, value in header.items() if name != "digest"}
     digest.update(json.dumps([rest, shapes], sort_keys=True).encode())
     for name in sorted(tensors):
-        digest.update(_bits(tensors[name]))
+        digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _bits(tensor: Tensor) -> memoryview:
-    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data

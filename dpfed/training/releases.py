@@ -60,7 +60,8 @@ class Releases:
     def forget(self, before: int) -> None:
         """Deletes the releases of steps that a checkpoint has taken in."""
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            if _step(path) < before:
+            # A dot is in front of one whose writing a crash cut short.
+            if int(path.name.removeprefix(".").partition("-")[0]) < before:
                 path.unlink()
 
     def _named(self, step: int | None = None) -> Iterator[re.Match[str]]:
@@ -69,7 +70,3 @@ class Releases:
             match = _NAME.fullmatch(path.name)
             if match is not None and (step is None or int(match["step"]) == step):
                 yield match
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix(".").partition("-")[0])  # a dot is in front of one whose writing a crash cut short

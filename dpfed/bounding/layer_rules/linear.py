@@ -28,7 +28,8 @@ def linear(recorder: Recorder, _: Any, input: Tensor, weight: Tensor, bias: Tens
         elif weights is not None:
             yield OuterProducts(weights, x.to(output.dtype), gradient, recorder.grouping)
         if biases is not None:
-            yield shift_term(biases, gradient, recorder)
+            middle = tuple(range(1, gradient.dim() - 1))
+            yield RowSums.of(biases, gradient.sum(middle) if middle else gradient, recorder.grouping)
 
     return recorder.collect(output, x, terms)
 
@@ -45,10 +46,3 @@ def matmul(recorder: Recorder, _: Any, input: Tensor, other: Tensor) -> Any:
         return NotImplemented
     turned, x = target.through(torch.t), input.detach()
     return recorder.collect(input @ other.detach(), x, lambda g: [OuterProducts(turned, x, g, recorder.grouping)])
-
-
-def shift_term(target: Target, gradient: Tensor, recorder: Recorder) -> Term:
-    """Of what is added along the last dimension of ``(n k, ..., p)``."""
-    middle = tuple(range(1, gradient.dim() - 1))
-    by_row = gradient.sum(middle) if middle else gradient
-    return RowSums.of(target, by_row, recorder.grouping)

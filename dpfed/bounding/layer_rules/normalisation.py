@@ -28,7 +28,7 @@ def group_norm(
     recorder: Recorder, _: Any, input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float = 1e-5
 ) -> Tensor:
     """``F.group_norm`` on ``(n k, C, ...)``."""
-    if _has_kernel(recorder, input):
+    if input.dim() == 4 and recorder.grouping.has_kernels_for(input):
         return _in_one_kernel(recorder, input, num_groups, weight, bias, eps)
     x = input.to(weight.dtype).contiguous()
     rows, channels = x.shape[:2]
@@ -51,14 +51,10 @@ def norm_relu(
 ) -> Tensor:
     """`dpfed.models.norm.norm_relu`."""
     with recorder:
-        if not _has_kernel(recorder, x):
+        if not (x.dim() == 4 and recorder.grouping.has_kernels_for(x)):
             return one_by_one(x, norm, relu, shortcut)
         added = None if shortcut is None else shortcut()
     return _in_one_kernel(recorder, x, norm.num_groups, weight, bias, norm.eps, True, added)
-
-
-def _has_kernel(recorder: Recorder, images: Tensor) -> bool:
-    return images.dim() == 4 and recorder.grouping.has_kernels_for(images)
 
 
 def _in_one_kernel(

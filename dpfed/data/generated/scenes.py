@@ -53,7 +53,9 @@ def scenes_store(config: DataConfig, open_labelled: Callable[[], RecordStore]) -
             f"data.source = 'scenes' makes captions of class names, and the records of {labelled.name} have no labels: choose "
             "a labelled data set, such as CIFAR-10. [generated-no-labels]"
         )
-    path = Path(config.stores) / f"scenes-{_fingerprint(labelled, config.half)}"
+    # A short hash of everything that the scenes depend on; the labelled store never changes once it is written.
+    facts = _VERSION, str(labelled.path), (labelled.path / HEADER).stat().st_mtime_ns, config.half
+    path = Path(config.stores) / f"scenes-{hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()}"
     return open_or_write(path, lambda target: _write(target, labelled, config.half))
 
 
@@ -64,7 +66,8 @@ def _write(path: Path, labelled: RecordStore, half: str) -> None:
     classes = {"all": range(len(names)), "first": range(len(names) // 2), "second": range(len(names) // 2, len(names))}[half]
     side = _side(labelled)
     name = f"{labelled.name}-scenes" + ("" if half == "all" else f"-{half}")
-    words = [_with_article(name.replace("_", " ")) for name in names]
+    nouns = [name.replace("_", " ") for name in names]
+    words = [f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}" for noun in nouns]
     with StoreWriter(path, name=name, kind="image-text", size=2 * side, public=labelled.public) as writer:
         for split in SPLITS:
             indices = labelled.split(split)
@@ -75,7 +78,10 @@ def _write(path: Path, labelled: RecordStore, half: str) -> None:
                     f"data.half = '{half}': choose more records or another half. [generated-few-images]"
                 )
             scenes = _compose(indices, split, half)
-            captions = [_caption([words[number] for number in scene]) for scene in labelled.labels[label][scenes].tolist()]
+            captions = [
+                "{} and {} above {} and {}".format(*(words[number] for number in scene))
+                for scene in labelled.labels[label][scenes].tolist()
+            ]
             if split != "train":
                 first = dict(zip(reversed(captions), reversed(range(len(captions))), strict=True))  # caption -> first scene
                 kept = sorted(first.values())[:_MOST_HELD_OUT]
@@ -102,14 +108,6 @@ def _records(labelled: RecordStore, scenes: np.ndarray, captions: list[str], spl
             yield RecordInput(" + ".join(names), picture, (caption,), split=split)
 
 
-def _caption(things: list[str]) -> str:
-    return "{} and {} above {} and {}".format(*things)
-
-
-def _with_article(noun: str) -> str:
-    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
-
-
 def _side(labelled: RecordStore) -> int:
     """The side of a scene's images, pixels: that of the stored ones, or of the first original."""
     if labelled.size is not None:
@@ -117,9 +115,3 @@ def _side(labelled: RecordStore) -> int:
     [original] = labelled.encoded(np.array([0]))
     with Image.open(io.BytesIO(original)) as image:
         return min(*image.size, _LARGEST_CELL)
-
-
-def _fingerprint(labelled: RecordStore, half: str) -> str:
-    """A short hash of everything that the scenes depend on; the labelled store never changes once it is written."""
-    written = (labelled.path / HEADER).stat().st_mtime_ns
-    return hashlib.blake2b(repr((_VERSION, str(labelled.path), written, half)).encode(), digest_size=6).hexdigest()

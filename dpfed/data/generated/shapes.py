@@ -86,7 +86,9 @@ def write_shapes(path: str | Path, train: int, validation: int, test: int, seed:
     """
     names = {"shape": SHAPES, "color": tuple(COLORS)}
     counts = dict(zip(SPLITS, (train, validation, test), strict=True))
-    most = _most_held_out(half)
+    first, end = _HALVES[half]
+    objects = len(SIZES) * (end - first) * len(SHAPES)
+    most = int(_MOST_HELD_OUT * (objects * (objects - 1) * len(RELATIONS) // 2 * len(BACKGROUNDS)))
     for split in SPLITS[1:]:
         if counts[split] > most:
             raise UserError(
@@ -120,13 +122,6 @@ def shapes_store(
 
 def _name(half: str) -> str:
     return "shapes" if half == "all" else f"shapes-{half}"
-
-
-def _most_held_out(half: str) -> int:
-    first, end = _HALVES[half]
-    objects = len(SIZES) * (end - first) * len(SHAPES)
-    scenes = objects * (objects - 1) * len(RELATIONS) // 2 * len(BACKGROUNDS)
-    return int(_MOST_HELD_OUT * scenes)
 
 
 def _records(split: str, count: int, seed: int, half: str) -> Iterator[RecordInput]:

@@ -90,13 +90,6 @@ class _Content(io.RawIOBase):
         return self._at
 
 
-def _unpacker(file: IO[bytes]) -> Callable[..., Any] | None:
-    """What unpacks a file, by what it begins with: a download's name may be wrong."""
-    first = file.read(max(map(len, _UNPACKED)))
-    file.seek(0)
-    return next((unpack for magic, unpack in _UNPACKED.items() if first.startswith(magic)), None)
-
-
 def name_of(file: Path) -> str:
     """An archive's name without its ending."""
     return file.name[: len(file.name) - len(archive_ending(file))]
@@ -120,7 +113,9 @@ def members(file: Path, wanted: Callable[[tarfile.TarInfo], bool]) -> Iterator[t
     at = 0
     try:
         with file.open("rb", buffering=_BUFFER) as plain:
-            unpack = _unpacker(plain)
+            first_bytes = plain.read(max(map(len, _UNPACKED)))  # a download's name may be wrong
+            plain.seek(0)
+            unpack = next((unpack for magic, unpack in _UNPACKED.items() if first_bytes.startswith(magic)), None)
             content = _Content(unpack(plain) if unpack else plain, seekable=unpack is None)
             while True:
                 archive = tarfile.TarFile(fileobj=content, tarinfo=_Header)

@@ -125,7 +125,7 @@ def walk(root: Path, access: Access, listing: Listing | None = None) -> Iterator
             path = Path(folder, entry.name)
             is_folder = _is_folder(entry)
             if _HARMLESS_FOLDER.fullmatch(entry.name) if is_folder else harmless(entry.name):
-                notes.passed_over[_called(entry.name)] += 1
+                notes.passed_over["hidden files and folders" if entry.name.startswith(".") else entry.name.strip()] += 1
             elif entry.is_symlink() and not access.permits(path) and os.path.exists(path):
                 notes.refused.append(_refused(root, path, OUTSIDE))
             elif is_folder:
@@ -144,7 +144,3 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _refused(root: Path, path: Path, reason: str) -> Unreadable:
     return Unreadable(path.relative_to(root).as_posix(), reason)
-
-
-def _called(name: str) -> str:
-    return "hidden files and folders" if name.startswith(".") else name.strip()

@@ -93,7 +93,7 @@ class ImageViews:
     def plain(self, images: torch.Tensor) -> torch.Tensor:
         """Only normalises: ``(n, 3, H, W)`` uint8 -> ``(n, 3, H, W)`` float32."""
         _check(images)
-        return self._normalise_(_unit(images))
+        return self._normalise_(images.to(torch.float32).div_(255))
 
     def _fused(self, images: torch.Tensor, uniforms: torch.Tensor, views: int) -> torch.Tensor | None:
         """The views ``(n V, 3, H, W)`` by a GPU's kernels; ``None``, and a sentence, where these do not run."""
@@ -126,7 +126,7 @@ class ImageViews:
     def _fill(self, out: torch.Tensor, images: torch.Tensor, uniforms: torch.Tensor, views: int) -> None:
         """Writes the views of `images` to `out` ``(n V, 3, H, W)``; `uniforms` is ``(n V, columns)``."""
         draw = dict(zip(self._names, uniforms.unbind(1), strict=True))
-        x = _unit(images).repeat_interleave(views, 0)
+        x = images.to(torch.float32).div_(255).repeat_interleave(views, 0)
         flip = draw["flip"] < self.config.flip if "flip" in draw else None
         if self._crop:
             left, top, width, height = self._boxes(draw, images.shape[2], images.shape[3])
@@ -179,7 +179,7 @@ class ImageViews:
 
     def _colour(self, x: torch.Tensor, draw: dict[str, torch.Tensor]) -> torch.Tensor:
         if "brightness" in draw:
-            x = adjust_brightness(x, self._factor("brightness", draw))
+            x = (x * self._factor("brightness", draw)[:, None, None, None]).clamp_(0, 1)
         if "contrast" in draw:
             x = adjust_contrast(x, self._factor("contrast", draw))
         chroma = self._chroma(draw, x[:, 0, 0, 0])
@@ -217,11 +217,6 @@ def _grid(start: torch.Tensor, length: torch.Tensor, pixels: int) -> torch.Tenso
     positions = start[:, None] + length[:, None] * centres
     low, high = start + inset, start + length - inset
     return torch.minimum(torch.maximum(positions, low[:, None]), high[:, None]) * 2 - 1
-
-
-def adjust_brightness(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Scales images ``(m, 3, H, W)`` in [0, 1] by `factor` ``(m,)``."""
-    return (x * factor[:, None, None, None]).clamp_(0, 1)
 
 
 def adjust_contrast(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -269,6 +264,10 @@ def gaussian_blur(x: torch.Tensor, sigma: torch.Tensor, radius: int) -> torch.Te
     return _bands(kernel, x.shape[2]).transpose(1, 2)[:, None] @ x
 
 
+def _on_gpu(images: torch.Tensor) -> bool:
+    return images.device.type == "cuda"
+
+
 def _bands(kernel: torch.Tensor, size: int) -> torch.Tensor:
     """Matrices ``(m, size, size)``, source times target pixel, of the convolution with `kernel` ``(m, 2 radius + 1)``."""
     taps = kernel.shape[1]
@@ -279,14 +278,6 @@ def _bands(kernel: torch.Tensor, size: int) -> torch.Tensor:
     return torch.bmm(kernel[:, None], taken.expand(len(kernel), -1, -1)).view(-1, size, size)
 
 
-def _on_gpu(images: torch.Tensor) -> bool:
-    return images.device.type == "cuda"
-
-
 def _check(images: torch.Tensor) -> None:
     if images.dim() != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
         raise ValueError(f"images must be uint8 (n, 3, H, W), got {images.dtype} {tuple(images.shape)}")
-
-
-def _unit(images: torch.Tensor) -> torch.Tensor:
-    return images.to(torch.float32).div_(255)

@@ -41,13 +41,9 @@ class WordTokenizer:
         tokens = torch.zeros(len(texts), self.context, dtype=torch.int64)
         rows = tokens.numpy()
         for row, text in zip(rows, texts, strict=True):
-            numbers = [_bucket(word, self.vocabulary) for word in _words(text)[: self.context]]
+            numbers = [_bucket(word, self.vocabulary) for word in _WORD.findall(text.lower())[: self.context]]
             row[: len(numbers)] = numbers
         return tokens
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
 
 
 @lru_cache(maxsize=1 << 16)

@@ -105,7 +105,10 @@ class Federation:
         names = [self._terms.sites[number].name for number in sorted(arrived)]
         total, reason = None, f"{len(arrived)} of {self._trust.sites} sites answered, {self._trust.least} are needed"
         if len(arrived) >= self._trust.least:
-            total, reason = self._unmasked(step, arrived, missing) if self._secure else (self._sum(arrived), "")
+            if self._secure:
+                total, reason = self._unmasked(step, arrived, missing)
+            else:  # in the order of the terms: the same, bit for bit, in whatever order the answers came
+                total = sum_of([arrived[number] for number in sorted(arrived)], self._grid)
         if total is None:
             self._journal.write("discarded", step, reason=reason, arrived=names, missing=missing)
             self._note(f"step {step} is discarded and charged: {reason}")
@@ -279,7 +282,3 @@ class Federation:
 
     def _signed(self, kind: str, vector: bytes = b"", digest: str | None = None, **fields: Any) -> Packet:
         return sign(self._identity, self._terms.fingerprint, kind, vector, digest, **fields)
-
-    def _sum(self, arrived: dict[int, Content]) -> Tensor:
-        """The sum in the order of the terms: the same, bit for bit, in whatever order the answers came."""
-        return sum_of([arrived[number] for number in sorted(arrived)], self._grid)

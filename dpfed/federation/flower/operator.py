@@ -72,7 +72,8 @@ class Operator:
         wanted = {key.read_text(): key for key in sorted((self._folder / "nodes").glob("*.pub"))}
         listed = self._flwr.facts("supernode", "list", CONNECTION)["nodes"]
         there = {str(node["node-id"]) for node in listed if node["status"] not in _GONE}
-        known = {key: tuple(one) for key, one in self._known().items() if one[0] in there}  # a new SuperLink knows none of them
+        registered: dict[str, Any] = json.loads(read_text(self._registered)) if self._registered.exists() else {}
+        known = {key: tuple(one) for key, one in registered.items() if one[0] in there}  # a new SuperLink knows none of them
         for key in known.keys() - wanted.keys():
             node, name = known.pop(key)
             self._flwr.text("supernode", "unregister", node, CONNECTION)
@@ -84,10 +85,6 @@ class Operator:
             print(f"the SuperNode {file.stem} is registered, as {node}", flush=True)
         write_atomically(self._registered, json.dumps(known, indent=1) + "\n")
 
-    def _known(self) -> dict[str, Any]:
-        """Number and name of the SuperNodes that were registered, by key."""
-        return json.loads(read_text(self._registered)) if self._registered.exists() else {}
-
     def run(self) -> int:
         """Starts the run, or follows the one that continues, and shows what it says.
 
@@ -96,7 +93,7 @@ class Operator:
         """
         if going := self._going():
             self._flwr.show("log", str(going), CONNECTION, "--stream")
-            return _told(self._status(going))
+            return _told(next((str(one["status"]) for one in self._runs() if int(one["run-id"]) == going), ""))
         with tempfile.TemporaryDirectory(prefix="dpfed-") as drafts:
             config = Path(drafts) / "run.toml"
             config.write_text(tomli_w.dumps({"federation": str(self._folder / "federation"), "run": str(self._folder / "run")}))
@@ -119,9 +116,6 @@ class Operator:
 
     def _going(self) -> int | None:
         return next((int(run["run-id"]) for run in self._runs() if not str(run["status"]).startswith("finished")), None)
-
-    def _status(self, run: int) -> str:
-        return next((str(one["status"]) for one in self._runs() if int(one["run-id"]) == run), "")
 
     def _runs(self) -> list[dict[str, Any]]:
         return self._flwr.facts("list", CONNECTION)["runs"]

@@ -48,7 +48,7 @@ def make_certificates(folder: Path, hosts: list[str], days: int = _SERVER_DAYS) 
     authority, authority_key = _authority(folder)
     key = ec.generate_private_key(_CURVE)
     certificate = (
-        _builder(_named(hosts[0]), authority.subject, key.public_key(), days)
+        _builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])]), authority.subject, key.public_key(), days)
         .add_extension(alternatives, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -148,7 +148,7 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
         raise UserError(f"{certificate_file} lacks its key {key_file}: restore both, or use a new folder. [certificate-no-key]")
     _refuse_existing(key_file)
     key = ec.generate_private_key(_CURVE)
-    name = _named("dpfed federation authority")
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dpfed federation authority")])
     certificate = (
         _builder(name, name, key.public_key(), _AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -172,10 +172,6 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicK
         .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks of sites differ
         .not_valid_after(now + datetime.timedelta(days=days))
     )
-
-
-def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 
 def _general_name(host: str) -> x509.GeneralName:

@@ -45,7 +45,6 @@ def examine_site(folder: Path) -> list[Finding]:
     kit, site = paths.kit, paths.site
     ends = "the federation ends with its authority: call the coordinator"
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
-        ("kit", lambda: _kit(paths)),
         ("versions", lambda: _versions(kit.release, kit.protocol)),
         ("versions", lambda: _programs(paths)),
         ("keys", lambda: _keys(paths)),
@@ -57,7 +56,8 @@ def examine_site(folder: Path) -> list[Finding]:
     ]
     if not site.left:
         checks += [("ports", lambda: _node_port(paths)), ("door", lambda: _socket(paths)), ("copies", lambda: _copies(site))]
-    return [finding for name, check in checks for finding in _guarded(name, check)]
+    whole = Finding("kit", State.GOOD, f"{kit.federation}, {kit.site}, number {kit.serial}, as it was signed")
+    return [whole, *(finding for name, check in checks for finding in _guarded(name, check))]
 
 
 def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -71,11 +71,6 @@ def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]
     except OSError as error:
         advice = "restore it, or see docs/a-site-in-15-minutes.md"
         return [Finding(name, State.BAD, f"{error.filename}: {error.strerror or error}", advice)]
-
-
-def _kit(paths: SitePaths) -> Iterator[Finding]:
-    kit = paths.kit
-    yield Finding("kit", State.GOOD, f"{kit.federation}, {kit.site}, number {kit.serial}, as it was signed")
 
 
 def _versions(release: str, protocol: int) -> Iterator[Finding]:
@@ -102,18 +97,14 @@ def _programs(paths: SitePaths) -> Iterator[Finding]:
         yield Finding("versions", State.CARE, said, f"ln -sfn ENVIRONMENT {paths.path / 'venv'}")
 
 
-def _permissions(*paths: Path) -> Iterator[Finding]:
-    """Whether other users can reach what is secret."""
-    if found := [str(path) for path in paths if path.exists() and path.stat().st_mode & _OTHERS]:
-        yield Finding("keys", State.BAD, f"other users may reach {', '.join(found)}", f"chmod go= {' '.join(found)}")
-    else:
-        yield Finding("keys", State.GOOD, "closed to other users")
-
-
 def _keys(paths: SitePaths) -> Iterator[Finding]:
     """Whether the keys are there, whole, and closed to other users."""
     site, own = paths.site, [paths.site.path / "identity.key", paths.site.path / "secret.key"]
-    yield from _permissions(site.path, paths.keys, *own, *(path for path in paths.keys.iterdir() if path.suffix != ".pub"))
+    secret = [site.path, paths.keys, *own, *(path for path in paths.keys.iterdir() if path.suffix != ".pub")]
+    if found := [str(path) for path in secret if path.exists() and path.stat().st_mode & _OTHERS]:
+        yield Finding("keys", State.BAD, f"other users may reach {', '.join(found)}", f"chmod go= {' '.join(found)}")
+    else:
+        yield Finding("keys", State.GOOD, "closed to other users")
     if not is_whole(paths.keys):
         advice = f"restore it, or remove {paths.reply} and the SuperNode's keys, and run `dpfed site setup` again"
         yield Finding("keys", State.BAD, f"a key in {paths.keys} is damaged, or not that of node.pub", advice)

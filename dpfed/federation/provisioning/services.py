@@ -20,49 +20,8 @@ GROUP = "dpfed-node"  # of the user that runs SuperNode and app; the worker's us
 FLOWER = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 _HERE = "127.0.0.1"
+_RUNTIME = ["--superexec-auth-secret-file", "%f/keys/runtime.secret"]
 _PLAIN = re.compile(r"[A-Za-z0-9/._-]+")
-
-
-def worker_command(folder: str, group: str | None = None) -> list[str]:
-    """The worker: holds the records, reaches no network.
-
-    Args:
-        folder: of the site and its kit.
-        group: that may ask at its socket; default: only its own user.
-    """
-    words = ["dpfed", "site", "serve", f"{folder}/site", "--socket", f"{folder}/door/socket"]
-    return [*words, "--group", group] if group else words
-
-
-def node_command(folder: str, superlink: str, port: str) -> list[str]:
-    """A SuperNode: talks to the coordinator, reaches no record."""
-    return [
-        *("dpfed", "site", "supernode", "--root-certificates", f"{folder}/ca.crt", "--superlink", superlink),
-        *("--auth-supernode-private-key", f"{folder}/keys/node", "--host", _HERE, "--port", port),
-        *("--node-config", f'socket="{folder}/door/socket"', "--isolation", "process"),
-        *("--superexec-auth-secret-file", f"{folder}/keys/runtime.secret"),
-    ]
-
-
-def app_command(folder: str, port: str) -> list[str]:
-    """The resident app: hands messages from a SuperNode to the worker, and back."""
-    secret = ["--superexec-auth-secret-file", f"{folder}/keys/runtime.secret"]
-    return ["dpfed", "site", "app", "--runtime-api-address", f"{_HERE}:{port}", *secret]
-
-
-def link_command(folder: str) -> list[str]:
-    """The SuperLink, on loopback; the proxy is in front of it."""
-    inner = f"{folder}/certificates/inner"
-    return [
-        *("flower-superlink", "--ssl-ca-certfile", f"{inner}/ca.crt", "--ssl-certfile", f"{inner}/server.pem"),
-        *("--ssl-keyfile", f"{inner}/server.key", "--enable-supernode-auth", "--host", _HERE, "--port", str(LINK_PORT)),
-        "--disable-runtime-dependency-installation",
-    ]
-
-
-def run_command(folder: str) -> list[str]:
-    """Registers the SuperNodes' keys and starts the run, or resumes it."""
-    return ["dpfed", "federation", "run", folder]
 
 
 def site_files(federation: str, site: str, superlink: str) -> dict[str, str]:
@@ -77,9 +36,16 @@ def site_files(federation: str, site: str, superlink: str) -> dict[str, str]:
     known = {"federation": federation, "site": site, "superlink": superlink, "host": host, "port": port}
     here = {"user": GROUP, "node_port": str(NODE_PORT), "folder": f"{federation}-{site}"}
     units = {
-        "worker": worker_command("%f", GROUP),
-        "node": node_command("%f", superlink, "${DPFED_PORT}"),
-        "app": app_command("%f", "${DPFED_PORT}"),
+        # The worker: holds the records, reaches no network.
+        "worker": ["dpfed", "site", "serve", "%f/site", "--socket", "%f/door/socket", "--group", GROUP],
+        # A SuperNode: talks to the coordinator, reaches no record.
+        "node": [
+            *("dpfed", "site", "supernode", "--root-certificates", "%f/ca.crt", "--superlink", superlink),
+            *("--auth-supernode-private-key", "%f/keys/node", "--host", _HERE, "--port", "${DPFED_PORT}"),
+            *("--node-config", 'socket="%f/door/socket"', "--isolation", "process", *_RUNTIME),
+        ],
+        # The resident app: hands messages from a SuperNode to the worker, and back.
+        "app": ["dpfed", "site", "app", "--runtime-api-address", f"{_HERE}:${{DPFED_PORT}}", *_RUNTIME],
     }
     files = {
         f"systemd/dpfed-{name}@.service": _shown(f"{name}.service", command=_exec(words), **here)
@@ -98,9 +64,15 @@ def coordinator_files(federation: str, folder: str, host: str, port: int) -> dic
         port: of the proxy.
     """
     known = {"federation": federation, "folder": folder, "host": host, "port": port, "link_port": LINK_PORT}
+    inner = "%f/certificates/inner"
+    link = [  # the SuperLink, on loopback; the proxy is in front of it
+        *("flower-superlink", "--ssl-ca-certfile", f"{inner}/ca.crt", "--ssl-certfile", f"{inner}/server.pem"),
+        *("--ssl-keyfile", f"{inner}/server.key", "--enable-supernode-auth", "--host", _HERE, "--port", str(LINK_PORT)),
+        "--disable-runtime-dependency-installation",
+    ]
     return {
-        "systemd/dpfed-superlink@.service": _shown("superlink.service", command=_exec(link_command("%f"))),
-        "systemd/dpfed-run@.service": _shown("run.service", command=_exec(run_command("%f"))),
+        "systemd/dpfed-superlink@.service": _shown("superlink.service", command=_exec(link)),
+        "systemd/dpfed-run@.service": _shown("run.service", command=_exec(["dpfed", "federation", "run", "%f"])),
         "proxy.conf": _shown("proxy.conf", **known),
         "README.md": _shown("coordinator.README.md", **known),
     }

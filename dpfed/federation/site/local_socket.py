@@ -84,7 +84,8 @@ def serve(
             for thread in [thread for thread in visitors if not thread.is_alive()]:
                 visitors.pop(thread).close()
             try:
-                sock, connection = _accepted(listener)
+                sock, _ = listener.accept()
+                connection = _connection(sock.dup(), _LONGEST_READ)  # `sock` can shut it
             except TimeoutError:
                 continue
             except OSError as error:  # such as too many open files
@@ -110,12 +111,6 @@ def _see_off(visitors: dict[threading.Thread, socket.socket], turn: threading.Lo
     for thread, sock in visitors.items():
         thread.join(max(0.0, until - time.monotonic()))
         _close(sock)
-
-
-def _accepted(listener: socket.socket) -> tuple[socket.socket, Connection]:
-    """The next visitor: a socket to shut the connection with, and the connection."""
-    sock, _ = listener.accept()
-    return sock, _connection(sock.dup(), _LONGEST_READ)
 
 
 def _close(sock: socket.socket) -> None:
@@ -213,8 +208,12 @@ def _listening(path: Path, group: str | None) -> Iterator[socket.socket]:
         raise UserError(
             f"{path} has more than {_LONGEST_PATH} bytes: choose a shorter path, such as /run/dpfed/site. [socket-path-long]"
         )
-    _directory(path.parent, group)
-    with _only_one(path), socket.socket(socket.AF_UNIX) as listener:
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True, mode=0o700)
+        _share(path.parent, group, 0o700)
+    refuse_open_folder(path.parent, os.geteuid())
+    taken = f"another site worker already answers at {path}: stop it, or choose another path."
+    with file_lock(path.with_name(f"{path.name}.lock"), taken), socket.socket(socket.AF_UNIX) as listener:
         if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
             raise UserError(f"{path} is there and is not a socket: choose another path. [socket-path-taken]")
         path.unlink(missing_ok=True)  # left behind by a worker that was killed
@@ -226,13 +225,6 @@ def _listening(path: Path, group: str | None) -> Iterator[socket.socket]:
             yield listener
         finally:
             path.unlink(missing_ok=True)
-
-
-def _directory(folder: Path, group: str | None) -> None:
-    if not folder.exists():
-        folder.mkdir(parents=True, mode=0o700)
-        _share(folder, group, 0o700)
-    refuse_open_folder(folder, os.geteuid())
 
 
 def refuse_open_folder(folder: Path, user: int) -> None:
@@ -268,9 +260,3 @@ def _share(path: Path, group: str | None, mode: int) -> None:
             raise UserError(f"only members of {group!r} can share a socket with it: join it first. [socket-group]") from error
         mode |= 0o010 if path.is_dir() else 0o060
     path.chmod(mode)
-
-
-def _only_one(path: Path) -> contextlib.AbstractContextManager[None]:
-    """A lock beside the socket."""
-    taken = f"another site worker already answers at {path}: stop it, or choose another path."
-    return file_lock(path.with_name(f"{path.name}.lock"), taken)
