@@ -46,8 +46,7 @@ def test_part_by_part_with_ones_own_model(shapes, tmp_path):
 
 
 def test_the_whole_job_and_the_encoder_back(tiny_config, tmp_path):
-    run = dpfed.pretrain(tiny_config, tmp_path / "run")
-    encoder = dpfed.load(run.path)
+    encoder = dpfed.load(dpfed.pretrain(tiny_config, tmp_path / "run").path)
     images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
     assert encoder.features(images).shape[0] == 5
     from PIL import Image

@@ -62,8 +62,7 @@ def test_no_layers_clipped_gradient_is_longer_than_c(name, way, generator, monke
         seeds = seeds * slopes
         terms, parameters = watched(layer, inputs, grouping, seeds)
         clip_norm = 10.0 ** (9 * torch.rand((), generator=generator).item() - 6)
-        squares = sum(t.squares + t.slack for t in terms)
-        factors = clip_factors(squares.sqrt(), clip_norm).float()
+        factors = clip_factors(sum(t.squares + t.slack for t in terms).sqrt(), clip_norm).float()
         for group in range(len(sizes)):
             alone = torch.where(torch.arange(len(sizes)) == group, factors, 0.0)
             parts = [torch.zeros_like(parameter) for parameter in parameters]

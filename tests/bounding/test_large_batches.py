@@ -170,10 +170,8 @@ def test_an_engine_adds_up_in_float64(name):
 
 def test_a_long_sum_of_clipped_gradients_is_that_of_real_numbers():
     """In one product in float32, thousands of pieces that point one way would lose some 1e-6 of the sum, whoever they are."""
-    generator = torch.Generator().manual_seed(4)
-    gradients = torch.rand(20_000, 64, generator=generator) + 0.5
-    norms = gradients.norm(dim=1, dtype=torch.float64)
-    factors = clip_factors(norms, 1.0)
+    gradients = torch.rand(20_000, 64, generator=torch.Generator().manual_seed(4)) + 0.5
+    factors = clip_factors(gradients.norm(dim=1, dtype=torch.float64), 1.0)
     into = torch.zeros(64, dtype=torch.float64)
     add_weighted(gradients, factors, into)
     exact = (factors[:, None] * gradients.double()).sum(0)
@@ -195,8 +193,7 @@ def test_released_statistics_of_a_large_batch_move_by_their_sensitivity():
             slot = torch.zeros(len(batch), dtype=torch.long)
             statistics.release(*((batch, slot, 0) if kind == "slots" else (batch, 0)))
         assert {one.dtype for one in noisy} == {torch.float64}
-        moved = (noisy[0] - noisy[1]).norm().item()
-        assert 0.999 * statistics.SENSITIVITY < moved <= statistics.SENSITIVITY
+        assert 0.999 * statistics.SENSITIVITY < (noisy[0] - noisy[1]).norm().item() <= statistics.SENSITIVITY
 
 
 def test_pieces_of_factor_zero_need_not_be_finite():

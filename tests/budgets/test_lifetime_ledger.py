@@ -82,8 +82,7 @@ def test_copies_that_grew_apart_become_one_by_what_each_lacks(tmp_path):
 def test_a_run_that_went_on_in_two_places_costs_what_was_settled_most(path):
     """Its copy elsewhere settled 8 steps; here it settled 4, went on, and settled 5."""
     here = [ENTRIES[0], entry("reserve"), entry("settle", 1, steps=4), entry("reserve", 2), entry("settle", 3, steps=5)]
-    budget = BudgetLedger(head(), (*here, entry("settle", 1, steps=8)))
-    account = budget.accounts["a"]
+    account = BudgetLedger(head(), (*here, entry("settle", 1, steps=8))).accounts["a"]
     assert (account.steps, account.cost, account.settled, account.least) == (8, (8.0,) * 8, True, 8)
 
 

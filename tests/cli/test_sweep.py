@@ -95,8 +95,7 @@ def test_every_run_is_trained_once_with_its_changes_and_compared(base, swept, mo
     assert outcome.promise in html.unescape(page)
     before = contents(small) | contents(large)
     die_at(monkeypatch, 1)  # finished runs are kept: nothing may be trained again
-    again = sweep(base, tmp_path / "sweep.toml", tmp_path / "runs")
-    assert again.promise == outcome.promise
+    assert sweep(base, tmp_path / "sweep.toml", tmp_path / "runs").promise == outcome.promise
     assert before == contents(small) | contents(large)
 
 

@@ -89,8 +89,7 @@ def test_drawing_reading_and_views_by_hand(promise):
     assert one.step == pytest.approx(one.sampling + 2.5 + 20.25)
     four = estimate(promise, data, 5_000_000, 4)
     assert four.sampling == pytest.approx(2 * 0.3 / 4 / 200 + 2.0 * four.largest_shard / 1e6)
-    before = estimate(promise, dataclasses.replace(data, ahead=False), 5_000_000, 1)
-    assert before.decoding == pytest.approx(10.0)
+    assert estimate(promise, dataclasses.replace(data, ahead=False), 5_000_000, 1).decoding == pytest.approx(10.0)
     slow = estimate(promise, dataclasses.replace(data, decoding=1 / 400), 5_000_000, 1)
     assert slow.decoding == pytest.approx(25.0 - 20.0)  # what the gradients do not hide
 

@@ -99,13 +99,11 @@ def test_nine_invented_members_of_ten_are_counted_and_the_promise_without_them_i
     terms = agree(cards, trust="secure", drops=0, colluders=1)
     sites[0].join(terms)
     said = confirmation(terms, 0, sites[0].confirmed())
-    alone = terms.trust_model.noise_if_honest(1)
-    assert alone == pytest.approx(1 / 9)
+    assert terms.trust_model.noise_if_honest(1) == pytest.approx(1 / 9)
     assert said.startswith(
         "1 of 10 members: this site. If only these are honest, and the coordinator lies together with the others"
     )
-    left = float(said.split(" holds but ")[1].split(",")[0])
-    assert left > 2 * terms.privacy_plan.epsilon()
+    assert float(said.split(" holds but ")[1].split(",")[0]) > 2 * terms.privacy_plan.epsilon()
     assert f"not epsilon {round_up(terms.privacy_plan.epsilon())}" in said
 
 

@@ -83,8 +83,7 @@ def test_a_cluster_releases_the_same(locally, config, tmp_path):
 
 
 def test_a_simulated_federation_releases_the_same(locally, config, tmp_path):
-    run = simulate(config, tmp_path / "run", Simulation(sites=SITES, skew=SKEW))
-    assert digests(run.ledger) == locally
+    assert digests(simulate(config, tmp_path / "run", Simulation(sites=SITES, skew=SKEW)).ledger) == locally
 
 
 def institutions(config, shapes, folder):
@@ -216,8 +215,7 @@ def test_an_older_checkpoint_will_do(config, shapes, tmp_path):
     wire = Wire({site.path.name: load_site(site, print) for site in sites})
     with pytest.raises(Stopped):
         coordinate(made.path, tmp_path / "run", wire, Watch())
-    newest = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[-1]
-    newest.unlink()
+    sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[-1].unlink()
     run = coordinate(made.path, tmp_path / "run", wire, Silent())
     assert run.finished
     assert [line["event"] for line in map(json.loads, run.journal.read_text().splitlines())] == ["opened", "collected"] * 4

@@ -35,8 +35,7 @@ def desk(tmp_path_factory) -> Path:
     write_shapes(desk / "store", train=64, validation=0, test=32)
     (desk / "images" / "a").mkdir(parents=True)
     for number in range(6):
-        pixels = np.full((9, 8, 3), number * 40, np.uint8)
-        Image.fromarray(pixels).save(desk / "images" / "a" / f"{number}.png")
+        Image.fromarray(np.full((9, 8, 3), number * 40, np.uint8)).save(desk / "images" / "a" / f"{number}.png")
     (desk / "table.csv").write_text("filepath,title\n" + "".join(f"images/a/{n}.png,number {n}\n" for n in range(6)))
     config = parse_config(
         {

@@ -45,8 +45,7 @@ def test_folders(effort: Effort, world: Path) -> None:
         ),
         st.binary(min_size=1, max_size=4).map(lambda b: os.fsdecode(b.replace(b"/", b"").replace(b"\0", b"")) + ".png"),
     )
-    kinds = st.sampled_from(["image"] * 6 + list(REPLACEMENTS))
-    entries = st.lists(st.tuples(above, names, kinds), max_size=6)
+    entries = st.lists(st.tuples(above, names, st.sampled_from(["image"] * 6 + list(REPLACEMENTS))), max_size=6)
     bounded(effort, 100, check, entries, st.booleans(), st.sampled_from([None, 2]))
 
 

@@ -146,8 +146,7 @@ def test_a_read_only_folder_is_refused_in_a_sentence(words, guarded, tmp_path):
     options = {"cwd": tmp_path / "sealed", "preexec_fn": unable}
     if guarded.run("python", "-c", "open('x', 'w')", check=None, **options).returncode == 0:
         pytest.skip("this user may write everywhere")
-    done = guarded.run("dpfed", *words, check=2, **options)
-    assert done.stderr.splitlines()[-1].startswith("error: cannot")
+    assert guarded.run("dpfed", *words, check=2, **options).stderr.splitlines()[-1].startswith("error: cannot")
     assert not list((tmp_path / "sealed").iterdir())
 
 
@@ -175,6 +174,5 @@ def test_institutions_need_no_checkout(guarded):
         "--set",
         "data.records=600",
     )
-    done = guarded.run("python", *words, timeout=500)
-    assert "epsilon 8.00" in done.stdout
+    assert "epsilon 8.00" in guarded.run("python", *words, timeout=500).stdout
     assert (guarded.folder / "runs" / "federation" / "privacy_card.md").exists()

@@ -57,8 +57,7 @@ def test_pictures_only_with_a_gallery(run_folder, tmp_path, model, make_store, c
     folder = run_folder()
     assert "image/png" not in render(tmp_path, folder)
     hidden, shown = make_store(public=False), make_store()
-    private = build_gallery(model, hidden, hidden.read, config, lambda x: x.float(), None, "cpu")
-    assert private is None
+    assert build_gallery(model, hidden, hidden.read, config, lambda x: x.float(), None, "cpu") is None
     pictures = build_gallery(model, shown, shown.read, config, lambda x: x.float(), lambda t: torch.zeros(len(t), 1), "cpu")
     pictures.write(folder / "gallery")
     html = render(tmp_path, folder)

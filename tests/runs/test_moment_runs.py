@@ -83,8 +83,7 @@ def test_the_published_heads_are_enough_in_five_lines(tiny_moments, tmp_path):
     model = encoder.model
     with torch.inference_mode():
         pixels = encoder._views.plain(torch.from_numpy(pictures()).permute(0, 3, 1, 2))
-        features = model.projection(model.features(pixels))
-        unit = F.normalize(features @ heads["image.projection"].T, dim=-1)
+        unit = F.normalize(model.projection(model.features(pixels)) @ heads["image.projection"].T, dim=-1)
         embedding = F.normalize((unit - heads["image.centre"]) @ heads["image.matrix"], dim=-1)
     torch.testing.assert_close(embedding, encoder.embed_images(pictures()))
 
@@ -144,8 +143,7 @@ def test_epsilon_next_to_nothing_leaves_an_aligned_model_as_it_was(tiny_moments,
         public = before.model.embed_images(pixels)
         own = F.normalize(before.model.projection(before.model.image_encoder(pixels)), dim=1)
     torch.testing.assert_close(public, own)
-    model = dpfed.load(run.path).model
-    assert torch.isfinite(model.embed_images(pixels)).all()
+    assert torch.isfinite(dpfed.load(run.path).model.embed_images(pixels)).all()
 
 
 @pytest.mark.parametrize(
@@ -199,7 +197,6 @@ def test_a_lifetime_budget_holds_two_releases(tiny_moments, tmp_path, shapes):
     store = RecordStore.open(shutil.copytree(shapes.path, tmp_path / "store"))
     set_budget(store, 9.0, 1e-3)
     tiny_moments["data"]["path"] = str(store.path)
-    run = pretrain(parse_config(tiny_moments), tmp_path / "run")
-    assert "none was set" not in run.card.read_text()
+    assert "none was set" not in pretrain(parse_config(tiny_moments), tmp_path / "run").card.read_text()
     with pytest.raises(UserError, match="has no room"):
         pretrain(parse_config(tiny_moments), tmp_path / "again")

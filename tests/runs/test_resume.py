@@ -151,8 +151,7 @@ def test_releases_since_the_checkpoint_are_repeated_by_any_engine(tiny, tmp_path
         pretrain(parse_config(tiny), folder)
     restore()
     other_engine(folder)
-    run = resume(folder)
-    ledger = Ledger.open(run.ledger)
+    ledger = Ledger.open(resume(folder).ledger)
     assert ledger.charged == 6 and ledger.replays > 0
 
 
@@ -379,8 +378,7 @@ def test_what_a_kill_inside_a_write_left_of_a_checkpoint_is_gone_in_the_end(stop
     ("old", "new", "said"), [("width = 8\n", "width = 16\n", "does not fit"), ("ema = 0.0", "ema = 0.5", "ema")]
 )
 def test_another_model_or_a_moving_average_cannot_be_switched_on_the_way(stopped, old, new, said):
-    text = (stopped / "config.toml").read_text()
-    (stopped / "config.toml").write_text(text.replace(old, new, 1))
+    (stopped / "config.toml").write_text((stopped / "config.toml").read_text().replace(old, new, 1))
     with pytest.raises(UserError, match=said):
         resume(stopped)
 

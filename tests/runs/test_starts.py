@@ -145,13 +145,11 @@ def test_a_start_is_made_once_and_is_the_model_of_step_0(tree, tmp_path):
     again = pretrain(parse_config(begun_elsewhere(tree, place)), tmp_path / "again", notes := Notes())
     assert not any("making" in line for line in notes.said)
     assert before(again.path) == before(run.path) and len(before(run.path)) > 1
-    random = pretrain(parse_config(random_start(tree)), tmp_path / "random")
-    assert before(random.path) != before(run.path)
+    assert before(pretrain(parse_config(random_start(tree)), tmp_path / "random").path) != before(run.path)
 
 
 def test_making_a_start_goes_on_after_an_interruption_with_the_same_bits(tree, tmp_path, monkeypatch):
-    config = parse_config(tree)
-    whole, was_there = make_start(config)
+    whole, was_there = make_start(parse_config(tree))
     elsewhere = parse_config({**tree, "data": {**tree["data"], "stores": str(tmp_path / "elsewhere")}})
     real, calls = Coordinator.apply, []
 

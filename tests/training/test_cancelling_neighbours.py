@@ -101,8 +101,7 @@ def is_quick(records, clip, engine, precision):
 )
 def test_neighbours_whose_gradients_cancel_stay_within_the_bound(tmp_path, public_store, records, clip, engine, precision):
     text, kind = records
-    parts = parts_of(tmp_path, public_store, text, engine, CLIPS[clip], kind, precision)
-    assert moved(parts, 11) <= 1
+    assert moved(parts_of(tmp_path, public_store, text, engine, CLIPS[clip], kind, precision), 11) <= 1
 
 
 @pytest.mark.parametrize("seed", sparing([5, 9, 19], 5))

@@ -207,8 +207,7 @@ def what_is_exported_is_what_was_measured(run, averaged):
 
 def test_the_secret_key_is_for_its_owners_eyes(tiny_config, tmp_path):
     randomness = Randomness.fresh()
-    run = RunDirectory.create(tmp_path / "run", tiny_config, randomness)
-    key = run.path / "secret.key"
+    key = RunDirectory.create(tmp_path / "run", tiny_config, randomness).path / "secret.key"
     assert (key.read_bytes(), stat.S_IMODE(key.stat().st_mode)) == (randomness.master, 0o600)
     assert randomness.master != Randomness.fresh().master
 

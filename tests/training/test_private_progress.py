@@ -292,8 +292,7 @@ def test_a_discarded_step_tells_nothing_and_ends_its_phase(tmp_path):
     told = []
     for step in range(40):
         total = BoundedSum(torch.zeros(SIZE + 3), plan.sensitivity, plan.groups)
-        summary = coordinator.discard(step) if step % 20 > 14 else coordinator.apply(step, total)
-        told.append(summary.phase)
+        told.append((coordinator.discard(step) if step % 20 > 14 else coordinator.apply(step, total)).phase)
     assert [step for step, phase in enumerate(told) if phase] == [19, 39]
     assert [phase.released for phase in told if phase] == [15, 15]
     assert told[19].share_error == pytest.approx(1.96 * plan.statistics.error(plan.noise_std, 15))

@@ -47,8 +47,7 @@ def test_every_group_has_the_librarys_gradient(geometry, kind):
     from dpfed.bounding.kernels import outer_products
 
     given, expected = groups_of(kind, GEOMETRIES[geometry])
-    found = outer_products(*given).permute(0, 1, 4, 2, 3)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(outer_products(*given).permute(0, 1, 4, 2, 3), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_groups_gradient_has_the_same_bits_wherever_it_stands():

@@ -57,8 +57,7 @@ class Attention(nn.Module):
 
 
 def adapted(layer, name, blocks, chosen):
-    weight = getattr(layer, name)
-    update = LowRankUpdate(weight, blocks, chosen, rank=2, scale=0.7)
+    update = LowRankUpdate(getattr(layer, name), blocks, chosen, rank=2, scale=0.7)
     nn.init.normal_(update.up)
     parametrize.register_parametrization(layer, name, update)
     layer.parametrizations[name].original.requires_grad_(False)
@@ -205,8 +204,7 @@ def test_norms_and_weighted_sums_are_those_of_autograd(name, sizes):
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", LAYERS)
 def test_groups_that_are_not_finite_leave_the_others_as_they_are(name):
-    sizes = SIZES["uneven"]
-    layer, inputs, seeds, grouping = case(name, sizes)
+    layer, inputs, seeds, grouping = case(name, SIZES["uneven"])
     factors, bad = torch.tensor([0.5, 0.0, 0.25, 1.0]), torch.tensor([False, True, False, False])
     rows = slice(2 * VIEWS, 7 * VIEWS)
     sums = []

@@ -96,8 +96,7 @@ def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, run_of):
     run, sound = run_of(name), method_named(name).sound
     assert run.card.exists() == sound and run.no_card.exists() != sound
     assert sound or RunView.read(run.path).void
-    results = json.loads(run.results.read_text(encoding="utf-8"))
-    assert results["privacy"]["guarantee"] == (sound and name != "none")
+    assert json.loads(run.results.read_text(encoding="utf-8"))["privacy"]["guarantee"] == (sound and name != "none")
     assert ("no guarantee holds" in run.report.read_text(encoding="utf-8")) == (not sound or name == "none")
     paper = (run.card if sound else run.no_card).read_text(encoding="utf-8")
     assert ("Covered by the guarantee" in paper) == ("Nothing is covered" not in paper) == (sound and name != "none")

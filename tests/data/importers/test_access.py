@@ -92,8 +92,7 @@ SOURCES = [
 def test_nothing_outside_of_the_source_is_read_unless_the_user_says_so(
     tmp_path: Path, pictures, secret: Path, make: Callable[[Path, Path], Path]
 ) -> None:
-    root = pictures.file(tmp_path / "in" / "0.png").parent
-    source, picture = make(root, secret), secret.read_bytes()
+    source, picture = make(pictures.file(tmp_path / "in" / "0.png").parent, secret), secret.read_bytes()
     with pytest.raises(UserError, match=r"outside of the source's folder \(1\).*--skip-broken, .*--allow-outside"):
         import_records(source, tmp_path / "s")
     report = import_records(source, tmp_path / "s", skip_broken=True)

@@ -183,8 +183,7 @@ def test_every_table_beside_images_needs_a_meaning(tmp_path: Path, pictures, cap
             table(cases[number] / name, [f"images/{file}.png"])
     for number, source in cases.items():
         for options in ({}, {"skip_broken": True}):
-            said = refusal(source, **options)
-            with_captions, alone = commands(said)
+            with_captions, alone = commands(refusal(source, **options))
             store = run(with_captions, tmp_path / f"t{number}{len(options)}")
             assert store.kind == "image-text" and store.ids([0]) == ["images/0.png"]
             assert run(alone, tmp_path / f"a{number}{len(options)}").kind == "image"
