@@ -12,6 +12,8 @@ from dpfed.config import parse_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
 from tests.baselines.noisy_statistics.released_lab import in_slots
 
@@ -137,9 +139,6 @@ def test_the_spread_of_every_method_is_its_longest_sum_over_its_sensitivity(name
 
 
 def test_a_worker_leaves_room_for_rounding(tiny):
-    from dpfed.privacy.randomness import Randomness
-    from dpfed.runs.assembly import assemble
-
     parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5), owners=2)
     worker, seen = parts.worker(Randomness.from_seed(5)), []
     add = worker._engine.add_clipped

@@ -118,8 +118,6 @@ def test_lines_that_are_left_out_or_change_places_are_noticed(path):
 
 
 def test_a_line_of_another_kind_is_noticed_although_its_hash_is_right(path):
-    from dpfed.privacy.ledger import link
-
     chain = json.loads(path.read_text().splitlines()[-1])["chain"]
     line = {"id": "1" * 16, "event": "refund", "day": "2026-01-01"}
     path.write_text(path.read_text() + json.dumps({**line, "chain": link(chain, line)}) + "\n")

@@ -12,6 +12,7 @@ import pytest
 from dpfed.cli import main
 from dpfed.cluster.estimate import Machines, bottleneck, estimate, largest_shard
 from dpfed.errors import UserError
+from dpfed.models.building import build_model
 from dpfed.privacy.plan import PrivacyPlan
 
 MACHINES = Machines(throughput=500.0, bandwidth=2e9, latency=1e-4, noise=0.05, bookkeeping=0.03, price=3.0, gpus_per_node=8)
@@ -122,8 +123,6 @@ def test_sigma_and_epsilon_are_the_plans_and_independent_of_workers(run, plan, t
     expected = {"throughput": 500, "bandwidth": 2e9, "latency": 1e-4, "noise": 0.05, "bookkeeping": 0.03, "price": 3}
     assert {name: answer["machines"][name] for name in expected} == pytest.approx(expected)
     assert answer["machines"]["gpus_per_node"] == 1
-
-    from dpfed.models.building import build_model
 
     model = build_model(tiny_config.model, tiny_config.objective)
     assert answer["parameters"] == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from math import erf, exp, sqrt
 
 import dp_accounting
 import pytest
@@ -66,8 +67,6 @@ def test_pld_lies_within_the_error_bounds_of_opacus_prv(sigma, rate, steps, delt
 
 
 def test_one_step_over_all_records_equals_the_analytic_gaussian_mechanism():
-    from math import erf, exp, sqrt
-
     def phi(x):
         return (1 + erf(x / sqrt(2))) / 2
 

@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.audit.membership import audit_membership
 from dpfed.budgets.registry import BUDGET_LEDGER, budgets_of, registry
 from dpfed.budgets.replicas import read
 from dpfed.budgets.spending import set_budget
 from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.federation.simulation import resume
+from dpfed.federation.simulated import Simulation
+from dpfed.federation.simulation import resume, simulate
 from dpfed.live.figures import figures
 from dpfed.live.scan import Scan
 from dpfed.privacy.ledger import Ledger
@@ -247,8 +249,6 @@ def test_figures_of_training_labels_want_words(config, store, tmp_path, monkeypa
 
 
 def test_an_audit_wants_words(config, store, budget, tmp_path):
-    from dpfed.audit.membership import audit_membership
-
     run = pretrain(parse_config(config), tmp_path / "run")
     with pytest.raises(UserError, match="figures of an audit are exact functions of them, which no budget covers"):
         audit_membership(run.path, records=200)
@@ -296,9 +296,6 @@ def test_a_sweep_that_is_given_up_gives_back_the_runs_that_have_not_begun(config
 
 
 def test_a_simulated_federation_reserves_like_a_run(config, store, budget, tmp_path):
-    from dpfed.federation.simulated import Simulation
-    from dpfed.federation.simulation import simulate
-
     run = simulate(parse_config(config), tmp_path / "run", Simulation(sites=2, skew=0.0))
     (account,) = budget_of(store).accounts.values()
     assert account.steps == Ledger.open(run.ledger).charged == 6 and account.settled

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.audit.membership import audit_membership
 from dpfed.config import parse_config
 from dpfed.data.store.layout import HEADER
 from dpfed.errors import UserError
@@ -168,8 +169,6 @@ def test_damaged_results_are_refused_before_anything_is_measured(private, tmp_pa
 
 @pytest.mark.slow
 def test_an_audit_stays_on_the_card_that_a_later_evaluation_writes(private, tmp_path, monkeypatch):
-    from dpfed.audit.membership import audit_membership
-
     monkeypatch.setattr("dpfed.audit.sides._LEAST", 50)
     run = pretrain(parse_config(private), tmp_path / "run")
     audit_membership(run.path, records=60)

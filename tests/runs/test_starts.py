@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.config.shipped import shipped_file
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.simulation import resume, simulate
@@ -72,9 +74,6 @@ def begun_elsewhere(tree, place, **privacy):
 @pytest.fixture
 def private_store(shapes, tmp_path):
     """The records of `shapes`, declared private."""
-    from dpfed.data.store.record import RecordInput
-    from dpfed.data.store.writing import StoreWriter
-
     with StoreWriter(tmp_path / "private", name="clinic", kind="image-text", size=32) as writer:
         for row in shapes.split("train")[:200].tolist():
             image = shapes.images([row], 32)[0].permute(1, 2, 0).numpy()

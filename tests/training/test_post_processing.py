@@ -1,9 +1,11 @@
 """What is done after the noise is a list: a new processor is one class. Runs and checkpoints know nothing of it."""
 
 import contextlib
+import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
@@ -69,8 +71,6 @@ def with_others(monkeypatch):
 
 
 def weights_of(run):
-    from safetensors.torch import load_file
-
     return load_file(run.model / "model.safetensors")
 
 
@@ -122,8 +122,6 @@ def test_every_measurement_is_of_the_served_weights_and_so_is_the_published_mode
 
 
 def _figures(run):
-    import json
-
     return json.loads(run.results.read_text())["evaluations"]
 
 

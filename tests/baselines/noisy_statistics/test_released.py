@@ -16,6 +16,7 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
 from tests.baselines.noisy_statistics.released_lab import config_for, in_slots, plan_for, silent
 
@@ -124,8 +125,6 @@ def test_what_the_method_cannot_do_is_refused(objective, options, complaint):
 
 
 def test_a_worker_repeats_its_steps_and_draws_new_noise_in_each(tiny):
-    from dpfed.runs.assembly import assemble
-
     tiny["bounding"] = {"method": "released", "microbatch": 32, "options": {"slots": 8}}
     tiny["privacy"] = {"noise_multiplier": 1.0, "batch": 60, "steps": 6}
     parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5))

@@ -17,6 +17,7 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.runs.assembly import assemble
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 
@@ -108,8 +109,6 @@ def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, run_of):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if method_named(name).whole_batch])
 def test_methods_that_contrast_the_whole_batch_have_one_owner(name, tmp_path):
-    from dpfed.runs.assembly import assemble
-
     config = config_for(name, data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
     with pytest.raises(UserError, match="workers"):
         assemble(resolve(config), owners=2)

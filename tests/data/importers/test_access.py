@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import socket
+import tarfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -107,8 +108,6 @@ def test_the_files_of_the_data_set_itself_must_lie_below_it(tmp_path: Path, pict
     pictures.file(tmp_path / "elsewhere" / "images" / "0.png")
     (tmp_path / "elsewhere" / "train.tsv").write_text("filepath\ttitle\n0.png\tx\n")
     pq.write_table(pa.table({"image": [pictures.png()]}), tmp_path / "elsewhere" / "train.parquet")
-    import tarfile
-
     with tarfile.open(tmp_path / "elsewhere" / "train.tar", "w") as archive:
         member = tarfile.TarInfo("0.png")
         member.size = len(content := pictures.png())
