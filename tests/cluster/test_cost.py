@@ -147,15 +147,7 @@ def test_what_the_benchmark_measures_is_what_the_command_takes(run, plan):
     rest = ["--assume", "bandwidth=2e9", "--assume", "price=3", "--workers", 8, "--json"]
     code, out, err = run(*plan, *assumed(figures, one).split(), *rest)
     assert code == 0, err
-    machines = {
-        "throughput": 500,
-        "latency": 1e-4,
-        "noise": 0.05,
-        "bookkeeping": 0.03,
-        "keys": 0.2,
-        "drawn": 0.1,
-        "views": 0.02,
-    }
+    machines = dict(throughput=500, latency=1e-4, noise=0.05, bookkeeping=0.03, keys=0.2, drawn=0.1, views=0.02)
     found = json.loads(out)["machines"]
     assert {name: found[name] for name in machines} == pytest.approx(machines) and found["decoding"] == 0.01
 

@@ -92,12 +92,7 @@ def check_fields(tree, fields, where):
 
 def check_template(template):
     """Against the schema of the Kubernetes API, unknown fields refused."""
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "pod", **template.get("metadata", {})},
-        "spec": template["spec"],
-    }
+    pod = dict(apiVersion="v1", kind="Pod", metadata={"name": "pod", **template.get("metadata", {})}, spec=template["spec"])
     kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 

@@ -120,9 +120,7 @@ def test_the_statement_says_when_the_promise_holds(sites, agree):
         assert "does not depend on who the other members are" in confirmation(agree(trust=trust), 0, [])
 
 
-@pytest.mark.parametrize(
-    ("sites_", "drops", "colluders"), [(3, 0, 1), (3, 1, 0), (10, 0, 1), (10, 3, 1), (10, 2, 3), (200, 20, 1)]
-)
+@pytest.mark.parametrize("sites_, drops, colluders", [(3, 0, 1), (3, 1, 0), (10, 0, 1), (10, 3, 1), (10, 2, 3), (200, 20, 1)])
 def test_what_is_left_of_the_noise_is_what_honest_sites_add_to_the_narrowest_sum(sites_, drops, colluders):
     trust = Trust("secure", sites_, drops, colluders)
     for honest in range(1, sites_ + 1):

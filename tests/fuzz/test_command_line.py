@@ -98,15 +98,7 @@ def _type(words: list[str], desk: Path) -> tuple[int, str, str]:
 PLACES = st.one_of(
     st.sampled_from(["store", "images", "table.csv", "tiny.toml", "sweep.toml", "done", "half", "new", "new/er", ".", ""]),
     st.sampled_from(
-        [
-            "done/model",
-            "done/ledger.jsonl",
-            "done/privacy_card.md",
-            "store/manifest.json",
-            "/dev/null",
-            "/proc/self/mem",
-            "tiny.toml/x",
-        ]
+        "done/model done/ledger.jsonl done/privacy_card.md store/manifest.json /dev/null /proc/self/mem tiny.toml/x".split()
     ),
     TEXTS,
 )

@@ -90,9 +90,7 @@ def test_lists_of_known_data_sets(effort: Effort, world: Path, format: str) -> N
 
 
 @pytest.mark.parametrize("how", [how for how in REPLACEMENTS if how not in ("link outside", "empty")])
-@pytest.mark.parametrize(
-    "name", ["x.csv", "x.tar", "x.parquet", "reid_raw.json", "captions.txt", "metadata.csv", "x.png", "folder"]
-)
+@pytest.mark.parametrize("name", "x.csv x.tar x.parquet reid_raw.json captions.txt metadata.csv x.png folder".split())
 def test_something_else_in_a_files_place(world: Path, name: str, how: str) -> None:
     (world / "root" / name).touch()
     replace(world / "root" / name, how, world / "secret.png")

@@ -32,9 +32,7 @@ def test_a_row_says_what_its_definition_says():
     assert row.seconds == pytest.approx(1e-3 * 2_000 * 100)
 
 
-@pytest.mark.parametrize(
-    ("batch", "steps", "factor"), [(1_024, 100, 1.0), (20_000, 100, 1.0), (512, 400, 1.0), (512, 100, 0.5)]
-)
+@pytest.mark.parametrize("batch, steps, factor", [(1_024, 100, 1.0), (20_000, 100, 1.0), (512, 400, 1.0), (512, 100, 0.5)])
 def test_the_quick_sigma_is_about_that_of_the_accountant(batch, steps, factor):
     plan = PrivacyPlan.calibrate(20_000, 512, 100, 8.0, group_size=4, clip_norm=1.0, accountant="rdp")
     quick = same_promise(plan, batch, steps, factor)

@@ -139,13 +139,7 @@ def test_the_fingerprint_covers_every_field():
 @pytest.mark.parametrize(
     "fields",
     [
-        {
-            "accountant": "rdp",
-            "target_epsilon": 8.123456789,
-            "delta": 1.23456789e-5,
-            "max_group_size": 8,
-            "clip_norm": 0.1 + 0.2,
-        },
+        dict(accountant="rdp", target_epsilon=8.123456789, delta=1.23456789e-5, max_group_size=8, clip_norm=0.1 + 0.2),
         {"unit": "user", "per_unit": 3},
         {"method_name": "sample", "max_batch": 301},
         {"method_name": "released", "options": {"release_share": 0.2, "slots": 8}},

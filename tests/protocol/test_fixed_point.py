@@ -54,9 +54,7 @@ def test_what_cannot_be_encoded_is_refused(value):
         GRID.encode(values)
 
 
-@pytest.mark.parametrize(
-    ("bound", "noise_std", "share_std"), [(64, 2.0, 1.0), (1e4, 0.5, 0.1), (0.3, 4.0, 4.0), (1e-6, 1e-7, 1e-7)]
-)
+@pytest.mark.parametrize("bound, noise_std, share_std", [(64, 2.0, 1.0), (1e4, 0.5, 0.1), (0.3, 4.0, 4.0), (1e-6, 1e-7, 1e-7)])
 def test_the_grid_for_sums_is_the_finest_on_which_they_fit(bound, noise_std, share_std):
     spacing = Grid.for_sums(bound, noise_std, share_std).spacing
     assert np.log2(spacing) % 1 == 0

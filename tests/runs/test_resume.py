@@ -374,9 +374,7 @@ def test_what_a_kill_inside_a_write_left_of_a_checkpoint_is_gone_in_the_end(stop
     assert not list(run.path.rglob("*.partial"))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"), [("width = 8\n", "width = 16\n", "does not fit"), ("ema = 0.0", "ema = 0.5", "ema")]
-)
+@pytest.mark.parametrize("old, new, said", [("width = 8\n", "width = 16\n", "does not fit"), ("ema = 0.0", "ema = 0.5", "ema")])
 def test_another_model_or_a_moving_average_cannot_be_switched_on_the_way(stopped, old, new, said):
     (stopped / "config.toml").write_text((stopped / "config.toml").read_text().replace(old, new, 1))
     with pytest.raises(UserError, match=said):

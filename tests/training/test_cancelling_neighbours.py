@@ -16,15 +16,7 @@ from dpfed.training import worker as worker_room
 from tests.sparing import sparing
 from tests.training.records_of_worker import keep_only
 
-TOWERS = {
-    "kind": "image-text",
-    "width": 8,
-    "text_width": 16,
-    "text_layers": 1,
-    "vocabulary": 128,
-    "embedding": 16,
-    "context": 8,
-}
+TOWERS = dict(kind="image-text", width=8, text_width=16, text_layers=1, vocabulary=128, embedding=16, context=8)
 IMAGES = {"kind": "image", "width": 8, "embedding": 16, "head_hidden": 16}
 
 

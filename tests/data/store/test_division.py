@@ -90,9 +90,7 @@ def test_sites_are_the_same_on_every_machine_and_in_every_version(tmp_path: Path
 
 
 @pytest.mark.parametrize("units", [False, True])
-def test_the_parts_are_the_whole_and_no_record_is_there_twice(
-    plain: RecordStore, people: RecordStore, tmp_path: Path, units: bool
-) -> None:
+def test_the_parts_are_the_whole_and_no_record_is_there_twice(plain, people, tmp_path, units):
     source = people if units else plain
     stores = divide_store(source.path, tmp_path / "d", SITES, 0.8)
     assert [store.path.relative_to(tmp_path / "d").name for store in stores] == ["site-0", "site-1", "site-2", "evaluation"]
