@@ -21,12 +21,9 @@ from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.resolution import resolve
 from dpfed.training.coordinator import Coordinator
+from tests.killed import Killed
 from tests.training.test_everything_that_leaves import names, without
 from tests.training.twins import Noise, files, stores
-
-
-class Killed(BaseException):
-    """The process ends right here."""
 
 
 @pytest.fixture

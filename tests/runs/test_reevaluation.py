@@ -17,6 +17,7 @@ from dpfed.runs.assembly import Components
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.training.coordinator import Coordinator
+from tests.killed import killed
 from tests.sparing import sparing
 
 
@@ -70,20 +71,10 @@ def test_figures_of_training_labels_mark_card_and_report_afterwards(private, tmp
     assert [marked(text) for text in artifacts(run)] == [1, 2]
 
 
-def test_an_unfinished_run_is_marked_when_it_ends(private, tmp_path, monkeypatch):
+def test_an_unfinished_run_is_marked_when_it_ends(private, tmp_path):
     private["privacy"]["steps"], private["training"]["checkpoint_every"] = 4, 1
-    apply, calls = Coordinator.apply, []
-
-    def dies(self, *arguments):
-        calls.append(None)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return apply(self, *arguments)
-
-    monkeypatch.setattr(Coordinator, "apply", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with killed(Coordinator, "apply", 3, error=KeyboardInterrupt):
         pretrain(parse_config(private), tmp_path / "run")
-    monkeypatch.setattr(Coordinator, "apply", apply)
     run = RunDirectory.open(tmp_path / "run")
     assert {figure.step for figure in evaluate_run(run.path, tasks=["linear"])} == {0, 2}
     assert not run.finished and not run.card.exists()

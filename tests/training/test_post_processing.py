@@ -16,6 +16,7 @@ from dpfed.runs.reevaluation import evaluate_run
 from dpfed.training import coordinator as coordinators
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.post_processing import MovingAverage, PostProcessor, load_states, serving, states_of
+from tests.killed import killed
 
 
 class Filter(PostProcessor):
@@ -74,24 +75,13 @@ def weights_of(run):
     return load_file(run.model / "model.safetensors")
 
 
-def test_a_run_with_other_processors_resumes_to_the_same_bits_and_measures_what_they_serve(
-    tiny, tmp_path, with_others, monkeypatch
-):
+def test_a_run_with_other_processors_resumes_to_the_same_bits_and_measures_what_they_serve(tiny, tmp_path, with_others):
     config = parse_config({**tiny, "privacy": {**tiny["privacy"], "seed": 3}})
     whole = pretrain(config, tmp_path / "whole")
-    apply, calls = coordinators.Coordinator.apply, []
-
-    def dies(self, step, total):
-        if step == 5 and not calls:
-            calls.append(step)
-            raise KeyboardInterrupt
-        return apply(self, step, total)
-
-    monkeypatch.setattr(coordinators.Coordinator, "apply", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with killed(coordinators.Coordinator, "apply", 6, error=KeyboardInterrupt):
         pretrain(config, tmp_path / "again")
     run = resume(tmp_path / "again")
-    assert calls and all(torch.equal(value, weights_of(run)[name]) for name, value in weights_of(whole).items())
+    assert all(torch.equal(value, weights_of(run)[name]) for name, value in weights_of(whole).items())
     measured = {(one.name, one.model): one.value for one in evaluate_run(run.path) if one.step in (0, 6)}
     noted = {(one["name"], one["model"]): one["value"] for one in _figures(whole) if one["step"] in (0, 6)}
     assert measured == pytest.approx(noted)
