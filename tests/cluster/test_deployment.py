@@ -53,15 +53,8 @@ RAYCLUSTER_FIELDS = {
     "upgradeStrategy": dict,
     "workerGroupSpecs": list,
 }
-HEAD_FIELDS = {
-    "enableIngress": bool,
-    "headService": dict,
-    "labels": dict,
-    "rayStartParams": dict,
-    "resources": dict,
-    "serviceType": str,
-    "template": dict,
-}
+HEAD_FIELDS = dict.fromkeys(("headService", "labels", "rayStartParams", "resources", "template"), dict)
+HEAD_FIELDS |= {"enableIngress": bool, "serviceType": str}
 WORKER_FIELDS = {
     "groupName": str,
     "idleTimeoutSeconds": int,

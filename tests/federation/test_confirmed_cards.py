@@ -49,15 +49,8 @@ def invented(tmp_path, name: str) -> object:
 
 def test_a_fingerprint_binds_all_that_a_card_says(sites):
     card = sites[0].own_card()
-    changes = [
-        {"name": "x"},
-        {"records": 601},
-        {"units": 5},
-        {"unit_name": "eye"},
-        {"signing_key": "0" * 64},
-        {"exchange_key": "1" * 64},
-    ]
-    others = [card.model_copy(update=change) for change in changes] + [site.own_card() for site in sites[1:]]
+    changes = {"name": "x", "records": 601, "units": 5, "unit_name": "eye", "signing_key": "0" * 64, "exchange_key": "1" * 64}
+    others = [card.model_copy(update=dict([change])) for change in changes.items()] + [site.own_card() for site in sites[1:]]
     assert len({card.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)
     assert SiteCard.load(sites[0].card).fingerprint == card.fingerprint
 

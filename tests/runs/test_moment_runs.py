@@ -21,7 +21,7 @@ from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.resolution import resolve
 from dpfed.training.coordinator import Coordinator
-from tests.killed import Killed
+from tests.killed import killed
 from tests.training.test_everything_that_leaves import names, without
 from tests.training.twins import Noise, files, stores
 
@@ -86,21 +86,11 @@ def test_the_published_heads_are_enough_in_five_lines(tiny_moments, tmp_path):
 
 
 @pytest.mark.parametrize("ends", ["_release", "_update"])
-def test_a_run_that_ends_behind_its_first_release_goes_on_with_the_same_bits(tiny_moments, tmp_path, monkeypatch, ends):
+def test_a_run_that_ends_behind_its_first_release_goes_on_with_the_same_bits(tiny_moments, tmp_path, ends):
     tiny_moments["privacy"]["seed"] = 5
     whole = pretrain(parse_config(tiny_moments), tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        real = getattr(Coordinator, ends)
-
-        def killed(self, step, *rest):
-            done = real(self, step, *rest)
-            if step == 1:
-                raise Killed
-            return done
-
-        patch.setattr(Coordinator, ends, killed)
-        with pytest.raises(Killed):
-            pretrain(parse_config(tiny_moments), tmp_path / "run")
+    with killed(Coordinator, ends, 2, before=False):
+        pretrain(parse_config(tiny_moments), tmp_path / "run")
     run = resume(tmp_path / "run")
     one, two = (load_file(each.model / "heads.safetensors") for each in (whole, run))
     assert all(torch.equal(one[name], two[name]) for name in one)

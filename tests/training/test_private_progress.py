@@ -112,9 +112,9 @@ PLAN = PrivacyPlan.of(
 )
 
 
-def coordinator_of(plan, folder):
-    model, randomness = torch.nn.Linear(SIZE, 1, bias=False), Randomness.from_seed(0)
-    return Coordinator(plan, model, OptimizerConfig(), randomness, Ledger.create(folder / "l", plan))
+def coordinator_of(plan, folder, model=None, **optimizer):
+    model, randomness = model or torch.nn.Linear(SIZE, 1, bias=False), Randomness.from_seed(0)
+    return Coordinator(plan, model, OptimizerConfig(**optimizer), randomness, Ledger.create(folder / "l", plan))
 
 
 def noise_on_every_number(folder) -> None:
@@ -212,13 +212,7 @@ def test_what_was_clipped_to_the_threshold_is_used_in_its_length(tmp_path):
     """A sum of groups that all have the threshold's length makes a gradient of that length, apart from noise."""
     plan = PLAN.replace(clipping="adaptive", noise_multiplier=0.1)
     model = torch.nn.Linear(2000, 1, bias=False)
-    coordinator = Coordinator(
-        plan,
-        model,
-        OptimizerConfig(name="sgd", momentum=0.0, learning_rate=1.0),
-        Randomness.from_seed(0),
-        Ledger.create(tmp_path / "l", plan),
-    )
+    coordinator = coordinator_of(plan, tmp_path, model, name="sgd", momentum=0.0, learning_rate=1.0)
     coordinator.curve._state["threshold"].fill_(50.0)
     clean = torch.zeros(2002)
     clean[:2000] = 1000.0

@@ -12,7 +12,7 @@ from dpfed.config import ObjectiveConfig
 from dpfed.models.building import build_model
 from tests.bounding.engines.cancelling import MODELS, moved_by_a_stranger
 from tests.bounding.engines.test_engines import WITH_TEMPERATURE, batch_for
-from tests.bounding.layer_rules.test_layer_rules import LAYERS, SIZES, by_autograd, case, watched
+from tests.bounding.layer_rules.test_layer_rules import LAYERS, SIZES, by_autograd, case, watched, weighted
 from tests.sparing import halved
 
 pytest.importorskip("triton")
@@ -103,11 +103,7 @@ def of_all_places(layer, inputs, seeds, sizes):
     grouping = Grouping(sizes, torch.device("cpu"), torch.float64, places=8, slots=6, batched=True)
     terms, parameters = watched(layer, inputs, grouping, seeds)
     factors = torch.cat([torch.linspace(0.2, 1, len(sizes)), torch.zeros(8 - len(sizes))])
-    parts = [torch.zeros_like(parameter) for parameter in parameters]
-    with torch.no_grad():
-        for term in terms:
-            term.add_weighted(factors, parts)
-    return sum(term.squares for term in terms), parts, factors, parameters
+    return sum(term.squares for term in terms), weighted(terms, factors, parameters), factors, parameters
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -146,6 +146,14 @@ def watched(layer, inputs, grouping, seeds):
     return recorder.terms, parameters
 
 
+def weighted(terms, factors, parameters):
+    parts = [torch.zeros_like(parameter) for parameter in parameters]
+    with torch.no_grad():
+        for term in terms:
+            term.add_weighted(factors, parts)
+    return parts
+
+
 def by_autograd(layer, inputs, seeds, sizes, parameters):
     """``(G,)`` lists of gradients, each from a backward pass of its own."""
     gradients, first = [], 0
@@ -192,10 +200,7 @@ def test_norms_and_weighted_sums_are_those_of_autograd(name, sizes):
     factors = torch.rand(len(sizes))
     for some in (terms, side_by_side(terms)):
         torch.testing.assert_close(sum(t.squares for t in some), norms, rtol=2e-5, atol=1e-8)
-        parts = [torch.zeros_like(parameter) for parameter in parameters]
-        with torch.no_grad():
-            for t in some:
-                t.add_weighted(factors, parts)
+        parts = weighted(some, factors, parameters)
         for index, part in enumerate(parts):
             expected = sum(factor * gradient[index] for factor, gradient in zip(factors, gradients, strict=True))
             torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)
@@ -214,10 +219,7 @@ def test_groups_that_are_not_finite_leave_the_others_as_they_are(name):
         seeds[rows] = poison
         terms, parameters = watched(layer, inputs, grouping, seeds)
         assert torch.isfinite(torch.stack([t.squares for t in terms])[:, ~bad]).all()
-        parts = [torch.zeros_like(parameter) for parameter in parameters]
-        with torch.no_grad():
-            for t in terms:
-                t.add_weighted(factors, parts)
+        parts = weighted(terms, factors, parameters)
         sums.append(torch.cat([part.flatten() for part in parts]))
     assert sums[0].any()
     torch.testing.assert_close(sums[1], sums[0])

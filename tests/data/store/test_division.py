@@ -29,14 +29,8 @@ def record(row: int, labels: Sequence[str], units: bool) -> RecordInput:
     split = "train" if row % 50 < 40 else ("validation", "test")[row // 50 % 2]
     unit = f"p{person}" if units and row % 7 else None
     image = np.random.default_rng(row).integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    return RecordInput(
-        f"r{row}",
-        image,
-        (f"A {COLORS[row % 8]} thing, number {row}", "the same"),
-        {name: classes[name] for name in labels},
-        split,
-        unit,
-    )
+    texts = (f"A {COLORS[row % 8]} thing, number {row}", "the same")
+    return RecordInput(f"r{row}", image, texts, {name: classes[name] for name in labels}, split, unit)
 
 
 def write(path: Path, indices: list[int], by: str = "digit", units: bool = False) -> RecordStore:
