@@ -43,8 +43,8 @@ def sets() -> str:
         [
             *lines,
             "",
-            "±: standard deviation over five draws of the noise; of trained heads, over three or five. "
-            f"{_UNMEASURED}: not measured.",
+            "±: standard deviation over five draws of the noise."
+            + (f" {_UNMEASURED}: not measured." if any(_UNMEASURED in line for line in lines) else ""),
         ]
     )
 
