@@ -1,7 +1,10 @@
 """The library as docs/commands.md shows it: a plan, a store, a model of one's own, training, features."""
 
+import json
+
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 from torch.nn import functional
 
@@ -46,12 +49,9 @@ def test_part_by_part_with_ones_own_model(shapes, tmp_path):
 
 
 def test_the_whole_job_and_the_encoder_back(tiny_config, tmp_path):
-    run = dpfed.pretrain(tiny_config, tmp_path / "run")
-    encoder = dpfed.load(run.path)
+    encoder = dpfed.load(dpfed.pretrain(tiny_config, tmp_path / "run").path)
     images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
     assert encoder.features(images).shape[0] == 5
-    from PIL import Image
-
     pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]
     assert torch.allclose(encoder.features(pictures), encoder.features(images), atol=1e-5)
     deep = Image.fromarray((np.arange(16 * 16).reshape(16, 16) * 257).astype(np.uint16))  # 16 bits, as in X-rays
@@ -61,8 +61,6 @@ def test_the_whole_job_and_the_encoder_back(tiny_config, tmp_path):
 
 def test_nothing_private_is_in_the_files_of_a_run(tiny, tmp_path):
     """A run's public files are the same for every content of the training records, up to the noisy path itself."""
-    import json
-
     run = dpfed.pretrain(dpfed.parse_config(tiny), tmp_path / "run")
     allowed = {"step", "epsilon", "learning_rate", "noisy_gradient_norm", "evaluation"}
     for line in run.metrics.read_text().splitlines():
@@ -75,6 +73,4 @@ def test_a_fixed_seed_voids_the_card(tiny, tmp_path):
     tiny["privacy"]["seed"] = 3
     run = dpfed.pretrain(dpfed.parse_config(tiny), tmp_path / "run")
     assert "no privacy guarantee holds" in run.card.read_text().splitlines()[0]
-    import json
-
     assert json.loads(run.results.read_text())["privacy"]["guarantee"] is False

@@ -49,8 +49,7 @@ def graph():
 
 @pytest.mark.parametrize("page", MAPS)
 def test_every_path_on_the_map_is_there(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    named = set(re.findall(r"`([\w./]+(?:\.py|/))(?:::\w+)?`", text))
+    named = set(re.findall(r"`([\w./]+(?:\.py|/))(?:::\w+)?`", (ROOT / page).read_text(encoding="utf-8")))
     assert len(named) > 15
     stems = {file.name for file in ROOT.rglob("*.py") if ".venv" not in file.parts}
     run = set("checkpoints/ model/ gallery/ audit/ releases/ features/ sites/".split())  # of a run's directory

@@ -60,6 +60,5 @@ def test_results_with_a_promise_that_is_none_are_damaged(run, privacy):
 
 @pytest.mark.parametrize("changes", [{"epsilon": math.nan}, {"epsilon": math.inf}, {"epsilon": -1.0}, {"delta": math.nan}])
 def test_starting_weights_with_a_promise_that_is_none_are_damage(changes):
-    guaranteed = FACTS["start"]["trained"][1]
-    facts = {**FACTS, "start": {**FACTS["start"], "trained": [guaranteed | changes]}}
+    facts = {**FACTS, "start": {**FACTS["start"], "trained": [FACTS["start"]["trained"][1] | changes]}}
     assert wrong_provenance(FACTS) is None and wrong_provenance(facts) == f"start.trained.0.{next(iter(changes))}"

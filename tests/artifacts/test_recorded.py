@@ -21,16 +21,7 @@ FACTS: dict[str, Any] = {
         "sha256": "cd",
         "trained": [
             {"run": None, "data": None, "public": None, "generated": False, "guarantee": None},
-            {
-                "run": "r",
-                "data": "d",
-                "public": False,
-                "generated": False,
-                "guarantee": True,
-                "epsilon": 1.0,
-                "delta": 1e-6,
-                "unit": "record",
-            },
+            dict(run="r", data="d", public=False, generated=False, guarantee=True, epsilon=1.0, delta=1e-6, unit="record"),
         ],
     },
 }

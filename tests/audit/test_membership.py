@@ -13,12 +13,14 @@ from dpfed.audit.membership import audit_membership
 from dpfed.audit.sides import Sides
 from dpfed.audit.signals import REFERENCES
 from dpfed.cli import main
+from dpfed.config import parse_config
 from dpfed.console.terminal import console
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError
 from dpfed.privacy.accounting import epsilon as accounted
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
+from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 
 
@@ -176,9 +178,6 @@ def test_what_cannot_be_audited_is_refused_in_one_sentence(run, damage, monkeypa
 @pytest.mark.slow
 def test_a_model_that_overfits_is_found_out_and_a_private_one_is_not(tmp_path):
     """The whole way, with a real model: 400 records learnt by heart."""
-    from dpfed.config import parse_config
-    from dpfed.runs.pretraining import pretrain
-
     write_shapes(tmp_path / "shapes", train=431, validation=0, test=400)
     for method, promise in {"none": {}, "group": {"epsilon": 2.0}}.items():
         tree = {

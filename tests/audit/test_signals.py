@@ -12,8 +12,7 @@ DRAWS, RECORDS, REFERENCES = 3, 4, 5
 
 
 def views(records: int, kind: str) -> dict[str, torch.Tensor]:
-    images = 2 if kind == "image" else 1
-    made = {"image": torch.randn(records, DRAWS, images, 3, 16, 16)}
+    made = {"image": torch.randn(records, DRAWS, 2 if kind == "image" else 1, 3, 16, 16)}
     if kind == "image-text":
         made["text"] = torch.randint(1, 64, (records, DRAWS, 1, 6))
     return made

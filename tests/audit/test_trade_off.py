@@ -42,6 +42,5 @@ def test_epsilon_at_a_delta_is_the_accountants_or_a_little_less(sigma, rate, ste
 def test_the_noise_shown_is_the_most_that_an_outcome_allows(true):
     family = Family(1.0, 1.0, 1)
     tpr = float(norm.cdf(norm.ppf(0.1) + 1 / true))
-    shown = family.noise_shown(lambda curve: bool(tpr <= curve.most_tpr(0.1)))
-    assert true * 0.99 <= shown <= true * 1.03
+    assert true * 0.99 <= family.noise_shown(lambda curve: bool(tpr <= curve.most_tpr(0.1))) <= true * 1.03
     assert family.noise_shown(lambda curve: True) == math.inf

@@ -106,8 +106,7 @@ def test_a_cell_that_is_out_of_time_goes_on_in_the_next_call(place):
         cell(late)
     (ledger,) = place.work.rglob("ledger.jsonl")
     digests = [Ledger.open(ledger).release_of(step).digest for step in (0, 1)]
-    rows = cell(place)["rows"]
-    beside = [(row["name"], row["published"]) for row in rows if row["metric"] == "knn3_accuracy"]
+    beside = [(row["name"], row["published"]) for row in cell(place)["rows"] if row["metric"] == "knn3_accuracy"]
     assert beside == [("Base", 24.5), ("DP-GCL", 39.5)]
     after = Ledger.open(ledger)
     assert after.charged == 4 and [after.release_of(step).digest for step in (0, 1)] == digests
@@ -162,8 +161,7 @@ def test_loads_hold_everything_and_none_is_too_large(tmp_path, monkeypatch):
         files.append(tmp_path / f"{number}.whl")
         files[-1].write_bytes(bytes(size))
     made = loads.pack({"wheels": files[:3], "cifar10": files[3:]}, "abc", call=loads._SPARE + 1000)
-    held = [sum(file.stat().st_size for file in load.rglob("*.whl")) for load in made]
-    assert held == [1000, 800]
+    assert [sum(file.stat().st_size for file in load.rglob("*.whl")) for load in made] == [1000, 800]
     loads.take(tmp_path / "work")
     assert {file.name for file in (tmp_path / "work").rglob("*") if file.is_file()} == {file.name for file in files} | {
         "commit"

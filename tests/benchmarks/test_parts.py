@@ -4,9 +4,12 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import parts, throughput
 from dpfed.config import parse_config
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.batches import ViewMaker
 from dpfed.errors import UserError
 from dpfed.training.worker import Worker
@@ -28,9 +31,6 @@ def test_the_parts_of_a_step_are_timed(tiny, monkeypatch):
 
 
 def test_steps_over_private_records_are_not_timed(tiny, tmp_path):
-    from dpfed.data.store.record import RecordInput
-    from dpfed.data.store.writing import StoreWriter
-
     with StoreWriter(tmp_path / "private", name="mine", kind="image-text", size=16) as writer:
         for number in range(200):
             writer.add(RecordInput(str(number), np.full((16, 16, 3), number, np.uint8), ("a thing",)))
@@ -43,8 +43,6 @@ def test_steps_over_private_records_are_not_timed(tiny, tmp_path):
 def test_a_file_of_the_throughput_has_what_the_simulator_reads(monkeypatch):
     monkeypatch.setattr(throughput, "COORDINATED", 10_000)
     monkeypatch.setattr(throughput, "DECODED", 4)
-    import torch
-
     assert throughput.decoded_images(32) > 0 and throughput.made_views(32, 2, 4, torch.device("cpu")) > 0
     assert set(throughput.coordinator(torch.device("cpu"))) == {
         "noise_seconds_per_million",

@@ -19,7 +19,7 @@ from dpfed.models.contrastive import per_view
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives.infonce import group_loss
 from tests.baselines.noisy_statistics.released_lab import in_slots
-from tests.bounding.layer_rules.test_layer_rules import LAYERS, SIZES, WAYS, case, go, watched
+from tests.bounding.layer_rules.test_layer_rules import LAYERS, SIZES, WAYS, case, go, watched, weighted
 from tests.sparing import halved
 
 LEAST, MOST = -30.0, 30.0  # powers of ten
@@ -62,14 +62,10 @@ def test_no_layers_clipped_gradient_is_longer_than_c(name, way, generator, monke
         seeds = seeds * slopes
         terms, parameters = watched(layer, inputs, grouping, seeds)
         clip_norm = 10.0 ** (9 * torch.rand((), generator=generator).item() - 6)
-        squares = sum(t.squares + t.slack for t in terms)
-        factors = clip_factors(squares.sqrt(), clip_norm).float()
+        factors = clip_factors(sum(t.squares + t.slack for t in terms).sqrt(), clip_norm).float()
         for group in range(len(sizes)):
             alone = torch.where(torch.arange(len(sizes)) == group, factors, 0.0)
-            parts = [torch.zeros_like(parameter) for parameter in parameters]
-            with torch.no_grad():
-                for t in terms:
-                    t.add_weighted(alone, parts)
+            parts = weighted(terms, alone, parameters)
             length = math.sqrt(sum(part.double().square().sum().item() for part in parts))
             assert length <= clip_norm, (trial, group, length / clip_norm)
             clipped += 0.5 < length / clip_norm

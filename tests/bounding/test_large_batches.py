@@ -12,6 +12,8 @@ from dpfed.config import parse_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
 from tests.baselines.noisy_statistics.released_lab import in_slots
 
@@ -137,9 +139,6 @@ def test_the_spread_of_every_method_is_its_longest_sum_over_its_sensitivity(name
 
 
 def test_a_worker_leaves_room_for_rounding(tiny):
-    from dpfed.privacy.randomness import Randomness
-    from dpfed.runs.assembly import assemble
-
     parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5), owners=2)
     worker, seen = parts.worker(Randomness.from_seed(5)), []
     add = worker._engine.add_clipped
@@ -170,10 +169,8 @@ def test_an_engine_adds_up_in_float64(name):
 
 def test_a_long_sum_of_clipped_gradients_is_that_of_real_numbers():
     """In one product in float32, thousands of pieces that point one way would lose some 1e-6 of the sum, whoever they are."""
-    generator = torch.Generator().manual_seed(4)
-    gradients = torch.rand(20_000, 64, generator=generator) + 0.5
-    norms = gradients.norm(dim=1, dtype=torch.float64)
-    factors = clip_factors(norms, 1.0)
+    gradients = torch.rand(20_000, 64, generator=torch.Generator().manual_seed(4)) + 0.5
+    factors = clip_factors(gradients.norm(dim=1, dtype=torch.float64), 1.0)
     into = torch.zeros(64, dtype=torch.float64)
     add_weighted(gradients, factors, into)
     exact = (factors[:, None] * gradients.double()).sum(0)
@@ -195,8 +192,7 @@ def test_released_statistics_of_a_large_batch_move_by_their_sensitivity():
             slot = torch.zeros(len(batch), dtype=torch.long)
             statistics.release(*((batch, slot, 0) if kind == "slots" else (batch, 0)))
         assert {one.dtype for one in noisy} == {torch.float64}
-        moved = (noisy[0] - noisy[1]).norm().item()
-        assert 0.999 * statistics.SENSITIVITY < moved <= statistics.SENSITIVITY
+        assert 0.999 * statistics.SENSITIVITY < (noisy[0] - noisy[1]).norm().item() <= statistics.SENSITIVITY
 
 
 def test_pieces_of_factor_zero_need_not_be_finite():

@@ -33,8 +33,7 @@ def test_whatever_a_group_is_it_moves_the_sum_within_its_box(norm, loss):
 
 def test_the_figures_are_what_they_are_called():
     """Norms away from the thresholds, losses within their range: a mean of plain shares and losses."""
-    generator = torch.Generator().manual_seed(0)
-    norms = torch.rand(500, generator=generator, dtype=torch.float64) * 3
+    norms = torch.rand(500, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
     norms = norms[((norms - 0.7).abs() > 0.05) & ((norms - 2).abs() > 0.15)]
     losses = torch.stack([torch.rand(len(norms), dtype=torch.float64) * 8, torch.full((len(norms),), 2.0)])
     found = sum_of_statistics(PLAN.statistics, norms, losses, 2.0, 0.7) / PLAN.statistics.unit / len(norms) + 0.5
@@ -71,8 +70,7 @@ def test_others_figures_stay_what_they_are_within_the_room(name):
     for records in (0, 2, 40):
         one, losses = a_further_group_of_nothing(batch, records) if records else batch, []
         norms = engine.add_clipped(one, 1.0, engine.zeros(), losses)
-        there = torch.isfinite(norms)
-        found.append((norms[there], losses[0][:, torch.isfinite(losses[0][0])]))
+        found.append((norms[torch.isfinite(norms)], losses[0][:, torch.isfinite(losses[0][0])]))
     threshold = found[0][0].median().item()
     sums = [sum_of_statistics(PLAN.statistics, norms, losses, threshold, threshold) for norms, losses in found]
     for other in sums[1:]:  # four groups, each by 2e-5 of half its box at most

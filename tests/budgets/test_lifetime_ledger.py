@@ -82,8 +82,7 @@ def test_copies_that_grew_apart_become_one_by_what_each_lacks(tmp_path):
 def test_a_run_that_went_on_in_two_places_costs_what_was_settled_most(path):
     """Its copy elsewhere settled 8 steps; here it settled 4, went on, and settled 5."""
     here = [ENTRIES[0], entry("reserve"), entry("settle", 1, steps=4), entry("reserve", 2), entry("settle", 3, steps=5)]
-    budget = BudgetLedger(head(), (*here, entry("settle", 1, steps=8)))
-    account = budget.accounts["a"]
+    account = BudgetLedger(head(), (*here, entry("settle", 1, steps=8))).accounts["a"]
     assert (account.steps, account.cost, account.settled, account.least) == (8, (8.0,) * 8, True, 8)
 
 
@@ -119,8 +118,6 @@ def test_lines_that_are_left_out_or_change_places_are_noticed(path):
 
 
 def test_a_line_of_another_kind_is_noticed_although_its_hash_is_right(path):
-    from dpfed.privacy.ledger import link
-
     chain = json.loads(path.read_text().splitlines()[-1])["chain"]
     line = {"id": "1" * 16, "event": "refund", "day": "2026-01-01"}
     path.write_text(path.read_text() + json.dumps({**line, "chain": link(chain, line)}) + "\n")

@@ -284,8 +284,7 @@ def test_processes_that_race_for_the_last_of_a_budget_do_not_both_get_it(store):
     """Real processes, all at once; each wants 40 % or more of what there is."""
     set_budget(store, 8, 1e-6)
     budget = budget_of(store).filter
-    most = budget.times((0.0,) * 8, budget.curve(PLAN.mechanism, 1))
-    plan = PLAN.replace(steps=int(0.4 * most))
+    plan = PLAN.replace(steps=int(0.4 * budget.times((0.0,) * 8, budget.curve(PLAN.mechanism, 1))))
     context = multiprocessing.get_context("fork")
     start, results = context.Event(), context.Queue()
     racers = [context.Process(target=_take, args=(store, number, plan, start, results)) for number in range(4)]

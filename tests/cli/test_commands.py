@@ -92,8 +92,7 @@ def test_the_encoder_loads_back(run):
     import dpfed as library
 
     encoder = library.load(run[0] / "run")
-    images = torch.randint(0, 256, (3, 3, 20, 20), dtype=torch.uint8)
-    assert encoder.features(images).shape[0] == 3
+    assert encoder.features(torch.randint(0, 256, (3, 3, 20, 20), dtype=torch.uint8)).shape[0] == 3
     assert torch.allclose(encoder.embed_text(["a small red circle"]).norm(dim=1), torch.ones(1), atol=1e-5)
 
 
@@ -132,8 +131,7 @@ def test_calibrate_gives_the_json_that_scripts_read(dpfed):
     assert set(figures) == {"rdp", "pld", "delta"} and set(figures["pld"]) == {"noise_multiplier", "epsilon"}
     assert figures["rdp"]["noise_multiplier"] == pytest.approx(0.967, abs=0.005)
     assert figures["pld"]["noise_multiplier"] == pytest.approx(0.928, abs=0.005)
-    sigma = figures["pld"]["noise_multiplier"]
-    back = dpfed("privacy", "account", *plan, "--noise-multiplier", sigma, "--json")[1]
+    back = dpfed("privacy", "account", *plan, "--noise-multiplier", figures["pld"]["noise_multiplier"], "--json")[1]
     assert json.loads(back)["pld"]["epsilon"] == pytest.approx(figures["pld"]["epsilon"])
 
 

@@ -198,14 +198,8 @@ def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path, squa
         ["site", "doctor", "nowhere"],
         ["start", "cuhk-pedes", "--set", "model.architecture=local-dir:x", "--set", "model.weights="],
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", IN_ONE_PROCESS],
-        input=json.dumps(commands),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = [sys.executable, "-c", IN_ONE_PROCESS]
+    done = subprocess.run(command, input=json.dumps(commands), cwd=tmp_path, capture_output=True, text=True, timeout=60)
     for words, answer in zip(commands, done.stdout.splitlines(), strict=True):
         code, said, seconds = json.loads(answer)
         assert code == 2 and [line.startswith("error: ") for line in said] == [False] * (len(said) - 1) + [True], (words, said)

@@ -56,8 +56,7 @@ def test_features_and_answers_are_those_of_the_loaded_model(run_of, kind, public
         out.unlink()
     code, shown, error = dpfed("search", run, WORDS, "--pictures", public_store.path, "--top", 3)
     assert code == 0, error
-    cosines = (encoder.embed_images(images) @ encoder.embed_text(WORDS)[0]).cpu()
-    best = cosines.topk(3)
+    best = (encoder.embed_images(images) @ encoder.embed_text(WORDS)[0]).cpu().topk(3)
     lines = [line.split() for line in shown.splitlines()[-3:]]
     assert [name for _, name in lines] == public_store.ids(best.indices.numpy())
     assert np.allclose([float(cosine) for cosine, _ in lines], best.values, atol=1e-3)

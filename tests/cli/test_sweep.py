@@ -21,6 +21,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.runs.sweep import joint_promise, read_sweep, sweep
 from dpfed.training.coordinator import Coordinator
 from tests.conftest import tiny_tree
+from tests.killed import killed
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BASES = ("cuhk-pedes", "rstpreid", "deepfashion-mm", "roco")
@@ -38,10 +39,6 @@ name = "large"
 bounding.group_size = 10
 privacy.epsilon = 4.0
 """
-
-
-class Killed(BaseException):
-    """Stands for the process ending right here."""
 
 
 @pytest.fixture(scope="module")
@@ -69,18 +66,6 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def die_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """The process ends before the `step`-th noisy step from now on."""
-    real, calls = Coordinator.apply, itertools.count(1)
-
-    def apply(self, *args, **kwargs):
-        if next(calls) == step:
-            raise Killed
-        return real(self, *args, **kwargs)
-
-    monkeypatch.setattr(Coordinator, "apply", apply)
-
-
 def test_every_run_is_trained_once_with_its_changes_and_compared(base, swept, monkeypatch):
     tmp_path, outcome = swept
     small, large = tmp_path / "runs" / "two" / "small", tmp_path / "runs" / "two" / "large"
@@ -94,18 +79,15 @@ def test_every_run_is_trained_once_with_its_changes_and_compared(base, swept, mo
     assert outcome.comparison == tmp_path / "runs" / "two" / "comparison.html" and "small" in page and "large" in page
     assert outcome.promise in html.unescape(page)
     before = contents(small) | contents(large)
-    die_at(monkeypatch, 1)  # finished runs are kept: nothing may be trained again
-    again = sweep(base, tmp_path / "sweep.toml", tmp_path / "runs")
-    assert again.promise == outcome.promise
+    monkeypatch.setattr(Coordinator, "apply", lambda *_: pytest.fail("a finished run was trained again"))
+    assert sweep(base, tmp_path / "sweep.toml", tmp_path / "runs").promise == outcome.promise
     assert before == contents(small) | contents(large)
 
 
-def test_an_interrupted_run_is_resumed_and_a_finished_one_left_alone(base, tmp_path, monkeypatch):
+def test_an_interrupted_run_is_resumed_and_a_finished_one_left_alone(base, tmp_path):
     file = written(tmp_path)
-    with monkeypatch.context() as patch:
-        die_at(patch, 5)  # the second of the second run's three steps
-        with pytest.raises(Killed):
-            sweep(base, file, tmp_path / "runs")
+    with killed(Coordinator, "apply", 5):  # the second of the second run's three steps
+        sweep(base, file, tmp_path / "runs")
     small, large = tmp_path / "runs" / "two" / "small", tmp_path / "runs" / "two" / "large"
     before = contents(small)
     assert (large / "secret.key").exists() and not (large / "results.json").exists()
@@ -207,16 +189,8 @@ def test_the_command_prints_the_table_and_the_joint_promise(base, tmp_path):
     arguments = ["sweep", tmp_path / "base.toml", written(tmp_path), "--runs", tmp_path / "runs", "--set", "views.flip=0.25"]
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.exception
-    for expected in (
-        "Two group sizes",
-        "small",
-        "large",
-        "Image to text R@10",
-        "Text to image R@10",
-        "epsilon",
-        "Joint promise",
-    ):
-        assert expected in result.output
+    said = ("Two group sizes", "small", "large", "Image to text R@10", "Text to image R@10", "epsilon", "Joint promise")
+    assert [text for text in said if text not in result.output] == []
     assert load_config(tmp_path / "runs" / "two" / "small" / "config.toml").views.flip == 0.25
     missing = CliRunner().invoke(app, ["sweep", str(tmp_path / "base.toml"), str(tmp_path / "nowhere.toml")])
     assert isinstance(missing.exception, UserError) and "nowhere.toml" in str(missing.exception)

@@ -78,5 +78,4 @@ def test_torchruns_restart_does_not_go_on_with_a_run_that_nobody_asked_for(undis
 
 def test_the_same_configuration_goes_on_with_its_own_run(undisturbed, source, tmp_path):
     with Processes(2, tmp_path / "out", command, *pretrain(source, undisturbed.path, "--resume")) as processes:
-        codes = processes.wait()
-        assert codes == [0, 0], processes.text
+        assert processes.wait() == [0, 0], processes.text

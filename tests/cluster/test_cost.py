@@ -12,6 +12,7 @@ import pytest
 from dpfed.cli import main
 from dpfed.cluster.estimate import Machines, bottleneck, estimate, largest_shard
 from dpfed.errors import UserError
+from dpfed.models.building import build_model
 from dpfed.privacy.plan import PrivacyPlan
 
 MACHINES = Machines(throughput=500.0, bandwidth=2e9, latency=1e-4, noise=0.05, bookkeeping=0.03, price=3.0, gpus_per_node=8)
@@ -89,8 +90,7 @@ def test_drawing_reading_and_views_by_hand(promise):
     assert one.step == pytest.approx(one.sampling + 2.5 + 20.25)
     four = estimate(promise, data, 5_000_000, 4)
     assert four.sampling == pytest.approx(2 * 0.3 / 4 / 200 + 2.0 * four.largest_shard / 1e6)
-    before = estimate(promise, dataclasses.replace(data, ahead=False), 5_000_000, 1)
-    assert before.decoding == pytest.approx(10.0)
+    assert estimate(promise, dataclasses.replace(data, ahead=False), 5_000_000, 1).decoding == pytest.approx(10.0)
     slow = estimate(promise, dataclasses.replace(data, decoding=1 / 400), 5_000_000, 1)
     assert slow.decoding == pytest.approx(25.0 - 20.0)  # what the gradients do not hide
 
@@ -124,8 +124,6 @@ def test_sigma_and_epsilon_are_the_plans_and_independent_of_workers(run, plan, t
     assert {name: answer["machines"][name] for name in expected} == pytest.approx(expected)
     assert answer["machines"]["gpus_per_node"] == 1
 
-    from dpfed.models.building import build_model
-
     model = build_model(tiny_config.model, tiny_config.objective)
     assert answer["parameters"] == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
@@ -149,15 +147,7 @@ def test_what_the_benchmark_measures_is_what_the_command_takes(run, plan):
     rest = ["--assume", "bandwidth=2e9", "--assume", "price=3", "--workers", 8, "--json"]
     code, out, err = run(*plan, *assumed(figures, one).split(), *rest)
     assert code == 0, err
-    machines = {
-        "throughput": 500,
-        "latency": 1e-4,
-        "noise": 0.05,
-        "bookkeeping": 0.03,
-        "keys": 0.2,
-        "drawn": 0.1,
-        "views": 0.02,
-    }
+    machines = dict(throughput=500, latency=1e-4, noise=0.05, bookkeeping=0.03, keys=0.2, drawn=0.1, views=0.02)
     found = json.loads(out)["machines"]
     assert {name: found[name] for name in machines} == pytest.approx(machines) and found["decoding"] == 0.01
 

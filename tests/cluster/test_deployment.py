@@ -53,15 +53,8 @@ RAYCLUSTER_FIELDS = {
     "upgradeStrategy": dict,
     "workerGroupSpecs": list,
 }
-HEAD_FIELDS = {
-    "enableIngress": bool,
-    "headService": dict,
-    "labels": dict,
-    "rayStartParams": dict,
-    "resources": dict,
-    "serviceType": str,
-    "template": dict,
-}
+HEAD_FIELDS = dict.fromkeys(("headService", "labels", "rayStartParams", "resources", "template"), dict)
+HEAD_FIELDS |= {"enableIngress": bool, "serviceType": str}
 WORKER_FIELDS = {
     "groupName": str,
     "idleTimeoutSeconds": int,
@@ -92,12 +85,7 @@ def check_fields(tree, fields, where):
 
 def check_template(template):
     """Against the schema of the Kubernetes API, unknown fields refused."""
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "pod", **template.get("metadata", {})},
-        "spec": template["spec"],
-    }
+    pod = dict(apiVersion="v1", kind="Pod", metadata={"name": "pod", **template.get("metadata", {})}, spec=template["spec"])
     kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.cluster import work
 from dpfed.cluster.launch import Resources, _refuse_job_copy, _settled, _with_a_place
-from dpfed.cluster.work import Task
+from dpfed.cluster.torchrun import process_group
+from dpfed.cluster.work import Task, _mark
 from dpfed.config import load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent
@@ -68,19 +70,13 @@ def test_paths_in_a_jobs_copy_are_refused_where_they_are_used():
 
 
 def test_a_worker_that_does_not_see_the_shared_storage_begins_nothing(tmp_path, tiny_config):
-    from dpfed.cluster.torchrun import process_group
-    from dpfed.cluster.work import work
-
     task = Task(tmp_path / "here" / "run", tiny_config, resume=True, beside=tmp_path / "elsewhere")
     with process_group(), pytest.raises(UserError, match="worker-storage"):
-        work(task, Silent())
+        work.work(task, Silent())
     assert not (tmp_path / "here").exists()
 
 
 def test_rank_0_holds_the_run_whether_it_begins_it_or_goes_on_with_it(tmp_path, tiny_config, monkeypatch):
-    from dpfed.cluster import work
-    from dpfed.cluster.torchrun import process_group
-
     task, held = Task(tmp_path / "run", tiny_config, resume=True), []
 
     def run_job(job, *_):
@@ -97,8 +93,6 @@ def test_rank_0_holds_the_run_whether_it_begins_it_or_goes_on_with_it(tmp_path, 
 
 
 def test_a_worker_in_trouble_names_no_record_to_the_others(tmp_path, tiny_config, monkeypatch):
-    from dpfed.cluster import work
-
     class Link:
         rank, size, told = 1, 2, []
         messages = iter([resolve(tiny_config).dump().encode(), b"", bytes(32)])  # configuration, identity, the owners' key
@@ -121,8 +115,6 @@ def test_a_worker_in_trouble_names_no_record_to_the_others(tmp_path, tiny_config
 
 
 def test_workers_agree_on_the_plan_and_on_the_records():
-    from dpfed.cluster.work import _mark
-
     def mark(plan, store):
         return _mark(SimpleNamespace(plan=SimpleNamespace(fingerprint=plan), store=SimpleNamespace(fingerprint=store)))
 

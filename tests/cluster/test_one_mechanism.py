@@ -296,8 +296,7 @@ def test_one_record_moves_its_own_workers_sum_alone_and_the_total_by_at_most_2c(
     for number, row in enumerate(gone, start=1):
         owner = int(shapes.keys[row]) % workers
         for rank in range(workers):
-            same = torch.equal(found[rank][number][0], found[rank][0][0])
-            assert same == (rank != owner or row not in drawn)
+            assert torch.equal(found[rank][number][0], found[rank][0][0]) == (rank != owner or row not in drawn)
         moved = (found[0][number][1].double() - total.double()).norm().item()
         assert moved <= 2 * figures["clip"] * (1 + 1e-5)
         assert (moved > 0.01 * figures["clip"]) == (row in drawn)

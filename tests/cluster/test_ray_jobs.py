@@ -134,18 +134,10 @@ def test_a_submitted_job_leaves_the_run_that_one_process_would_and_no_private_wo
     one, other = Ledger.open(run.ledger), Ledger.open(alone.ledger)
     assert one.plan.fingerprint == other.plan.fingerprint and one.charged == other.charged and one.replays == 0
     assert results(run)["privacy"] == results(alone)["privacy"]
-    assert {entry["name"] for entry in results(run)["evaluations"]} == {
-        entry["name"] for entry in results(alone)["evaluations"]
-    }
-
-    for seen in (
-        "before training:",
-        "after step 6:",
-        "image_to_text_R@10",
-        "quickstart: epsilon 8.00",
-        f"{folder}/report.html",
-    ):
-        assert seen in done.output
+    names, others = ({entry["name"] for entry in results(one)["evaluations"]} for one in (run, alone))
+    assert names == others
+    said = "before training:", "after step 6:", "image_to_text_R@10", "quickstart: epsilon 8.00", f"{folder}/report.html"
+    assert [text for text in said if text not in done.output] == []
     owners = Randomness(key).for_owners().master
     secret = [text for part in (key, owners) for text in (part, part.hex().encode(), repr(part).encode())]
     for path, content in head.logs().items():

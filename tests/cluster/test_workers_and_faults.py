@@ -40,8 +40,7 @@ def freeze_text(rank, *arguments):
 
 def ledger_lines(run):
     """What was released; how many owners there were stands in other lines."""
-    lines = map(json.loads, run.ledger.read_text().splitlines()[1:])
-    return [line for line in lines if "charged" in line]
+    return [line for line in map(json.loads, run.ledger.read_text().splitlines()[1:]) if "charged" in line]
 
 
 def check_paid(run, undisturbed):

@@ -57,8 +57,7 @@ def test_every_error_that_a_section_can_raise_is_in_plain_words():
 
 def test_whole_configurations_are_refused_in_plain_words_that_name_the_key():
     for name, field in Config.model_fields.items():
-        keys = [name, *(f"{name}.{key}" for key in getattr(field.annotation, "model_fields", ()))]
-        for key in keys:
+        for key in [name, *(f"{name}.{key}" for key in getattr(field.annotation, "model_fields", ()))]:
             for value in WRONG:
                 tree = {name: value} if key == name else {name: {key.partition(".")[2]: value}}
                 try:

@@ -48,17 +48,13 @@ def test_a_source_is_imported_once_and_again_when_it_changes(tmp_path: Path, sou
     ("size", "resize", "stored"),
     [(63, "crop", 63), (63, "model", 63), (64, "crop", None), (8, "squash", None), (8, "pad", None), (224, "model", None)],
 )
-def test_large_images_and_those_not_cropped_are_kept_as_files(
-    tmp_path: Path, source: Path, size: int, resize: str, stored: int | None
-) -> None:
+def test_large_images_and_those_not_cropped_are_kept_as_files(tmp_path, source, size, resize, stored):
     config = DataConfig(source="folder", path=str(source), stores=str(tmp_path / "stores"), size=size, resize=resize)
     assert open_records(config).size == stored
 
 
 @pytest.mark.parametrize("imported", [True, False])
-def test_scenes_are_given_their_labelled_images(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, imported: bool
-) -> None:
+def test_scenes_are_given_their_labelled_images(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, imported: bool):
     asked = []
 
     def scenes_store(config: DataConfig, open_labelled: Callable[[], RecordStore]) -> RecordStore:

@@ -105,8 +105,7 @@ def test_public_records_stand_behind_a_groups_own():
 
     one = Companions(Views(), np.arange(100, 120), 2)
     key, cpu = keys(3), torch.device("cpu")
-    own = {"image": torch.tensor([1.0, 2.0, 3.0, 4.0])}
-    views, starts = one.joined(own, [0, 1, 3, 4], key, RANDOMNESS, 5, cpu)
+    views, starts = one.joined({"image": torch.tensor([1.0, 2.0, 3.0, 4.0])}, [0, 1, 3, 4], key, RANDOMNESS, 5, cpu)
     public = one.of(key, RANDOMNESS, 5).tolist()
     assert starts == [0, 3, 7, 10]
     assert views["image"].tolist() == [1, *public[0], 2, 3, *public[1], 4, *public[2]]
@@ -211,8 +210,7 @@ def test_squares_that_were_not_made_as_the_model_wants_them_are_refused(tiny_pub
 
 def test_a_store_that_was_exchanged_after_the_run_was_settled_is_not_opened(tiny_public, public_store, tmp_path, shapes):
     settled = settle(parse_config(tiny_public))
-    other = stored(tmp_path / "other", range(8))
-    moved = settled.public.model_copy(update={"path": str(other.path)})
+    moved = settled.public.model_copy(update={"path": str(stored(tmp_path / "other", range(8)).path)})
     with pytest.raises(UserError, match="public-changed"):
         open_public(moved, settled.data, shapes, True, "bicubic")
 

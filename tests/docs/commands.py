@@ -60,7 +60,6 @@ def parsed(words):
 
 def _by_click(program, arguments):
     while hasattr(program, "commands"):
-        context = program.make_context("program", arguments[:1])
-        _, program, _ = program.resolve_command(context, arguments[:1])
+        _, program, _ = program.resolve_command(program.make_context("program", arguments[:1]), arguments[:1])
         arguments = arguments[1:]
     return program.make_context("program", list(arguments)).params

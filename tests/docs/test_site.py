@@ -41,8 +41,7 @@ def test_a_tutorial_begins_with_what_it_needs_how_long_it_takes_and_the_notebook
 
 
 def test_the_reference_has_every_module():
-    text = "\n".join(pages.reference().values())
-    entries = set(re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE))
+    entries = set(re.findall(r"^::: ([\w.]+)$", "\n".join(pages.reference().values()), re.MULTILINE))
     modules = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for room in pages.ROOMS
@@ -54,8 +53,7 @@ def test_the_reference_has_every_module():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_tutorials_are_executed_without_an_error_and_name_no_place_of_this_machine(path):
-    book = json.loads(path.read_text())
-    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     assert all(cell["execution_count"] for cell in cells) and any(cell["outputs"] for cell in cells)
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert not any(output["output_type"] == "error" for output in outputs)

@@ -85,8 +85,7 @@ def test_chance_is_what_all_orders_of_the_candidates_give(k):
 
 @pytest.mark.parametrize("dimensions", [1, 7, 64, 129])
 def test_a_constant_embedding_ranks_last(dimensions):
-    g = torch.Generator().manual_seed(dimensions)
-    row = torch.randn(1, dimensions, generator=g).expand(203, -1)
+    row = torch.randn(1, dimensions, generator=torch.Generator().manual_seed(dimensions)).expand(203, -1)
     metrics = retrieval_metrics(row, row, torch.arange(203), torch.arange(203))
     assert metrics["image_to_text_R@10"] == metrics["text_to_image_R@10"] == 0
     assert (ranks(row, row, torch.arange(203), torch.arange(203)) == 203).all()

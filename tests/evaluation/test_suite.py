@@ -84,8 +84,7 @@ def test_a_perfect_model_scores_perfectly_on_all_that_the_store_allows():
 
 def test_error_bars_count_held_out_units_where_there_are_units():
     store, shares = Store(captions=2), ("knn3_accuracy", "image_to_text_R@1", "text_to_image_R@1")
-    records = {name: run(store)[name].interval for name in shares}
-    assert records == {name: wilson(1.0, 40) for name in shares}
+    assert {name: run(store)[name].interval for name in shares} == {name: wilson(1.0, 40) for name in shares}
     store.units, store.unit_name = (np.arange(120) // 4).astype(np.uint64) << np.uint64(40), "person"
     found = run(store)
     assert {name: found[name].interval for name in shares} == {name: wilson(1.0, 10) for name in shares}

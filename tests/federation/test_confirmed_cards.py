@@ -49,15 +49,8 @@ def invented(tmp_path, name: str) -> object:
 
 def test_a_fingerprint_binds_all_that_a_card_says(sites):
     card = sites[0].own_card()
-    changes = [
-        {"name": "x"},
-        {"records": 601},
-        {"units": 5},
-        {"unit_name": "eye"},
-        {"signing_key": "0" * 64},
-        {"exchange_key": "1" * 64},
-    ]
-    others = [card.model_copy(update=change) for change in changes] + [site.own_card() for site in sites[1:]]
+    changes = {"name": "x", "records": 601, "units": 5, "unit_name": "eye", "signing_key": "0" * 64, "exchange_key": "1" * 64}
+    others = [card.model_copy(update=dict([change])) for change in changes.items()] + [site.own_card() for site in sites[1:]]
     assert len({card.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)
     assert SiteCard.load(sites[0].card).fingerprint == card.fingerprint
 
@@ -99,13 +92,11 @@ def test_nine_invented_members_of_ten_are_counted_and_the_promise_without_them_i
     terms = agree(cards, trust="secure", drops=0, colluders=1)
     sites[0].join(terms)
     said = confirmation(terms, 0, sites[0].confirmed())
-    alone = terms.trust_model.noise_if_honest(1)
-    assert alone == pytest.approx(1 / 9)
+    assert terms.trust_model.noise_if_honest(1) == pytest.approx(1 / 9)
     assert said.startswith(
         "1 of 10 members: this site. If only these are honest, and the coordinator lies together with the others"
     )
-    left = float(said.split(" holds but ")[1].split(",")[0])
-    assert left > 2 * terms.privacy_plan.epsilon()
+    assert float(said.split(" holds but ")[1].split(",")[0]) > 2 * terms.privacy_plan.epsilon()
     assert f"not epsilon {round_up(terms.privacy_plan.epsilon())}" in said
 
 
@@ -122,9 +113,7 @@ def test_the_statement_says_when_the_promise_holds(sites, agree):
         assert "does not depend on who the other members are" in confirmation(agree(trust=trust), 0, [])
 
 
-@pytest.mark.parametrize(
-    ("sites_", "drops", "colluders"), [(3, 0, 1), (3, 1, 0), (10, 0, 1), (10, 3, 1), (10, 2, 3), (200, 20, 1)]
-)
+@pytest.mark.parametrize("sites_, drops, colluders", [(3, 0, 1), (3, 1, 0), (10, 0, 1), (10, 3, 1), (10, 2, 3), (200, 20, 1)])
 def test_what_is_left_of_the_noise_is_what_honest_sites_add_to_the_narrowest_sum(sites_, drops, colluders):
     trust = Trust("secure", sites_, drops, colluders)
     for honest in range(1, sites_ + 1):

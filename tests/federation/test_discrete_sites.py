@@ -122,8 +122,7 @@ def test_the_integers_of_neighbours_at_one_site_are_as_close_as_the_plan_says(di
 def test_a_simulated_federation_says_so_on_its_card(discrete, tmp_path, trust):
     discrete["privacy"]["steps"] = 2
     discrete["evaluation"] = {"split": "none"}
-    run = simulate(parse_config(discrete), tmp_path / "run", Simulation(sites=4, trust=trust))
-    card = run.card.read_text()
+    card = simulate(parse_config(discrete), tmp_path / "run", Simulation(sites=4, trust=trust)).card.read_text()
     said, shared = table_rows(card)["Noise"], trust in ("distributed", "secure")
     assert said.startswith("discrete Gaussian, drawn exactly, on multiples of " + ("5.38e-10" if shared else "9.31e-10"))
     assert ("Each party's sum is rounded" in said) == shared

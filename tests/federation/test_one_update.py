@@ -5,6 +5,7 @@ Two data owners, because a sum of two is the same in either order. A ledger hold
 
 import dataclasses
 import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,16 +13,22 @@ import numpy as np
 import pytest
 import torch
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.cli import main
 from dpfed.config import parse_config
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder, site_of_records
 from dpfed.errors import UserError
+from dpfed.federation import simulation
 from dpfed.federation.coordinator.folder import CoordinatorFolder
+from dpfed.federation.demo.loopback import RUN, loopback
 from dpfed.federation.flower.server_app import coordinate
-from dpfed.federation.simulation import Simulation, simulate
+from dpfed.federation.simulation import Simulation, resume, simulate
+from dpfed.federation.site import serving
 from dpfed.federation.site.folder import SiteFolder
+from dpfed.federation.site.serving import load_site
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent
 from dpfed.protocol.terms import Terms
 from dpfed.runs import assembly as session
 from dpfed.runs.assembly import Share, assemble
@@ -68,8 +75,6 @@ def digests(ledger: Path) -> list[str]:
 def divided_as_sites(rank, *arguments):
     """A process of a cluster in which a record's owner is its site."""
     session.owner_keys = lambda store, privacy: site_of_records(store, SITES, SKEW).astype(np.uint64)
-    import sys
-
     sys.argv = ["dpfed", *map(str, arguments)]
     main()
 
@@ -83,8 +88,7 @@ def test_a_cluster_releases_the_same(locally, config, tmp_path):
 
 
 def test_a_simulated_federation_releases_the_same(locally, config, tmp_path):
-    run = simulate(config, tmp_path / "run", Simulation(sites=SITES, skew=SKEW))
-    assert digests(run.ledger) == locally
+    assert digests(simulate(config, tmp_path / "run", Simulation(sites=SITES, skew=SKEW)).ledger) == locally
 
 
 def institutions(config, shapes, folder):
@@ -108,9 +112,6 @@ def institutions(config, shapes, folder):
 
 
 def test_institutions_release_the_same(locally, config, shapes, tmp_path):
-    from dpfed.federation.site.serving import load_site
-    from dpfed.progress import Silent
-
     sites, made = institutions(config, shapes, tmp_path)
     wire = Wire({site.path.name: load_site(site, print) for site in sites})
     run = coordinate(made.path, tmp_path / "run", wire, Silent())
@@ -122,8 +123,6 @@ def test_institutions_release_the_same(locally, config, shapes, tmp_path):
 
 @pytest.mark.slow
 def test_institutions_with_flower_between_them_release_the_same(locally, config, shapes, tmp_path):
-    from dpfed.federation.demo.loopback import RUN, loopback
-
     sites, made = institutions(config, shapes, tmp_path)
     with tempfile.TemporaryDirectory(prefix="dpfed-") as place:
         sockets = {site.path.name: Path(place) / site.path.name / "door" for site in sites}
@@ -140,8 +139,6 @@ def test_institutions_with_flower_between_them_release_the_same(locally, config,
 
 def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
     """Killed between a release and the next step, it repeats nothing and asks no site twice."""
-    from dpfed.federation import simulation
-    from dpfed.federation.simulation import resume
 
     class Killed(Exception):
         pass
@@ -174,10 +171,7 @@ def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
 
 def test_the_coordinator_holds_the_run_and_a_site_its_folder(config, shapes, tmp_path, monkeypatch):
     """A second one would ask, or answer, for the same steps again."""
-    from dpfed.artifacts.directory import RunDirectory
     from dpfed.federation.flower import server_app
-    from dpfed.federation.site import serving
-    from dpfed.progress import Silent
 
     sites, made = institutions(config, shapes, tmp_path)
     held = []
@@ -197,8 +191,6 @@ def test_the_coordinator_holds_the_run_and_a_site_its_folder(config, shapes, tmp
 
 def test_an_older_checkpoint_will_do(config, shapes, tmp_path):
     """The newest one is damaged: the releases since the one before are kept, for no site answers twice."""
-    from dpfed.federation.site.serving import load_site
-    from dpfed.progress import Silent
 
     class Stopped(Exception):
         pass
@@ -216,8 +208,7 @@ def test_an_older_checkpoint_will_do(config, shapes, tmp_path):
     wire = Wire({site.path.name: load_site(site, print) for site in sites})
     with pytest.raises(Stopped):
         coordinate(made.path, tmp_path / "run", wire, Watch())
-    newest = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[-1]
-    newest.unlink()
+    sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[-1].unlink()
     run = coordinate(made.path, tmp_path / "run", wire, Silent())
     assert run.finished
     assert [line["event"] for line in map(json.loads, run.journal.read_text().splitlines())] == ["opened", "collected"] * 4

@@ -65,8 +65,7 @@ def test_a_site_may_send_as_long_a_sum_as_its_groups_can_have_with_their_figures
     )
     lab.server.tell(3.0)
     lab.server.collect(0)
-    missing = lab.events()[-1]["missing"]
-    assert missing == ({"site-0": "a sum larger than its groups allow"} if longer else {})
+    assert lab.events()[-1]["missing"] == ({"site-0": "a sum larger than its groups allow"} if longer else {})
 
 
 @pytest.mark.parametrize("threshold", [None, -1.0, "3", float("inf"), float("nan"), True])

@@ -35,8 +35,7 @@ def desk(tmp_path_factory) -> Path:
     write_shapes(desk / "store", train=64, validation=0, test=32)
     (desk / "images" / "a").mkdir(parents=True)
     for number in range(6):
-        pixels = np.full((9, 8, 3), number * 40, np.uint8)
-        Image.fromarray(pixels).save(desk / "images" / "a" / f"{number}.png")
+        Image.fromarray(np.full((9, 8, 3), number * 40, np.uint8)).save(desk / "images" / "a" / f"{number}.png")
     (desk / "table.csv").write_text("filepath,title\n" + "".join(f"images/a/{n}.png,number {n}\n" for n in range(6)))
     config = parse_config(
         {
@@ -99,15 +98,7 @@ def _type(words: list[str], desk: Path) -> tuple[int, str, str]:
 PLACES = st.one_of(
     st.sampled_from(["store", "images", "table.csv", "tiny.toml", "sweep.toml", "done", "half", "new", "new/er", ".", ""]),
     st.sampled_from(
-        [
-            "done/model",
-            "done/ledger.jsonl",
-            "done/privacy_card.md",
-            "store/manifest.json",
-            "/dev/null",
-            "/proc/self/mem",
-            "tiny.toml/x",
-        ]
+        "done/model done/ledger.jsonl done/privacy_card.md store/manifest.json /dev/null /proc/self/mem tiny.toml/x".split()
     ),
     TEXTS,
 )

@@ -55,18 +55,7 @@ def runs(tmp_path_factory) -> Path:
     return folder
 
 
-ACCIDENTS = [
-    "cut",
-    "empty",
-    "flip",
-    "lost",
-    "a folder",
-    "a link to nowhere",
-    "a link to itself",
-    "a pipe",
-    "another file",
-    "a line",
-]
+ACCIDENTS = "cut, empty, flip, lost, a folder, a link to nowhere, a link to itself, a pipe, another file, a line".split(", ")
 ASKED = {
     "resume": lambda run: dpfed.runs.pretraining.resume(run),
     "evaluate": lambda run: evaluate_run(run),

@@ -45,8 +45,7 @@ def test_folders(effort: Effort, world: Path) -> None:
         ),
         st.binary(min_size=1, max_size=4).map(lambda b: os.fsdecode(b.replace(b"/", b"").replace(b"\0", b"")) + ".png"),
     )
-    kinds = st.sampled_from(["image"] * 6 + list(REPLACEMENTS))
-    entries = st.lists(st.tuples(above, names, kinds), max_size=6)
+    entries = st.lists(st.tuples(above, names, st.sampled_from(["image"] * 6 + list(REPLACEMENTS))), max_size=6)
     bounded(effort, 100, check, entries, st.booleans(), st.sampled_from([None, 2]))
 
 
@@ -91,9 +90,7 @@ def test_lists_of_known_data_sets(effort: Effort, world: Path, format: str) -> N
 
 
 @pytest.mark.parametrize("how", [how for how in REPLACEMENTS if how not in ("link outside", "empty")])
-@pytest.mark.parametrize(
-    "name", ["x.csv", "x.tar", "x.parquet", "reid_raw.json", "captions.txt", "metadata.csv", "x.png", "folder"]
-)
+@pytest.mark.parametrize("name", "x.csv x.tar x.parquet reid_raw.json captions.txt metadata.csv x.png folder".split())
 def test_something_else_in_a_files_place(world: Path, name: str, how: str) -> None:
     (world / "root" / name).touch()
     replace(world / "root" / name, how, world / "secret.png")

@@ -39,8 +39,7 @@ def read(content: bytes, resize: str = "crop", size: int = 8) -> np.ndarray | No
 @pytest.mark.filterwarnings("ignore")  # of PIL's readers, about damaged metadata
 @efforts
 def test_damaged_files(effort: Effort) -> None:
-    strategy = st.sampled_from(sorted(FILES)).flatmap(lambda kind: damaged(FILES[kind]))
-    effort.tries(300, read, strategy, WAYS)
+    effort.tries(300, read, st.sampled_from(sorted(FILES)).flatmap(lambda kind: damaged(FILES[kind])), WAYS)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -69,8 +69,7 @@ def test_a_void_run_has_no_epsilon(make, tmp_path, monitor):
 def test_health(make, monitor, tmp_path, monkeypatch):
     assert monitor.get("/healthz").json() == {"well": True, "runs": {"fed": "running", "one": "running"}}
     assert monitor.get("/healthz?run=none").status_code == 503
-    run = make("bad")
-    run.ledger.write_text("x\n")
+    make("bad").ledger.write_text("x\n")
     assert monitor.get("/healthz").status_code == 503 and monitor.get("/healthz?run=one").status_code == 200
     monkeypatch.setattr("dpfed.live.scan._FRESH", -1.0)
     assert monitor.get("/healthz?run=one").json() == {"well": False, "runs": {"one": "stopped"}}

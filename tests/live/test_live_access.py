@@ -7,8 +7,7 @@ from dpfed.live.access import Access
 
 
 def access(**given):
-    defaults = {"port": 0, "token_file": None}
-    return Access.of(**(defaults | given))
+    return Access.of(**({"port": 0, "token_file": None} | given))
 
 
 def test_tokens_are_new_each_time_or_of_a_file_that_nobody_else_reads(tmp_path):

@@ -55,8 +55,7 @@ def test_what_is_refused(dpfed, words, sentence):
 
 def test_the_page_until_ctrl_c(make, tmp_path):
     pytest.importorskip("uvicorn")
-    run = make(done=3)
-    words = ["serve", str(run.path), "--port", "0"]
+    words = ["serve", str(make(done=3).path), "--port", "0"]
     process = subprocess.Popen([sys.executable, "-m", "dpfed", *words], stdout=subprocess.PIPE, text=True, env=os.environ)
     address = process.stdout.readline().strip()
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", address)

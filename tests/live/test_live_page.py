@@ -173,8 +173,7 @@ def test_changes_are_sent_and_nothing_else(make):
     """The stream is driven by hand: an HTTP client of this process would read it to its end."""
     run = make(done=2)
     ledger = Ledger.open(run.ledger)
-    scan = Scan(run.path)
-    views = _Views(scan, Retrieval())
+    views = _Views(Scan(run.path), Retrieval())
 
     class Reader:
         async def is_disconnected(self):

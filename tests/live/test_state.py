@@ -83,8 +83,7 @@ def test_who_is_awaited_and_how_long_the_others_took(make):
 
 def test_nothing_but_the_files_that_may_be_seen_is_opened(make, tmp_path):
     run = make(done=3, sites=SITES)
-    private = ["audit/losses.json", "releases/step-3", "checkpoints/step-3.safetensors", "sites/north.jsonl"]
-    for name in private:
+    for name in ["audit/losses.json", "releases/step-3", "checkpoints/step-3.safetensors", "sites/north.jsonl"]:
         (run.path / name).parent.mkdir(exist_ok=True)
         (run.path / name).write_text("SENTINEL\n")
     opened = []

@@ -34,8 +34,7 @@ def some_views(config: ModelConfig, *lead: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("config", [CNN, RESNET, PAIRS])
 def test_embeddings_have_the_contracts_shape_and_unit_length(config):
-    model = built(config)
-    embeddings = model(some_views(config, 3))
+    embeddings = built(config)(some_views(config, 3))
     assert list(embeddings) == (["image", "text"] if config.kind == "image-text" else ["image"])
     for embedding in embeddings.values():
         assert embedding.shape == (3, 2, config.embedding)

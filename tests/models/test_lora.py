@@ -40,8 +40,7 @@ def test_exactly_the_chosen_layers_of_the_packed_weights_move(architecture, laye
     model = clip_of(architecture(), image_layers=layers, text_layers=layers)
     before = {name: value.clone() for name, value in merged_state(model.clip).items()}
     stir(model)
-    after = merged_state(model.clip)
-    for name, value in after.items():
+    for name, value in merged_state(model.clip).items():
         if name.endswith("in_proj_weight"):
             assert blocks_changed(before[name], value) == "".join(layer for layer in "qkv" if layer in layers), name
         else:

@@ -36,8 +36,7 @@ def built(config, start=None, seed=0):
 @pytest.fixture
 def saved(tmp_path):
     config = config_of()
-    model = built(config)
-    save_encoder(tmp_path / "model", model, resolve(config), [{"run": "r"}])
+    save_encoder(tmp_path / "model", built(config), resolve(config), [{"run": "r"}])
     return tmp_path / "model"
 
 

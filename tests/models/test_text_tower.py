@@ -72,8 +72,7 @@ def test_a_saved_model_is_whole_and_a_start_and_its_tower_is_one_of_transformers
 
 
 def test_the_digest_holds_the_weights_of_a_tower_that_is_never_sent(tiny, tmp_path):
-    tree = frozen(tiny, tmp_path)
-    first = settle(parse_config(tree))
+    first = settle(parse_config(frozen(tiny, tmp_path)))
     path = tmp_path / "text" / "model.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))

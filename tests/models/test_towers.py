@@ -99,8 +99,7 @@ def test_the_tokenizer_is_open_clips_own(architecture):
     tokenizer = tokenizer_for(ModelConfig(kind="open_clip", architecture="ViT-B-32"))
     assert torch.equal(tokenizer(CAPTIONS), open_clip.get_tokenizer("ViT-B-32")(CAPTIONS))
     assert tokenizer(CAPTIONS).shape == (4, 77) and tokenizer([]).shape == (0, 77)
-    short = tokenizer_for(ModelConfig(kind="open_clip", architecture=architecture()))
-    assert short.context == 16
+    assert tokenizer_for(ModelConfig(kind="open_clip", architecture=architecture())).context == 16
 
 
 def test_records_are_kept_apart(architecture):

@@ -63,8 +63,7 @@ def test_a_shift_of_all_private_embeddings_changes_nothing_once_the_centres_know
     moved = {kind: torch.where(own[:, None, None], value + shift, value) for kind, value in z.items()}
 
     def centres(own_centre):
-        flat = torch.cat([own_centre, own_centre, torch.zeros(2 * D)])
-        return {"centres": flat.expand(1 + PUBLIC, 1, -1)}
+        return {"centres": torch.cat([own_centre, own_centre, torch.zeros(2 * D)]).expand(1 + PUBLIC, 1, -1)}
 
     plain = loss({**z, **centres(torch.zeros(D))}, *arguments)
     assert torch.allclose(loss({**moved, **centres(shift)}, *arguments), plain, rtol=1e-3, atol=1e-4)

@@ -113,8 +113,7 @@ def test_gradients_equal_finite_differences(name, shape):
     def loss(temperature, bias, *parts):
         return LOSSES[name](dict(zip(kinds, parts, strict=True)), present, temperature, bias)
 
-    inputs = [x.clone().requires_grad_() for x in (TEMPERATURE, BIAS, *z.values())]
-    assert torch.autograd.gradcheck(loss, inputs)
+    assert torch.autograd.gradcheck(loss, [x.clone().requires_grad_() for x in (TEMPERATURE, BIAS, *z.values())])
 
 
 def test_a_group_of_one_is_exactly_zero_and_has_no_gradient(name, shape):

@@ -146,8 +146,7 @@ def test_a_read_only_folder_is_refused_in_a_sentence(words, guarded, tmp_path):
     options = {"cwd": tmp_path / "sealed", "preexec_fn": unable}
     if guarded.run("python", "-c", "open('x', 'w')", check=None, **options).returncode == 0:
         pytest.skip("this user may write everywhere")
-    done = guarded.run("dpfed", *words, check=2, **options)
-    assert done.stderr.splitlines()[-1].startswith("error: cannot")
+    assert guarded.run("dpfed", *words, check=2, **options).stderr.splitlines()[-1].startswith("error: cannot")
     assert not list((tmp_path / "sealed").iterdir())
 
 
@@ -161,20 +160,6 @@ def test_institutions_need_no_checkout(guarded):
             call = f"import sys\nfrom {entry.module} import {entry.attr}\nsys.exit({entry.attr}())\n"
             program.write_text(f"#!{guarded.prefix / 'bin' / 'python'}\n{call}")
             program.chmod(0o755)
-    words = (
-        "-m",
-        "dpfed",
-        "federation",
-        "demo",
-        "federation",
-        "--run",
-        "runs/federation",
-        "--sites",
-        2,
-        *SETTINGS,
-        "--set",
-        "data.records=600",
-    )
-    done = guarded.run("python", *words, timeout=500)
-    assert "epsilon 8.00" in done.stdout
+    words = [*"-m dpfed federation demo federation --run runs/federation --sites 2 --set data.records=600".split(), *SETTINGS]
+    assert "epsilon 8.00" in guarded.run("python", *words, timeout=500).stdout
     assert (guarded.folder / "runs" / "federation" / "privacy_card.md").exists()

@@ -32,9 +32,7 @@ def test_a_row_says_what_its_definition_says():
     assert row.seconds == pytest.approx(1e-3 * 2_000 * 100)
 
 
-@pytest.mark.parametrize(
-    ("batch", "steps", "factor"), [(1_024, 100, 1.0), (20_000, 100, 1.0), (512, 400, 1.0), (512, 100, 0.5)]
-)
+@pytest.mark.parametrize("batch, steps, factor", [(1_024, 100, 1.0), (20_000, 100, 1.0), (512, 400, 1.0), (512, 100, 0.5)])
 def test_the_quick_sigma_is_about_that_of_the_accountant(batch, steps, factor):
     plan = PrivacyPlan.calibrate(20_000, 512, 100, 8.0, group_size=4, clip_norm=1.0, accountant="rdp")
     quick = same_promise(plan, batch, steps, factor)
@@ -44,8 +42,7 @@ def test_the_quick_sigma_is_about_that_of_the_accountant(batch, steps, factor):
 
 
 def test_a_forecast_has_the_plan_its_neighbours_and_the_best_that_takes_no_more_than_twice_the_time(tiny_config, shapes):
-    plan = declared_plan(tiny_config, None, Silent())
-    found = forecast(tiny_config, plan, Proxy("store", shapes.path, 600))
+    found = forecast(tiny_config, declared_plan(tiny_config, None, Silent()), Proxy("store", shapes.path, 600))
     names = [row.what for row in found.rows]
     assert names[:7] == ["as configured", "group size 2", "group size 8", "batch 30", "batch 120", "batch 240", "3 steps"]
     assert names[7:-1] == ["12 steps", "epsilon 4.00", "epsilon 16.00"] and names[-1].startswith("best: B ")

@@ -11,6 +11,7 @@ from dpfed.planning import gradient_signal
 from dpfed.planning.gradient_signal import _response, measured
 from dpfed.planning.proxy import Proxy, declared_plan
 from dpfed.planning.simulated import SimulatedRun
+from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 
 
@@ -51,12 +52,9 @@ def test_the_response_is_that_of_the_derivative_and_idle_weights_do_not_dilute_i
     vector = TrainableVector(model)
     before, gradient = vector.gather(), torch.randn(12 + idle, generator=torch.Generator().manual_seed(2))
     found = _response(small, (gradient, gradient))
-    from dpfed.privacy.randomness import Randomness
-
     views = parts.view_maker()(small.indices[:128], Randomness.from_seed(3), 0, torch.device("cpu"))
     exact = jacobian(model, views)
-    expected = (exact @ gradient[:12]).norm() / exact.norm()
-    assert found == pytest.approx(expected.item(), rel=0.08)
+    assert found == pytest.approx(((exact @ gradient[:12]).norm() / exact.norm()).item(), rel=0.08)
     assert torch.equal(vector.gather(), before)
     opposite = _response(small, (gradient, -gradient))
     assert opposite == 0.0  # what the halves do not agree on is not a signal

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+import tomli_w
 
 from dpfed.config import parse_config
 from dpfed.data.generated.shapes import write_shapes
@@ -102,8 +103,6 @@ def unreadable(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", ["forecast", "rehearse"])
 def test_no_private_record_is_read(dpfed, tiny, unreadable, public_store, shapes, tmp_path, monkeypatch, command):
-    import tomli_w
-
     monkeypatch.chdir(tmp_path)
     tiny["data"]["path"] = str(unreadable)
     tiny["privacy"] |= {"steps": 2, "accountant": "rdp"}

@@ -54,8 +54,7 @@ def test_of_fewer_public_records_noise_over_signal_is_that_of_the_private_run(co
     plan = declared_plan(config, None, Silent())
     sums = {}
     for records in (600, 150):
-        imitation = imitation_of(config, plan, shapes, records)
-        transport, _ = transport_of(imitation, plan)
+        transport, _ = transport_of(imitation_of(config, plan, shapes, records), plan)
         sums[records] = torch.stack([transport.collect(step).values for step in range(16)]).double()
     means = {records: found[0::2].mean(0) @ found[1::2].mean(0) for records, found in sums.items()}
     assert (means[150] / means[600]).sqrt().item() == pytest.approx(1, abs=0.25)

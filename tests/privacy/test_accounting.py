@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from math import erf, exp, sqrt
 
 import dp_accounting
 import pytest
@@ -66,8 +67,6 @@ def test_pld_lies_within_the_error_bounds_of_opacus_prv(sigma, rate, steps, delt
 
 
 def test_one_step_over_all_records_equals_the_analytic_gaussian_mechanism():
-    from math import erf, exp, sqrt
-
     def phi(x):
         return (1 + erf(x / sqrt(2))) / 2
 
@@ -140,13 +139,7 @@ def test_the_fingerprint_covers_every_field():
 @pytest.mark.parametrize(
     "fields",
     [
-        {
-            "accountant": "rdp",
-            "target_epsilon": 8.123456789,
-            "delta": 1.23456789e-5,
-            "max_group_size": 8,
-            "clip_norm": 0.1 + 0.2,
-        },
+        dict(accountant="rdp", target_epsilon=8.123456789, delta=1.23456789e-5, max_group_size=8, clip_norm=0.1 + 0.2),
         {"unit": "user", "per_unit": 3},
         {"method_name": "sample", "max_batch": 301},
         {"method_name": "released", "options": {"release_share": 0.2, "slots": 8}},

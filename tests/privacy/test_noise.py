@@ -61,8 +61,7 @@ def test_other_steps_secrets_and_labels_get_independent_noise(values, change):
 
 def test_numbers_in_another_type_are_keyed_by_what_they_were(values):
     """A site's sum is widened before its noise; the key is that of the sum."""
-    wide = keyed().add_(values.double(), 5, of=values)
-    assert torch.equal(wide.float(), keyed().add_(values.clone(), 5))
+    assert torch.equal(keyed().add_(values.double(), 5, of=values).float(), keyed().add_(values.clone(), 5))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])

@@ -25,6 +25,7 @@ from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
+from tests.killed import killed
 
 NONE = BoundingConfig(method="none", group_size=4)
 
@@ -130,21 +131,12 @@ def test_a_run_says_everywhere_that_there_is_no_guarantee(without, tmp_path, cap
     assert RunView.read(run.path).epsilon == math.inf
 
 
-def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(without, tmp_path, monkeypatch):
+def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(without, tmp_path):
     without["privacy"]["seed"] = 3
     config = parse_config(without)
     whole = pretrain(config, tmp_path / "whole")
-    save = Checkpoints.save
-
-    def stop(self, progress, *rest):
-        if progress.step == 4:
-            raise KeyboardInterrupt
-        save(self, progress, *rest)
-
-    monkeypatch.setattr(Checkpoints, "save", stop)
-    with pytest.raises(KeyboardInterrupt):
+    with killed(Checkpoints, "save", 3, error=KeyboardInterrupt):  # of step 4
         pretrain(config, tmp_path / "cut")
-    monkeypatch.setattr(Checkpoints, "save", save)
     cut = resume(tmp_path / "cut")
     weights = [load_file(run.model / "model.safetensors") for run in (whole, cut)]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())

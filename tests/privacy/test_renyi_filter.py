@@ -121,8 +121,7 @@ def delta_of_adversary(limits):
     outcomes = []
     for branch, order in enumerate(ORDERS):
         room = limits[branch] - divergence(first_p, first_q, order)
-        worth = math.exp(EPSILON) * first_q[branch] / first_p[branch]
-        p, q = leak(room, order, worth)
+        p, q = leak(room, order, math.exp(EPSILON) * first_q[branch] / first_p[branch])
         assert divergence(np.array(p), np.array(q), order) <= room  # the rule lets it pass: this order still has room
         outcomes += [(first_p[branch] * one, first_q[branch] * other) for one, other in zip(p, q, strict=True)]
     assert math.fsum(p for p, _ in outcomes) == pytest.approx(1) == math.fsum(q for _, q in outcomes)
@@ -136,8 +135,7 @@ def test_to_ask_whether_any_order_has_room_at_the_whole_delta_would_be_wrong():
 
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.9, 0.1), (0.1, 0.9)])
 def test_with_delta_shared_out_the_same_adversary_keeps_the_promise(shares):
-    budget = RenyiFilter(EPSILON, DELTA, ORDERS, shares)
-    assert delta_of_adversary(budget.limits) <= DELTA
+    assert delta_of_adversary(RenyiFilter(EPSILON, DELTA, ORDERS, shares).limits) <= DELTA
 
 
 def test_random_adversaries_keep_the_promise():
@@ -192,8 +190,7 @@ def test_where_the_accountant_knows_nothing_of_an_order_the_bound_of_a_higher_on
     accountant = RdpAccountant(list(NEAR_ONE.orders))
     accountant.compose(mechanism.event(steps))
     assert math.inf in accountant._rdp  # otherwise there would be nothing to see
-    costs = NEAR_ONE.curve(mechanism, steps)
-    for order, cost, said in zip(NEAR_ONE.orders, costs, accountant._rdp, strict=True):
+    for order, cost, said in zip(NEAR_ONE.orders, NEAR_ONE.curve(mechanism, steps), accountant._rdp, strict=True):
         assert steps * integrated(rate, sigma, order) * (1 - 1e-6) <= cost < math.inf
         assert said in (math.inf, cost)  # what the accountant knows stays what it was
 

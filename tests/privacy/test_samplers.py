@@ -64,8 +64,7 @@ def cyclic(monkeypatch):
     def cyclic(plan):
         return Mechanism(CyclicPoissonSampler(plan.sampling.rate, PARTS), plan.noise.multiplier)
 
-    method = dataclasses.replace(group.METHOD, mechanism=cyclic)
-    monkeypatch.setattr(group, "METHOD", method)
+    monkeypatch.setattr(group, "METHOD", dataclasses.replace(group.METHOD, mechanism=cyclic))
     methods.method_named.cache_clear()
     yield
     methods.method_named.cache_clear()

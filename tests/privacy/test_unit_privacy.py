@@ -63,8 +63,7 @@ def test_of_a_drawn_unit_as_many_records_as_allowed_take_part_in_one_group(per_u
     for step in range(10):
         one = draw(plan(per_unit), 1, step)
         units, counts = np.unique(UNIT[one.indices], return_counts=True)
-        has = np.array([(UNIT == unit).sum() for unit in units])
-        assert np.array_equal(counts, np.minimum(has, per_unit))
+        assert np.array_equal(counts, np.minimum(np.array([(UNIT == unit).sum() for unit in units]), per_unit))
         assert split_units(one) == 0
 
 
@@ -99,8 +98,7 @@ def test_units_of_one_record_each_are_records():
 def test_draws_by_record_keys_would_tear_units_apart():
     """The mechanism broken on purpose, so that the tests above have something to find."""
     indices = np.arange(RECORDS)
-    torn = draw_step(plan(100), Randomness.from_seed(1), 0, indices, KEYS, plan().groups)
-    assert split_units(torn) > 0
+    assert split_units(draw_step(plan(100), Randomness.from_seed(1), 0, indices, KEYS, plan().groups)) > 0
 
 
 def test_the_plan_counts_units(tmp_path):

@@ -43,8 +43,7 @@ def test_wrapping_is_exact():
 def test_sums_of_encodings_decode_to_the_sum_of_the_rounded_values():
     # partial sums leave the ring's range; the total does not
     parts = [np.full(3, 1.5e6), np.full(3, 1.5e6), np.full(3, -2.0e6)]
-    total = sum((GRID.encode(part) for part in parts[1:]), GRID.encode(parts[0]))
-    assert GRID.decode(total).tolist() == [1e6] * 3
+    assert GRID.decode(sum((GRID.encode(part) for part in parts[1:]), GRID.encode(parts[0]))).tolist() == [1e6] * 3
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
@@ -55,9 +54,7 @@ def test_what_cannot_be_encoded_is_refused(value):
         GRID.encode(values)
 
 
-@pytest.mark.parametrize(
-    ("bound", "noise_std", "share_std"), [(64, 2.0, 1.0), (1e4, 0.5, 0.1), (0.3, 4.0, 4.0), (1e-6, 1e-7, 1e-7)]
-)
+@pytest.mark.parametrize("bound, noise_std, share_std", [(64, 2.0, 1.0), (1e4, 0.5, 0.1), (0.3, 4.0, 4.0), (1e-6, 1e-7, 1e-7)])
 def test_the_grid_for_sums_is_the_finest_on_which_they_fit(bound, noise_std, share_std):
     spacing = Grid.for_sums(bound, noise_std, share_std).spacing
     assert np.log2(spacing) % 1 == 0
@@ -106,8 +103,7 @@ def test_rounding_after_the_noise_is_post_processing_up_to_theta(sites, m):
         z = round(sums.sum()) + int(RNG.integers(-1, 2))
         ideal = scipy.stats.norm.pdf(z + rest.sum() - sums.sum(), scale=m * sites**0.5)
         worst = max(worst, abs(density(z, rest, sums, m) / ideal - 1))
-    powers = np.exp(-((np.pi * m * np.arange(1, 20)) ** 2))
-    bound = (1 + 2 * powers.sum()) ** sites - 1
+    bound = (1 + 2 * np.exp(-((np.pi * m * np.arange(1, 20)) ** 2)).sum()) ** sites - 1
     assert worst <= (bound if sites > 1 else 0) + 1e-9
     assert sites == 1 or worst > bound / 8, "the bound would be of little worth"
 

@@ -23,6 +23,9 @@ from dpfed.protocol.journal import Journal
 from dpfed.protocol.statement import facts_of_federation, statement
 from dpfed.protocol.terms import Terms
 from dpfed.protocol.trust import Trust
+from dpfed.report.card import privacy_card
+from dpfed.runs.assembly import assemble
+from dpfed.runs.outcome import card_facts
 from dpfed.runs.resolution import resolve
 from tests.report.test_card import FACTS
 
@@ -335,10 +338,6 @@ def test_a_site_with_another_plans_ledger_is_not_served(parties):
 
 def test_the_card_of_a_federation_speaks_of_the_sites_units(tiny, cards, shapes):
     """The coordinator's own records name none."""
-    from dpfed.report.card import privacy_card
-    from dpfed.runs.assembly import assemble
-    from dpfed.runs.outcome import card_facts
-
     with_units = [card.model_copy(update={"units": card.records // 2, "unit_name": "patient"}) for card in cards]
     key = Identity(b"c" * 32).signing_key
     for unit, said in (

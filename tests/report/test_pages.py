@@ -26,8 +26,7 @@ FACTS = {
 
 def odds():
     lines = re.findall(r"^\| ([\d.]+ \|.*) \|$", OFFICERS, re.MULTILINE)
-    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
-    return {float(row[0]): row[1:] for row in rows}
+    return {float(row[0]): row[1:] for row in [[cell.strip() for cell in line.split("|")] for line in lines]}
 
 
 def test_the_odds_for_boards_are_those_of_the_numbers():
@@ -38,8 +37,7 @@ def test_the_odds_for_boards_are_those_of_the_numbers():
         assert times == factor(epsilon) and telling == guess(epsilon, plan.promise.delta)
         # Over all results: half of one and the total variation between the two worlds, which is delta at epsilon 0.
         steps = PLDAccountant(plan.mechanism.sampler.relation.of_accountants, value_discretization_interval=1e-3)
-        variation = steps.compose(plan.mechanism.event(plan.steps)).get_delta(0.0)
-        assert average == percent_up((1 + variation) / 2)
+        assert average == percent_up((1 + steps.compose(plan.mechanism.event(plan.steps)).get_delta(0.0)) / 2)
         assert suspicion == percent_up(1 / (1 + 99 * math.exp(-epsilon)))
 
 
@@ -64,5 +62,4 @@ def test_every_heading_and_every_row_of_a_card_is_explained_to_officers(facts):
     card = privacy_card(facts)
     shown = {*table_rows(card), *re.findall(r"^## (.+)$", card, re.MULTILINE)}
     cells = [cell for cell in re.findall(r"^\| ([^|]+) \|", OFFICERS, re.MULTILINE) if cell[0].isupper()]
-    explained = {name for cell in cells for name in ([cell] if cell in shown else cell.split(", "))}
-    assert explained == shown
+    assert {name for cell in cells for name in ([cell] if cell in shown else cell.split(", "))} == shown

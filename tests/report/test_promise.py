@@ -1,6 +1,7 @@
 """A promise is worded as its number allows, and no number is printed below its value."""
 
 import dataclasses
+import json
 import math
 import re
 from pathlib import Path
@@ -9,7 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.view import RunView
+from dpfed.console.terminal import console, show_run
 from dpfed.privacy.promise import factor, guess, large_delta, meaning, of_several, percent_up, round_down, round_up
+from dpfed.report import plots
+from dpfed.report.html import write_report
 
 ROOT = Path(__file__).parents[2]
 EPSILONS = st.floats(1e-6, 700, allow_nan=False)
@@ -81,13 +87,6 @@ def test_no_line_of_the_code_rounds_an_epsilon_by_itself():
 
 
 def test_an_epsilon_of_7_9951_is_shown_as_8_everywhere(run_folder, tmp_path, monkeypatch):
-    import json
-
-    from dpfed.artifacts.directory import RunDirectory
-    from dpfed.artifacts.view import RunView
-    from dpfed.console.terminal import console, show_run
-    from dpfed.report import plots
-    from dpfed.report.html import write_report
 
     drawn = []
     annotate = plots.Axes.annotate

@@ -188,8 +188,7 @@ def test_each_recognises_its_own_layout_only(tmp_path: Path, pictures, importer:
     write_roco(tmp_path / "roco", pictures)
     pictures.file(tmp_path / "folder" / "images" / "1.jpg")
     (tmp_path / "folder" / "captions.json").write_text('{"1.jpg": "a cat"}')
-    recognised = [path.name for path in sorted(tmp_path.iterdir()) if importer.recognises(path)]
-    assert recognised == [importer.name]
+    assert [path.name for path in sorted(tmp_path.iterdir()) if importer.recognises(path)] == [importer.name]
     assert not importer.recognises(tmp_path / "nowhere")
 
 

@@ -19,15 +19,12 @@ from dpfed.reproduce.experiments import EXPERIMENTS, experiment
 from dpfed.reproduce.outcome import reproduce
 from dpfed.reproduce.runs import Request, plan_runs
 from dpfed.training.coordinator import Coordinator
+from tests.killed import Killed
 
 BASE = Variant("Base", {"bounding.method": "group"}, untrained=True)
 GROUP = Variant("DP-GCL", {"bounding.method": "group"})
 NONE = Variant("Non-Private", {"bounding.method": "none"})
 SMALL = Experiment("small", "Small", ("fashion-mnist",), (BASE, GROUP, NONE), epsilons=(4.0, 10.0))
-
-
-class Killed(BaseException):
-    """Stands for the process ending right here."""
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Runs, sweeps, audits and simulated federations under a lifetime budget of their records."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -10,13 +11,15 @@ import pytest
 import torch
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.audit.membership import audit_membership
 from dpfed.budgets.registry import BUDGET_LEDGER, budgets_of, registry
 from dpfed.budgets.replicas import read
 from dpfed.budgets.spending import set_budget
 from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.federation.simulation import resume
+from dpfed.federation.simulated import Simulation
+from dpfed.federation.simulation import resume, simulate
 from dpfed.live.figures import figures
 from dpfed.live.scan import Scan
 from dpfed.privacy.ledger import Ledger
@@ -55,14 +58,17 @@ def budget_of(store):
     return found.budget
 
 
-def stopped_after(monkeypatch, steps):
+@contextlib.contextmanager
+def stopped_after(steps):
     real = running.train
 
     def train(transport, coordinator, numbers, *rest):
         real(transport, coordinator, list(numbers)[:steps], *rest)
         raise Stopped
 
-    monkeypatch.setattr(running, "train", train)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(running, "train", train)
+        yield
 
 
 def test_a_run_reserves_its_plan_before_the_first_step_and_settles_it(config, store, budget, tmp_path, monkeypatch):
@@ -89,8 +95,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(config, s
             break
     assert number > 0 and "has no room" in refusal and "What still fits at these steps is epsilon" in refusal
     assert not (tmp_path / f"run-{number}").exists() and len(budget_of(store).accounts) == number
-    fitting = float(refusal.split("at these steps is epsilon ")[1].split()[0])
-    config["privacy"]["epsilon"] = fitting
+    config["privacy"]["epsilon"] = float(refusal.split("at these steps is epsilon ")[1].split()[0])
     pretrain(parse_config(config), tmp_path / "fitting")
     assert budget.filter.admits(budget_of(store).spent)
 
@@ -112,11 +117,9 @@ def test_a_run_that_is_killed_before_its_first_step_keeps_what_it_reserved(confi
     assert budget_of(store).spent == account.cost
 
 
-def test_a_run_that_is_given_up_gives_back_the_steps_that_it_did_not_take(config, store, budget, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stopped_after(patch, 4)
-        with pytest.raises(Stopped):
-            pretrain(parse_config(config), tmp_path / "run")
+def test_a_run_that_is_given_up_gives_back_the_steps_that_it_did_not_take(config, store, budget, tmp_path):
+    with stopped_after(4):
+        pretrain(parse_config(config), tmp_path / "run")
     plan = Ledger.open(tmp_path / "run" / "ledger.jsonl").plan
     open_page, fresh = Scan(tmp_path), lambda: figures(Scan(tmp_path).one("run"))
     before = figures(open_page.one("run"))
@@ -129,22 +132,18 @@ def test_a_run_that_is_given_up_gives_back_the_steps_that_it_did_not_take(config
     assert budget_of(store).spent == budget.filter.curve(plan.mechanism, 6)
 
 
-def test_a_run_whose_ledger_lost_lines_is_not_settled(config, store, budget, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stopped_after(patch, 4)
-        with pytest.raises(Stopped):
-            pretrain(parse_config(config), tmp_path / "run")
+def test_a_run_whose_ledger_lost_lines_is_not_settled(config, store, budget, tmp_path):
+    with stopped_after(4):
+        pretrain(parse_config(config), tmp_path / "run")
     ledger = tmp_path / "run" / "ledger.jsonl"
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:2]))
     with pytest.raises(UserError, match="in it: 1, and a checkpoint is of step 4.*run-ledger-short"):
         settle_run(tmp_path / "run")
 
 
-def test_a_copy_of_an_unfinished_run_does_not_spend_the_reservation_twice(config, store, budget, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stopped_after(patch, 3)
-        with pytest.raises(Stopped):
-            pretrain(parse_config(config), tmp_path / "run")
+def test_a_copy_of_an_unfinished_run_does_not_spend_the_reservation_twice(config, store, budget, tmp_path):
+    with stopped_after(3):
+        pretrain(parse_config(config), tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     shutil.copytree(tmp_path / "run", tmp_path / "later")
     with pytest.raises(UserError, match="copy is a copy of .*run, which still exists"):
@@ -155,11 +154,9 @@ def test_a_copy_of_an_unfinished_run_does_not_spend_the_reservation_twice(config
         resume(tmp_path / "later")
 
 
-def test_a_book_that_lost_a_run_s_reservation_is_noticed(config, store, budget, tmp_path, monkeypatch, own_registry):
-    with monkeypatch.context() as patch:
-        stopped_after(patch, 3)
-        with pytest.raises(Stopped):
-            pretrain(parse_config(config), tmp_path / "run")
+def test_a_book_that_lost_a_run_s_reservation_is_noticed(config, store, budget, tmp_path, own_registry):
+    with stopped_after(3):
+        pretrain(parse_config(config), tmp_path / "run")
     for path in (store.path / BUDGET_LEDGER, own_registry / f"{budget.head.id}.jsonl"):
         path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     with pytest.raises(UserError, match="it has lost lines"):
@@ -170,11 +167,9 @@ def test_a_book_that_lost_a_run_s_reservation_is_noticed(config, store, budget, 
         resume(tmp_path / "run")
 
 
-def test_a_run_that_was_edited_into_a_larger_one_before_its_first_step_is_refused(config, store, budget, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stopped_after(patch, 0)
-        with pytest.raises(Stopped):
-            pretrain(parse_config(config), tmp_path / "run")
+def test_a_run_that_was_edited_into_a_larger_one_before_its_first_step_is_refused(config, store, budget, tmp_path):
+    with stopped_after(0):
+        pretrain(parse_config(config), tmp_path / "run")
     run = RunDirectory(tmp_path / "run")
     shutil.rmtree(run.checkpoints)
     run.ledger.unlink()
@@ -198,11 +193,9 @@ def test_a_run_that_was_there_before_the_budget_is_written_down_when_it_ends(con
     assert budget_of(store).spent == set_[0].filter.curve(plan.mechanism, 6) and not run.budget.exists()
 
 
-def test_the_ledger_s_command_shows_what_the_books_say(config, store, budget, tmp_path, monkeypatch, dpfed):
-    with monkeypatch.context() as patch:
-        stopped_after(patch, 4)
-        with pytest.raises(Stopped):
-            pretrain(parse_config(config), tmp_path / "run")
+def test_the_ledger_s_command_shows_what_the_books_say(config, store, budget, tmp_path, dpfed):
+    with stopped_after(4):
+        pretrain(parse_config(config), tmp_path / "run")
     settle_run(tmp_path / "run")
     code, said, _ = dpfed("privacy", "ledger", tmp_path / "run")
     lines = said.splitlines()
@@ -233,7 +226,7 @@ def test_what_no_epsilon_covers_is_refused_unless_said_in_words(config, store, b
     assert [entry.why.endswith("a test of ours") for entry in budget_of(store).uncovered] == [True]
 
 
-def test_figures_of_training_labels_want_words(config, store, tmp_path, monkeypatch):
+def test_figures_of_training_labels_want_words(config, store, tmp_path):
     header = json.loads((store.path / "store.json").read_text())
     (store.path / "store.json").write_text(json.dumps({**header, "public": False}))
     private = RecordStore.open(store.path)
@@ -248,8 +241,6 @@ def test_figures_of_training_labels_want_words(config, store, tmp_path, monkeypa
 
 
 def test_an_audit_wants_words(config, store, budget, tmp_path):
-    from dpfed.audit.membership import audit_membership
-
     run = pretrain(parse_config(config), tmp_path / "run")
     with pytest.raises(UserError, match="figures of an audit are exact functions of them, which no budget covers"):
         audit_membership(run.path, records=200)
@@ -267,7 +258,7 @@ set = {"optimizer.learning_rate" = 2e-3}
 """
 
 
-def test_a_sweep_reserves_all_its_runs_before_the_first_one(config, store, tmp_path, monkeypatch):
+def test_a_sweep_reserves_all_its_runs_before_the_first_one(config, store, tmp_path):
     """So its last run is not refused after the first ones are trained."""
     (tmp_path / "sweep.toml").write_text(SWEEP)
     set_budget(store, 3.5, 1e-5)
@@ -275,21 +266,18 @@ def test_a_sweep_reserves_all_its_runs_before_the_first_one(config, store, tmp_p
         sweep(parse_config(config), tmp_path / "sweep.toml", tmp_path / "runs")
     assert not (tmp_path / "runs" / "two").exists() and not budget_of(store).accounts
     set_budget(store, 10, 1e-5)
-    with monkeypatch.context() as patch:
-        stopped_after(patch, 3)
-        with pytest.raises(Stopped):
-            sweep(parse_config(config), tmp_path / "sweep.toml", tmp_path / "runs")
+    with stopped_after(3):
+        sweep(parse_config(config), tmp_path / "sweep.toml", tmp_path / "runs")
     spent = budget_of(store).spent
     assert sorted(account.what for account in budget_of(store).accounts.values()) == ["run", "sweep"]
     sweep(parse_config(config), tmp_path / "sweep.toml", tmp_path / "runs")
     assert budget_of(store).spent == spent and all(account.settled for account in budget_of(store).accounts.values())
 
 
-def test_a_sweep_that_is_given_up_gives_back_the_runs_that_have_not_begun(config, store, tmp_path, monkeypatch):
+def test_a_sweep_that_is_given_up_gives_back_the_runs_that_have_not_begun(config, store, tmp_path):
     (tmp_path / "sweep.toml").write_text(SWEEP)
     budget = set_budget(store, 10, 1e-5)
-    stopped_after(monkeypatch, 3)
-    with pytest.raises(Stopped):
+    with stopped_after(3):
         sweep(parse_config(config), tmp_path / "sweep.toml", tmp_path / "runs")
     settle_run(tmp_path / "runs" / "two")
     plan = Ledger.open(tmp_path / "runs" / "two" / "one" / "ledger.jsonl").plan
@@ -297,9 +285,6 @@ def test_a_sweep_that_is_given_up_gives_back_the_runs_that_have_not_begun(config
 
 
 def test_a_simulated_federation_reserves_like_a_run(config, store, budget, tmp_path):
-    from dpfed.federation.simulated import Simulation
-    from dpfed.federation.simulation import simulate
-
     run = simulate(parse_config(config), tmp_path / "run", Simulation(sites=2, skew=0.0))
     (account,) = budget_of(store).accounts.values()
     assert account.steps == Ledger.open(run.ledger).charged == 6 and account.settled
@@ -335,11 +320,9 @@ def test_a_run_elsewhere_on_the_same_records_is_settled_into_a_budget(config, st
     assert RunDirectory(run.path).finished
 
 
-def test_a_run_that_goes_on_reserves_nothing_more(config, store, budget, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stopped_after(patch, 3)
-        with pytest.raises(Stopped):
-            pretrain(parse_config(config), tmp_path / "run")
+def test_a_run_that_goes_on_reserves_nothing_more(config, store, budget, tmp_path):
+    with stopped_after(3):
+        pretrain(parse_config(config), tmp_path / "run")
     before = budget_of(store)
     assert [account.settled for account in before.accounts.values()] == [False]
     resume(tmp_path / "run")

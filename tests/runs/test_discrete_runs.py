@@ -19,6 +19,7 @@ from dpfed.runs.preflight import known_plan
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.resolution import resolve
 from dpfed.training.coordinator import Coordinator
+from tests.killed import killed
 from tests.training.records_of_worker import keep_only
 
 
@@ -30,9 +31,7 @@ def same(one, other) -> bool:
     return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(
-    ("owners", "changes"), [(1, {}), (1, {"max_group_size": 3, "microbatch": 7}), (3, {"clip_norm": 1e-5})]
-)
+@pytest.mark.parametrize("owners, changes", [(1, {}), (1, {"max_group_size": 3, "microbatch": 7}), (3, {"clip_norm": 1e-5})])
 def test_the_integers_of_neighbours_are_as_close_as_the_plan_says(discrete, owners, changes):
     """Clipped to 1e-5, every group is as long as it may be."""
     discrete["bounding"] |= changes
@@ -58,28 +57,13 @@ def test_the_integers_of_neighbours_are_as_close_as_the_plan_says(discrete, owne
         assert max(moved) > 0.3 * whole.plan.sensitivity * whole.plan.noise_of().scale
 
 
-def test_a_resumed_run_comes_to_the_same_bits(discrete, tmp_path, monkeypatch):
+def test_a_resumed_run_comes_to_the_same_bits(discrete, tmp_path):
     discrete["privacy"] |= {"seed": 11, "steps": 4}
     discrete["evaluation"] = {"split": "none"}
     config = parse_config(discrete)
     expected = pretrain(config, tmp_path / "undisturbed")
-
-    class Killed(BaseException):
-        pass
-
-    real, calls = Coordinator.apply, []
-
-    def dying(self, step, total):
-        calls.append(step)
-        summary = real(self, step, total)
-        if len(calls) == 3:  # its release is kept, and no checkpoint has taken it in
-            raise Killed
-        return summary
-
-    monkeypatch.setattr(Coordinator, "apply", dying)
-    with pytest.raises(Killed):
+    with killed(Coordinator, "apply", 3, before=False):  # its release is kept, and no checkpoint has taken it in
         pretrain(config, tmp_path / "run")
-    monkeypatch.setattr(Coordinator, "apply", real)
     again = resume(tmp_path / "run")
     assert same(weights(again), weights(expected))
     assert Ledger.open(again.ledger).charged == Ledger.open(expected.ledger).charged == 4

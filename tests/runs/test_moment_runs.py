@@ -21,12 +21,9 @@ from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.resolution import resolve
 from dpfed.training.coordinator import Coordinator
+from tests.killed import killed
 from tests.training.test_everything_that_leaves import names, without
 from tests.training.twins import Noise, files, stores
-
-
-class Killed(BaseException):
-    """The process ends right here."""
 
 
 @pytest.fixture
@@ -83,28 +80,17 @@ def test_the_published_heads_are_enough_in_five_lines(tiny_moments, tmp_path):
     model = encoder.model
     with torch.inference_mode():
         pixels = encoder._views.plain(torch.from_numpy(pictures()).permute(0, 3, 1, 2))
-        features = model.projection(model.features(pixels))
-        unit = F.normalize(features @ heads["image.projection"].T, dim=-1)
+        unit = F.normalize(model.projection(model.features(pixels)) @ heads["image.projection"].T, dim=-1)
         embedding = F.normalize((unit - heads["image.centre"]) @ heads["image.matrix"], dim=-1)
     torch.testing.assert_close(embedding, encoder.embed_images(pictures()))
 
 
 @pytest.mark.parametrize("ends", ["_release", "_update"])
-def test_a_run_that_ends_behind_its_first_release_goes_on_with_the_same_bits(tiny_moments, tmp_path, monkeypatch, ends):
+def test_a_run_that_ends_behind_its_first_release_goes_on_with_the_same_bits(tiny_moments, tmp_path, ends):
     tiny_moments["privacy"]["seed"] = 5
     whole = pretrain(parse_config(tiny_moments), tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        real = getattr(Coordinator, ends)
-
-        def killed(self, step, *rest):
-            done = real(self, step, *rest)
-            if step == 1:
-                raise Killed
-            return done
-
-        patch.setattr(Coordinator, ends, killed)
-        with pytest.raises(Killed):
-            pretrain(parse_config(tiny_moments), tmp_path / "run")
+    with killed(Coordinator, ends, 2, before=False):
+        pretrain(parse_config(tiny_moments), tmp_path / "run")
     run = resume(tmp_path / "run")
     one, two = (load_file(each.model / "heads.safetensors") for each in (whole, run))
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -144,8 +130,7 @@ def test_epsilon_next_to_nothing_leaves_an_aligned_model_as_it_was(tiny_moments,
         public = before.model.embed_images(pixels)
         own = F.normalize(before.model.projection(before.model.image_encoder(pixels)), dim=1)
     torch.testing.assert_close(public, own)
-    model = dpfed.load(run.path).model
-    assert torch.isfinite(model.embed_images(pixels)).all()
+    assert torch.isfinite(dpfed.load(run.path).model.embed_images(pixels)).all()
 
 
 @pytest.mark.parametrize(
@@ -199,7 +184,6 @@ def test_a_lifetime_budget_holds_two_releases(tiny_moments, tmp_path, shapes):
     store = RecordStore.open(shutil.copytree(shapes.path, tmp_path / "store"))
     set_budget(store, 9.0, 1e-3)
     tiny_moments["data"]["path"] = str(store.path)
-    run = pretrain(parse_config(tiny_moments), tmp_path / "run")
-    assert "none was set" not in run.card.read_text()
+    assert "none was set" not in pretrain(parse_config(tiny_moments), tmp_path / "run").card.read_text()
     with pytest.raises(UserError, match="has no room"):
         pretrain(parse_config(tiny_moments), tmp_path / "again")

@@ -12,10 +12,7 @@ from dpfed.federation.simulated import Simulation
 from dpfed.federation.simulation import resume, simulate
 from dpfed.runs.pretraining import pretrain
 from dpfed.training.coordinator import Coordinator
-
-
-class Killed(BaseException):
-    """Stands for the process ending right here."""
+from tests.killed import killed
 
 
 @pytest.fixture
@@ -29,21 +26,11 @@ def weights(run):
     return load_file(run.model / "model.safetensors")
 
 
-def test_a_run_goes_on_with_the_same_bits_and_its_papers_name_the_public_set(seeded, tmp_path, monkeypatch, public_store):
+def test_a_run_goes_on_with_the_same_bits_and_its_papers_name_the_public_set(seeded, tmp_path, public_store):
     config = parse_config(seeded)
     whole = pretrain(config, tmp_path / "whole")
-    real, calls = Coordinator.apply, []
-
-    def apply(self, *arguments):
-        calls.append(None)
-        if len(calls) == 3:
-            raise Killed
-        return real(self, *arguments)
-
-    monkeypatch.setattr(Coordinator, "apply", apply)
-    with pytest.raises(Killed):
+    with killed(Coordinator, "apply", 3):
         pretrain(config, tmp_path / "cut")
-    monkeypatch.setattr(Coordinator, "apply", real)
     other = parse_config({**seeded, "public": {**seeded["public"], "records": 2}})
     with pytest.raises(UserError, match="public.records"):
         pretrain(other, tmp_path / "cut", resume=True)

@@ -24,13 +24,7 @@ OWN = {
     "recipes/large-image-text": ["model.width=8", "model.stem=cifar", "data.size=32"],
     "recipes/adaptation": ["model.architecture=towers/small.json", "model.weights="],
     "recipes/federation": [],
-    "recipes/few-pairs": [
-        "data.size=16",
-        "model.image=cnn",
-        "model.weights=",
-        "model.text=transformer",
-        "evaluation.split=test",
-    ],
+    "recipes/few-pairs": "data.size=16 model.image=cnn model.weights= model.text=transformer evaluation.split=test".split(),
 }
 
 

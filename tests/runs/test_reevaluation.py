@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.audit.membership import audit_membership
 from dpfed.config import parse_config
 from dpfed.data.store.layout import HEADER
 from dpfed.errors import UserError
@@ -16,6 +17,7 @@ from dpfed.runs.assembly import Components
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.training.coordinator import Coordinator
+from tests.killed import killed
 from tests.sparing import sparing
 
 
@@ -69,20 +71,10 @@ def test_figures_of_training_labels_mark_card_and_report_afterwards(private, tmp
     assert [marked(text) for text in artifacts(run)] == [1, 2]
 
 
-def test_an_unfinished_run_is_marked_when_it_ends(private, tmp_path, monkeypatch):
+def test_an_unfinished_run_is_marked_when_it_ends(private, tmp_path):
     private["privacy"]["steps"], private["training"]["checkpoint_every"] = 4, 1
-    apply, calls = Coordinator.apply, []
-
-    def dies(self, *arguments):
-        calls.append(None)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return apply(self, *arguments)
-
-    monkeypatch.setattr(Coordinator, "apply", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with killed(Coordinator, "apply", 3, error=KeyboardInterrupt):
         pretrain(parse_config(private), tmp_path / "run")
-    monkeypatch.setattr(Coordinator, "apply", apply)
     run = RunDirectory.open(tmp_path / "run")
     assert {figure.step for figure in evaluate_run(run.path, tasks=["linear"])} == {0, 2}
     assert not run.finished and not run.card.exists()
@@ -168,8 +160,6 @@ def test_damaged_results_are_refused_before_anything_is_measured(private, tmp_pa
 
 @pytest.mark.slow
 def test_an_audit_stays_on_the_card_that_a_later_evaluation_writes(private, tmp_path, monkeypatch):
-    from dpfed.audit.membership import audit_membership
-
     monkeypatch.setattr("dpfed.audit.sides._LEAST", 50)
     run = pretrain(parse_config(private), tmp_path / "run")
     audit_membership(run.path, records=60)

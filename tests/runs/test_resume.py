@@ -1,5 +1,6 @@
 """Interruptions: the same parameters, bit for bit, and never a smaller epsilon than was spent."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -31,11 +32,8 @@ from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 from tests.conftest import tiny_tree
+from tests.killed import Killed, killed
 from tests.sparing import sparing
-
-
-class Killed(BaseException):
-    """Stands for the process ending right here: nothing is allowed to catch it."""
 
 
 @pytest.fixture
@@ -52,35 +50,15 @@ def same(one, two):
     return set(one) == set(two) and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def interrupt(monkeypatch, owner, method, at, before):
-    """Ends the process at the `at`-th call of a method, before or after it did its work."""
-    real, calls = getattr(owner, method), []
-
-    def wrapped(self, *args, **kwargs):
-        calls.append(None)
-        if before and len(calls) == at:
-            raise Killed
-        result = real(self, *args, **kwargs)
-        if not before and len(calls) == at:
-            raise Killed
-        return result
-
-    monkeypatch.setattr(owner, method, wrapped)
-    return lambda: monkeypatch.setattr(owner, method, real)
-
-
-def interrupted(config, folder, monkeypatch, at=5):
-    restore = interrupt(monkeypatch, Coordinator, "apply", at, before=False)
-    with pytest.raises(Killed):
+def interrupted(config, folder, at=5):
+    with killed(Coordinator, "apply", at, before=False):
         pretrain(config, folder)
-    restore()
 
 
 @pytest.fixture(scope="module")
 def first_stopped(shapes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stopped") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        interrupted(parse_config(tiny_tree(shapes)), folder, patch)
+    interrupted(parse_config(tiny_tree(shapes)), folder)
     return folder
 
 
@@ -118,19 +96,14 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("at", "owner", "method", "before"), DEATHS)
-def test_resume_from_every_step_gives_the_same_bits(seeded, tmp_path, monkeypatch, undisturbed, at, owner, method, before):
+def test_resume_from_every_step_gives_the_same_bits(seeded, tmp_path, undisturbed, at, owner, method, before):
     weights, results = undisturbed(seeded)
-    restore = interrupt(monkeypatch, owner, method, at, before)
     folder = tmp_path / "run"
-    try:
+    ends = (method, at) not in {("save", 5), ("save", 6)}  # four checkpoints in all
+    with killed(owner, method, at, before) if ends else contextlib.nullcontext():
         pretrain(seeded, folder)
-    except Killed:
-        assert not RunDirectory.open(folder).finished
-        spent = Ledger.open(folder / "ledger.jsonl").charged
-    else:
-        assert (method, at) in {("save", 5), ("save", 6)}  # four checkpoints in all
-        spent = 6
-    restore()
+    assert RunDirectory.open(folder).finished == (not ends)
+    spent = Ledger.open(folder / "ledger.jsonl").charged
     run = resume(folder)
     again, results_again = outcome(run)
     assert same(weights, again)
@@ -143,16 +116,12 @@ def test_resume_from_every_step_gives_the_same_bits(seeded, tmp_path, monkeypatc
     assert results_again["privacy"]["epsilon"] == ledger.epsilon == results["privacy"]["epsilon"]
 
 
-def test_releases_since_the_checkpoint_are_repeated_by_any_engine(tiny, tmp_path, monkeypatch):
+def test_releases_since_the_checkpoint_are_repeated_by_any_engine(tiny, tmp_path):
     tiny["privacy"]["seed"] = 11
-    restore = interrupt(monkeypatch, Coordinator, "apply", 4, before=False)
     folder = tmp_path / "run"
-    with pytest.raises(Killed):
-        pretrain(parse_config(tiny), folder)
-    restore()
+    interrupted(parse_config(tiny), folder, at=4)
     other_engine(folder)
-    run = resume(folder)
-    ledger = Ledger.open(run.ledger)
+    ledger = Ledger.open(resume(folder).ledger)
     assert ledger.charged == 6 and ledger.replays > 0
 
 
@@ -171,10 +140,10 @@ def test_a_step_that_cannot_be_repeated_is_refused(stopped):
     assert (stopped / "ledger.jsonl").read_bytes() == before
 
 
-def test_marks_cannot_be_taken_off_a_run_on_the_way(tiny, tmp_path, monkeypatch):
+def test_marks_cannot_be_taken_off_a_run_on_the_way(tiny, tmp_path):
     tiny["privacy"]["seed"] = 11
     folder = tmp_path / "run"
-    interrupted(parse_config(tiny), folder, monkeypatch)
+    interrupted(parse_config(tiny), folder)
     text = (folder / "config.toml").read_text()
     assert "seed = 11\n" in text
     (folder / "config.toml").write_text(text.replace("seed = 11\n", ""))
@@ -251,7 +220,7 @@ HARMS = {
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(seeded, tmp_path, monkeypatch, undisturbed, harm, at):
     """At 3 there is that of step 0 before it, at 5 that of step 2. All that was released since is repeated, not computed."""
     folder, said = tmp_path / "run", []
-    interrupted(seeded, folder, monkeypatch, at)
+    interrupted(seeded, folder, at)
     *_, before, newest = sorted((folder / "checkpoints").iterdir())
     HARMS[harm](newest)
     first, computed = int(before.stem.removeprefix("step-")), []
@@ -280,13 +249,11 @@ def test_with_all_checkpoints_damaged_nothing_goes_on_and_all_are_named(stopped)
     assert all(path.name in str(caught.value) for path in kept) and (folder / "ledger.jsonl").read_bytes() == ledger
 
 
-def test_a_ledger_knows_when_its_run_was_interrupted(tiny_config, tmp_path, monkeypatch, dpfed):
+def test_a_ledger_knows_when_its_run_was_interrupted(tiny_config, tmp_path, dpfed):
     folder = tmp_path / "run"
-    interrupted(tiny_config, folder, monkeypatch, at=3)
-    restore = interrupt(monkeypatch, Coordinator, "apply", 2, before=False)
-    with pytest.raises(Killed):
+    interrupted(tiny_config, folder, at=3)
+    with killed(Coordinator, "apply", 2, before=False):
         resume(folder)
-    restore()
     resume(folder)
     assert Ledger.open(folder / "ledger.jsonl").resumed == [2, 4]
     code, out, _ = dpfed("privacy", "ledger", folder)
@@ -309,7 +276,7 @@ def test_a_checkpoint_that_is_not_of_this_ledger_is_refused(tiny_config, tmp_pat
         return save(self, dataclasses.replace(progress, **change), *rest)
 
     monkeypatch.setattr(Checkpoints, "save", other)
-    interrupted(tiny_config, tmp_path / "run", monkeypatch, at=3)
+    interrupted(tiny_config, tmp_path / "run", at=3)
     with pytest.raises(UserError, match="resume-ledger-behind"):
         resume(tmp_path / "run")
 
@@ -375,20 +342,16 @@ def test_what_a_kill_inside_a_write_left_of_a_checkpoint_is_gone_in_the_end(stop
     assert not list(run.path.rglob("*.partial"))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"), [("width = 8\n", "width = 16\n", "does not fit"), ("ema = 0.0", "ema = 0.5", "ema")]
-)
+@pytest.mark.parametrize("old, new, said", [("width = 8\n", "width = 16\n", "does not fit"), ("ema = 0.0", "ema = 0.5", "ema")])
 def test_another_model_or_a_moving_average_cannot_be_switched_on_the_way(stopped, old, new, said):
-    text = (stopped / "config.toml").read_text()
-    (stopped / "config.toml").write_text(text.replace(old, new, 1))
+    (stopped / "config.toml").write_text((stopped / "config.toml").read_text().replace(old, new, 1))
     with pytest.raises(UserError, match=said):
         resume(stopped)
 
 
-def test_a_crash_inside_the_very_first_line_of_the_ledger_loses_nothing(tiny_config, tmp_path, monkeypatch):
+def test_a_crash_inside_the_very_first_line_of_the_ledger_loses_nothing(tiny_config, tmp_path):
     folder = tmp_path / "run"
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        interrupt(patch, Checkpoints, "save", 1, before=True)  # the first one, right after the ledger began
+    with killed(Checkpoints, "save"):  # the first one, right after the ledger began
         pretrain(tiny_config, folder)
     (folder / "ledger.jsonl").write_bytes(b'{"ledger": 1, "fing')
     assert resume(folder).finished
@@ -406,11 +369,9 @@ def test_a_release_is_kept_until_the_checkpoint_that_follows_from_it_is_on_disk(
     assert len(kept) == 4 and all(latest == step - 1 for step, latest in kept[1:])
 
 
-def test_a_key_that_a_crash_left_behind_is_forgotten(tiny_config, tmp_path, monkeypatch):
-    restore = interrupt(monkeypatch, RunDirectory, "delete_secrets", 1, before=True)
-    with pytest.raises(Killed):
+def test_a_key_that_a_crash_left_behind_is_forgotten(tiny_config, tmp_path):
+    with killed(RunDirectory, "delete_secrets"):
         pretrain(tiny_config, tmp_path / "run")
-    restore()
     assert (tmp_path / "run" / "secret.key").exists()
     resume(tmp_path / "run")
     assert not (tmp_path / "run" / "secret.key").exists()

@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.config.shipped import shipped_file
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.simulation import resume, simulate
@@ -21,6 +23,7 @@ from dpfed.runs.records import with_absolute_paths
 from dpfed.runs.resolution import settle, settle_model
 from dpfed.runs.starts import procedural_path, recipe_for, refuse_start, starting_weights
 from dpfed.training.coordinator import Coordinator
+from tests.killed import killed
 from tests.sparing import sparing
 
 RECIPE = """name = "start"
@@ -33,10 +36,6 @@ training = {checkpoint_every = 1}
 """
 PRIVATE = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 40, "steps": 3}
 NO_PRIVACY = {"batch": 40, "steps": 2, "seed": 1}
-
-
-class Killed(BaseException):
-    """Stands for the process ending right here."""
 
 
 class Notes(Silent):
@@ -72,9 +71,6 @@ def begun_elsewhere(tree, place, **privacy):
 @pytest.fixture
 def private_store(shapes, tmp_path):
     """The records of `shapes`, declared private."""
-    from dpfed.data.store.record import RecordInput
-    from dpfed.data.store.writing import StoreWriter
-
     with StoreWriter(tmp_path / "private", name="clinic", kind="image-text", size=32) as writer:
         for row in shapes.split("train")[:200].tolist():
             image = shapes.images([row], 32)[0].permute(1, 2, 0).numpy()
@@ -145,24 +141,13 @@ def test_a_start_is_made_once_and_is_the_model_of_step_0(tree, tmp_path):
     again = pretrain(parse_config(begun_elsewhere(tree, place)), tmp_path / "again", notes := Notes())
     assert not any("making" in line for line in notes.said)
     assert before(again.path) == before(run.path) and len(before(run.path)) > 1
-    random = pretrain(parse_config(random_start(tree)), tmp_path / "random")
-    assert before(random.path) != before(run.path)
+    assert before(pretrain(parse_config(random_start(tree)), tmp_path / "random").path) != before(run.path)
 
 
-def test_making_a_start_goes_on_after_an_interruption_with_the_same_bits(tree, tmp_path, monkeypatch):
-    config = parse_config(tree)
-    whole, was_there = make_start(config)
+def test_making_a_start_goes_on_after_an_interruption_with_the_same_bits(tree, tmp_path):
+    whole, was_there = make_start(parse_config(tree))
     elsewhere = parse_config({**tree, "data": {**tree["data"], "stores": str(tmp_path / "elsewhere")}})
-    real, calls = Coordinator.apply, []
-
-    def apply(self, *arguments):
-        calls.append(None)
-        if len(calls) == 2:
-            raise Killed
-        return real(self, *arguments)
-
-    monkeypatch.setattr(Coordinator, "apply", apply)
-    with pytest.raises(Killed):
+    with killed(Coordinator, "apply", 2):
         make_start(elsewhere)
     with pytest.raises(MissingStart, match="start-unready"):
         starting_weights(settle(elsewhere))
@@ -205,13 +190,11 @@ def test_a_damaged_start_is_never_taken_for_a_whole_one_and_is_made_again_when_i
     assert not was_there and (again / "model" / "model.safetensors").read_bytes() == whole
 
 
-def test_a_run_whose_start_was_deleted_goes_on_by_its_command_when_it_is_made_again(tree, tmp_path, monkeypatch):
-    real, config = Coordinator.apply, parse_config(tree)
+def test_a_run_whose_start_was_deleted_goes_on_by_its_command_when_it_is_made_again(tree, tmp_path):
+    config = parse_config(tree)
     place, _ = make_start(config)
-    monkeypatch.setattr(Coordinator, "apply", lambda *_: (_ for _ in ()).throw(Killed()))
-    with pytest.raises(Killed):
+    with killed(Coordinator, "apply"):
         pretrain(config, tmp_path / "run")
-    monkeypatch.setattr(Coordinator, "apply", real)
     shutil.rmtree(place)
     for go_on in (lambda: pretrain(config, tmp_path / "run", resume=True), lambda: resume(tmp_path / "run")):
         with pytest.raises(MissingStart, match="start-missing"):
@@ -220,15 +203,12 @@ def test_a_run_whose_start_was_deleted_goes_on_by_its_command_when_it_is_made_ag
     assert pretrain(config, tmp_path / "run", resume=True).finished
 
 
-def test_resume_refuses_other_weights_and_a_finished_run_does_without_them(tree, tmp_path, monkeypatch):
+def test_resume_refuses_other_weights_and_a_finished_run_does_without_them(tree, tmp_path):
     place, _ = make_start(parse_config(tree))
     (place / "model").rename(tmp_path / "start")
     tree = begun_elsewhere(tree, tmp_path / "start")
-    real = Coordinator.apply
-    monkeypatch.setattr(Coordinator, "apply", lambda *_: (_ for _ in ()).throw(Killed()))
-    with pytest.raises(Killed):
+    with killed(Coordinator, "apply"):
         pretrain(parse_config(tree), tmp_path / "run")
-    monkeypatch.setattr(Coordinator, "apply", real)
     file, description = tmp_path / "start" / "model.safetensors", tmp_path / "start" / "model.json"
     right, (tensors, kept) = file.read_bytes(), (load_file(file), description.read_text())
     next(iter(tensors.values())).view(-1)[0] += 1

@@ -21,6 +21,7 @@ from dpfed.runs.resolution import resolve
 from dpfed.training.coordinator import Coordinator
 from tests.conftest import tiny_tree
 from tests.data.views.files_of_all_modes import colours, encoded
+from tests.killed import killed
 from tests.models.conftest import SMALL
 from tests.sparing import sparing
 
@@ -98,21 +99,11 @@ def test_a_model_is_exported_once(adapted, tmp_path):
 
 
 @pytest.mark.parametrize("at", sparing([1, 3, 5], 3))
-def test_an_interrupted_adaptation_resumes_to_the_same_bits(adapting, tmp_path, monkeypatch, at):
+def test_an_interrupted_adaptation_resumes_to_the_same_bits(adapting, tmp_path, at):
     config = parse_config({**adapting, "privacy": {**adapting["privacy"], "seed": 5}})
     expected = tensors_of(pretrain(config, tmp_path / "whole").model / "open_clip_model.safetensors")
-    apply, calls = Coordinator.apply, []
-
-    def dies(self, *args):
-        calls.append(None)
-        if len(calls) == at:
-            raise KeyboardInterrupt
-        return apply(self, *args)
-
-    monkeypatch.setattr(Coordinator, "apply", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with killed(Coordinator, "apply", at, error=KeyboardInterrupt):
         pretrain(config, tmp_path / "cut")
-    monkeypatch.setattr(Coordinator, "apply", apply)
     found = tensors_of(resume(tmp_path / "cut").model / "open_clip_model.safetensors")
     assert all(torch.equal(expected[name], value) for name, value in found.items())
 

@@ -16,15 +16,7 @@ from dpfed.training import worker as worker_room
 from tests.sparing import sparing
 from tests.training.records_of_worker import keep_only
 
-TOWERS = {
-    "kind": "image-text",
-    "width": 8,
-    "text_width": 16,
-    "text_layers": 1,
-    "vocabulary": 128,
-    "embedding": 16,
-    "context": 8,
-}
+TOWERS = dict(kind="image-text", width=8, text_width=16, text_layers=1, vocabulary=128, embedding=16, context=8)
 IMAGES = {"kind": "image", "width": 8, "embedding": 16, "head_hidden": 16}
 
 
@@ -101,8 +93,7 @@ def is_quick(records, clip, engine, precision):
 )
 def test_neighbours_whose_gradients_cancel_stay_within_the_bound(tmp_path, public_store, records, clip, engine, precision):
     text, kind = records
-    parts = parts_of(tmp_path, public_store, text, engine, CLIPS[clip], kind, precision)
-    assert moved(parts, 11) <= 1
+    assert moved(parts_of(tmp_path, public_store, text, engine, CLIPS[clip], kind, precision), 11) <= 1
 
 
 @pytest.mark.parametrize("seed", sparing([5, 9, 19], 5))

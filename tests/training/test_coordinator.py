@@ -84,8 +84,7 @@ def test_the_sum_goes_through_unchanged_beside_the_noise(make):
     with_signal.apply(0, BoundedSum(signal.clone(), PLAN.sensitivity, PLAN.groups))
     update = other.weight.detach()[0] * -PLAN.groups
     # Least squares of the update on the signal: 1, up to the noise (here 4 standard errors).
-    slope = (update @ signal / (signal @ signal)).item()
-    assert abs(slope - 1) < 4 * PLAN.noise_std / signal.norm().item()
+    assert abs((update @ signal / (signal @ signal)).item() - 1) < 4 * PLAN.noise_std / signal.norm().item()
 
 
 def test_the_payment_is_on_disk_before_the_parameters_move(make, monkeypatch):
@@ -154,8 +153,7 @@ def test_a_ledger_that_lost_the_line_of_a_kept_release_is_refused(make, tmp_path
     _, coordinator, ledger = make(releases=releases)
     for step in range(3):
         coordinator.apply(step, zeros())
-    lines = ledger.path.read_text().splitlines(keepends=True)
-    ledger.path.write_text("".join(lines[:2]))
+    ledger.path.write_text("".join(ledger.path.read_text().splitlines(keepends=True)[:2]))
     _, again, _ = make(releases=releases)
     assert again.replay(0) is not None
     with pytest.raises(UserError, match=r"step 1.*\[training-line"):

@@ -9,9 +9,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dpfed.bounding.bounded_sum import BoundedSum
-from dpfed.config import OptimizerConfig
+from dpfed.config import Config, ModelConfig, OptimizerConfig
 from dpfed.errors import UserError
-from dpfed.models.folder import describe
+from dpfed.models.building import build_model
+from dpfed.models.folder import describe, save_encoder
 from dpfed.privacy.blocks import Blocks
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import digest_of
@@ -164,10 +165,6 @@ def test_a_kept_release_with_any_byte_changed_is_not_taken(tmp_path):
 
 
 def test_a_models_description_with_any_byte_changed_is_noticed(tmp_path):
-    from dpfed.config import Config, ModelConfig
-    from dpfed.models.building import build_model
-    from dpfed.models.folder import save_encoder
-
     config = settle(Config(model=ModelConfig(width=8, embedding=16, head_hidden=16)))
     save_encoder(tmp_path, build_model(config.model, config.objective), config)
     path = tmp_path / "model.json"

@@ -16,7 +16,9 @@ from torch import nn
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.bounding.engines import GroupBatch
 from dpfed.config import OptimizerConfig, parse_config
+from dpfed.data.sampling import draw_step
 from dpfed.errors import UserError
 from dpfed.models.folder import load_encoder
 from dpfed.models.parameters import TrainableVector
@@ -24,6 +26,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import round_up
+from dpfed.runs.assembly import assemble
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints, Progress
@@ -207,8 +210,7 @@ def what_is_exported_is_what_was_measured(run, averaged):
 
 def test_the_secret_key_is_for_its_owners_eyes(tiny_config, tmp_path):
     randomness = Randomness.fresh()
-    run = RunDirectory.create(tmp_path / "run", tiny_config, randomness)
-    key = run.path / "secret.key"
+    key = RunDirectory.create(tmp_path / "run", tiny_config, randomness).path / "secret.key"
     assert (key.read_bytes(), stat.S_IMODE(key.stat().st_mode)) == (randomness.master, 0o600)
     assert randomness.master != Randomness.fresh().master
 
@@ -299,10 +301,6 @@ def test_the_average_is_that_of_the_weights_after_every_step_the_last_one_too(tm
 
 def test_groups_that_hold_no_record_count_in_the_divisor(tiny):
     """The sum is that of the groups that are there, and K divides it, in one process as anywhere."""
-    from dpfed.bounding.engines import GroupBatch
-    from dpfed.data.sampling import draw_step
-    from dpfed.runs.assembly import assemble
-
     tiny["bounding"]["group_size"] = 2
     tiny["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 30, "steps": 3}
     parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5))

@@ -1,9 +1,11 @@
 """What is done after the noise is a list: a new processor is one class. Runs and checkpoints know nothing of it."""
 
 import contextlib
+import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
@@ -14,6 +16,7 @@ from dpfed.runs.reevaluation import evaluate_run
 from dpfed.training import coordinator as coordinators
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.post_processing import MovingAverage, PostProcessor, load_states, serving, states_of
+from tests.killed import killed
 
 
 class Filter(PostProcessor):
@@ -69,29 +72,16 @@ def with_others(monkeypatch):
 
 
 def weights_of(run):
-    from safetensors.torch import load_file
-
     return load_file(run.model / "model.safetensors")
 
 
-def test_a_run_with_other_processors_resumes_to_the_same_bits_and_measures_what_they_serve(
-    tiny, tmp_path, with_others, monkeypatch
-):
+def test_a_run_with_other_processors_resumes_to_the_same_bits_and_measures_what_they_serve(tiny, tmp_path, with_others):
     config = parse_config({**tiny, "privacy": {**tiny["privacy"], "seed": 3}})
     whole = pretrain(config, tmp_path / "whole")
-    apply, calls = coordinators.Coordinator.apply, []
-
-    def dies(self, step, total):
-        if step == 5 and not calls:
-            calls.append(step)
-            raise KeyboardInterrupt
-        return apply(self, step, total)
-
-    monkeypatch.setattr(coordinators.Coordinator, "apply", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with killed(coordinators.Coordinator, "apply", 6, error=KeyboardInterrupt):
         pretrain(config, tmp_path / "again")
     run = resume(tmp_path / "again")
-    assert calls and all(torch.equal(value, weights_of(run)[name]) for name, value in weights_of(whole).items())
+    assert all(torch.equal(value, weights_of(run)[name]) for name, value in weights_of(whole).items())
     measured = {(one.name, one.model): one.value for one in evaluate_run(run.path) if one.step in (0, 6)}
     noted = {(one["name"], one["model"]): one["value"] for one in _figures(whole) if one["step"] in (0, 6)}
     assert measured == pytest.approx(noted)
@@ -122,8 +112,6 @@ def test_every_measurement_is_of_the_served_weights_and_so_is_the_published_mode
 
 
 def _figures(run):
-    import json
-
     return json.loads(run.results.read_text())["evaluations"]
 
 
@@ -141,10 +129,8 @@ def test_a_filtered_gradient_moves_the_weights_and_no_processor_changes_what_is_
     still = pretrain(config, tmp_path / "still")
     first = [RunDirectory(run.path).ledger.read_text().splitlines()[1] for run in (plain, still)]
     assert first[0] == first[1]
-    saved = [path for path in Checkpoints(still.checkpoints, 3).paths()]
-    assert len(saved) > 1
-    moved = [not torch.equal(weights_of(plain)[name], value) for name, value in weights_of(still).items()]
-    assert any(moved)
+    assert len(list(Checkpoints(still.checkpoints, 3).paths())) > 1
+    assert any(not torch.equal(weights_of(plain)[name], value) for name, value in weights_of(still).items())
 
 
 def test_served_weights_are_in_the_model_inside_the_block_alone_however_it_ends():

@@ -27,6 +27,7 @@ from dpfed.runs.resolution import resolve
 from dpfed.training import worker as worker_room
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.curve import Curve
+from tests.killed import killed
 from tests.sparing import sparing
 from tests.training.test_sensitivity import pictures, sum_of, sums
 
@@ -111,15 +112,14 @@ PLAN = PrivacyPlan.of(
 )
 
 
+def coordinator_of(plan, folder, model=None, **optimizer):
+    model, randomness = model or torch.nn.Linear(SIZE, 1, bias=False), Randomness.from_seed(0)
+    return Coordinator(plan, model, OptimizerConfig(**optimizer), randomness, Ledger.create(folder / "l", plan))
+
+
 def noise_on_every_number(folder) -> None:
     """Fails unless each number of a release, the figures too, has the planned noise, of its own."""
-    coordinator = Coordinator(
-        PLAN,
-        torch.nn.Linear(SIZE, 1, bias=False),
-        OptimizerConfig(),
-        Randomness.from_seed(0),
-        Ledger.create(folder / "l", PLAN),
-    )
+    coordinator = coordinator_of(PLAN, folder)
     noises = []
     for step in range(STEPS):
         clean = torch.full((SIZE + 3,), float(step))
@@ -212,13 +212,7 @@ def test_what_was_clipped_to_the_threshold_is_used_in_its_length(tmp_path):
     """A sum of groups that all have the threshold's length makes a gradient of that length, apart from noise."""
     plan = PLAN.replace(clipping="adaptive", noise_multiplier=0.1)
     model = torch.nn.Linear(2000, 1, bias=False)
-    coordinator = Coordinator(
-        plan,
-        model,
-        OptimizerConfig(name="sgd", momentum=0.0, learning_rate=1.0),
-        Randomness.from_seed(0),
-        Ledger.create(tmp_path / "l", plan),
-    )
+    coordinator = coordinator_of(plan, tmp_path, model, name="sgd", momentum=0.0, learning_rate=1.0)
     coordinator.curve._state["threshold"].fill_(50.0)
     clean = torch.zeros(2002)
     clean[:2000] = 1000.0
@@ -253,27 +247,12 @@ def test_automatic_clipping_normalises_every_gradient(tiny, tmp_path, monkeypatc
     assert rows["Sensitivity of the sum"] == "2" and RunView.read(run.path).phases == []
 
 
-def test_a_resumed_run_has_the_same_weights_and_the_same_curve(tiny, tmp_path, monkeypatch):
+def test_a_resumed_run_has_the_same_weights_and_the_same_curve(tiny, tmp_path):
     """With adaptive clipping the weights depend on the threshold, which depends on all that was released."""
     tiny["training"]["checkpoint_every"] = 2  # in the middle of a phase
     expected = trained(tiny, tmp_path / "undisturbed", clipping="adaptive")
-
-    class Killed(BaseException):
-        pass
-
-    real, calls = Coordinator.apply, []
-
-    def dying(self, step, total):
-        calls.append(step)
-        summary = real(self, step, total)
-        if len(calls) == 5:  # its release is kept, and no checkpoint has taken it in
-            raise Killed
-        return summary
-
-    monkeypatch.setattr(Coordinator, "apply", dying)
-    with pytest.raises(Killed):
+    with killed(Coordinator, "apply", 5, before=False):  # its release is kept, and no checkpoint has taken it in
         trained(tiny, tmp_path / "run", clipping="adaptive")
-    monkeypatch.setattr(Coordinator, "apply", real)
     again = resume(tmp_path / "run")
     assert RunView.read(again.path).phases == RunView.read(expected.path).phases != []
     weights = [load_file(run.model / "model.safetensors") for run in (again, expected)]
@@ -282,18 +261,11 @@ def test_a_resumed_run_has_the_same_weights_and_the_same_curve(tiny, tmp_path, m
 
 def test_a_discarded_step_tells_nothing_and_ends_its_phase(tmp_path):
     plan = PLAN.replace(steps=40)
-    coordinator = Coordinator(
-        plan,
-        torch.nn.Linear(SIZE, 1, bias=False),
-        OptimizerConfig(),
-        Randomness.from_seed(0),
-        Ledger.create(tmp_path / "l", plan),
-    )
+    coordinator = coordinator_of(plan, tmp_path)
     told = []
     for step in range(40):
         total = BoundedSum(torch.zeros(SIZE + 3), plan.sensitivity, plan.groups)
-        summary = coordinator.discard(step) if step % 20 > 14 else coordinator.apply(step, total)
-        told.append(summary.phase)
+        told.append((coordinator.discard(step) if step % 20 > 14 else coordinator.apply(step, total)).phase)
     assert [step for step, phase in enumerate(told) if phase] == [19, 39]
     assert [phase.released for phase in told if phase] == [15, 15]
     assert told[19].share_error == pytest.approx(1.96 * plan.statistics.error(plan.noise_std, 15))

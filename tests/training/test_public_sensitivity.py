@@ -43,8 +43,7 @@ class Adversary(torch.nn.Module):
 @pytest.fixture
 def parts(tiny_public):
     tiny_public["views"] = {}
-    made = assemble(resolve(parse_config(tiny_public)), RANDOMNESS)
-    return dataclasses.replace(made, model=Adversary())
+    return dataclasses.replace(assemble(resolve(parse_config(tiny_public)), RANDOMNESS), model=Adversary())
 
 
 def draw_of(parts) -> StepDraw:
@@ -170,8 +169,7 @@ def test_two_private_records_in_a_group_break_the_bound(parts, monkeypatch):
     def in_twos(*arguments):
         draw = honest(*arguments)
         twos = np.argsort(draw.keys % np.uint64(20), kind="stable")  # a function of each record's own key
-        of_group = (draw.keys % np.uint64(20))[twos]
-        starts = np.flatnonzero(np.diff(of_group, prepend=np.uint64(21)))
+        starts = np.flatnonzero(np.diff((draw.keys % np.uint64(20))[twos], prepend=np.uint64(21)))
         return StepDraw(draw.indices[twos], np.append(starts, len(twos)), draw.keys[twos][starts])
 
     monkeypatch.setattr(worker_room, "draw_step", in_twos)
@@ -219,8 +217,7 @@ def unit_sums(parts, per_unit: int):
     plan = parts.plan.replace(records=120, batch=40, unit="user", per_unit=per_unit)
     draw = worker_room.draw_step(plan, RANDOMNESS, 0, indices, parts.store.keys[indices], plan.groups, units[indices])
     template, results = parts.worker(RANDOMNESS), []
-    gone = units == draw.keys[3]
-    for kept in (indices, indices[~gone[indices]]):
+    for kept in (indices, indices[~(units == draw.keys[3])[indices]]):
         one = Worker(
             plan=plan,
             model=parts.model,

@@ -88,8 +88,7 @@ def test_a_record_that_was_not_drawn_changes_nothing(tiny):
     drawn = set(
         worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, indices, keys[indices], parts.plan.groups).indices
     )
-    idle = next(i for i, row in enumerate(indices) if row not in drawn)
-    with_all, without = sums(parts, idle, 0)
+    with_all, without = sums(parts, next(i for i, row in enumerate(indices) if row not in drawn), 0)
     assert torch.equal(with_all, without)
 
 
@@ -104,8 +103,7 @@ class Adversary(torch.nn.Module):
 
     def forward(self, views):
         images = views["image"]
-        here = torch.cdist(images[:, 0].flatten(1), self.marked, p=1).min() < 1e-3
-        sign = torch.where(here, -1.0, 1.0)
+        sign = torch.where(torch.cdist(images[:, 0].flatten(1), self.marked, p=1).min() < 1e-3, -1.0, 1.0)
         index = torch.arange(len(images), device=images.device) % 2 == 0
         first = torch.where(index[:, None], torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
         steep = 1e4 * sign * self.weight[0]
@@ -175,8 +173,7 @@ def test_shuffled_chunks_move_the_real_sum_beyond_2c(tiny, monkeypatch):
     """The mechanism broken on purpose: the same worker with the paper's grouping instead of independent draws."""
 
     def chunked(plan, randomness, step, indices, keys, groups, *_):
-        draw = worker_room_draw(plan, randomness, step, indices, keys, groups)
-        drawn = np.sort(draw.indices)
+        drawn = np.sort(worker_room_draw(plan, randomness, step, indices, keys, groups).indices)
         starts = np.arange(0, len(drawn) + plan.bounding.group_size, plan.bounding.group_size)
         return StepDraw(drawn, np.minimum(starts, len(drawn)))
 

@@ -14,15 +14,7 @@ from dpfed.privacy.randomness import Randomness
 
 MODELS = {
     "one tower": {"width": 8, "embedding": 16, "head_hidden": 16},
-    "two towers": {
-        "kind": "image-text",
-        "width": 8,
-        "text_width": 16,
-        "text_layers": 1,
-        "vocabulary": 128,
-        "embedding": 16,
-        "context": 8,
-    },
+    "two towers": dict(kind="image-text", width=8, text_width=16, text_layers=1, vocabulary=128, embedding=16, context=8),
 }
 SLOTS = 6
 

@@ -16,6 +16,7 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
 from tests.baselines.noisy_statistics.released_lab import config_for, in_slots, plan_for, silent
 
@@ -68,8 +69,7 @@ def test_release_and_sum_carry_the_planned_noise_and_together_cost_sigma(share, 
     config = config_for("one tower", objective, options=options)
     plan = plan_for(config)
     model = build_model(config_for("one tower").model, config_for("one tower").objective)
-    engine = method_named("released").engine(Build(model, plan, config, Randomness.from_seed(2)))
-    noise = noise_of(engine, 256)
+    noise = noise_of(method_named("released").engine(Build(model, plan, config, Randomness.from_seed(2))), 256)
     release = noise.std().item() / math.sqrt(2 if objective == "infonce" else 5)
     assert abs(noise.mean().item()) < 5 * noise.std().item() / math.sqrt(noise.numel())
     assert release == pytest.approx(plan.noise.multiplier / math.sqrt(share), rel=0.02)
@@ -125,8 +125,6 @@ def test_what_the_method_cannot_do_is_refused(objective, options, complaint):
 
 
 def test_a_worker_repeats_its_steps_and_draws_new_noise_in_each(tiny):
-    from dpfed.runs.assembly import assemble
-
     tiny["bounding"] = {"method": "released", "microbatch": 32, "options": {"slots": 8}}
     tiny["privacy"] = {"noise_multiplier": 1.0, "batch": 60, "steps": 6}
     parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5))

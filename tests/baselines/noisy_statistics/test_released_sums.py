@@ -102,8 +102,7 @@ def test_without_noise_and_clipping_moments_give_the_gradient_of_the_batchs_barl
     a, b = normalize(pairs(model, batch.views), dim=2).unbind(1)
     standard = [(z - z.mean(0)) / z.var(0, correction=0).clamp(min=0.1 / 16).sqrt() for z in (a, b)]
     correlation = standard[0].T @ standard[1] / 12
-    weights = torch.where(torch.eye(16, dtype=torch.bool), 1.0, 5e-3)
-    loss = (weights * (torch.eye(16) - correlation) ** 2).sum()
+    loss = (torch.where(torch.eye(16, dtype=torch.bool), 1.0, 5e-3) * (torch.eye(16) - correlation) ** 2).sum()
     gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
     expected = torch.cat([g.flatten() for g in gradients]).double()
     assert (total(engine, batch, 1e9) / 12 - expected).norm() / expected.norm() < 1e-3

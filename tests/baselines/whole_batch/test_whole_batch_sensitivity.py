@@ -30,8 +30,7 @@ def build(method, temperature=1.0, norms="exact", **options):
     model = AngleModel(temperature)
     if method == "batch":
         return BatchEngine(model, "fp32", group_loss, microbatch=4)
-    kind = {"logit": LogitEngine, "sample": SampleEngine}[method]
-    return kind(model, CAP, norms, **options)
+    return {"logit": LogitEngine, "sample": SampleEngine}[method](model, CAP, norms, **options)
 
 
 def moved(engine, before, after):

@@ -98,6 +98,5 @@ def moved_by_a_stranger(
         stranger = records("noise", count, text, generator, side)
         stranger["image"] = stranger["image"] * math.inf  # not finite: it contributes zero
         for place in (0, len(groups) // 2, len(groups)):
-            beside = total([*groups[:place], stranger, *groups[place:]])
-            most = max(most, ((beside - alone).norm() / bound).item())
+            most = max(most, ((total([*groups[:place], stranger, *groups[place:]]) - alone).norm() / bound).item())
     return most / (len(groups) * ROOM)

@@ -23,8 +23,7 @@ def case(request):
     views = {"image": torch.randn(STARTS[-1], 2, 3, 16, 16, generator=generator)}
     if model is PAIRS:
         views["text"] = torch.randint(1, 128, (STARTS[-1], 1, 8), generator=generator)
-    built = build_model(ModelConfig(**model), objective)
-    return built, loss_of(objective), GroupBatch(views, STARTS)
+    return build_model(ModelConfig(**model), objective), loss_of(objective), GroupBatch(views, STARTS)
 
 
 def gradients(model, loss, batch):

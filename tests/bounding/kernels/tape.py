@@ -83,8 +83,7 @@ def pull_back(slopes, images, out, scale, means, inverses, relu, adds):
     normal, weighted = (images - m) * inverse, g * scale[:, None, None]
 
     def level(values):
-        of_groups = values.unflatten(1, (-1, wide)).mean((2, 3, 4))
-        return of_groups.repeat_interleave(wide, 1)[..., None, None]
+        return values.unflatten(1, (-1, wide)).mean((2, 3, 4)).repeat_interleave(wide, 1)[..., None, None]
 
     of_images = (weighted - level(weighted) - normal * level(weighted * normal)) * inverse
     return of_images, g.clone() if adds else None, torch.stack([(g * normal).sum((2, 3)), g.sum((2, 3))], dim=1)

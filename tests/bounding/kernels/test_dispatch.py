@@ -85,8 +85,7 @@ def test_the_host_waits_for_nothing_in_a_gpus_passes(name, monkeypatch, host_wai
     passes, sums = shape.passes(batch, 1), engine.zeros()
     assert len(passes) > 1
     with host_waits() as waits:
-        repeated = RepeatedPass(Once(), engine._at_once, batch.views, shape, engine._exact)
-        repeated.add(batch, passes, Clip(1.0), sums)
+        RepeatedPass(Once(), engine._at_once, batch.views, shape, engine._exact).add(batch, passes, Clip(1.0), sums)
         engine._add(batch, passes, 1.0, sums)
     assert waits == []
 
@@ -129,5 +128,4 @@ def test_a_pass_dispatches_no_more_for_more_groups_and_asks_nothing(name):
     with Dispatched() as plain:
         embeddings = embeddings_of(model, batch.views)
         group_loss(embeddings, torch.ones(18, dtype=torch.bool), model.temperature, model.bias).backward()
-    most = 4 * sum(plain.names.values())
-    assert counts[0] <= most
+    assert counts[0] <= 4 * sum(plain.names.values())

@@ -32,8 +32,7 @@ def by_autograd(x, w, b, groups, relu, added, slopes):
     y = torch.cat([F.group_norm(one[None], groups, *of) for one, *of in zip(x, w, b, strict=True)])
     y = y if added is None else y + added
     y = y.relu() if relu else y
-    wanted = [x, *([] if added is None else [added]), w, b]
-    found = iter(torch.autograd.grad(y, wanted, slopes))
+    found = iter(torch.autograd.grad(y, [x, *([] if added is None else [added]), w, b], slopes))
     return y, next(found), None if added is None else next(found), *found
 
 

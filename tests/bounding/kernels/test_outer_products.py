@@ -12,7 +12,7 @@ from dpfed.config import ObjectiveConfig
 from dpfed.models.building import build_model
 from tests.bounding.engines.cancelling import MODELS, moved_by_a_stranger
 from tests.bounding.engines.test_engines import WITH_TEMPERATURE, batch_for
-from tests.bounding.layer_rules.test_layer_rules import LAYERS, SIZES, by_autograd, case, watched
+from tests.bounding.layer_rules.test_layer_rules import LAYERS, SIZES, by_autograd, case, watched, weighted
 from tests.sparing import halved
 
 pytest.importorskip("triton")
@@ -47,8 +47,7 @@ def test_every_group_has_the_librarys_gradient(geometry, kind):
     from dpfed.bounding.kernels import outer_products
 
     given, expected = groups_of(kind, GEOMETRIES[geometry])
-    found = outer_products(*given).permute(0, 1, 4, 2, 3)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(outer_products(*given).permute(0, 1, 4, 2, 3), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_groups_gradient_has_the_same_bits_wherever_it_stands():
@@ -104,11 +103,7 @@ def of_all_places(layer, inputs, seeds, sizes):
     grouping = Grouping(sizes, torch.device("cpu"), torch.float64, places=8, slots=6, batched=True)
     terms, parameters = watched(layer, inputs, grouping, seeds)
     factors = torch.cat([torch.linspace(0.2, 1, len(sizes)), torch.zeros(8 - len(sizes))])
-    parts = [torch.zeros_like(parameter) for parameter in parameters]
-    with torch.no_grad():
-        for term in terms:
-            term.add_weighted(factors, parts)
-    return sum(term.squares for term in terms), parts, factors, parameters
+    return sum(term.squares for term in terms), weighted(terms, factors, parameters), factors, parameters
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -57,8 +57,7 @@ class Attention(nn.Module):
 
 
 def adapted(layer, name, blocks, chosen):
-    weight = getattr(layer, name)
-    update = LowRankUpdate(weight, blocks, chosen, rank=2, scale=0.7)
+    update = LowRankUpdate(getattr(layer, name), blocks, chosen, rank=2, scale=0.7)
     nn.init.normal_(update.up)
     parametrize.register_parametrization(layer, name, update)
     layer.parametrizations[name].original.requires_grad_(False)
@@ -147,6 +146,14 @@ def watched(layer, inputs, grouping, seeds):
     return recorder.terms, parameters
 
 
+def weighted(terms, factors, parameters):
+    parts = [torch.zeros_like(parameter) for parameter in parameters]
+    with torch.no_grad():
+        for term in terms:
+            term.add_weighted(factors, parts)
+    return parts
+
+
 def by_autograd(layer, inputs, seeds, sizes, parameters):
     """``(G,)`` lists of gradients, each from a backward pass of its own."""
     gradients, first = [], 0
@@ -193,10 +200,7 @@ def test_norms_and_weighted_sums_are_those_of_autograd(name, sizes):
     factors = torch.rand(len(sizes))
     for some in (terms, side_by_side(terms)):
         torch.testing.assert_close(sum(t.squares for t in some), norms, rtol=2e-5, atol=1e-8)
-        parts = [torch.zeros_like(parameter) for parameter in parameters]
-        with torch.no_grad():
-            for t in some:
-                t.add_weighted(factors, parts)
+        parts = weighted(some, factors, parameters)
         for index, part in enumerate(parts):
             expected = sum(factor * gradient[index] for factor, gradient in zip(factors, gradients, strict=True))
             torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)
@@ -205,8 +209,7 @@ def test_norms_and_weighted_sums_are_those_of_autograd(name, sizes):
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", LAYERS)
 def test_groups_that_are_not_finite_leave_the_others_as_they_are(name):
-    sizes = SIZES["uneven"]
-    layer, inputs, seeds, grouping = case(name, sizes)
+    layer, inputs, seeds, grouping = case(name, SIZES["uneven"])
     factors, bad = torch.tensor([0.5, 0.0, 0.25, 1.0]), torch.tensor([False, True, False, False])
     rows = slice(2 * VIEWS, 7 * VIEWS)
     sums = []
@@ -216,10 +219,7 @@ def test_groups_that_are_not_finite_leave_the_others_as_they_are(name):
         seeds[rows] = poison
         terms, parameters = watched(layer, inputs, grouping, seeds)
         assert torch.isfinite(torch.stack([t.squares for t in terms])[:, ~bad]).all()
-        parts = [torch.zeros_like(parameter) for parameter in parameters]
-        with torch.no_grad():
-            for t in terms:
-                t.add_weighted(factors, parts)
+        parts = weighted(terms, factors, parameters)
         sums.append(torch.cat([part.flatten() for part in parts]))
     assert sums[0].any()
     torch.testing.assert_close(sums[1], sums[0])

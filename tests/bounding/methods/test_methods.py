@@ -17,6 +17,7 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.runs.assembly import assemble
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 
@@ -96,8 +97,7 @@ def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, run_of):
     run, sound = run_of(name), method_named(name).sound
     assert run.card.exists() == sound and run.no_card.exists() != sound
     assert sound or RunView.read(run.path).void
-    results = json.loads(run.results.read_text(encoding="utf-8"))
-    assert results["privacy"]["guarantee"] == (sound and name != "none")
+    assert json.loads(run.results.read_text(encoding="utf-8"))["privacy"]["guarantee"] == (sound and name != "none")
     assert ("no guarantee holds" in run.report.read_text(encoding="utf-8")) == (not sound or name == "none")
     paper = (run.card if sound else run.no_card).read_text(encoding="utf-8")
     assert ("Covered by the guarantee" in paper) == ("Nothing is covered" not in paper) == (sound and name != "none")
@@ -109,8 +109,6 @@ def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, run_of):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if method_named(name).whole_batch])
 def test_methods_that_contrast_the_whole_batch_have_one_owner(name, tmp_path):
-    from dpfed.runs.assembly import assemble
-
     config = config_for(name, data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
     with pytest.raises(UserError, match="workers"):
         assemble(resolve(config), owners=2)

@@ -9,6 +9,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from dpfed.bounding import pair_moments
+from dpfed.bounding.clipping import clip_norm_in_float32
 from dpfed.bounding.engines import GroupBatch
 from dpfed.bounding.pair_moments import MomentsEngine
 from dpfed.models.moment_heads import MomentNoise
@@ -144,8 +145,7 @@ def test_a_units_records_count_as_one():
     engine = engine_of(2)
     records = features(2, 3)
     for step in (0, 1):
-        together = sum_of(engine, records, step, starts=[0, 3])
-        torch.testing.assert_close(3 * together, sum_of(engine, records, step))
+        torch.testing.assert_close(3 * sum_of(engine, records, step, starts=[0, 3]), sum_of(engine, records, step))
 
 
 def test_triangles_keep_lengths_and_come_back():
@@ -220,8 +220,6 @@ def test_no_rounding_of_the_float32_sum_reaches_the_room_that_is_left():
     plan = plan_of(records=400)
     engine, views = engine_of(2, plan), {name: view[:1].expand(400, -1, -1) for name, view in features(2, 1).items()}
     rest = {name: view[:-1] for name, view in views.items()}
-    from dpfed.bounding.clipping import clip_norm_in_float32
-
     clip = clip_norm_in_float32(1.0, plan.bounding.method.spread(plan), 1, 0.0)
     for step in (0, 1):
         sums = [(clip * sum_of(engine, some, step)).float().double() for some in (views, rest)]

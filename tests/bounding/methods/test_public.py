@@ -33,8 +33,7 @@ def added(objective, z, own, tau, bias):
     first, second = (z["image"][:, 0], z["text"][:, 0]) if "text" in z else (z["image"][:, 0], z["image"][:, 1])
     size, total = len(first), 0
     if objective == "barlow_twins":  # the formula of the statistics, written out, with these records and without them
-        with_them = barlow_twins(z, [True] * size)
-        return with_them - barlow_twins(z, [row >= own for row in range(size)])
+        return barlow_twins(z, [True] * size) - barlow_twins(z, [row >= own for row in range(size)])
     if objective == "infonce":
         for i in range(own):
             for anchors, others in ((first, second), (second, first)):

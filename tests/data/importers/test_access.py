@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import socket
+import tarfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -89,11 +90,8 @@ SOURCES = [
 
 
 @pytest.mark.parametrize("make", SOURCES, ids=lambda make: make.__name__)
-def test_nothing_outside_of_the_source_is_read_unless_the_user_says_so(
-    tmp_path: Path, pictures, secret: Path, make: Callable[[Path, Path], Path]
-) -> None:
-    root = pictures.file(tmp_path / "in" / "0.png").parent
-    source, picture = make(root, secret), secret.read_bytes()
+def test_nothing_outside_of_the_source_is_read_unless_the_user_says_so(tmp_path, pictures, secret, make):
+    source, picture = make(pictures.file(tmp_path / "in" / "0.png").parent, secret), secret.read_bytes()
     with pytest.raises(UserError, match=r"outside of the source's folder \(1\).*--skip-broken, .*--allow-outside"):
         import_records(source, tmp_path / "s")
     report = import_records(source, tmp_path / "s", skip_broken=True)
@@ -108,8 +106,6 @@ def test_the_files_of_the_data_set_itself_must_lie_below_it(tmp_path: Path, pict
     pictures.file(tmp_path / "elsewhere" / "images" / "0.png")
     (tmp_path / "elsewhere" / "train.tsv").write_text("filepath\ttitle\n0.png\tx\n")
     pq.write_table(pa.table({"image": [pictures.png()]}), tmp_path / "elsewhere" / "train.parquet")
-    import tarfile
-
     with tarfile.open(tmp_path / "elsewhere" / "train.tar", "w") as archive:
         member = tarfile.TarInfo("0.png")
         member.size = len(content := pictures.png())

@@ -81,9 +81,7 @@ def test_numbers_of_sites(tmp_path: Path, store: Path, number: object) -> None:
     ],
     ids=str,
 )
-def test_the_command_line_answers_in_a_sentence(
-    tmp_path: Path, source: Path, store: Path, arguments: list[str | bytes]
-) -> None:
+def test_the_command_line_answers_in_a_sentence(tmp_path: Path, source: Path, store: Path, arguments: list[str | bytes]):
     named = {"SOURCE": str(source), "DEST": str(tmp_path / "s"), "STORE": str(store)}
     words = [os.fsdecode(word) if isinstance(word, bytes) else named.get(word, word) for word in arguments]
     result = CliRunner().invoke(app, words)

@@ -32,8 +32,7 @@ def write(
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [pictures.jpeg() for _ in range(count)]
     images = pa.array([{"bytes": file, "path": f"{row}.jpg"} for row, file in enumerate(files)], IMAGE) if struct else files
-    table = pa.table({image: images, **columns}).replace_schema_metadata(meta)
-    pq.write_table(table, path, row_group_size=3)
+    pq.write_table(pa.table({image: images, **columns}).replace_schema_metadata(meta), path, row_group_size=3)
     return path
 
 

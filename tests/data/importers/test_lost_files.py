@@ -163,9 +163,7 @@ def captioned(tmp_path: Path, pictures) -> Path:
 
 
 @pytest.mark.parametrize("how", [[], ["--format", "table"], "tables"])
-def test_a_folder_of_tables_named_by_split_is_a_data_set_with_captions(
-    tmp_path: Path, captioned: Path, how: list | str
-) -> None:
+def test_a_folder_of_tables_named_by_split_is_a_data_set_with_captions(tmp_path: Path, captioned: Path, how: list | str):
     sources = [captioned / "train.tsv", captioned / "test.tsv"] if how == "tables" else [captioned]
     said = invoke("import", *sources, tmp_path / "s", *([] if how == "tables" else how))
     assert "image-text records from table: 2 train, 0 validation, 1 test" in said
@@ -183,8 +181,7 @@ def test_every_table_beside_images_needs_a_meaning(tmp_path: Path, pictures, cap
             table(cases[number] / name, [f"images/{file}.png"])
     for number, source in cases.items():
         for options in ({}, {"skip_broken": True}):
-            said = refusal(source, **options)
-            with_captions, alone = commands(said)
+            with_captions, alone = commands(refusal(source, **options))
             store = run(with_captions, tmp_path / f"t{number}{len(options)}")
             assert store.kind == "image-text" and store.ids([0]) == ["images/0.png"]
             assert run(alone, tmp_path / f"a{number}{len(options)}").kind == "image"

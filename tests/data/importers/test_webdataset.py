@@ -132,8 +132,7 @@ def test_samples_without_image_or_caption_are_counted_and_named(tmp_path: Path, 
 
 def blocks(members: Members) -> list[int]:
     """Where each member begins."""
-    sizes = [512 + -(-len(content) // 512) * 512 for _, content in members]
-    return np.cumsum([0, *sizes]).tolist()
+    return np.cumsum([0, *[512 + -(-len(content) // 512) * 512 for _, content in members]]).tolist()
 
 
 @pytest.mark.parametrize("where", ["in a file", "in a header", "between files", "at a header that is overwritten"])

@@ -40,8 +40,7 @@ def many_cores(monkeypatch):
 def test_processes_give_the_pixels_of_threads(store, many_cores, monkeypatch):
     indices, kinds = np.random.default_rng(1).permutation(COUNT), ("crop", "pad")
     found = [store.images(indices, 16, kind) for kind in kinds]
-    pool = pictures._pool(os.getpid(), 2)
-    assert len(pool.processes._all) == 2, "processes have decoded"
+    assert len(pictures._pool(os.getpid(), 2).processes._all) == 2, "processes have decoded"
     monkeypatch.setattr(pictures, "cores", lambda: 1)
     assert all((one == store.images(indices, 16, kind)).all() for one, kind in zip(found, kinds, strict=True))
 
@@ -50,8 +49,7 @@ def test_a_file_that_cannot_be_decoded_is_one_sentence(store, many_cores, tmp_pa
     (tmp_path / "in").mkdir()
     with tarfile.open(tmp_path / "in" / "00000.tar", "w") as archive:
         for number in range(COUNT):
-            content = store.encoded(np.array([number]))[0][: 300 if number == 9 else None]
-            (tmp_path / "file").write_bytes(content)
+            (tmp_path / "file").write_bytes(store.encoded(np.array([number]))[0][: 300 if number == 9 else None])
             archive.add(tmp_path / "file", f"{number:03}.png")
     with monkeypatch.context() as patch:  # a store that was damaged since
         patch.setattr(StoreWriter, "_encode", lambda self, record: writing._Stored(record.image, None))

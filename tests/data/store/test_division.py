@@ -29,14 +29,8 @@ def record(row: int, labels: Sequence[str], units: bool) -> RecordInput:
     split = "train" if row % 50 < 40 else ("validation", "test")[row // 50 % 2]
     unit = f"p{person}" if units and row % 7 else None
     image = np.random.default_rng(row).integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    return RecordInput(
-        f"r{row}",
-        image,
-        (f"A {COLORS[row % 8]} thing, number {row}", "the same"),
-        {name: classes[name] for name in labels},
-        split,
-        unit,
-    )
+    texts = (f"A {COLORS[row % 8]} thing, number {row}", "the same")
+    return RecordInput(f"r{row}", image, texts, {name: classes[name] for name in labels}, split, unit)
 
 
 def write(path: Path, indices: list[int], by: str = "digit", units: bool = False) -> RecordStore:
@@ -90,9 +84,7 @@ def test_sites_are_the_same_on_every_machine_and_in_every_version(tmp_path: Path
 
 
 @pytest.mark.parametrize("units", [False, True])
-def test_the_parts_are_the_whole_and_no_record_is_there_twice(
-    plain: RecordStore, people: RecordStore, tmp_path: Path, units: bool
-) -> None:
+def test_the_parts_are_the_whole_and_no_record_is_there_twice(plain, people, tmp_path, units):
     source = people if units else plain
     stores = divide_store(source.path, tmp_path / "d", SITES, 0.8)
     assert [store.path.relative_to(tmp_path / "d").name for store in stores] == ["site-0", "site-1", "site-2", "evaluation"]

@@ -60,8 +60,7 @@ store.keys[:].max()
 print(opened, resident() - before, store.count("train"), "torch" in sys.modules)
 """
     command = [sys.executable, "-c", program, str(tmp_path / "big"), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    opened, read, count, torch = done.stdout.split()
+    opened, read, count, torch = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert float(opened) < 8 < 12 < float(read) and int(count) == 1_999_000 and torch == "False"
 
 
@@ -92,8 +91,7 @@ def test_a_step_draws_the_same_records_without_a_copy_of_their_keys(path: Path, 
     plan = PrivacyPlan.of(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
     for owner in range(owners):
         rows = indices_of_owner(store.split("train"), np.asarray(store.keys), owner, owners)
-        own = OwnRows(store, store.keys, owner, owners)
-        found = participants_of(plan, randomness, store.keys, None, own)
+        found = participants_of(plan, randomness, store.keys, None, OwnRows(store, store.keys, owner, owners))
         for step in (0, 3):
             expected = draw_step(plan, randomness, step, rows, store.keys[rows], plan.groups)
             drawn = draw_step(plan, randomness, step, None, store.keys, plan.groups, participants=found)

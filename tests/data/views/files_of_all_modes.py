@@ -15,8 +15,7 @@ def colours(width: int, height: int) -> np.ndarray:
     x, y = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
     red = 128 + 100 * np.sin(9 * x + 5 * y)
     alpha = 255 * np.clip(3 - 6 * np.hypot(x - 0.4, y - 0.6), 0, 1)
-    channels = [red, 255 * (x > 0.4), 255 * (y > 0.7) * (1 - x), alpha]
-    return np.stack(channels, axis=2).astype(np.uint8)
+    return np.stack([red, 255 * (x > 0.4), 255 * (y > 0.7) * (1 - x), alpha], axis=2).astype(np.uint8)
 
 
 def files(width: int, height: int) -> dict[str, bytes]:

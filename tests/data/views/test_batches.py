@@ -91,8 +91,7 @@ def test_all_text_views_differ_the_first_one_too_but_show_one_caption():
         chosen = [s for s in sources if all(set(view.split()) <= set(s.split()) for view in own)]
         assert chosen  # all three are views of one caption
     by_view = np.array(texts).reshape(200, 3).T
-    unchanged = [np.mean([t in store.captions([i])[0] for i, t in enumerate(column)]) for column in by_view]
-    assert max(unchanged) < 0.1
+    assert max(np.mean([t in store.captions([i])[0] for i, t in enumerate(column)]) for column in by_view) < 0.1
     assert np.mean(by_view[0] != by_view[1]) > 0.9
 
 
@@ -103,8 +102,7 @@ def test_captions_are_chosen_alike_and_anew_in_every_step():
         found.append([text.split()[0] for text in texts])
         return torch.zeros(len(texts), 4, dtype=torch.int64)
 
-    store = Store(range(600))
-    make = maker(store, text_views=None, tokenizer=tokenizer)
+    make = maker(Store(range(600)), text_views=None, tokenizer=tokenizer)
     for step in (0, 1):
         make(np.arange(600), SECRET, step, CPU)
     counts = [found[0].count(f"c{n}") for n in range(3)]
@@ -114,8 +112,7 @@ def test_captions_are_chosen_alike_and_anew_in_every_step():
 
 def test_without_text_views_a_record_has_its_caption_as_its_only_text():
     store = Store(range(5), captions=1)
-    tokenizer = WordTokenizer(4096, 10)
-    expected = tokenizer([own[0] for own in store.captions(np.arange(5))])
+    expected = WordTokenizer(4096, 10)([own[0] for own in store.captions(np.arange(5))])
     for text_views in (None, TextViews(TextViewsConfig())):
         views = maker(store, text_views)(np.arange(5), SECRET, 0, CPU)
         assert torch.equal(views["text"], expected[:, None]) and views["image"].shape[1] == 3

@@ -121,8 +121,7 @@ def test_jitter(name):
 
 
 def test_grayscale():
-    views = ImageViews(ViewsConfig(grayscale=1.0))
-    result = unit(views(some_images(), torch.zeros(6, 1, 1)))
+    result = unit(ImageViews(ViewsConfig(grayscale=1.0))(some_images(), torch.zeros(6, 1, 1)))
     assert torch.allclose(result[:, 0], oracle.rgb_to_grayscale(some_images() / 255.0, 3), atol=1e-5)
 
 

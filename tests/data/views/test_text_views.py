@@ -74,8 +74,7 @@ def test_a_sentence_swap_exchanges_two_sentences_with_its_probability_and_every_
 
 
 def test_word_swaps_exchange_neighbours_and_never_overlap():
-    words = [str(i) for i in range(12)]
-    for view in many(" ".join(words), 500, word_swap=0.4):
+    for view in many(" ".join(str(i) for i in range(12)), 500, word_swap=0.4):
         found = [int(word) for word in view.split()]
         assert sorted(found) == list(range(12))
         assert all(abs(word - place) <= 1 for place, word in enumerate(found))

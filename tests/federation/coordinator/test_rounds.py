@@ -42,8 +42,7 @@ def noise_in(lab: Lab, step: int, total, sites=range(SITES)) -> torch.Tensor:
     """The noise of a released sum: what the owners added, and what the coordinator adds to it."""
     clean = lab.clean(step, sites)
     ledger = Ledger.create(lab.folder / f"coordinator-{step}.jsonl", lab.plan)
-    coordinator = lab.parts.coordinator(Randomness.from_seed(9), ledger)
-    return coordinator._release(step, total).double() - clean.double()
+    return lab.parts.coordinator(Randomness.from_seed(9), ledger)._release(step, total).double() - clean.double()
 
 
 def spread(noise: torch.Tensor, plan) -> float:
@@ -166,8 +165,7 @@ def test_a_bad_answer_costs_its_site_only(lab, trust):
     one = lab(trust, steps=3 * len(faults))
     for step, fault in zip(range(0, 3 * len(faults), 3), faults, strict=True):
         one.wire.tampers["node0"] = faults[fault]
-        total = one.server.collect(step)
-        noise = noise_in(one, step, total, (1, 2))
+        noise = noise_in(one, step, one.server.collect(step), (1, 2))
         assert spread(noise, one.plan) > 1 - 6 * math.sqrt(2 / noise.numel()), fault
         event = one.events()[-1]
         assert (event["event"], event["arrived"]) == ("collected", ["site-1", "site-2"]), fault
@@ -197,8 +195,7 @@ def test_a_step_with_too_few_sites_is_discarded_and_paid_for(lab, trust, tmp_pat
 def test_a_secure_step_survives_a_site_that_leaves_before_it_is_unmasked(lab):
     one = lab("secure")
     one.wire.tampers["node2"] = lambda q, r: None if b'"kind": "shares"' in r.header else r
-    total = one.server.collect(0)
-    noise = noise_in(one, 0, total)
+    noise = noise_in(one, 0, one.server.collect(0))
     assert spread(noise, one.plan) == pytest.approx(SITES / (SITES - 1), rel=6 * math.sqrt(2 / noise.numel()))
 
 
@@ -277,8 +274,7 @@ def test_parameters_may_travel_rounded_and_sums_never(lab):
     vector = TrainableVector(one.parts.model)
     exact = vector.gather()
     total = one.server.collect(0)
-    sizes = {len(packet.vector) for _, packet in one.wire.questions if packet.vector}
-    assert sizes == {2 * vector.numel}
+    assert {len(packet.vector) for _, packet in one.wire.questions if packet.vector} == {2 * vector.numel}
     assert {len(r.vector) for _, r in one.wire.replies if r.vector} == {4 * vector.numel}
     assert torch.equal(vector.gather(), exact)  # the coordinator's own stay as they are
     assert not torch.equal(total.values, one.clean(0))

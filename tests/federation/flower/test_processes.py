@@ -12,6 +12,10 @@ import pytest
 from dpfed.federation.demo.processes import processes
 
 ROOT = Path(__file__).resolve().parents[3]
+CODE = """import sys, time; from pathlib import Path; from dpfed.federation.demo.processes import processes
+with processes(Path(sys.argv[1])) as members:
+    members.start('parent', sys.argv[2:]); time.sleep(300)
+"""
 
 
 def sleepers(seconds):
@@ -40,11 +44,15 @@ def family(seconds):
     return ["sh", "-c", f"setsid sleep {seconds} & sleep {seconds} & wait"]
 
 
-def wait_for_family(seconds):
-    deadline = time.monotonic() + 10
-    while len(sleepers(seconds)) < 2 and time.monotonic() < deadline:
+def command(code, folder, seconds):
+    return [sys.executable, "-c", code, str(folder), *family(seconds)]
+
+
+def wait_for_family(seconds, members=2, patience=10):
+    deadline = time.monotonic() + patience
+    while len(sleepers(seconds)) != members and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert len(sleepers(seconds)) == 2
+    assert len(sleepers(seconds)) == members
 
 
 def test_a_killed_process_takes_its_children_along(tmp_path, seconds):
@@ -59,14 +67,7 @@ def test_a_killed_process_takes_its_children_along(tmp_path, seconds):
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_nothing_is_left_when_the_parent_is_told_to_end(tmp_path, seconds, how):
-    code = (
-        "import sys, time; from pathlib import Path; from dpfed.federation.demo.processes import processes\n"
-        "with processes(Path(sys.argv[1])) as members:\n"
-        "    members.start('parent', sys.argv[2:]); time.sleep(300)\n"
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path), *family(seconds)], cwd=ROOT, stderr=subprocess.DEVNULL
-    )
+    parent = subprocess.Popen(command(CODE, tmp_path, seconds), cwd=ROOT, stderr=subprocess.DEVNULL)
     wait_for_family(seconds)
     parent.send_signal(how)
     assert parent.wait(20) != 0
@@ -74,18 +75,10 @@ def test_nothing_is_left_when_the_parent_is_told_to_end(tmp_path, seconds, how):
 
 
 def test_nothing_is_left_when_the_parent_is_killed(tmp_path, seconds):
-    code = (
-        "import sys, time; from pathlib import Path; from dpfed.federation.demo.processes import processes\n"
-        "with processes(Path(sys.argv[1])) as members:\n"
-        "    members.start('parent', sys.argv[2:]); time.sleep(300)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *family(seconds)], cwd=ROOT) as parent:
+    with subprocess.Popen(command(CODE, tmp_path, seconds), cwd=ROOT) as parent:
         wait_for_family(seconds)
         parent.kill()
-    deadline = time.monotonic() + 20
-    while sleepers(seconds) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert sleepers(seconds) == []
+    wait_for_family(seconds, 0, 20)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
@@ -98,13 +91,8 @@ def test_nothing_is_left_when_the_parent_is_told_so_while_it_ends(tmp_path, seco
         "    members.wait_for('deaf', 'deaf', 10); sys.stdin.readline()\n"
         "    print('closing', flush=True)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path), *family(seconds)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as parent:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command(code, tmp_path, seconds), cwd=ROOT, **pipes) as parent:
         wait_for_family(seconds)
         parent.stdin.write("\n")
         parent.stdin.flush()
@@ -112,7 +100,4 @@ def test_nothing_is_left_when_the_parent_is_told_so_while_it_ends(tmp_path, seco
         time.sleep(0.3)  # the deaf one, which was started last, is being waited for
         parent.send_signal(how)
         parent.wait(20)
-    deadline = time.monotonic() + 20
-    while sleepers(seconds) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert sleepers(seconds) == []
+    wait_for_family(seconds, 0, 20)

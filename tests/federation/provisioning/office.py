@@ -67,8 +67,7 @@ class Office:
 
     def send(self, place: SitePaths, name: str | None = None) -> Path:
         """A site's reply reaches the coordinator."""
-        into = self.folder / "chest" / "replies" / f"{name or place.kit.site}.json"
-        return Path(shutil.copy(place.reply, into))
+        return Path(shutil.copy(place.reply, self.folder / "chest" / "replies" / f"{name or place.kit.site}.json"))
 
     def joined(self) -> dict[str, SitePaths]:
         """All sites, after they have joined."""

@@ -318,8 +318,7 @@ def test_who_leaves_keeps_what_was_spent_and_gives_no_budget_back(office, dpfed)
     assert code == 0, error
     assert Reply.load(place.reply).left
     office.send(place)
-    done = office.provision()
-    assert done.left == ["north"]
+    assert office.provision().left == ["north"]
     assert {file.name for file in (office.folder / "chest" / "nodes").iterdir()} == {"south.pub"}
 
 

@@ -30,8 +30,7 @@ def settings(unit):
 
 
 def program(name):
-    found = shutil.which(name, path=f"{Path(sys.executable).parent}:/usr/bin:/bin")
-    return found or pytest.skip(f"needs {name}")
+    return shutil.which(name, path=f"{Path(sys.executable).parent}:/usr/bin:/bin") or pytest.skip(f"needs {name}")
 
 
 @pytest.fixture(scope="module")

@@ -116,8 +116,7 @@ def test_a_masked_vector_is_uniform_whatever_it_hides(value, site, sites, drops)
 
 def test_the_same_vector_is_masked_afresh_in_every_step():
     federation, values = Federation(3, 1), vectors(3)
-    masked = [federation.masked_step(step, values)[1][0] for step in range(3)]
-    for one, other in itertools.combinations(masked, 2):
+    for one, other in itertools.combinations([federation.masked_step(step, values)[1][0] for step in range(3)], 2):
         assert (one != other).mean() > 0.9
 
 
@@ -255,8 +254,7 @@ def test_a_site_that_gives_wrong_shares_spoils_no_step_that_can_do_without_it(si
 
 def test_an_offer_that_was_changed_is_refused_and_nothing_is_masked():
     federation, values = Federation(3, 1), vectors(3)
-    offers = federation.offers(0)
-    right = federation.offers_to(0, offers)
+    right = federation.offers_to(0, federation.offers(0))
     for at in range(0, len(right[1]), 7):
         wrong = bytearray(right[1])
         wrong[at] ^= 1

@@ -1,6 +1,7 @@
 """The local socket of a site: real sockets, and processes where one must die."""
 
 import contextlib
+import grp
 import logging
 import os
 import signal
@@ -113,8 +114,6 @@ def test_only_this_user_may_knock(path):
 
 
 def test_a_group_may_knock_if_it_is_named(path):
-    import grp
-
     group = grp.getgrgid(os.getgid()).gr_name
     with serving(path, echo, group=group):
         assert stat.S_IMODE(path.stat().st_mode) == 0o660

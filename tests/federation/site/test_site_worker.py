@@ -34,8 +34,7 @@ def said(reply: Packet) -> dict:
 
 def test_a_step_is_answered_once_and_paid_for_before(lab):
     site = lab.wire.workers["node0"]
-    first = said(site.answer(question(lab)))
-    assert (first["kind"], lab.ledger(0).charged) == ("sum", 1)
+    assert (said(site.answer(question(lab)))["kind"], lab.ledger(0).charged) == ("sum", 1)
     again = site.answer(question(lab))
     assert (said(again)["kind"], len(again.vector), lab.ledger(0).charged) == ("refusal", 0, 1)
     assert said(lab.site(0).answer(question(lab)))["kind"] == "refusal"  # also after a restart
@@ -116,8 +115,7 @@ def test_a_site_has_a_veto(tiny, tmp_path):
 def test_a_refusal_is_a_fixed_phrase(lab):
     """Nothing that a question holds, and nothing that an exception says, comes back."""
     for fields in ({"step": "/etc/passwd"}, {"step": None}, {"step": [1]}, {"step": 1e400}):
-        reply = said(lab.wire.workers["node0"].answer(question(lab, **fields)))
-        assert "passwd" not in json.dumps(reply)
+        assert "passwd" not in json.dumps(said(lab.wire.workers["node0"].answer(question(lab, **fields))))
 
 
 @pytest.mark.parametrize("numbers", [[0, 1], [0, 1, 2]])

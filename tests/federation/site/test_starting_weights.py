@@ -25,12 +25,7 @@ from tests.models.conftest import SMALL
 MODELS = {
     "own": {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16},
     "lora": {"kind": "open_clip", "tokenizer": "words"},
-    "timm": {
-        "kind": "image-text",
-        "image": "timm/test_vit",
-        **dict.fromkeys(("text_width", "embedding"), 16),
-        "vocabulary": 256,
-    },
+    "timm": dict(kind="image-text", image="timm/test_vit", **dict.fromkeys(("text_width", "embedding"), 16), vocabulary=256),
 }
 
 
