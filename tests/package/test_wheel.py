@@ -160,6 +160,7 @@ def test_institutions_need_no_checkout(guarded):
             call = f"import sys\nfrom {entry.module} import {entry.attr}\nsys.exit({entry.attr}())\n"
             program.write_text(f"#!{guarded.prefix / 'bin' / 'python'}\n{call}")
             program.chmod(0o755)
-    words = [*"-m dpfed federation demo federation --run runs/federation --sites 2 --set data.records=600".split(), *SETTINGS]
+    words = [*"-m dpfed federation demo federation --run runs/federation --sites 2".split(), *SETTINGS]
+    words += ["--set", "data.records=600"]
     assert "epsilon 8.00" in guarded.run("python", *words, timeout=500).stdout
     assert (guarded.folder / "runs" / "federation" / "privacy_card.md").exists()
