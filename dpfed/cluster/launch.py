@@ -91,7 +91,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     _refuse_job_copy(task)
     os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
     if "ray" not in sys.modules:  # otherwise this process may be connected already
-        require_cluster()
+        require_cluster(watcher)
     watcher.note("loading Ray")
     try:
         from ray.train import TrainingFailedError, WorkerGroupError

@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,17 +26,22 @@ def ray_folder() -> Path:
     return Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp")), "ray")  # noqa: S108 where Ray looks
 
 
-def require_cluster() -> None:
-    """Refuses a cluster, named by RAY_ADDRESS or left by `ray start`, that does not answer, or expects another token."""
+def require_cluster(watcher: Watcher, wait: float = 60.0) -> None:
+    """Refuses a cluster, named by RAY_ADDRESS or left by `ray start`, that does not answer, or expects another token.
+
+    Args:
+        watcher: learns that a head is waited for.
+        wait: seconds for the head that RAY_ADDRESS names: a job script may have started it just now.
+    """
     address = os.environ.get("RAY_ADDRESS", "")
-    if address in ("", "auto"):
+    if left := address in ("", "auto"):
         with contextlib.suppress(OSError, ValueError):  # `ray stop` takes the file away, and a crash does not
             address = (ray_folder() / "ray_current_cluster").read_text(encoding="utf-8").strip()
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address in ("", "auto", "local") or "://" in host:
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER).close()
+        _reach((host.strip("[]"), int(port)), 0.0 if left else wait, watcher)
     except (ValueError, OverflowError) as error:
         raise UserError(
             f"{address!r} is not the address of a Ray cluster: expected host and port in RAY_ADDRESS, such as 10.0.0.5:6379, "
@@ -57,6 +63,22 @@ def require_cluster() -> None:
                         f"the Ray cluster at {address!r} does not take this machine's token: set RAY_AUTH_MODE=token, and "
                         "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of that cluster. [ray-token]"
                     ) from None
+
+
+def _reach(address: tuple[str, int], wait: float, watcher: Watcher) -> None:
+    until, told = time.monotonic() + wait, False
+    while True:
+        try:
+            return socket.create_connection(address, timeout=_ANSWER).close()
+        except OSError as error:
+            if time.monotonic() >= until:
+                raise
+            if not told:
+                watcher.note(
+                    f"no Ray cluster answers at {':'.join(map(str, address))} yet ({error}): waiting up to {wait:.0f} s"
+                )
+            told = True
+            time.sleep(min(1.0, wait))
 
 
 def room_for(cpus: int, gpus: int, there: list[dict[str, float]]) -> int:

@@ -36,22 +36,35 @@ def test_a_dead_address_is_refused_within_seconds(monkeypatch, tmp_path, source)
             (tmp_path / "ray" / "ray_current_cluster").write_text(address)
         started = time.monotonic()
         with pytest.raises(UserError) as refused:
-            require_cluster()
+            require_cluster(Silent(), wait=0.1)
     assert refused.value.code == "ray-unreachable" and address in str(refused.value) and time.monotonic() - started < 6
+
+
+def test_a_head_that_is_starting_is_waited_for(monkeypatch):
+    notes, watcher = [], Silent()
+    monkeypatch.setattr(watcher, "note", notes.append, raising=False)
+    with socket.socket() as head:
+        head.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{head.getsockname()[1]}")
+        threading.Timer(0.5, head.listen).start()
+        with pytest.raises(TimeoutError):  # it took the connection, and the next question is left to gRPC
+            monkeypatch.setattr("grpc.insecure_channel", lambda _: (_ for _ in ()).throw(TimeoutError))
+            require_cluster(watcher, wait=20)
+    assert len(notes) == 1 and "waiting up to 20 s" in notes[0]
 
 
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:", "127.0.0.1:port"])
 def test_what_is_no_address_is_refused_at_once(monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UserError) as refused:
-        require_cluster()
+        require_cluster(Silent())
     assert refused.value.code == "ray-address"
 
 
 @pytest.mark.parametrize("address", ["", "auto", "local"])
 def test_nothing_is_asked_where_no_cluster_is_named(monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)
-    require_cluster()
+    require_cluster(Silent())
 
 
 @pytest.mark.parametrize("answer", [None, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED])
@@ -68,7 +81,7 @@ def test_a_cluster_that_wants_another_token_is_refused_and_any_other_answer_is_l
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
     server.start()
     try:
-        require_cluster()
+        require_cluster(Silent())
         assert answer != grpc.StatusCode.UNAUTHENTICATED
     except UserError as refused:
         assert answer == grpc.StatusCode.UNAUTHENTICATED and refused.code == "ray-token"

@@ -146,7 +146,8 @@ def batch_norm(
 ) -> Any:
     """``F.batch_norm`` on ``(n k, C, ...)`` by running statistics, or of a kernel; with a batch's own it would mix records."""
     if recorder.source(input) is not None:
-        return standardise(recorder, func, input, running_mean, running_var, weight, bias, training, momentum, eps)
+        bare = training and all(value is None for value in (running_mean, running_var, weight, bias))
+        return _standardise(recorder, func, input, momentum, eps) if bare else NotImplemented
     if training or running_mean is None or running_var is None:
         return NotImplemented
     statistics = running_mean, running_var
@@ -219,24 +220,11 @@ def layer_norm_terms(
     return [RowSums.of(target, part.sum(middle) if middle else part, grouping) for target, part in parts]
 
 
-def standardise(
-    recorder: Recorder,
-    func: Callable,
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
+def _standardise(recorder: Recorder, func: Callable, kernel: Tensor, momentum: float, eps: float) -> Any:
     """``F.batch_norm`` of a kernel ``(1, O, d)``, as timm standardises weights; of records it would mix them."""
-    given = (running_mean, running_var, weight, bias)
-    plain = recorder.target(input)
-    if plain is None or not training or input.dim() != 3 or len(input) > 1 or any(value is not None for value in given):
+    plain = recorder.target(kernel)
+    if plain is None or kernel.dim() != 3 or len(kernel) > 1:
         return NotImplemented
-    kernel = input.detach()
-    standardised = func(kernel, None, None, training=True, momentum=momentum, eps=eps)
-    inverse = torch.rsqrt(kernel.var(-1, correction=0, keepdim=True) + eps)
+    standardised = func(kernel.detach(), None, None, training=True, momentum=momentum, eps=eps)
+    inverse = torch.rsqrt(kernel.detach().var(-1, correction=0, keepdim=True) + eps)
     return recorder.watch(standardised, StandardisedWeight(plain, standardised, inverse))
