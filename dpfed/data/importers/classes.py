@@ -51,7 +51,7 @@ def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]
     by_value: dict[float, str] = {}
     for name, number in values_of.items():
         if (other := by_value.setdefault(number, name)) != name:
-            raise UserError(f"classes {other!r} and {name!r} are one number: write them alike or name them. [class-one-number]")
+            raise UserError(f"classes {other!r} and {name!r} are one number: write both alike. [class-one-number]")
     if all(name.isdecimal() and str(int(name)) == name and int(name) < _MOST_NUMBERED for name in present):
         names = [str(number) for number in range(max(map(int, present), default=-1) + 1)]
     else:
@@ -81,5 +81,5 @@ def _truth_as_numbers(present: set[str]) -> dict[str, str]:
     if not truths or not numbers:
         return {}
     if present - truths - {"0", "1"}:
-        raise UserError(f"{', '.join(sorted(truths))} stand among numbers as classes; write all alike. [class-truth-mixed]")
+        raise UserError(f"{', '.join(sorted(truths))} and numbers name classes side by side: use one kind. [class-truth-mixed]")
     return {truth: _TRUTH[truth] for truth in truths}

@@ -224,7 +224,7 @@ def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, f
 def _refuse_splits(opened: Source, path: Path, counts: dict[str, int]) -> None:
     for split, count in counts.items():
         if count and split in opened.splits:
-            raise UserError(f"{path} has a {split} split of its own; set {split} = {count} to 0. [import-own-split]")
+            raise UserError(f"{path} has its own {split} split: set {split} = 0, not {count}. [import-own-split]")
     most = sum(counts.values())
     if opened.total is not None and 0 < opened.total <= most:
         raise UserError(f"{path} has {opened.total:,} records; {most:,} cannot be held out: ask for fewer. [import-held-out]")

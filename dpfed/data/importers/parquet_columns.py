@@ -149,7 +149,7 @@ def _columns_of(files: Sequence[_File], names: Sequence[str], holds: Callable[[p
         fitting = [path for path, of in types.items() if holds(of)]
         other = next((path for path in types if path not in fitting), None)
         if fitting and other is not None:
-            raise UserError(f"column {name!r}: {what} in {fitting[0]}, {types[other]} in {other}; unify them. [parquet-type]")
+            raise UserError(f"column {name!r}: {what} in {fitting[0]}, {types[other]} in {other}; use one type. [parquet-type]")
         found += [name] if fitting else []
     return found
 
