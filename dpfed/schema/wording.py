@@ -104,7 +104,7 @@ def _key(place: tuple[int | str, ...]) -> str:
 def _suggestion(place: tuple[int | str, ...], schema: Any) -> str:
     for part in place[:-1]:
         schema = schema.model_fields[part].annotation if hasattr(schema, "model_fields") else None
-    return f"; {nearest(str(place[-1]), schema.model_fields)}" if hasattr(schema, "model_fields") else ""
+    return f" ({nearest(str(place[-1]), schema.model_fields)})" if hasattr(schema, "model_fields") else ""
 
 
 def has_control_characters(text: str) -> bool:
