@@ -49,6 +49,8 @@ class Asked(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in QUESTIONS and any(part.device == self.device for part in tensors((args, kwargs))):
             self.seen.append(name)
+        if name == "__setitem__" and self.device == META == args[0].device and not isinstance(args[2], torch.Tensor):
+            self.seen.append(name)  # on a GPU, the number becomes a tensor of the host first, and is copied
         results = func(*args, **(kwargs or {}))
         if name in MAKERS and self.device == META == results.device:
             self.seen.append(name)

@@ -39,8 +39,7 @@ def infonce(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tenso
     size, views, _ = others.shape
     similarity = torch.einsum("sd,tvd->stv", anchors, others) / temperature
     own = torch.eye(size, dtype=torch.bool, device=anchors.device)[:, :, None]
-    positive = torch.zeros(views, dtype=torch.bool, device=anchors.device)
-    positive[0] = True
+    positive = torch.arange(views, device=anchors.device) == 0
     usable = (present[None, :, None] & ~own) | (own & positive)
     logits = similarity.masked_fill(~usable, _ABSENT).reshape(size, size * views)
     losses = torch.logsumexp(logits, dim=1) - similarity[:, :, 0].diagonal()

@@ -100,6 +100,7 @@ def test_the_host_waits_for_nothing_in_a_gpus_passes(name, monkeypatch, host_wai
         lambda there: there.new_tensor([1.0]),
         lambda there: there.copy_(torch.ones(3)),
         lambda there: there.nonzero(),
+        lambda there: there.__setitem__(0, True),
     ],
 )
 def test_a_wait_is_seen(waiting, host_waits):  # noqa: F811
