@@ -21,7 +21,7 @@ from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
-from dpfed.privacy.blocks import Blocks, SumNoise
+from dpfed.privacy.blocks import Blocks, SumNoise, on_host
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.phase import Phase
 from dpfed.privacy.plan import PrivacyPlan
@@ -204,7 +204,7 @@ class Coordinator:
 
     def _keep_and_pay(self, step: int, noisy: Tensor) -> None:
         """In a thread of its own; `noisy` is not changed any more."""
-        noisy = noisy.detach().cpu()
+        noisy = on_host(noisy)
         release = Release(step, self.blocks.digest(noisy))
         if self._releases is not None:
             self._releases.save(release, noisy)
@@ -244,7 +244,8 @@ class Coordinator:
         """L2; of a long gradient in float64, block by block."""
         if self.blocks.length is None:
             return gradient.norm().item()
-        return math.sqrt(math.fsum(block.double().square().sum().item() for block in gradient.split(self.blocks.length)))
+        squares = [block.double().square().sum() for block in gradient.split(self.blocks.length)]
+        return math.sqrt(math.fsum(torch.stack(squares).tolist()))
 
     def _skipped(self, step: int) -> StepSummary:
         return StepSummary(step, learning_rate(self._config, step, self._plan.steps), None, self._told(step, None))

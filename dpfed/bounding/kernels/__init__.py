@@ -1,7 +1,8 @@
 """Kernels in Triton, for GPUs. Triton comes with torch's builds for them; without it, libraries are called group by group."""
 
 from dpfed.bounding.kernels.group_norm import normalise, pull_back
+from dpfed.bounding.kernels.group_sums import squares, weighted_sum
 from dpfed.bounding.kernels.grouped_convolution import grouped_convolution
 from dpfed.bounding.kernels.outer_products import outer_products
 
-__all__ = ["grouped_convolution", "normalise", "outer_products", "pull_back"]
+__all__ = ["grouped_convolution", "normalise", "outer_products", "pull_back", "squares", "weighted_sum"]

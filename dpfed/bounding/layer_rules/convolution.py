@@ -11,13 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpfed.bounding.layer_rules.grouping import Gradients, Grouping, precise
+from dpfed.bounding.layer_rules.grouping import Gradients, Grouping, precise, precise_type
 from dpfed.bounding.layer_rules.indirect import StandardisedWeight
 from dpfed.bounding.layer_rules.row_sums import RowSums
 from dpfed.bounding.layer_rules.term import Materialised, OuterProducts, Target, Term, gram_is_cheaper
 
 if TYPE_CHECKING:
     from dpfed.bounding.layer_rules.recorder import Recorder
+
+# With fewer, a GPU's kernel would read all gradients of the output for each entry of the convolution's: patches are copied instead.
+_FEW_CHANNELS = 16
 
 
 def convolution(
@@ -53,9 +56,9 @@ def convolution(
         elif weights is not None:
             yield _of_kernel(weights, seen(grouping), gradient, weight.detach(), geometry, grouping)
         if biases is not None:
-            yield RowSums.of(biases, gradient.sum((2, 3)), grouping)
+            yield RowSums.of(biases, gradient.sum((2, 3), dtype=precise_type(gradient)), grouping)
 
-    return recorder.collect(output, x, terms)
+    return recorder.collect(output, x, terms, rounded=True)
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:
@@ -120,7 +123,17 @@ class Geometry:
             assert isinstance(sums, Tensor)
             return sums.permute(0, 1, 3, 4, 2)
         starts = grouping.starts * grouping.per_record(inputs)
+        if x.shape[3] < _FEW_CHANNELS and math.prod(self.kernel) > 1 and self.dilation == (1, 1):
+            patches = self._unfolded(x).flatten(3)
+            sums = outer_products(g, patches, starts)
+            return sums.view(*sums.shape[:2], x.shape[3], *self.kernel).permute(0, 1, 3, 4, 2)
         return outer_products(g, x, starts, self.kernel, self.stride, self.padding, self.dilation)
+
+    def _unfolded(self, images: Tensor) -> Tensor:
+        """What each position sees: ``(n, H, W, C)`` -> ``(n, H', W', C, kH, kW)``, a view of the padded images."""
+        vertical, horizontal = self.padding
+        padded = F.pad(images, (0, 0, horizontal, horizontal, vertical, vertical))
+        return padded.unfold(1, self.kernel[0], self.stride[0]).unfold(2, self.kernel[1], self.stride[1])
 
     def taps(self, size: tuple[int, int], positions: tuple[int, int]) -> tuple[range, range]:
         """Rows and columns of the kernel that meet the image somewhere, and not padding alone.

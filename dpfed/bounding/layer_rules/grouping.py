@@ -13,6 +13,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -169,4 +170,31 @@ class Grouping:
 
     def by_place(self, rows: Tensor) -> Tensor:
         """``(n, ...)`` -> ``(places, slots, ...)``, zeros where there is no record."""
-        return torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])[self.slots]
+        return _Placed.apply(rows, self) if self.batched else _at(rows, self.slots)
+
+    def back(self, placed: Tensor) -> Tensor:
+        """``(places, slots, ...)`` -> ``(n, ...)``, zeros for fillers."""
+        places, slots = placed.shape[:2]
+        each = torch.arange(self.records, device=self.device)
+        group = torch.bucketize(each, self.starts[1:], right=True)
+        slot = (group * slots + each - self.starts[group]).clamp(max=places * slots)  # where fillers find zeros
+        return _at(placed.flatten(0, 1), slot)
+
+
+class _Placed(torch.autograd.Function):
+    """Rows at their places. torch's own gradient of an index is slow, for an index may come twice."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, grouping: Grouping) -> Tensor:
+        """See `Grouping.by_place`."""
+        ctx.grouping = grouping
+        return _at(rows, grouping.slots)
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None]:
+        """See `Grouping.back`."""
+        return ctx.grouping.back(gradient[0]), None
+
+
+def _at(rows: Tensor, places: Tensor) -> Tensor:
+    return torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])[places]

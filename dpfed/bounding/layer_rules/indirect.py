@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dpfed.bounding.layer_rules.grouping import Grouping, precise
+from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.term import OuterProducts, Target, Term
 from dpfed.models.lora import LowRankUpdate
 
@@ -37,12 +37,13 @@ class AdaptedWeight:
             gradients: ``(n k, ..., blocks * out)`` of its output.
             grouping: of the records.
         """
-        x, blocks = precise(inputs), gradients.chunk(self.update.blocks, dim=-1)
+        kind = gradients.dtype  # which is rounded where kernels take it
+        x, blocks = inputs.to(kind), gradients.chunk(self.update.blocks, dim=-1)
         for number, (block, up, down) in enumerate(zip(self.update.chosen, self.update.up, self.update.down, strict=True)):
             g = blocks[block]
-            low = x @ (self.update.scale * down.mT)
+            low = x @ (self.update.scale * down.mT).to(kind)
             yield OuterProducts(self.up.entry(number), low, g, grouping)
-            high = g @ (self.update.scale * up)
+            high = g @ (self.update.scale * up).to(kind)
             yield OuterProducts(self.down.entry(number), x, high, grouping)
 
 

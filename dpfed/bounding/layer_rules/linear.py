@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpfed.bounding.layer_rules.grouping import precise, precise_type
 from dpfed.bounding.layer_rules.indirect import AdaptedWeight
 from dpfed.bounding.layer_rules.row_sums import RowSums
 from dpfed.bounding.layer_rules.term import OuterProducts, Target, Term
@@ -29,9 +30,10 @@ def linear(recorder: Recorder, _: Any, input: Tensor, weight: Tensor, bias: Tens
             yield OuterProducts(weights, x.to(output.dtype), gradient, recorder.grouping)
         if biases is not None:
             middle = tuple(range(1, gradient.dim() - 1))
-            yield RowSums.of(biases, gradient.sum(middle) if middle else gradient, recorder.grouping)
+            rows = gradient.sum(middle, dtype=precise_type(gradient)) if middle else precise(gradient)
+            yield RowSums.of(biases, rows, recorder.grouping)
 
-    return recorder.collect(output, x, terms)
+    return recorder.collect(output, x, terms, rounded=True)
 
 
 def _source(recorder: Recorder, weight: Tensor) -> Target | AdaptedWeight | None:

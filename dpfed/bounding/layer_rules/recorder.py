@@ -91,13 +91,14 @@ class Recorder(TorchFunctionMode):
             raise Unsupported("a view of a tensor that is not recorded [layer-view]")
         return self.watch(seen, target.through(view))
 
-    def collect(self, output: Tensor, inputs: Tensor | None, terms: Terms) -> Tensor:
+    def collect(self, output: Tensor, inputs: Tensor | None, terms: Terms, rounded: bool = False) -> Tensor:
         """Registers a layer.
 
         Args:
             output: of the layer, computed with detached parameters.
             inputs: what the terms need besides the gradient; nobody may write into it before they have it.
             terms: from the gradient of the output to the terms of the layer's parameters.
+            rounded: whether kernels may get this gradient in the type of the output, without a copy.
 
         Returns:
             The output, through which a gradient will come.
@@ -112,7 +113,8 @@ class Recorder(TorchFunctionMode):
             if inputs is not None and inputs._version != version:
                 raise Unsupported("a layer's input is overwritten in place [layer-overwritten]")
             with torch.no_grad():
-                self.terms.extend(terms(precise(gradient)))
+                is_taken = rounded and self.grouping.has_kernels_for(gradient)
+                self.terms.extend(terms(gradient if is_taken else precise(gradient)))
 
         output.register_hook(arrived)
         return output

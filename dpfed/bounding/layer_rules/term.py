@@ -122,7 +122,13 @@ def add_weighted(gradients: Gradients, factors: Tensor, place: Tensor) -> None:
         place: where they are added.
     """
     if isinstance(gradients, Tensor):
-        flat = gradients.reshape(len(gradients), -1).masked_fill_((factors == 0).unsqueeze(1), 0.0)  # 0 * inf is not 0
+        flat = gradients.reshape(len(gradients), -1)
+        if flat.dtype != torch.float64:
+            from dpfed.bounding.kernels import weighted_sum
+
+            place.add_(weighted_sum(flat, factors, BLOCK).view(place.shape))
+            return
+        flat = flat.masked_fill((factors == 0).unsqueeze(1), 0.0)  # 0 * inf is not 0
         blocks = torch.bmm(factors.to(flat.dtype).view(-1, 1, BLOCK), flat.view(-1, BLOCK, flat.shape[1]))
         place.add_(blocks.sum((0, 1)).view(place.shape))
         return
@@ -135,6 +141,10 @@ def squares_of(gradients: Gradients, grouping: Grouping) -> Tensor:
     """``(G,)`` exact sums of squares."""
     if isinstance(gradients, Tensor):
         flat = gradients.reshape(len(gradients), -1)
+        if grouping.has_kernels_for(flat):
+            from dpfed.bounding.kernels import squares
+
+            return squares(flat)[: grouping.count]
         return torch.linalg.vector_norm(flat, dim=1, dtype=grouping.exact)[: grouping.count].square()
     return foreach.norms(gradients, grouping.exact).square()
 

@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_leaves
 from dpfed.bounding import kernels
 
 KERNELS = ("outer_products._add_up", "grouped_convolution._add_up", "group_norm._normalise", "group_norm._pull_back")
+KERNELS += ("group_sums._square", "group_sums._weigh")
 
 
 def tensors(value):
@@ -89,6 +90,14 @@ def pull_back(slopes, images, out, scale, means, inverses, relu, adds):
     return of_images, g.clone() if adds else None, torch.stack([(g * normal).sum((2, 3)), g.sum((2, 3))], dim=1)
 
 
+def squares(gradients):
+    return torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64).square()
+
+
+def weighted_sum(gradients, factors, block):
+    return factors @ gradients.masked_fill((factors == 0).unsqueeze(1), 0.0)
+
+
 def plain_kernels(monkeypatch):
     """Puts these in place of Triton's, whose interpreter takes minutes for a pass; a tape keeps each as one operation."""
 
@@ -102,5 +111,5 @@ def plain_kernels(monkeypatch):
 
         return launch
 
-    for function in (outer_products, normalise, pull_back):
+    for function in (outer_products, normalise, pull_back, squares, weighted_sum):
         monkeypatch.setattr(kernels, function.__name__, taped(function))

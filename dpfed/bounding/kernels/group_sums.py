@@ -1,0 +1,77 @@
+"""Gradients of many groups: their squared norms, and their sum, each times a factor; each in one reading.
+
+A program of the first adds up one piece of one group's gradient, so that a norm is a function of that group alone. A program of
+the second adds up one piece of all groups', in blocks of a fixed number of groups, one after the other.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_TILE = 1024  # numbers that a program holds at a time
+_PIECE = 16 * _TILE  # of a gradient, whose squares a program adds up
+
+
+@triton.jit
+def _square(gradients, out, length, PIECE: tl.constexpr, TILE: tl.constexpr):
+    group, first = tl.program_id(1).to(tl.int64), tl.program_id(0) * PIECE
+    total = tl.zeros((TILE,), tl.float64)
+    for start in range(0, PIECE, TILE):
+        at = first + start + tl.arange(0, TILE)
+        values = tl.load(gradients + group * length + at, mask=at < length, other=0.0).to(tl.float64)
+        total += values * values
+    tl.store(out + group * tl.num_programs(0) + tl.program_id(0), tl.sum(total, 0))
+
+
+@triton.jit
+def _weigh(gradients, factors, out, length, groups, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    own = gradients + at
+    total = tl.zeros((TILE,), tl.float32)
+    for first in range(0, groups, BLOCK):
+        block = tl.zeros((TILE,), tl.float32)
+        for number in tl.static_range(BLOCK):
+            factor = tl.load(factors + first + number)
+            # A group of factor 0 is not read: it need not be finite.
+            block += factor * tl.load(own, mask=at < tl.where(factor > 0, length, 0), other=0.0)
+            own += length
+        total += block
+    tl.store(out + at, total, mask=at < length)
+
+
+def squares(gradients: Tensor) -> Tensor:
+    """Squared norms.
+
+    Args:
+        gradients: ``(G, N)`` float32, contiguous.
+
+    Returns:
+        ``(G,)`` float64.
+    """
+    groups, length = gradients.shape
+    pieces = triton.cdiv(length, _PIECE)
+    out = torch.empty(groups, pieces, dtype=torch.float64, device=gradients.device)
+    _square[(pieces, groups)](gradients, out, length, _PIECE, _TILE)
+    return out.sum(1)
+
+
+def weighted_sum(gradients: Tensor, factors: Tensor, block: int) -> Tensor:
+    """The sum of gradients, each times its factor.
+
+    Args:
+        gradients: ``(G, N)`` float32, contiguous; those of factor 0 need not be finite.
+        factors: ``(G,)`` float32, of which none is negative.
+        block: groups that are added up before their sum is added to that of others; a divisor of G.
+
+    Returns:
+        ``(N,)`` float32.
+    """
+    groups, length = gradients.shape
+    if groups % block:
+        raise ValueError(f"{groups} groups do not make whole blocks of {block}")
+    out = torch.empty(length, device=gradients.device)
+    _weigh[(triton.cdiv(length, _TILE),)](gradients, factors, out, length, groups, block, _TILE)
+    return out
