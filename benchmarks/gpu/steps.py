@@ -29,7 +29,8 @@ from dpfed.progress import Silent
 from dpfed.runs.pretraining import pretrain
 
 GROUP = 16
-_STEPS = 8  # of the private run; the first two warm up
+_STEPS = 2_000  # of the private run, as many as a real one has
+_TIMED = 12  # after so many it ends; the first three warm up
 _REPEATS = 5
 
 
@@ -74,15 +75,24 @@ def config_of(place: Place, name: str) -> Config:
     return parse_config(tree)
 
 
+class _Enough(Exception):
+    """Ends a run."""
+
+
 class _Steps(Silent):
-    """Notes when each step ends."""
+    """Notes when each step ends, and ends the run after some."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
         """See `Watcher`."""
-        return (lambda done: self.ends.append(time.perf_counter())) if name == "private steps" else lambda done: None
+        return self._ended if name == "private steps" else lambda done: None
+
+    def _ended(self, done: int) -> None:
+        self.ends.append(time.perf_counter())
+        if done == _TIMED:
+            raise _Enough
 
 
 def private(place: Place, name: str) -> dict[str, Any]:
@@ -90,10 +100,10 @@ def private(place: Place, name: str) -> dict[str, Any]:
     config, seen = config_of(place, name), _Steps()
     if place.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(_Enough):
         pretrain(config, Path(folder) / "run", seen)
     seconds = [end - begin for begin, end in zip(seen.ends, seen.ends[1:], strict=False)]
-    return _figures(config, statistics.median(seconds[-_STEPS + 2 :]))
+    return _figures(config, statistics.median(seconds[3:]))
 
 
 def plain(place: Place, name: str, way: str) -> dict[str, Any]:

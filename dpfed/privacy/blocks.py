@@ -19,6 +19,7 @@ from dpfed.privacy.noise import GaussianNoise, KeyedNoise, Noise, digest_of
 from dpfed.privacy.randomness import Randomness
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused without it
+    import torch
     from torch import Tensor
 
 SMALL = 1 << 19  # numbers of a sum that is one block: one process makes it noisy in the time of a few messages
@@ -142,11 +143,12 @@ def add_to_blocks_(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[
     if len(keys) != len(blocks.cut(values)):  # a key that two blocks share would give both the same noise
         raise ValueError(f"{len(keys)} keys for {len(blocks.cut(values))} blocks")
     whole = 0
-    if isinstance(noise, GaussianNoise) and _on_gpu(values) and blocks.length is not None and blocks.length % 2 == 0:
+    if isinstance(noise, GaussianNoise) and blocks.length is not None and blocks.length % 2 == 0 and _has_kernel(values):
         whole = values.numel() // blocks.length  # the last block may be shorter
         for first in range(0, whole, _TOGETHER):
             some = values[blocks.length * first : blocks.length * min(first + _TOGETHER, whole)].view(-1, blocks.length)
-            noise.add_together_(some, _words(keys[first : first + len(some)], context, step, blocks.length))
+            own = [Randomness(key).stream_key(PURPOSE, step, 0, context) for key in keys[first : first + len(some)]]
+            noise.add_together_(some, _words(own, blocks.length, values.device))
     rest, others = blocks.cut(values)[whole:], keys[whole:]
     _beside(lambda block, key: noise.add_(block, Randomness(key), PURPOSE, step, 0, context), rest, others)
 
@@ -163,18 +165,21 @@ def _on_gpu(values: Tensor) -> bool:
     return values.device.type == "cuda"
 
 
-def _words(keys: Sequence[bytes], context: str, step: int, count: int) -> Tensor:
-    """``(keys, count)`` int64 bits of the keys' streams, in memory from which a GPU reads while the host continues."""
-    import numpy as np
-    import torch
+def _has_kernel(values: Tensor) -> bool:
+    if not _on_gpu(values):
+        return False
+    try:
+        from dpfed.privacy.keystream_kernel import works_on
+    except ImportError:  # Triton is absent
+        return False
+    return works_on(values.device)
 
-    words = torch.empty(len(keys), count, dtype=torch.int64, pin_memory=torch.cuda.is_available())
 
-    def fill(row: Any, key: bytes) -> None:
-        row[:] = np.frombuffer(Randomness(key).stream(PURPOSE, step, 0, context)(8 * count), np.int64)
+def _words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
+    """``(keys, count)`` int64 bits of the streams of some keys, on a GPU."""
+    from dpfed.privacy.keystream_kernel import words
 
-    _beside(fill, list(words.numpy()), keys)
-    return words
+    return words(keys, count, device)
 
 
 def _beside(work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
@@ -185,7 +190,7 @@ def _beside(work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "blocks")
+    return ThreadPoolExecutor(min(16, os.cpu_count() or 1), "blocks")
 
 
 os.register_at_fork(after_in_child=_threads.cache_clear)  # a fork has none of these threads

@@ -122,8 +122,13 @@ class Randomness:
             owner: who draws them.
             context: other contexts give independent bytes.
         """
-        cipher = Cipher(algorithms.AES(self._key(purpose, step, owner, context)), modes.CTR(bytes(16))).encryptor()
+        key = self.stream_key(purpose, step, owner, context)
+        cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
         return lambda count: cipher.update(bytes(count))
+
+    def stream_key(self, purpose: str, step: int, owner: int = 0, context: str = "") -> bytes:
+        """The 32 secret bytes with which AES-256 in counter mode makes a `stream`."""
+        return self._key(purpose, step, owner, context)
 
     def add_normal_(self, out: torch.Tensor, scale: float, purpose: str, step: int, owner: int = 0, context: str = "") -> None:
         """Adds Gaussian noise of standard deviation `scale` to `out` in place.

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
@@ -244,6 +245,8 @@ class Coordinator:
         """L2; of a long gradient in float64, block by block."""
         if self.blocks.length is None:
             return gradient.norm().item()
+        if gradient.device.type == "cuda":
+            return torch.linalg.vector_norm(gradient, dtype=torch.float64).item()
         squares = [block.double().square().sum() for block in gradient.split(self.blocks.length)]
         return math.sqrt(math.fsum(torch.stack(squares).tolist()))
 
@@ -256,7 +259,7 @@ class Coordinator:
 
     def _require_finite(self, step: int) -> None:
         # A function of the noisy sum only, so stopping here tells nothing more.
-        if not torch.stack([torch.isfinite(parameter).all() for parameter in self._vector.parameters]).all():
+        if not foreach.norms([parameter.detach() for parameter in self._vector.parameters], order=math.inf).isfinite().all():
             raise UserError(
                 f"step {step}: the parameters are no longer finite. Lower optimizer.learning_rate "
                 f"(now {self._config.learning_rate:g}) or use a warm-up. [optimizer-diverged]"

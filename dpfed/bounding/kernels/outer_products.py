@@ -1,8 +1,8 @@
 """Gradients of kernels and matrices, of all groups in one launch: sums of outer products of each group's own rows.
 
-A program adds up one tile of one group's gradient. It goes through the group's rows from the first to the last, in steps of one
-size, and never sees another group's: the sum is a function of the group alone, wherever in the pass it stands. Patches are read
-where they lie; nothing is copied or padded.
+A program adds up one tile of one group's gradient, over a piece of the group's rows. It goes through them from the first to the
+last, in steps of one size, and never sees another group's: the sum is a function of the group alone, wherever in the pass it
+stands. Patches are read where they lie; nothing is copied or padded.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_PROGRAMS = 4096  # that keep a GPU busy
+_ROWS = 1024  # of a piece, at least
+
 
 @triton.jit
 def _add_up(
-    slopes, inputs, out, starts,
+    slopes, inputs, out, starts, groups,
     height, width, across, positions, outputs, channels, columns,
     stride_v, stride_h, padding_v, padding_h, dilation_v, dilation_h,
     OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    group = tl.program_id(2)
+    group, piece = tl.program_id(2) % groups, tl.program_id(2) // groups
     tap = tl.program_id(1)
     tiles = tl.cdiv(channels, CHANNELS)
     tile = tl.program_id(0)
@@ -29,6 +32,9 @@ def _add_up(
     first, end = tl.load(starts + group), tl.load(starts + group + 1)
     down, right = tap // columns * dilation_v - padding_v, tap % columns * dilation_h - padding_h
     total = tl.zeros((OUTPUTS, CHANNELS), dtype=tl.float32)
+    rows = tl.cdiv(tl.cdiv(end - first, tl.num_programs(2) // groups), ROWS) * ROWS  # of a piece, by the group's own size
+    first += piece * rows
+    end = tl.minimum(end, first + rows)
     for start in range(first, end, ROWS):
         row = (start + tl.arange(0, ROWS)).to(tl.int64)
         image, at = row // positions, row % positions
@@ -41,7 +47,7 @@ def _add_up(
         if WIDE:  # Triton's interpreter multiplies no bf16
             g, a = g.to(tl.float32), a.to(tl.float32)
         total = tl.dot(tl.trans(g), a, total, input_precision=PRECISION)
-    place = ((group.to(tl.int64) * outputs + p)[:, None] * tl.num_programs(1) + tap) * channels + c[None, :]
+    place = ((tl.program_id(2).to(tl.int64) * outputs + p)[:, None] * tl.num_programs(1) + tap) * channels + c[None, :]
     tl.store(out + place, total, mask=(p < outputs)[:, None] & (c < channels)[None, :])
 
 
@@ -70,14 +76,25 @@ def outer_products(
     """
     (_, down, across, outputs), (_, height, width, channels) = slopes.shape, inputs.shape
     groups, positions = len(starts) - 1, down * across
-    out = torch.empty(groups, outputs, *kernel, channels, device=slopes.device)
     wide = slopes.element_size() > 2
     # On a GPU float32 is multiplied in three products of tensor cores, which come to 21 bits: ten times as fast as one of 24.
     sides = [max(16, min(128, triton.next_power_of_2(side))) for side in (outputs, channels)]
     tiles = triton.cdiv(outputs, sides[0]) * triton.cdiv(channels, sides[1])
-    _add_up[(tiles, kernel[0] * kernel[1], groups)](
-        slopes, inputs, out, starts * positions, height, width, across, positions, outputs, channels, kernel[1],
+    pieces = _pieces(tiles * kernel[0] * kernel[1] * groups, len(inputs) * positions // groups)
+    out = torch.empty(pieces, groups, outputs, *kernel, channels, device=slopes.device)
+    _add_up[(tiles, kernel[0] * kernel[1], pieces * groups)](
+        slopes, inputs, out, starts * positions, groups, height, width, across, positions, outputs, channels, kernel[1],
         *stride, *padding, *dilation, *sides, 32 if wide else 64, "tf32x3" if wide else "tf32", slopes.device.type == "cpu",
         num_warps=8 if sides[0] * sides[1] > 8192 else 4, num_stages=2 if wide else 3,
     )  # fmt: skip
-    return out
+    return out.sum(0) if pieces > 1 else out[0]
+
+
+def _pieces(programs: int, rows: int) -> int:
+    """Into how many pieces a group's rows are cut: few programs would leave most of a GPU idle.
+
+    Args:
+        programs: that there are without.
+        rows: of a usual group.
+    """
+    return max(1, min(16, _PROGRAMS // programs, rows // _ROWS))

@@ -124,16 +124,18 @@ class Geometry:
             return sums.permute(0, 1, 3, 4, 2)
         starts = grouping.starts * grouping.per_record(inputs)
         if x.shape[3] < _FEW_CHANNELS and math.prod(self.kernel) > 1 and self.dilation == (1, 1):
-            patches = self._unfolded(x).flatten(3)
-            sums = outer_products(g, patches, starts)
-            return sums.view(*sums.shape[:2], x.shape[3], *self.kernel).permute(0, 1, 3, 4, 2)
+            seen = *self.kernel, x.shape[3]
+            return outer_products(g, self._aligned(x), starts)[:, :, 0, 0, : math.prod(seen)].unflatten(2, seen)
         return outer_products(g, x, starts, self.kernel, self.stride, self.padding, self.dilation)
 
-    def _unfolded(self, images: Tensor) -> Tensor:
-        """What each position sees: ``(n, H, W, C)`` -> ``(n, H', W', C, kH, kW)``, a view of the padded images."""
+    def _aligned(self, images: Tensor) -> Tensor:
+        """What each position sees, ``(n, H, W, C)`` -> ``(n, H', W', N)``: ``kH kW C`` numbers, and zeros up to a multiple of 16."""
         vertical, horizontal = self.padding
         padded = F.pad(images, (0, 0, horizontal, horizontal, vertical, vertical))
-        return padded.unfold(1, self.kernel[0], self.stride[0]).unfold(2, self.kernel[1], self.stride[1])
+        views = padded.unfold(1, self.kernel[0], self.stride[0]).unfold(2, self.kernel[1], self.stride[1]).permute(0, 1, 2, 4, 5, 3)
+        found = images.new_zeros(*views.shape[:3], 16 * math.ceil(math.prod(views.shape[3:]) / 16))
+        found[..., : math.prod(views.shape[3:])].unflatten(3, views.shape[3:]).copy_(views)
+        return found
 
     def taps(self, size: tuple[int, int], positions: tuple[int, int]) -> tuple[range, range]:
         """Rows and columns of the kernel that meet the image somewhere, and not padding alone.

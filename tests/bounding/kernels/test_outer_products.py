@@ -1,5 +1,7 @@
 """Triton's kernels against the library, group by group, by Triton's interpreter: no GPU is needed."""
 
+import importlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -42,6 +44,14 @@ def groups_of(kind, geometry):
     return (*sides, torch.tensor(starts, dtype=torch.int32), kernel, stride, padding, dilation), torch.stack(expected)
 
 
+@pytest.fixture(params=[1, 3])
+def pieces(request, monkeypatch):
+    """Into how many a group's rows are cut."""
+    file = importlib.import_module("dpfed.bounding.kernels.outer_products")
+    monkeypatch.setattr(file, "_pieces", lambda programs, rows: request.param)
+
+
+@pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize(("geometry", "kind"), halved(GEOMETRIES, [torch.float32, torch.bfloat16]))
 def test_every_group_has_the_librarys_gradient(geometry, kind):
     from dpfed.bounding.kernels import outer_products
@@ -50,6 +60,7 @@ def test_every_group_has_the_librarys_gradient(geometry, kind):
     torch.testing.assert_close(outer_products(*given).permute(0, 1, 4, 2, 3), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("pieces")
 def test_a_groups_gradient_has_the_same_bits_wherever_it_stands():
     from dpfed.bounding.kernels import outer_products
 
@@ -128,3 +139,17 @@ def test_a_convolution_in_bf16_has_its_own_gradients(groups):
     gradients = by_autograd(layer, inputs, seeds, SIZES["uneven"], parameters)
     norms = torch.tensor([sum(part.double().square().sum() for part in gradient) for gradient in gradients])
     torch.testing.assert_close(squares, norms, rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("name", ["linear", "linear on tokens", "linear, only the bias", "adapted linear"])
+def test_linear_layers_in_bf16_have_their_own_gradients(name):
+    layer, inputs, _, _ = case(name, SIZES["uneven"])
+    with torch.autocast("cpu", torch.bfloat16):
+        seeds = torch.randn_like(layer(inputs)).float()
+        squares, parts, factors, parameters = of_all_places(layer, inputs, seeds, SIZES["uneven"])
+    gradients = by_autograd(layer, inputs, seeds, SIZES["uneven"], parameters)
+    norms = torch.tensor([sum(part.double().square().sum() for part in gradient) for gradient in gradients])
+    torch.testing.assert_close(squares, norms, rtol=4e-2, atol=0)
+    for index, part in enumerate(parts):
+        expected = sum(factor * gradient[index] for factor, gradient in zip(factors, gradients, strict=False))
+        assert (part - expected).norm() <= 2e-2 * expected.norm()

@@ -1,0 +1,145 @@
+"""AES-256 in counter mode on a GPU: the same bits as `Randomness.stream`, of many keys in one launch. A kernel of Triton.
+
+A program computes the blocks of one key for some values of the counter: 14 rounds, whose substitutions are read from a table of
+1 KB. Host and kernel are compared on a fresh key before a process uses it.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from torch import Tensor
+
+_ROUNDS = 14
+_TILE = 256  # blocks of 16 bytes that a program computes
+
+
+@triton.jit
+def _mixed(table, a, b, c, d):
+    x = tl.load(table + (a >> 24)).to(tl.uint32, bitcast=True)
+    y = tl.load(table + ((b >> 16) & 255)).to(tl.uint32, bitcast=True)
+    z = tl.load(table + ((c >> 8) & 255)).to(tl.uint32, bitcast=True)
+    w = tl.load(table + (d & 255)).to(tl.uint32, bitcast=True)
+    return x ^ ((y >> 8) | (y << 24)) ^ ((z >> 16) | (z << 16)) ^ ((w >> 24) | (w << 8))
+
+
+@triton.jit
+def _substituted(table, a, b, c, d):
+    """The four bytes from the last to the first, as memory has them."""
+    x = (tl.load(table + (a >> 24)).to(tl.uint32, bitcast=True) >> 8) & 255
+    y = (tl.load(table + ((b >> 16) & 255)).to(tl.uint32, bitcast=True) >> 8) & 255
+    z = (tl.load(table + ((c >> 8) & 255)).to(tl.uint32, bitcast=True) >> 8) & 255
+    w = (tl.load(table + (d & 255)).to(tl.uint32, bitcast=True) >> 8) & 255
+    return (x << 24) | (y << 16) | (z << 8) | w
+
+
+@triton.jit
+def _reversed(x):
+    return (x << 24) | ((x << 8) & 0xFF0000) | ((x >> 8) & 0xFF00) | (x >> 24)
+
+
+@triton.jit
+def _encrypt(keys, table, out, blocks, ROUNDS: tl.constexpr, TILE: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    own = keys + row * (4 * ROUNDS + 4)
+    counter = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    a = tl.zeros((TILE,), tl.uint32) ^ tl.load(own).to(tl.uint32, bitcast=True)
+    b = tl.zeros((TILE,), tl.uint32) ^ tl.load(own + 1).to(tl.uint32, bitcast=True)
+    c = tl.zeros((TILE,), tl.uint32) ^ tl.load(own + 2).to(tl.uint32, bitcast=True)
+    d = counter.to(tl.uint32) ^ tl.load(own + 3).to(tl.uint32, bitcast=True)
+    for _ in range(1, ROUNDS):
+        own += 4
+        e = _mixed(table, a, b, c, d) ^ tl.load(own).to(tl.uint32, bitcast=True)
+        f = _mixed(table, b, c, d, a) ^ tl.load(own + 1).to(tl.uint32, bitcast=True)
+        g = _mixed(table, c, d, a, b) ^ tl.load(own + 2).to(tl.uint32, bitcast=True)
+        d = _mixed(table, d, a, b, c) ^ tl.load(own + 3).to(tl.uint32, bitcast=True)
+        a, b, c = e, f, g
+    own += 4
+    place, mask = out + (row * blocks + counter) * 4, counter < blocks
+    e = _substituted(table, a, b, c, d) ^ tl.load(own).to(tl.uint32, bitcast=True)
+    f = _substituted(table, b, c, d, a) ^ tl.load(own + 1).to(tl.uint32, bitcast=True)
+    g = _substituted(table, c, d, a, b) ^ tl.load(own + 2).to(tl.uint32, bitcast=True)
+    d = _substituted(table, d, a, b, c) ^ tl.load(own + 3).to(tl.uint32, bitcast=True)
+    tl.store(place, _reversed(e).to(tl.int32, bitcast=True), mask=mask)
+    tl.store(place + 1, _reversed(f).to(tl.int32, bitcast=True), mask=mask)
+    tl.store(place + 2, _reversed(g).to(tl.int32, bitcast=True), mask=mask)
+    tl.store(place + 3, _reversed(d).to(tl.int32, bitcast=True), mask=mask)
+
+
+def words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
+    """The first bits of the keys' streams.
+
+    Args:
+        keys: of 32 bytes.
+        count: words of 8 bytes for each, even.
+        device: that computes.
+
+    Returns:
+        ``(keys, count)`` int64.
+    """
+    if count % 2 or count >> 33:
+        raise ValueError(f"a stream is cut into pairs of words, of which a counter of 32 bits counts less than 2^32; got {count}")
+    schedule = torch.from_numpy(_round_keys(keys).view(np.int32))
+    schedule = schedule.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else schedule
+    out = torch.empty(len(keys), 2 * count, dtype=torch.int32, device=device)
+    grid = triton.cdiv(count // 2, _TILE), len(keys)
+    _encrypt[grid](schedule, _table(device), out, count // 2, _ROUNDS, _TILE, num_warps=4)
+    return out.view(torch.int64)
+
+
+@functools.cache
+def works_on(device: torch.device) -> bool:
+    """Whether the kernel comes to the host's bits there, on a key that is drawn for this."""
+    keys, count = [secrets.token_bytes(32) for _ in range(3)], 2 * _TILE + 2
+    try:
+        found = words(keys, count, device).cpu()
+    except Exception:  # Triton may be absent, or have no compiler, or not know the GPU
+        return False
+    expected = [Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * count)) for key in keys]
+    return found.numpy().tobytes() == b"".join(expected)
+
+
+@functools.cache
+def _substitutions() -> np.ndarray:
+    """``(256,)`` uint32, AES's byte substitutions: of x, the inverse in the field of 2^8 elements, and five rotations of it."""
+    powers, logs = np.zeros(255, np.uint32), np.zeros(256, np.uint32)
+    value = 1
+    for power in range(255):
+        powers[power], logs[value] = value, power
+        value ^= value << 1 ^ (0x11B if value & 0x80 else 0)  # times 3, a generator
+    inverse = np.where(np.arange(256) > 0, powers[(255 - logs) % 255], 0).astype(np.uint32)
+    twice = inverse | inverse << 8
+    return (inverse ^ twice >> 7 ^ twice >> 6 ^ twice >> 5 ^ twice >> 4) & 0xFF ^ 0x63
+
+
+@functools.cache
+def _table(device: torch.device) -> Tensor:
+    """``(256,)`` int32: the columns (2s, s, s, 3s) of a substituted byte s."""
+    s = _substitutions()
+    doubled = (s << 1) ^ np.where(s & 0x80, 0x11B, 0).astype(np.uint32)
+    columns = doubled << 24 | s << 16 | s << 8 | doubled ^ s
+    return torch.from_numpy(columns.astype(np.uint32).view(np.int32)).to(device)
+
+
+def _round_keys(keys: Sequence[bytes]) -> np.ndarray:
+    """``(keys, 60)`` uint32, AES-256's key schedule (FIPS 197)."""
+    s, constant = _substitutions(), 1
+    found = np.empty((len(keys), 4 * (_ROUNDS + 1)), np.uint32)
+    found[:, :8] = np.frombuffer(b"".join(keys), ">u4").reshape(-1, 8)
+    for number in range(8, found.shape[1]):
+        word = found[:, number - 1]
+        if number % 8 == 0:
+            word = (word << 8 | word >> 24) & 0xFFFFFFFF
+        if number % 4 == 0:
+            word = s[word >> 24] << 24 | s[word >> 16 & 255] << 16 | s[word >> 8 & 255] << 8 | s[word & 255]
+        if number % 8 == 0:
+            word, constant = word ^ np.uint32(constant << 24), constant << 1
+        found[:, number] = found[:, number - 8] ^ word
+    return found
