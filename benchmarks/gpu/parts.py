@@ -11,27 +11,29 @@ from benchmarks.draws import draws
 from benchmarks.gpu import checks, steps, training
 from benchmarks.gpu.place import Part
 
-_SECONDS = {"ResNet-50, 224 px": 40.0, "ViT-B-32 LoRA, 224 px": 50.0}  # of a private run; others are faster
+_SECONDS = {"ResNet-50, 224 px": 30.0, "ViT-B-32 LoRA, 224 px": 50.0}  # of a private run; others are faster
+_FIRST = "engines", "noise"  # of the checks
 
 
 def measure() -> list[Part]:
     """All that matters, what matters most first."""
-    found = [Part("checks", ("engines",), 10.0, checks.engines)]
+    found = [Part("checks", (name,), 10.0, checks.CHECKS[name]) for name in _FIRST]
+    *plain, captured, compiled = steps.PLAIN
     for name in steps.CASES:
         found.append(_step(name, "private", _SECONDS.get(name, 20.0), steps.private))
-        found += [_step(name, way, 10.0, functools.partial(steps.plain, way=way)) for way in steps.PLAIN[1:3]]
+        found.append(_step(name, captured, 20.0, functools.partial(steps.plain, way=captured)))
     found += [
         Part("throughput", ("coordinator",), 10.0, lambda place: throughput.coordinator(place.device)),
         Part("step", ("views",), 3.0, steps.views),
         Part("step", ("decoding",), 10.0, steps.decoding),
     ]
-    found += [Part("checks", (name,), 10.0, check) for name, check in checks.CHECKS.items() if name != "engines"]
+    found += [Part("checks", (name,), 10.0, check) for name, check in checks.CHECKS.items() if name not in _FIRST]
     found += [
         Part("checks", ("others", name), 15.0, functools.partial(checks.others, name=name), tiny=name == "small CNN")
         for name in checks.SHARED
     ]
-    for way in (steps.PLAIN[3], steps.PLAIN[0]):
-        seconds = 60.0 if "compiled" in way else 10.0
+    for way in (*plain[::-1], compiled):
+        seconds = 60.0 if way == compiled else 10.0
         found += [_step(name, way, seconds, functools.partial(steps.plain, way=way)) for name in steps.CASES]
     return found + _for_cost()
 

@@ -52,8 +52,8 @@ class Case:
 CASES = {
     "ResNet-18, CIFAR stem": Case({"image": "resnet18", "width": 64}, 32, 2_048),
     "ResNet-18, ImageNet stem": Case({"image": "resnet18", "width": 64, "stem": "imagenet"}, 32, 2_048),
-    "ResNet-50, 224 px": Case({"image": "resnet50", "width": 64, "stem": "imagenet"}, 224, 256),
     "ViT-B-32 LoRA, 224 px": Case({"kind": "open_clip", "architecture": "ViT-B-32"}, 224, 1_024),
+    "ResNet-50, 224 px": Case({"image": "resnet50", "width": 64, "stem": "imagenet"}, 224, 256),
 }
 _TINY = Case({"image": "cnn", "width": 8}, 16, 32)
 PLAIN = ("fp32", "bf16, channels last", "bf16, channels last, graph", "bf16, channels last, compiled")
@@ -64,7 +64,7 @@ def config_of(place: Place, name: str) -> Config:
     case = _TINY if place.tiny else CASES[name]
     tree = {
         "name": "gpu",
-        "data": {"records": 2 * case.batch, "stores": str(place.work / "stores"), "size": case.side},
+        "data": {"records": case.batch * 5 // 4, "stores": str(place.work / "stores"), "size": case.side},
         "views": {"crop_scale": [0.2, 1.0], "flip": 0.5, "jitter": 0.8, "grayscale": 0.2},
         "model": case.model,
         "bounding": {"group_size": GROUP, "microbatch": case.batch, "engine": "layerwise"},
