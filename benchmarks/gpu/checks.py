@@ -25,7 +25,7 @@ from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig,
 from dpfed.data.views.images import ImageViews
 from dpfed.errors import Notice
 from dpfed.models.building import build_model
-from dpfed.privacy.blocks import LENGTH, Blocks, SumNoise
+from dpfed.privacy.blocks import LENGTH, Blocks, SumNoise, has_kernel
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.noise import GaussianNoise, digest_of
 from dpfed.privacy.randomness import Randomness
@@ -173,6 +173,7 @@ def noise(place: Place) -> dict[str, Any]:
     return {
         "passed": torch.equal(there, again) and int(ulps.max()) <= ULPS,
         "repeats": torch.equal(there, again),
+        "kernel": has_kernel(values.to(place.device)),
         "ulps_at_most": int(ulps.max()),
         "share_that_differs": (ulps > 0).double().mean().item(),
     }

@@ -143,7 +143,7 @@ def add_to_blocks_(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[
     if len(keys) != len(blocks.cut(values)):  # a key that two blocks share would give both the same noise
         raise ValueError(f"{len(keys)} keys for {len(blocks.cut(values))} blocks")
     whole = 0
-    if isinstance(noise, GaussianNoise) and blocks.length is not None and blocks.length % 2 == 0 and _has_kernel(values):
+    if isinstance(noise, GaussianNoise) and blocks.length is not None and blocks.length % 2 == 0 and has_kernel(values):
         whole = values.numel() // blocks.length  # the last block may be shorter
         for first in range(0, whole, _TOGETHER):
             some = values[blocks.length * first : blocks.length * min(first + _TOGETHER, whole)].view(-1, blocks.length)
@@ -165,7 +165,8 @@ def _on_gpu(values: Tensor) -> bool:
     return values.device.type == "cuda"
 
 
-def _has_kernel(values: Tensor) -> bool:
+def has_kernel(values: Tensor) -> bool:
+    """Whether a kernel computes the noise's bits where the values lie."""
     if not _on_gpu(values):
         return False
     try:
