@@ -175,8 +175,12 @@ _OF_VIT_L = 60.0  # records a second, from ViT-B-32's by the number of multiplic
 def scaling() -> str:
     """How well 64 workers use their GPUs, by `dpfed cluster cost`'s arithmetic over what was measured on single GPUs."""
     h100, vit = figures("gpu-throughput-h100"), figures("gpu-vit-h200")["gradients"]["bf16, S = 16"]
-    known = figures("gpu-throughput")
-    resnet, coordinator = known["gradients"]["ResNet-18, 32 px"], known["coordinator"]
+    step, coordinator = figures("gpu-step"), figures("gpu-throughput")["coordinator"]
+    resnet = step["ResNet-18, CIFAR stem"]["private"] | {
+        "parameters": 11_242_752,
+        "views_per_second": 4_096e3 / step["views"]["ms_of_4096"],
+        "decoded_per_second": step["decoding"]["all"],
+    }
     models = {
         "ResNet-18, 32 px": resnet,
         "ViT-B-32, LoRA, 224 px": vit,

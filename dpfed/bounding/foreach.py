@@ -12,9 +12,9 @@ from torch import Tensor
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
-def norms(tensors: Tensors, dtype: torch.dtype | None = None, order: float = 2) -> Tensor:
-    """``(n,)`` norms of n tensors, added up in a type; by default of L2."""
-    return torch.stack(torch._foreach_norm(tensors, order, dtype))
+def norms(tensors: Tensors, dtype: torch.dtype) -> Tensor:
+    """``(n,)`` L2 norms of n tensors, added up in a type."""
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype))
 
 
 _PIECE = 1 << 16  # numbers that stay in a core's cache

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused withou
 SMALL = 1 << 19  # numbers of a sum that is one block: one process makes it noisy in the time of a few messages
 LENGTH = 1 << 16  # numbers of a block of longer ones: 64 workers share even 11 million of them within a tenth
 PURPOSE = "noise"  # of the noise on the sum
+_THREADS = min(16, os.cpu_count() or 1)
 _TOGETHER = 64  # blocks whose noise is made in one piece on a GPU: 32 MB of it
 
 
@@ -154,7 +155,7 @@ def add_to_blocks_(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[
 
 
 def on_host(values: Tensor) -> Tensor:
-    """The values in the host's memory, detached. From a GPU they come to pinned memory: to other, it would take 30 times as long."""
+    """The values in the host's memory, detached. A GPU writes them to pinned memory, which takes a thirtieth of the time."""
     import torch
 
     values = values.detach()
@@ -184,14 +185,22 @@ def _words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
 
 
 def _beside(work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-    """What `work` gives for each row, in order; hashes and AES let other threads run."""
+    """What `work` gives for each row, in order; hashes and AES let other threads run.
+
+    A thread takes many rows at once: to hand over each one would keep the main thread from its work.
+    """
     rows = list(zip(*columns, strict=True))
-    return [work(*row) for row in rows] if len(rows) == 1 else list(_threads().map(lambda row: work(*row), rows))
+    each = -(-len(rows) // _THREADS)
+    if len(rows) < 2 or _THREADS == 1:
+        return [work(*row) for row in rows]
+    parts = [rows[first : first + each] for first in range(0, len(rows), each)]
+    done = _threads().map(lambda part: [work(*row) for row in part], parts)
+    return [found for part in done for found in part]
 
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(16, os.cpu_count() or 1), "blocks")
+    return ThreadPoolExecutor(_THREADS, "blocks")
 
 
 os.register_at_fork(after_in_child=_threads.cache_clear)  # a fork has none of these threads

@@ -85,7 +85,9 @@ def words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
         ``(keys, count)`` int64.
     """
     if count % 2 or count >> 33:
-        raise ValueError(f"a stream is cut into pairs of words, of which a counter of 32 bits counts less than 2^32; got {count}")
+        raise ValueError(
+            f"a stream is cut into pairs of words, of which a counter of 32 bits counts less than 2^32; got {count}"
+        )
     schedule = torch.from_numpy(_round_keys(keys).view(np.int32))
     schedule = schedule.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else schedule
     out = torch.empty(len(keys), 2 * count, dtype=torch.int32, device=device)
@@ -134,9 +136,9 @@ def _round_keys(keys: Sequence[bytes]) -> np.ndarray:
     found = np.empty((len(keys), 4 * (_ROUNDS + 1)), np.uint32)
     found[:, :8] = np.frombuffer(b"".join(keys), ">u4").reshape(-1, 8)
     for number in range(8, found.shape[1]):
-        word = found[:, number - 1]
+        word: np.ndarray = found[:, number - 1]
         if number % 8 == 0:
-            word = (word << 8 | word >> 24) & 0xFFFFFFFF
+            word = word << 8 | word >> 24
         if number % 4 == 0:
             word = s[word >> 24] << 24 | s[word >> 16 & 255] << 16 | s[word >> 8 & 255] << 8 | s[word & 255]
         if number % 8 == 0:

@@ -10,6 +10,7 @@ carries, and the coordinator refuses less than the plan's instead of adding any.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
@@ -225,7 +225,7 @@ class Coordinator:
                 f"step {step}: the owners' noise has standard deviation {total.noise_std:g}, and the plan's is "
                 f"{plan.noise_std:g}: expected as much or more, and a finite number. The sum was not used. [training-noise-low]"
             )
-        if not torch.isfinite(total.values).all():
+        if not _all_finite([total.values]):
             raise UserError(f"step {step}: an owner sent a sum that is not finite; it was not used. [training-sum-infinite]")
 
     def _update(self, step: int, noisy: Tensor) -> StepSummary:
@@ -259,8 +259,13 @@ class Coordinator:
 
     def _require_finite(self, step: int) -> None:
         # A function of the noisy sum only, so stopping here tells nothing more.
-        if not foreach.norms([parameter.detach() for parameter in self._vector.parameters], order=math.inf).isfinite().all():
+        if not _all_finite(parameter.detach() for parameter in self._vector.parameters):
             raise UserError(
                 f"step {step}: the parameters are no longer finite. Lower optimizer.learning_rate "
                 f"(now {self._config.learning_rate:g}) or use a warm-up. [optimizer-diverged]"
             )
+
+
+def _all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Of what is not finite, the least or the largest number is not: they take a tenth of the time of asking each number."""
+    return bool(torch.stack([bound for values in tensors for bound in values.aminmax()]).isfinite().all())

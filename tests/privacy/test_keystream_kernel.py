@@ -1,4 +1,4 @@
-"""The kernel of a GPU that computes the noise's bits, by Triton's interpreter, against the library that computes them on a host."""
+"""A GPU's kernel for the noise's bits, by Triton's interpreter, against the library that computes them on a host."""
 
 import numpy as np
 import pytest

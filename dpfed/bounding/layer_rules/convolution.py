@@ -19,7 +19,7 @@ from dpfed.bounding.layer_rules.term import Materialised, OuterProducts, Target,
 if TYPE_CHECKING:
     from dpfed.bounding.layer_rules.recorder import Recorder
 
-# With fewer, a GPU's kernel would read all gradients of the output for each entry of the convolution's: patches are copied instead.
+# With fewer, a GPU's kernel would read the output's gradients once for each entry of the convolution's: patches are copied.
 _FEW_CHANNELS = 16
 
 
@@ -129,10 +129,12 @@ class Geometry:
         return outer_products(g, x, starts, self.kernel, self.stride, self.padding, self.dilation)
 
     def _aligned(self, images: Tensor) -> Tensor:
-        """What each position sees, ``(n, H, W, C)`` -> ``(n, H', W', N)``: ``kH kW C`` numbers, and zeros up to a multiple of 16."""
+        """What each position sees: ``(n, H, W, C)`` -> ``(n, H', W', N)``, ``kH kW C`` numbers and zeros: N is 16 m."""
         vertical, horizontal = self.padding
         padded = F.pad(images, (0, 0, horizontal, horizontal, vertical, vertical))
-        views = padded.unfold(1, self.kernel[0], self.stride[0]).unfold(2, self.kernel[1], self.stride[1]).permute(0, 1, 2, 4, 5, 3)
+        views = (
+            padded.unfold(1, self.kernel[0], self.stride[0]).unfold(2, self.kernel[1], self.stride[1]).permute(0, 1, 2, 4, 5, 3)
+        )
         found = images.new_zeros(*views.shape[:3], 16 * math.ceil(math.prod(views.shape[3:]) / 16))
         found[..., : math.prod(views.shape[3:])].unflatten(3, views.shape[3:]).copy_(views)
         return found

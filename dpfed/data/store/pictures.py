@@ -162,7 +162,7 @@ def _images(memory: mmap.mmap, wanted: Wanted) -> np.ndarray:
     return np.frombuffer(memory, np.uint8, len(memory) // each * each).reshape(-1, 3, wanted.size, wanted.size)
 
 
-_RESIZED_AT_ONCE = 1024  # images resized at a time: bounds the float workspace
+_RESIZED_AT_ONCE = 16  # images: their float32 pixels stay in the cache, which is six times as fast as a thousand at a time
 
 
 class Pictures:
