@@ -46,7 +46,7 @@ def squares(gradients: Tensor) -> Tensor:
     """Squared norms.
 
     Args:
-        gradients: ``(G, N)`` float32, contiguous.
+        gradients: ``(G, N)`` float32.
 
     Returns:
         ``(G,)`` float64.
@@ -54,7 +54,7 @@ def squares(gradients: Tensor) -> Tensor:
     groups, length = gradients.shape
     pieces = triton.cdiv(length, _PIECE)
     out = torch.empty(groups, pieces, dtype=torch.float64, device=gradients.device)
-    _square[(pieces, groups)](gradients, out, length, _PIECE, _TILE)
+    _square[(pieces, groups)](gradients.contiguous(), out, length, _PIECE, _TILE)
     return out.sum(1)
 
 
@@ -62,7 +62,7 @@ def weighted_sum(gradients: Tensor, factors: Tensor, block: int) -> Tensor:
     """The sum of gradients, each times its factor.
 
     Args:
-        gradients: ``(G, N)`` float32, contiguous; those of factor 0 need not be finite.
+        gradients: ``(G, N)`` float32; those of factor 0 need not be finite.
         factors: ``(G,)`` float32, of which none is negative.
         block: groups that are added up before their sum is added to that of others; a divisor of G.
 
@@ -73,5 +73,5 @@ def weighted_sum(gradients: Tensor, factors: Tensor, block: int) -> Tensor:
     if groups % block:
         raise ValueError(f"{groups} groups do not make whole blocks of {block}")
     out = torch.empty(length, device=gradients.device)
-    _weigh[(triton.cdiv(length, _TILE),)](gradients, factors, out, length, groups, block, _TILE)
+    _weigh[(triton.cdiv(length, _TILE),)](gradients.contiguous(), factors, out, length, groups, block, _TILE)
     return out

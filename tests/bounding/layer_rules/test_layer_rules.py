@@ -92,6 +92,7 @@ LAYERS = {
     "linear, only the bias": (lambda: nn.Linear(4, 3), TOKENS),
     "adapted linear": (lambda: adapted(nn.Linear(4, 3, bias=False), "weight", 1, (0,)), TOKENS),
     "3x3": (lambda: nn.Conv2d(4, 3, 3, padding=1), IMAGE),
+    "3x3 to one channel": (lambda: nn.Conv2d(4, 1, 3, padding=1), IMAGE),
     "3x3, stride 2": (lambda: nn.Conv2d(4, 3, 3, stride=2, padding=1, bias=False), IMAGE),
     "3x2, dilated": (lambda: nn.Conv2d(4, 3, (3, 2), padding=(2, 1), dilation=(2, 1)), IMAGE),
     "3x3, without padding": (lambda: nn.Conv2d(4, 3, 3), IMAGE),
