@@ -129,20 +129,8 @@ def test_every_layer_has_autograds_gradients_for_all_places_at_once(name):
         torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("groups", [1, 4])
-def test_a_convolution_in_bf16_has_its_own_gradients(groups):
-    """Also one whose channels are kept apart."""
-    layer, inputs = torch.nn.Conv2d(4, 8, 3, padding=1, groups=groups), torch.randn(22, 4, 6, 6)
-    with torch.autocast("cpu", torch.bfloat16):
-        seeds = torch.randn_like(layer(inputs)).float()
-        squares, _, _, parameters = of_all_places(layer, inputs, seeds, SIZES["uneven"])
-    gradients = by_autograd(layer, inputs, seeds, SIZES["uneven"], parameters)
-    norms = torch.tensor([sum(part.double().square().sum() for part in gradient) for gradient in gradients])
-    torch.testing.assert_close(squares, norms, rtol=2e-2, atol=0)
-
-
-@pytest.mark.parametrize("name", ["linear", "linear on tokens", "linear, only the bias", "adapted linear"])
-def test_linear_layers_in_bf16_have_their_own_gradients(name):
+@pytest.mark.parametrize("name", ["3x3", "depthwise", "linear", "linear on tokens", "linear, only the bias", "adapted linear"])
+def test_layers_in_bf16_have_their_own_gradients(name):
     layer, inputs, _, _ = case(name, SIZES["uneven"])
     with torch.autocast("cpu", torch.bfloat16):
         seeds = torch.randn_like(layer(inputs)).float()
