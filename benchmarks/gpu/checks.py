@@ -173,7 +173,7 @@ def noise(place: Place) -> dict[str, Any]:
     return {
         "passed": torch.equal(there, again) and int(ulps.max()) <= ULPS,
         "repeats": torch.equal(there, again),
-        "kernel": has_kernel(values.to(place.device)),
+        "kernel": has_kernel(blocks, values.to(place.device)),
         "ulps_at_most": int(ulps.max()),
         "share_that_differs": (ulps > 0).double().mean().item(),
     }

@@ -1,12 +1,13 @@
 """A long sum in blocks: each block has noise from a key of its own, and a digest of its own.
 
 So threads can make them beside each other, and what comes out does not depend on how many they are. The blocks follow from the
-number of numbers alone. A short sum is one block, with the coordinator's own
-key and the digest of its bits. docs/guarantee.md says why each number gets its noise exactly once.
+number of numbers alone. A short sum is one block, with the coordinator's own key and the digest of its bits. docs/guarantee.md
+says why each number gets its noise exactly once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -144,7 +145,7 @@ def add_to_blocks_(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[
     if len(keys) != len(blocks.cut(values)):  # a key that two blocks share would give both the same noise
         raise ValueError(f"{len(keys)} keys for {len(blocks.cut(values))} blocks")
     whole = 0
-    if isinstance(noise, GaussianNoise) and blocks.length is not None and blocks.length % 2 == 0 and has_kernel(values):
+    if isinstance(noise, GaussianNoise) and blocks.length is not None and has_kernel(blocks, values):
         whole = values.numel() // blocks.length  # the last block may be shorter
         for first in range(0, whole, _TOGETHER):
             some = values[blocks.length * first : blocks.length * min(first + _TOGETHER, whole)].view(-1, blocks.length)
@@ -159,22 +160,25 @@ def on_host(values: Tensor) -> Tensor:
     import torch
 
     values = values.detach()
-    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values) if _on_gpu(values) else values.cpu()
+    if _on_gpu(values):
+        with contextlib.suppress(RuntimeError):  # where memory cannot be pinned, or no more of it
+            return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
+    return values.cpu()
 
 
 def _on_gpu(values: Tensor) -> bool:
     return values.device.type == "cuda"
 
 
-def has_kernel(values: Tensor) -> bool:
-    """Whether a kernel computes the noise's bits where the values lie."""
-    if not _on_gpu(values):
+def has_kernel(blocks: Blocks, values: Tensor) -> bool:
+    """Whether a kernel computes the bits of the blocks' noise where the values lie."""
+    if not _on_gpu(values) or blocks.length is None or blocks.length % 2:
         return False
     try:
         from dpfed.privacy.keystream_kernel import works_on
     except ImportError:  # Triton is absent
         return False
-    return works_on(values.device)
+    return works_on(values.device, blocks.length)
 
 
 def _words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:

@@ -84,10 +84,8 @@ def words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
     Returns:
         ``(keys, count)`` int64.
     """
-    if count % 2 or count >> 33:
-        raise ValueError(
-            f"a stream is cut into pairs of words, of which a counter of 32 bits counts less than 2^32; got {count}"
-        )
+    if count % 2 or count >> 32:
+        raise ValueError(f"a stream is cut into pairs of words, and a counter of 31 bits counts fewer than 2^31; got {count}")
     schedule = torch.from_numpy(_round_keys(keys).view(np.int32))
     schedule = schedule.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else schedule
     out = torch.empty(len(keys), 2 * count, dtype=torch.int32, device=device)
@@ -97,9 +95,14 @@ def words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
 
 
 @functools.cache
-def works_on(device: torch.device) -> bool:
-    """Whether the kernel comes to the host's bits there, on a key that is drawn for this."""
-    keys, count = [secrets.token_bytes(32) for _ in range(3)], 2 * _TILE + 2
+def works_on(device: torch.device, count: int) -> bool:
+    """Whether the kernel comes to the host's bits there, in whole streams of two keys that are drawn for this.
+
+    Args:
+        device: that computes.
+        count: words of each stream. Triton compiles another kernel for some counts, so what is compared is what is used.
+    """
+    keys = [secrets.token_bytes(32) for _ in range(2)]
     try:
         found = words(keys, count, device).cpu()
     except Exception:  # Triton may be absent, or have no compiler, or not know the GPU

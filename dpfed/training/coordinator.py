@@ -268,4 +268,4 @@ class Coordinator:
 
 def _all_finite(tensors: Iterable[Tensor]) -> bool:
     """Of what is not finite, the least or the largest number is not: they take a tenth of the time of asking each number."""
-    return bool(torch.stack([bound for values in tensors for bound in values.aminmax()]).isfinite().all())
+    return bool(torch.stack([bound for values in tensors if values.numel() for bound in values.aminmax()]).isfinite().all())

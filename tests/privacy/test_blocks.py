@@ -1,9 +1,12 @@
 """Long sums in blocks: each number gets its noise exactly once, from a key that no other block's holder has."""
 
 import math
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from dpfed.errors import UserError
 from dpfed.privacy.blocks import LENGTH, SMALL, Blocks, SumNoise, add_to_blocks_, block_length
@@ -38,7 +41,13 @@ def test_a_gpus_way_through_many_blocks_adds_the_same_noise(monkeypatch):
     """Rounded once from float64: the last bit at most, where a library computes rows otherwise than vectors."""
     blocks, clean = Blocks(70_300, 1000), torch.randn(70_300)
     expected = noise_on(clean, blocks, 4)
-    monkeypatch.setattr("dpfed.privacy.blocks.has_kernel", lambda values: True)
+    monkeypatch.setattr("dpfed.privacy.blocks.has_kernel", lambda blocks, values: True)
+
+    def words(keys, count, device):
+        streams = [Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * count)) for key in keys]
+        return torch.frombuffer(bytearray(b"".join(streams)), dtype=torch.int64).view(len(keys), count)
+
+    monkeypatch.setattr("dpfed.privacy.blocks._words", words)
     found = noise_on(clean, blocks, 4)
     torch.testing.assert_close(found, expected, rtol=2.0**-23, atol=0)
     assert (found == expected).float().mean() > 0.99
@@ -126,9 +135,16 @@ def test_the_rounding_of_discrete_noise_has_its_room_in_the_whole_sum():
         SumNoise(DiscreteGaussianNoise(1.0, 1.0), SECRET, Blocks(2**32 + 1, LENGTH), CONTEXT)
 
 
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_two_blocks_never_get_the_noise_of_one_key(on_gpu, monkeypatch):
-    monkeypatch.setattr("dpfed.privacy.blocks._on_gpu", lambda values: on_gpu)
+@pytest.mark.parametrize("works", [False, None])
+def test_a_gpu_whose_kernel_is_wrong_or_absent_gets_the_hosts_bits(works, monkeypatch):
+    expected = noise_on(torch.ones(BLOCKS.size))
+    kernel = None if works is None else SimpleNamespace(works_on=lambda device, count: works)  # None: it cannot be imported
+    monkeypatch.setitem(sys.modules, "dpfed.privacy.keystream_kernel", kernel)
+    monkeypatch.setattr("dpfed.privacy.blocks._on_gpu", lambda values: True)
+    assert torch.equal(noise_on(torch.ones(BLOCKS.size)), expected)
+
+
+def test_two_blocks_never_get_the_noise_of_one_key():
     clean, secret = torch.zeros(3000), SumNoise(GaussianNoise(2.0), SECRET, BLOCKS, CONTEXT)
     with pytest.raises(ValueError, match="1 keys for 3 blocks"):
         add_to_blocks_(BLOCKS, clean, GaussianNoise(2.0), secret.keys(0, 0, 1), "context", 0)

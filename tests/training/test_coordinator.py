@@ -20,6 +20,7 @@ from dpfed.training.releases import Releases
 
 PLAN = PrivacyPlan.of(1000, 64, 4, 0.5, 20, 1.3, 1e-5)  # 16 groups, sensitivity 1, noise 1.3
 SIZE = 200_000
+BAD = (0, math.nan), (SIZE // 2, math.inf), (SIZE - 1, -math.inf)  # places and numbers
 # plain gradient descent with rate 1: the update is minus the noisy gradient
 PLAIN = OptimizerConfig(name="sgd", learning_rate=1.0, momentum=0.0)
 
@@ -223,9 +224,12 @@ def test_a_copy_with_another_plan_has_noise_of_its_own(make):
         zeros(groups=PLAN.groups - 1),
         zeros(sensitivity=2 * PLAN.sensitivity),
         zeros(size=7),
-        BoundedSum(torch.full((SIZE,), float("nan")), PLAN.sensitivity, PLAN.groups),
+        *(
+            BoundedSum(torch.zeros(SIZE).index_fill_(0, torch.tensor(at), bad), PLAN.sensitivity, PLAN.groups)
+            for at, bad in BAD
+        ),
     ],
-    ids=["groups", "sensitivity", "size", "not finite"],
+    ids=["groups", "sensitivity", "size", "nan", "inf", "-inf"],
 )
 def test_a_sum_that_the_plan_does_not_describe_is_refused_and_not_paid(make, wrong):
     model, coordinator, ledger = make()

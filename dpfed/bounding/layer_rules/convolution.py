@@ -19,7 +19,7 @@ from dpfed.bounding.layer_rules.term import Materialised, OuterProducts, Target,
 if TYPE_CHECKING:
     from dpfed.bounding.layer_rules.recorder import Recorder
 
-# With fewer, a GPU's kernel would read the output's gradients once for each entry of the convolution's: patches are copied.
+# With fewer channels, a GPU's kernel would read the output's gradients for each entry of a kernel: patches are copied.
 _FEW_CHANNELS = 16
 
 

@@ -19,11 +19,11 @@ from dpfed.models.building import build_model
 from dpfed.models.contract import embeddings_of
 from dpfed.objectives.infonce import group_loss
 from tests.bounding.engines.cancelling import MODELS
-from tests.bounding.kernels.tape import KERNELS
 from tests.host_waits import META, Asked, NoKernel, host_waits  # noqa: F401
 from tests.sparing import sparing
 
 pytest.importorskip("triton")
+from tests.bounding.kernels.tape import KERNELS  # noqa: E402
 
 KINDS = {
     "cnn": MODELS["cnn"],

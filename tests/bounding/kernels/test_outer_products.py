@@ -141,3 +141,10 @@ def test_layers_in_bf16_have_their_own_gradients(name):
     for index, part in enumerate(parts):
         expected = sum(factor * gradient[index] for factor, gradient in zip(factors, gradients, strict=False))
         assert (part - expected).norm() <= 2e-2 * expected.norm()
+
+
+def test_rows_at_their_places_have_torchs_gradients():
+    grouping = Grouping([3, 0, 6, 1], torch.device("cpu"), torch.float64, places=8, slots=6, records=14, batched=True)
+    rows, slopes = torch.randn(14, 2, requires_grad=True), torch.randn(8, 6, 2)
+    expected = torch.autograd.grad(torch.cat([rows, rows.new_zeros(1, 2)])[grouping.slots], rows, slopes)
+    assert torch.equal(torch.autograd.grad(grouping.by_place(rows), rows, slopes)[0], expected[0])
