@@ -11,7 +11,8 @@ def sparing(values: Iterable[Any], *kept: Any) -> list[Any]:
     """The values as parameters of a test, all but the kept ones marked as slow."""
     values = list(values)
     assert set(kept) <= set(values), "what is kept must be among the values"
-    return [value if value in kept else pytest.param(*_parts(value), marks=pytest.mark.slow) for value in values]
+    parts = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
+    return [value if value in kept else pytest.param(*own, marks=pytest.mark.slow) for value, own in parts]
 
 
 def halved(*axes: Iterable[Any]) -> list[Any]:
@@ -19,7 +20,3 @@ def halved(*axes: Iterable[Any]) -> list[Any]:
     numbered = itertools.product(*(enumerate(axis) for axis in axes))
     cases = [(sum(number for number, _ in case), tuple(value for _, value in case)) for case in numbered]
     return [pytest.param(*values, marks=[pytest.mark.slow] * (places % 2)) for places, values in cases]
-
-
-def _parts(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)

@@ -62,11 +62,8 @@ def write_synthetic(path: Path, records: int, held_out: int = 1000) -> int:
 
 def _batch(first: int, length: int, schema: pa.Schema) -> pa.RecordBatch:
     digits = np.char.zfill(np.arange(first, first + length).astype("S9"), 9)
-    names = pa.StringArray.from_buffers(length, _every(length, 9), pa.py_buffer(digits.tobytes()))
+    ends = pa.py_buffer(np.arange(0, (length + 1) * 9, 9, dtype=np.int32).tobytes())
+    names = pa.StringArray.from_buffers(length, ends, pa.py_buffer(digits.tobytes()))
     captions = pa.ListArray.from_arrays(pa.array(np.arange(length + 1, dtype=np.int32)), names)
     images = pa.FixedSizeBinaryArray.from_buffers(pa.binary(3), length, [None, pa.py_buffer(bytes(3 * length))])
     return pa.record_batch([names, images, captions], schema=schema)
-
-
-def _every(length: int, size: int) -> pa.Buffer:
-    return pa.py_buffer(np.arange(0, (length + 1) * size, size, dtype=np.int32).tobytes())

@@ -151,14 +151,6 @@ def _no_checkpoints(run):
     return [], "attack-weights"
 
 
-def _too_few(run):
-    return ["--records", 50], "at least 200 non-members"
-
-
-def _no_such_store(run):
-    return ["--non-members", run.path / "nothing"], "nothing"
-
-
 def _records_are_gone(run):
     config = run.path / "config.toml"
     config.write_text(config.read_text().replace('/shapes"', '/moved"'))
@@ -166,7 +158,15 @@ def _records_are_gone(run):
 
 
 @pytest.mark.parametrize(
-    "damage", [_unfinished, _federated, _no_checkpoints, _too_few, _no_such_store, _records_are_gone], ids=lambda f: f.__name__
+    "damage",
+    [
+        _unfinished,
+        _federated,
+        _no_checkpoints,
+        lambda run: (["--records", 50], "at least 200 non-members"),
+        lambda run: (["--non-members", run.path / "nothing"], "nothing"),
+        _records_are_gone,
+    ],
 )
 def test_what_cannot_be_audited_is_refused_in_one_sentence(run, damage, monkeypatch, capsys):
     arguments, expected = damage(run)

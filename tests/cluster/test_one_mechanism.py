@@ -55,10 +55,6 @@ def configuration(shapes, plan):
     )
 
 
-def state_of(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
 def watch(rank, config, folder, how):
     """Carries out a run, and writes down what this process held and computed in each step."""
     seen = {"held": [], "own": [], "groups": [], "total": [], "before": [], "after": []}
@@ -66,7 +62,7 @@ def watch(rank, config, folder, how):
 
     def watched_sum(self, step):
         own = bounded_sum(self, step)
-        seen["held"].append(state_of(self._model))
+        seen["held"].append({name: value.clone() for name, value in self._model.state_dict().items()})
         seen["own"].append(own.values.clone())
         seen["groups"].append(own.groups)
         return own

@@ -47,7 +47,7 @@ def test_any_accident_to_a_book(effort, which, store, tmp_path) -> None:
     def check(bytes_: bytes, how: str | None, shelved: bool) -> None:
         for place in (budget, *known.glob("*.jsonl")):
             shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink(missing_ok=True)
-        copies = [budget, known / f"{_id(sound)}.jsonl"]
+        copies = [budget, known / f"{json.loads(sound.splitlines()[0])['id']}.jsonl"]
         for copy in copies:
             copy.write_bytes(sound)
         for copy in copies if which == "both copies" else [copies[shelved]]:
@@ -66,10 +66,6 @@ def test_any_accident_to_a_book(effort, which, store, tmp_path) -> None:
                 assert {f"{number:016x}" for number in (0, 1)} <= outcomes[1][0].accounts.keys()
 
     effort.tries(30, check, damaged(sound), st.sampled_from([None, None, None, *REPLACEMENTS]), st.booleans())
-
-
-def _id(budget: bytes) -> str:
-    return str(json.loads(budget.splitlines()[0])["id"])
 
 
 _EPSILONS = st.one_of(st.sampled_from([0.01, 0.5, 3.0, 20.0, "1e-6", "8"]), NUMBERS)

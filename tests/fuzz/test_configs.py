@@ -24,11 +24,7 @@ TEXT = {path: path.read_text(encoding="utf-8") for path in CONFIGS if path.paren
 
 def understood(config: Config) -> None:
     """A configuration that was taken says what it means: written down and read again, it is the same."""
-    assert parse_config_of(config.dump()) == config
-
-
-def parse_config_of(text: str) -> Config:
-    return parse_config(tomllib.loads(text))
+    assert parse_config(tomllib.loads(config.dump())) == config
 
 
 @efforts

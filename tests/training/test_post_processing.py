@@ -83,7 +83,8 @@ def test_a_run_with_other_processors_resumes_to_the_same_bits_and_measures_what_
     run = resume(tmp_path / "again")
     assert all(torch.equal(value, weights_of(run)[name]) for name, value in weights_of(whole).items())
     measured = {(one.name, one.model): one.value for one in evaluate_run(run.path) if one.step in (0, 6)}
-    noted = {(one["name"], one["model"]): one["value"] for one in _figures(whole) if one["step"] in (0, 6)}
+    figures = json.loads(whole.results.read_text())["evaluations"]
+    noted = {(one["name"], one["model"]): one["value"] for one in figures if one["step"] in (0, 6)}
     assert measured == pytest.approx(noted)
 
 
@@ -109,10 +110,6 @@ def test_every_measurement_is_of_the_served_weights_and_so_is_the_published_mode
     served = zip(vector.names, vector.split(made[0].served(None)), strict=True)
     assert all(torch.equal(published[name], part) for name, part in served)
     assert not torch.equal(made[0].served(None), made[0].weights[-1])
-
-
-def _figures(run):
-    return json.loads(run.results.read_text())["evaluations"]
 
 
 def test_a_filtered_gradient_moves_the_weights_and_no_processor_changes_what_is_released(tiny, tmp_path, monkeypatch):
