@@ -147,7 +147,7 @@ def gpu() -> str:
     for model, private, plain in _steps(kept["figures"]):
         figures = f"{private['ms']:.0f}", f"{private['records_per_second']:,.0f}", f"{plain['ms']:.0f}"
         lines.append(f"| {model} | {' | '.join(figures)} | {private['ms'] / plain['ms']:.2f} | {private['peak_gib']:.0f} |")
-    said = "bf16, groups of 16; two views of a pair, three of an image. Plain: channels last, in a CUDA graph."
+    said = "bf16, groups of 16; three views of an image, or an image and its text. Plain: channels last, in a CUDA graph."
     return "\n".join([*lines, "", f"{said} {kept['hardware']}. Commit {kept['commit'][:7]}."])
 
 

@@ -20,7 +20,6 @@ from dpfed.privacy.noise import GaussianNoise, KeyedNoise, Noise, digest_of
 from dpfed.privacy.randomness import Randomness
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused without it
-    import torch
     from torch import Tensor
 
 SMALL = 1 << 19  # numbers of a sum that is one block: one process makes it noisy in the time of a few messages
@@ -146,11 +145,13 @@ def add_to_blocks_(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[
         raise ValueError(f"{len(keys)} keys for {len(blocks.cut(values))} blocks")
     whole = 0
     if isinstance(noise, GaussianNoise) and blocks.length is not None and has_kernel(blocks, values):
+        from dpfed.privacy.keystream_kernel import words
+
         whole = values.numel() // blocks.length  # the last block may be shorter
         for first in range(0, whole, _TOGETHER):
             some = values[blocks.length * first : blocks.length * min(first + _TOGETHER, whole)].view(-1, blocks.length)
             own = [Randomness(key).stream_key(PURPOSE, step, 0, context) for key in keys[first : first + len(some)]]
-            noise.add_together_(some, _words(own, blocks.length, values.device))
+            noise.add_together_(some, words(own, blocks.length, values.device))
     rest, others = blocks.cut(values)[whole:], keys[whole:]
     _beside(lambda block, key: noise.add_(block, Randomness(key), PURPOSE, step, 0, context), rest, others)
 
@@ -179,13 +180,6 @@ def has_kernel(blocks: Blocks, values: Tensor) -> bool:
     except ImportError:  # Triton is absent
         return False
     return works_on(values.device, blocks.length)
-
-
-def _words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
-    """``(keys, count)`` int64 bits of the streams of some keys, on a GPU."""
-    from dpfed.privacy.keystream_kernel import words
-
-    return words(keys, count, device)
 
 
 def _beside(work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import secrets
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ import triton
 import triton.language as tl
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
+
+from dpfed.errors import Notice
 
 _ROUNDS = 14
 _TILE = 256  # blocks of 16 bytes that a program computes
@@ -96,19 +99,24 @@ def words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
 
 @functools.cache
 def works_on(device: torch.device, count: int) -> bool:
-    """Whether the kernel comes to the host's bits there, in whole streams of two keys that are drawn for this.
+    """Whether the kernel comes to the host's bits there, in whole streams of two fresh keys; a note says if not.
 
     Args:
         device: that computes.
         count: words of each stream. Triton compiles another kernel for some counts, so what is compared is what is used.
     """
     keys = [secrets.token_bytes(32) for _ in range(2)]
-    try:
-        found = words(keys, count, device).cpu()
-    except Exception:  # Triton may be absent, or have no compiler, or not know the GPU
-        return False
     expected = [Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * count)) for key in keys]
-    return found.numpy().tobytes() == b"".join(expected)
+    try:
+        if words(keys, count, device).cpu().numpy().tobytes() == b"".join(expected):
+            return True
+        reason = "it comes to other bits than the host"
+    except Exception as error:  # Triton may have no compiler, or not know the GPU
+        reason = str(error).partition("\n")[0] or type(error).__name__
+    warnings.warn(
+        f"the host computes the bits of the noise: the kernel does not work on this GPU ({reason}).", Notice, stacklevel=2
+    )
+    return False
 
 
 @functools.cache
