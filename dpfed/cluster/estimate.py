@@ -19,6 +19,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.samplers import PoissonSampler
 
 _BYTES_DOWN = 4  # of a parameter: float32
+_SET_ASIDE = 0.15  # of the seconds in which a drawn record is grouped: to see that its group is another worker's
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
     """Of a step, by part."""
     records, millions = largest_shard(_records(plan) / workers, workers), parameters / 1e6
     gradients, decoding = records / machines.throughput, records * machines.decoding
-    grouped = _records(plan) if _divides_groups(plan) else records
+    grouped = records + (_SET_ASIDE * (_records(plan) - records) if _divides_groups(plan) else 0.0)
     sampling = _drawing(plan, machines, workers) + machines.drawn * grouped / 1e6
     waiting = max(0.0, decoding - gradients) if machines.ahead else decoding
     size = (_bytes_up(plan) + _BYTES_DOWN) * parameters

@@ -70,10 +70,20 @@ def test_shares_of_it_are_added_up_as_whole_numbers(discrete, tmp_path, trust, d
     assert all(np.array_equal(a, b) for a, b in zip(travelled, sent, strict=True)) == (trust == "distributed")
     error = (total.values.double() - lab.clean(0, arrived).numbers()).square().mean().item() / lab.plan.noise_std**2
     assert error == pytest.approx(len(arrived) / lab.terms.trust_model.honest, rel=6 * (2 / total.values.numel()) ** 0.5)
-    assert total.noise_std >= lab.plan.noise_std
+    assert total.noise_std >= lab.plan.noise.multiplier * lab.plan.sensitivity
     ledger = Ledger.create(tmp_path / "coordinator.jsonl", lab.plan)
     noisy = lab.parts.coordinator(Randomness.from_seed(9), ledger)._release(0, total)
     assert torch.equal(noisy, expected)  # nobody adds noise a second time
+
+
+def test_shares_are_enough_where_one_partys_noise_would_be_a_little_more(discrete, tmp_path):
+    """Each grid rounds the deviation up, by another amount: with this multiplier, one party's more than three parties'."""
+    multiplier = discrete["privacy"]["noise_multiplier"] = 2.4
+    lab = Lab(discrete, tmp_path, trust="distributed", drops=0, colluders=0)
+    total = lab.server.collect(0)
+    promised = multiplier * lab.plan.sensitivity
+    assert promised <= total.noise_std < lab.plan.noise_std * (1 - 1e-9) < promised * (1 + 5e-9)
+    lab.parts.coordinator(Randomness.from_seed(9), Ledger.create(tmp_path / "coordinator.jsonl", lab.plan)).apply(0, total)
 
 
 @pytest.mark.parametrize("trust", ["distributed", "secure"])
