@@ -18,7 +18,7 @@ from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.samplers import PoissonSampler
 
-_FLOAT_BYTES = 4
+_PARAMETER_BYTES, _SUM_BYTES = 4, 8  # of a number that goes to the workers, and of one that comes back
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
         gpus=gpus,
         largest_shard=largest_shard(_records(plan) / workers, workers),
         **step,
-        bytes_per_step=0 if workers == 1 else 2 * _FLOAT_BYTES * parameters,
+        bytes_per_step=0 if workers == 1 else (_PARAMETER_BYTES + _SUM_BYTES) * parameters,
         hours=hours,
         dollars=hours * gpus * machines.price,
         efficiency=sum(alone.values()) / (workers * sum(step.values())),
@@ -169,15 +169,15 @@ def largest_shard(mean: float, workers: int) -> float:
 
 
 def transport_seconds(size: int, workers: int, bandwidth: float, latency: float) -> float:
-    """Reduce, then broadcast, along a ring in pieces: ``2 ((W - 1) latency + size / bandwidth)``; nothing for one worker.
+    """Reduce, then broadcast, along a ring in pieces: ``2 (W - 1) latency + size / bandwidth``; nothing for one worker.
 
     Args:
-        size: bytes of the vector, the same both ways.
+        size: bytes of the sum and of the parameters together.
         workers: W, hence W - 1 hops, each of which delays the first piece.
         bandwidth: bytes per second over the slowest link, which every piece crosses once.
         latency: seconds per hop.
     """
-    return 0.0 if workers == 1 else 2 * ((workers - 1) * latency + size / bandwidth)
+    return 0.0 if workers == 1 else 2 * (workers - 1) * latency + size / bandwidth
 
 
 def bottleneck(one: Estimate) -> str:
@@ -200,7 +200,7 @@ def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
     gradients, decoding = records / machines.throughput, records * machines.decoding
     sampling = _drawing(plan, machines, workers) + machines.drawn * records / 1e6
     waiting = max(0.0, decoding - gradients) if machines.ahead else decoding
-    transport = transport_seconds(_FLOAT_BYTES * parameters, workers, machines.bandwidth, machines.latency)
+    transport = transport_seconds((_PARAMETER_BYTES + _SUM_BYTES) * parameters, workers, machines.bandwidth, machines.latency)
     meanwhile = sampling + waiting + records * machines.views + gradients + transport
     books = max(0.0, machines.bookkeeping * millions - meanwhile)
     return {
@@ -217,7 +217,8 @@ def _drawing(plan: PrivacyPlan, machines: Machines, workers: int) -> float:
     """Seconds of a step in which a worker finds out who takes part: a block's are shared out over its steps."""
     if not isinstance(plan.mechanism.sampler, PoissonSampler):
         return 0.0
-    millions, block = plan.sampling.records / workers / 1e6, plan.mechanism.sampler.block
+    # Workers that divide a step's groups each draw all records; where every record makes a group, each draws its own.
+    millions, block = plan.sampling.records / (workers if plan.bounding.method.alone else 1) / 1e6, plan.mechanism.sampler.block
     # Keys' figure is of a block in which each record is drawn once: its first gap, and one for each draw.
     once = 0.5 * (1 + plan.sampling.rate * block)
     return machines.keys * millions * once * math.ceil(plan.steps / block) / plan.steps
