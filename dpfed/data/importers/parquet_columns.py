@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -231,7 +232,7 @@ def _classes_of(
     """
     lists = list(dict.fromkeys(metadata[file.path][name] for file in files if name in metadata[file.path]))
     agreed = lists[0] if len(lists) == 1 else None
-    cells: dict[Path, set[object]] = {}
+    cells: dict[Path, Counter[object]] = {}
     written: dict[Path, tuple[tuple[str, ...] | None, bool]] = {}
     for file in files:
         type = file.type(name)
@@ -250,7 +251,7 @@ def _classes_of(
         numbers = {one: number for number, one in enumerate(named)}
     else:
         numbers, named = number_classes(met)
-    notice = without_class(name, (cell for own in cells.values() for cell in own))
+    notice = without_class(name, sum(cells.values(), Counter()))
     return {path: Classes(*own, numbers) for path, own in written.items()}, named, notice
 
 
@@ -276,10 +277,11 @@ def _class_labels(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
         return {}
 
 
-def _distinct(file: Path, name: str) -> set[object]:
-    found: set[object] = set()
+def _distinct(file: Path, name: str) -> Counter[object]:
+    found: Counter[object] = Counter()
     for batch in pq.ParquetFile(file).iter_batches(columns=[name]):
-        found.update(pc.unique(batch.column(0)).to_pylist())
+        for entry in batch.column(0).value_counts():
+            found[entry["values"].as_py()] += entry["counts"].as_py()
     return found
 
 

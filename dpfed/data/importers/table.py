@@ -76,13 +76,13 @@ class _Tables:
         rows: by path below the folder of all tables, or absolute.
         columns: of each table.
         nameless: rows that name no file.
-        classes: as the tables write them.
+        classes: as the tables write them, and in how many rows.
     """
 
     rows: dict[str, _Row] = field(default_factory=dict)
     columns: list[_Columns] = field(default_factory=list)
     nameless: list[Unreadable] = field(default_factory=list)
-    classes: set[str] = field(default_factory=set)
+    classes: Counter[str] = field(default_factory=Counter)
 
 
 class TableImporter(Importer):
@@ -263,7 +263,8 @@ def _add(
     split = SPLIT_NAMES[given]
     if of_table is not None and split != of_table:
         raise UserError(f"{where}: {columns.split} says {split}, the table's name {of_table}; correct one. [table-conflict]")
-    tables.classes.add(written := _cell(cells, columns.label))
+    written = _cell(cells, columns.label)
+    tables.classes[written] += 1
     if isinstance(cells.get(columns.label or ""), list):
         raise UserError(f"{where}: {columns.label} is a list, not one number or text; rename it to leave it out. [table-label]")
     label, unit = class_of(written), unit_of(_cell(cells, columns.unit))

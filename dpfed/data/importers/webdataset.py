@@ -92,7 +92,7 @@ class _Survey:
 
     samples: int = 0
     captioned: bool = False
-    classes: set[str] = field(default_factory=set)
+    classes: Counter[str] = field(default_factory=Counter)
     unit_keys: set[str] = field(default_factory=set)
     damaged: list[str] = field(default_factory=list)
     unused: Counter[str] = field(default_factory=Counter)
@@ -200,7 +200,7 @@ def _survey(shard: Path, split: str, survey: _Survey) -> None:
             survey.samples += 1
             survey.unused.update(kind for kind in sample.unused if kind.removeprefix(".") not in _IMAGES)
             survey.captioned |= bool(sample.captions)
-            survey.classes.add(sample.label)
+            survey.classes[sample.label] += 1
             folder = sample.key.rpartition("/")[0]
             if folder != last and (spoken := split_of(Path(folder))):
                 survey.folders.setdefault(spoken, f"{shard.name}: {folder}")
