@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
-from dpfed.data.importers.folder_splits import class_numbers, place, refuse_masks
+from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, refuse_masks
 from dpfed.data.importers.listing import Listing, list_files, suffix
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source
 from dpfed.data.importers.splits import holds, refuse_outside, split_of
@@ -75,6 +75,7 @@ class FolderImporter(Importer):
             passed_over=listing.passed_over,
             advice=advice,
             doubtful=bool(advice),
+            notice=merged_splits(placed),
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpfed.data.importers.splits import is_part, split_of, words_of
+from dpfed.data.importers.splits import is_part, merged, split_of, words_of
 from dpfed.data.limits import whole_number
 from dpfed.errors import UserError
 
@@ -28,11 +28,13 @@ class Placed:
         file: where it is.
         split: that it belongs to.
         label: its class, the name of a folder; ``None``: it has none.
+        said: the folder whose name is that of the split; ``None``: no folder's is.
     """
 
     file: Path
     split: str
     label: str | None
+    said: str | None = None
 
 
 def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level: int | None = None) -> list[Placed]:
@@ -72,7 +74,9 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
             )
         return _below_splits(files, inner, first)
     if all(len(splits) == 2 and splits[1] and not splits[0] for splits in spoken):
-        return [Placed(file, str(splits[1]), parts[0]) for file, parts, splits in zip(files, inner, spoken, strict=True)]
+        return [
+            Placed(file, str(splits[1]), parts[0], parts[1]) for file, parts, splits in zip(files, inner, spoken, strict=True)
+        ]
     depth = next(at for splits in spoken for at, split in enumerate(splits) if split and at)
     unclear = next(file for file, splits in zip(files, spoken, strict=True) if not splits[0])
     raise UserError(
@@ -108,6 +112,11 @@ def class_numbers(placed: Sequence[Placed]) -> tuple[dict[str, list[str]], Calla
     return {"label": names} if names else {}, labels
 
 
+def merged_splits(placed: Sequence[Placed]) -> str:
+    """A sentence about folders that count as one split though they may be several; see `dpfed.data.importers.splits.merged`."""
+    return merged({(one.split, one.said) for one in placed if one.said is not None}, "folders")
+
+
 def refuse_masks(root: Path, files: Sequence[Path]) -> None:
     """Refuses images beside their masks: half of the records would be no photographs.
 
@@ -141,8 +150,11 @@ def _at_level(root: Path, files: Sequence[Path], folders: Sequence[tuple[str, ..
             raise UserError(f"{file}: folder {level} below {root} is missing or no split; correct --splits. [folder-no-split]")
     rest = [parts[: level - 1] + parts[level:] for parts in folders]
     outer = _shared(rest)
-    splits = (str(_spoken(parts[level - 1])) for parts in folders)
-    return [Placed(file, split, _first(parts[outer:])) for file, parts, split in zip(files, rest, splits, strict=True)]
+    said = [parts[level - 1] for parts in folders]
+    return [
+        Placed(file, str(_spoken(name)), _first(parts[outer:]), name)
+        for file, parts, name in zip(files, rest, said, strict=True)
+    ]
 
 
 def _below_splits(files: Sequence[Path], inner: Sequence[tuple[str, ...]], splits: Sequence[str]) -> list[Placed]:
@@ -153,7 +165,11 @@ def _below_splits(files: Sequence[Path], inner: Sequence[tuple[str, ...]], split
     again = {top: len(names) == 1 and _spoken(next(iter(names)) or "") == _spoken(top) for top, names in below.items()}
     rest = [parts[1 + again[parts[0]] :] for parts in inner]
     outer = _shared(rest)
-    return [Placed(file, split, _first(parts[outer:])) for file, parts, split in zip(files, rest, splits, strict=True)]
+    said = [parts[0] for parts in inner]
+    return [
+        Placed(file, split, _first(parts[outer:]), name)
+        for file, parts, split, name in zip(files, rest, splits, said, strict=True)
+    ]
 
 
 def _shared(folders: Sequence[tuple[str, ...]], stop_at_splits: bool = False) -> int:

@@ -15,7 +15,17 @@ from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.parquet_columns import TEXT_FIELDS, Columns, settle
-from dpfed.data.importers.source import SPLIT_NAMES, FileRecord, Importer, Item, Source, Unreadable, captions_in, unit_of
+from dpfed.data.importers.source import (
+    SPLIT_NAMES,
+    FileRecord,
+    Importer,
+    Item,
+    Source,
+    Unreadable,
+    captions_in,
+    spaced,
+    unit_of,
+)
 from dpfed.data.importers.splits import holds, split_files
 from dpfed.data.store.record import RecordInput
 from dpfed.errors import UserError, nearest
@@ -75,7 +85,7 @@ class ParquetImporter(Importer):
             named=first.id is not None,
             unread=[*unread, *settled.unread],
             passed_over=found.passed_over,
-            notice=settled.notice,
+            notice=spaced(settled.notice, found.notice),
         )
 
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dpfed.data.importers.classes import class_of, number_classes, without_class
-from dpfed.data.importers.source import CONTENT, Unreadable, known_columns, plain, unit_column
+from dpfed.data.importers.source import CONTENT, Unreadable, known_columns, plain, spaced, unit_column
 from dpfed.errors import UserError
 
 TEXT_FIELDS = ("raw", "text", "caption")  # of a struct, the first that holds something
@@ -215,7 +214,7 @@ def _labels(files: Sequence[_File], names: Sequence[str], settled: Settled) -> d
             raise UserError(f"the column {other!r} is called {name!r} in {having[0].path}; use one name. [parquet-names]")
         found[name], settled.label_names[name], notice = _classes_of(name, having, metadata)
         notices.append(notice)
-    settled.notice = " ".join(filter(None, notices))
+    settled.notice = spaced(*notices)
     return found
 
 

@@ -150,6 +150,11 @@ class Importer(ABC):
         """
 
 
+def spaced(*sentences: str) -> str:
+    """Sentences in one line, but those that are empty."""
+    return " ".join(filter(None, sentences))
+
+
 def captions_in(text: str) -> list[str]:
     """The captions that a text holds: itself, or those of a list that was written as text, as pandas and JSON write one."""
     if text.startswith("[") and text.endswith("]") and len(text) < _LONGEST_LIST:

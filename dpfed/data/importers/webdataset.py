@@ -17,7 +17,7 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.archives import DamagedArchive, members, name_of
 from dpfed.data.importers.classes import class_of, number_classes, without_class
 from dpfed.data.importers.listing import harmless, suffix
-from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Source, Unreadable, unit_of
+from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Source, Unreadable, spaced, unit_of
 from dpfed.data.importers.splits import holds, is_part, split_files, split_of
 from dpfed.data.store.record import RecordInput
 from dpfed.errors import UserError
@@ -159,7 +159,7 @@ class WebDatasetImporter(Importer):
             unused=tuple(survey.unused),
             unread=[*found.unread(lambda file: _OF_TOOLS.fullmatch(file.name) is not None), *survey.unread],
             passed_over=survey.passed_over + Counter(found.passed_over),
-            notice=without_class("label", survey.classes),
+            notice=spaced(without_class("label", survey.classes), found.notice),
         )
 
 

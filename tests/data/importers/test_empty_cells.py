@@ -87,9 +87,7 @@ def test_a_word_that_is_no_class_is_no_caption_either(tmp_path: Path, pictures, 
 
 def test_a_missing_cell_is_no_word() -> None:
     assert without_class("label", {None: 3, NAN: 2, "": 1, "cat": 9}) == ""
-    assert without_class("label", {-1: 2, "-1": 1}) == (
-        "label: '-1' (3) count as no class; rename such a class if it is one."
-    )
+    assert without_class("label", {-1: 2, "-1": 1}) == ("label: '-1' (3) count as no class; rename such a class if it is one.")
 
 
 def test_a_unit_of_such_a_name_stays_one_unit_and_is_named(tmp_path: Path, pictures) -> None:
