@@ -56,6 +56,7 @@ class Columns:
         labels: by column.
         id: the column of the records' names; ``None``: they are named by what they hold.
         split: the column of splits; ``None``: they are the files'.
+        given: cells that are the same in all rows and stand in the names of folders.
     """
 
     image: str
@@ -64,10 +65,15 @@ class Columns:
     labels: dict[str, Classes]
     id: str | None
     split: str | None = None
+    given: dict[str, str | None] = field(default_factory=dict)
 
-    def used(self) -> list[str]:
+    def all(self) -> list[str]:
         """All of them."""
         return list(dict.fromkeys([self.image, *self.captions, *filter(None, (self.unit, self.id, self.split)), *self.labels]))
+
+    def used(self) -> list[str]:
+        """Those that the file itself holds."""
+        return [name for name in self.all() if name not in self.given]
 
 
 @dataclass
@@ -96,25 +102,33 @@ class Settled:
 @dataclass(frozen=True)
 class _File:
     path: Path
-    schema: pa.Schema
+    schema: pa.Schema  # with the columns that folders give
+    given: dict[str, str | None]
+
+    @classmethod
+    def of(cls, path: Path, schema: pa.Schema, given: dict[str, str | None]) -> _File:
+        added = {name: cell for name, cell in given.items() if name not in schema.names}
+        for name in added:
+            schema = schema.append(pa.field(name, pa.string()))
+        return cls(path, schema, added)
 
     def type(self, name: str) -> pa.DataType | None:
         """Of the first column of a name; ``None``: there is none."""
         return _bare(self.schema.types[self.schema.names.index(name)]) if name in self.schema.names else None
 
 
-def settle(files: Sequence[tuple[Path, pa.Schema]], id: str | None, one_split: bool = False) -> Settled:
+def settle(files: Sequence[tuple[Path, pa.Schema, dict[str, str | None]]], id: str | None, one_split: bool = False) -> Settled:
     """Settles which columns of some files hold what.
 
     Args:
-        files: one data set.
+        files: one data set: each with its schema, and the cells that folders give to all of its rows.
         id: the column of the records' names, or ``"content"``; ``None``: as the schemas say.
         one_split: the files' names do not tell splits apart, so a column ``split`` does.
 
     Raises:
         UserError: when two files disagree, or a file has no images.
     """
-    given = [_File(path, schema) for path, schema in files]
+    given = [_File.of(*file) for file in files]
     names = list(dict.fromkeys(name for file in given for name in file.schema.names))
     settled = Settled()
     image = _image_column(given, names)
@@ -132,8 +146,8 @@ def settle(files: Sequence[tuple[Path, pa.Schema]], id: str | None, one_split: b
         if missing:
             raise UserError(f"{file.path} lacks the column {missing[0]!r} that others have; all must have it. [parquet-column]")
         classes = {name: by_file[file.path] for name, by_file in labels.items() if file.path in by_file}
-        settled.columns.append(Columns(image, own, unit, classes, named, split))
-    used = {name for columns in settled.columns for name in columns.used()}
+        settled.columns.append(Columns(image, own, unit, classes, named, split, file.given))
+    used = {name for columns in settled.columns for name in columns.all()}
     for file in given:
         if twice := next((name for name in file.schema.names if file.schema.names.count(name) > 1 and name in used), None):
             raise UserError(f"{file.path} has several columns {twice!r}; rename those that are not meant. [parquet-twice]")
@@ -190,7 +204,7 @@ def _id_column(files: Sequence[_File], id: str | None) -> str | None:
 
 
 def _names_records(file: _File, name: str) -> bool:
-    if file.schema.names.count(name) != 1:
+    if file.schema.names.count(name) != 1 or name in file.given:
         return False
     type = file.type(name)
     return pa.types.is_integer(type) or _is_text(type)
@@ -243,7 +257,7 @@ def _classes_of(
             )
         written[file.path] = own, numeric
         if own is None or not numeric:
-            cells[file.path] = _distinct(file.path, name)
+            cells[file.path] = _distinct(file, name)
     met = [found for path, own in cells.items() for cell in own if (found := _named(cell, *written[path])) is not None]
     if lists:
         named = list(dict.fromkeys([*(one for names in lists for one in names), *sorted(met)]))
@@ -276,9 +290,13 @@ def _class_labels(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
         return {}
 
 
-def _distinct(file: Path, name: str) -> Counter[object]:
+def _distinct(file: _File, name: str) -> Counter[object]:
     found: Counter[object] = Counter()
-    for batch in pq.ParquetFile(file).iter_batches(columns=[name]):
+    content = pq.ParquetFile(file.path)
+    if name in file.given:
+        found[file.given[name]] = content.metadata.num_rows
+        return found
+    for batch in content.iter_batches(columns=[name]):
         for entry in batch.column(0).value_counts():
             found[entry["values"].as_py()] += entry["counts"].as_py()
     return found

@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import Listing, list_files, suffix
-from dpfed.data.importers.source import SPLIT_NAMES, Unreadable
+from dpfed.data.importers.source import SPLIT_NAMES, Unreadable, plain
 from dpfed.data.reasons import OUTSIDE
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError
@@ -19,6 +20,7 @@ _PART = re.compile(r"(?:(?:part|shard|chunk|batch|subset|group|folder|fold)[-_. 
 _HASH = re.compile(r"[-_.](?=[a-f]*\d)[0-9a-f]{8,}(-[0-9a-f]{4,})*")  # in names of Parquet files
 _SAY_SPLIT = frozenset({*SPLIT_NAMES, "set", "data", "dataset", "image", "images", "img", "imgs", "split", "folder", "of"})
 _MOST_NAMED = 6
+_HIVE_EMPTY = "__HIVE_DEFAULT_PARTITION__"
 _JOINED = re.compile(f"({'|'.join(SPLIT_NAMES)})(?:set|data|images?|imgs?|split|folder)")
 
 
@@ -123,7 +125,10 @@ def split_of(file: Path) -> str | None:
 def spoken_part(file: Path) -> tuple[str, str] | None:
     """The same split, with the name that speaks of it."""
     for part in reversed(file.parts):
-        named = {SPLIT_NAMES[word] for word in words_of(part) if word in SPLIT_NAMES}
+        key, _, value = part.rpartition("=")
+        if key and plain(key) != "split":
+            continue  # label=train, as Spark and Hive call a folder, is a class
+        named = {SPLIT_NAMES[word] for word in words_of(value) if word in SPLIT_NAMES}
         if len(named) == 1:
             return named.pop(), part
     return None
@@ -168,6 +173,17 @@ def is_part(folder: str) -> bool:
     return _PART.fullmatch(folder) is not None
 
 
+def cells_of_folders(file: Path) -> dict[str, str | None]:
+    """The cells that folders above a file give to all of its rows: ``label=cat``, as Spark and Hive write one.
+
+    Args:
+        file: below the source.
+    """
+    pairs = (part.partition("=") for part in file.parts[:-1])
+    return {key: None if value == _HIVE_EMPTY else unquote(value) for key, equals, value in pairs if key and equals}
+
+
 def _configuration(file: Path) -> str:
-    folders = (part for part in file.parts[:-1] if part != "data" and not is_part(part) and not split_of(Path(part)))
+    own = (part for part in file.parts[:-1] if part != "data" and "=" not in part)
+    folders = (part for part in own if not is_part(part) and not split_of(Path(part)))
     return "/".join(folders) or "."
