@@ -16,7 +16,8 @@ from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.archives import DamagedArchive, members, name_of
 from dpfed.data.importers.classes import class_of, number_classes, without_class
-from dpfed.data.importers.listing import harmless, suffix
+from dpfed.data.importers.listing import suffix
+from dpfed.data.importers.side_files import side_file
 from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Source, Unreadable, spaced, unit_of
 from dpfed.data.importers.splits import holds, is_part, split_files, split_of
 from dpfed.data.store.record import RecordInput
@@ -25,7 +26,6 @@ from dpfed.errors import UserError
 _NAME = re.compile(r"(?:\./)?((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)  # key, and all after the first dot of the file name
 _IMAGES = frozenset(extension.removeprefix(".") for extension in EXTENSIONS)
 _TEXTS = frozenset({"txt", "json", "cls"})
-_OF_TOOLS = re.compile(r"\d+(\.parquet|_stats\.json)")  # img2dataset writes figures about each archive beside it
 _CAPTION_KEYS = ("caption", "captions", "text", "title")
 _LABEL_KEYS = ("label", "cls", "class")
 
@@ -42,6 +42,12 @@ class _Sample:
     unit: str | None = None
     fault: str | None = None
     unused: list[str] = field(default_factory=list)
+    members: list[tarfile.TarInfo] = field(default_factory=list)
+
+    @property
+    def beside(self) -> bool:
+        """Whether no file of it holds records, by their names, so that it is no sample."""
+        return all(side_file(member.name.rsplit("/", 1)[-1]) is not None for member in self.members)
 
     def read(self, extension: str, content: bytes | str | None) -> None:
         """Takes a file of the sample: its content, why it is not read, or ``None`` if its extension says nothing."""
@@ -157,7 +163,7 @@ class WebDatasetImporter(Importer):
             total=survey.samples + len(survey.damaged),  # a damaged archive is one more that cannot be read
             unit_name=next((called for key, called in UNIT_NAMES.items() if key in survey.unit_keys), None),
             unused=tuple(survey.unused),
-            unread=[*found.unread(lambda file: _OF_TOOLS.fullmatch(file.name) is not None), *survey.unread],
+            unread=[*found.unread(), *survey.unread],
             passed_over=survey.passed_over + Counter(found.passed_over),
             notice=spaced(without_class("label", survey.classes), found.notice),
         )
@@ -215,8 +221,8 @@ def _stray(member: tarfile.TarInfo, place: str, survey: _Survey) -> None:
     name = member.name.rsplit("/", 1)[-1]
     if member.isdir():
         return
-    if harmless(name) and member.isreg():
-        survey.passed_over["hidden files and folders" if name.startswith(".") else name] += 1
+    if member.isreg() and (counts_as := side_file(name)) is not None:
+        survey.passed_over[counts_as] += 1
         return
     kind = "link" if member.issym() or member.islnk() else "device or pipe"
     reason = "files without a suffix are not read" if member.isreg() else f"a {kind} in an archive is not followed"
@@ -244,21 +250,23 @@ def _samples(
         extensions: without their dots.
         stray: called with every member that is not a file of a sample.
     """
-    sample: _Sample | None = None
-    for key, extension, content in _members(shard, extensions, stray):
-        if sample is None or key != sample.key:
-            if sample is not None:
-                yield sample
-            sample = _Sample(key)
-        sample.read(extension, content)
-    if sample is not None:
-        yield sample
+    groups = itertools.groupby(_members(shard, extensions, stray), key=lambda entry: entry[0])
+    for key, files in groups:
+        sample = _Sample(key)
+        for _, extension, member, content in files:
+            sample.members.append(member)
+            sample.read(extension, content)
+        if not sample.beside:
+            yield sample
+            continue
+        for member in sample.members:
+            stray(member)
 
 
 def _members(
     shard: Path, extensions: Collection[str], stray: Callable[[tarfile.TarInfo], None]
-) -> Iterator[tuple[str, str, bytes | str | None]]:
-    """Yields (key, extension, content) of the files of samples; see `members`."""
+) -> Iterator[tuple[str, str, tarfile.TarInfo, bytes | str | None]]:
+    """Yields (key, extension, member, content) of the files of samples; see `members`."""
     for member, content in members(
         shard, lambda member: (named := _NAME.fullmatch(member.name)) is not None and named[2].lower() in extensions
     ):
@@ -266,4 +274,4 @@ def _members(
         if not named or not member.isreg():
             stray(member)
             continue
-        yield named[1], named[2].lower(), content
+        yield named[1], named[2].lower(), member, content
