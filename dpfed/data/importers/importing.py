@@ -219,12 +219,16 @@ def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, f
         return
     lost = [(entry.id, entry.reason) for entry in opened.unread]
     advice = opened.advice and f" {opened.advice}"
-    if format != FolderImporter.name and any(suffix(Path(entry.id)) in EXTENSIONS for entry in opened.unread):
+    if format != FolderImporter.name and any(_is_image(path / entry.id) for entry in opened.unread):
         command = f"dpfed data import {shlex.quote(str(path))} DEST --format {FolderImporter.name} --skip-broken"
         advice = f" `{command}` imports the images instead."
     number = "1 file or folder" if len(lost) == 1 else f"{len(lost):,} files or folders"
     mend = "" if skip_broken else f"; {mending(lost, 'remove them')}"
     raise UserError(f"below {path}, {number} would be lost: {'; '.join(by_reason(lost))}{mend}.{advice} [import-lost-files]")
+
+
+def _is_image(file: Path) -> bool:
+    return suffix(file) in EXTENSIONS and file.is_file()  # a member of an archive is none
 
 
 def _refuse_splits(opened: Source, path: Path, counts: dict[str, int]) -> None:

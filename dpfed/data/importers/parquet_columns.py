@@ -17,12 +17,12 @@ from dpfed.data.importers.source import CONTENT, Unreadable, known_columns, plai
 from dpfed.errors import UserError
 
 TEXT_FIELDS = ("raw", "text", "caption")  # of a struct, the first that holds something
-_IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes")
-_CAPTION = re.compile(r"(text|txt|captions?|sentences?|description|title|alt|alttext)\d*")
+_IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "image_encoded", "image_raw")
+_CAPTION = re.compile(r"(text|txt|(?:image)?captions?|sentences?|description|title|alt|alttext)\d*")
 # Columns that name a record, the first one that all files have. Whether one is used follows from the schema alone: a choice by
 # what the rows hold could change for all records with one of them.
 _IDS = ("id", "image_id", "record_id", "sample_id", "uid", "uuid", "key", "filename", "filepath", "image_path", "path", "file")
-_LABELS = ("label", "labels", "fine_label", "coarse_label", "cls")
+_LABELS = ("label", "labels", "fine_label", "coarse_label", "cls", "image_class_label")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from dpfed.data.importers.table_rows import (
     OTHER_FILES,
     TABLES,
     Cells,
+    holds_entries,
     is_captions,
     is_text_table,
     names_files,
@@ -104,9 +105,8 @@ class TableImporter(Importer):
     def recognises(self, path: Path, access: Access | None = None) -> bool:
         """Whether it is a table, or a folder with tables that are named by split, or as Hugging Face, COCO or Flickr do."""
         if not path.is_dir():
-            return path.is_file() and (
-                suffix(path) in TABLES or is_captions(path) or is_text_table(path, access or Access.to(path))
-            )
+            named = suffix(path) in TABLES or is_captions(path) or holds_entries(path)
+            return path.is_file() and (named or is_text_table(path, access or Access.to(path)))
         access = access or Access.to(path)
         tables, known = tables_of(path, access)
         return bool(tables) and (known or all(split_of(Path(table.name)) and names_files(table, access) for table in tables))

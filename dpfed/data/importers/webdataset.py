@@ -16,6 +16,7 @@ from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.archives import DamagedArchive, members, name_of
 from dpfed.data.importers.classes import class_of, number_classes, without_class
+from dpfed.data.importers.conversions import without_links
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.side_files import side_file
 from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Source, Unreadable, spaced, unit_of
@@ -104,6 +105,7 @@ class _Survey:
     unused: Counter[str] = field(default_factory=Counter)
     unread: list[Unreadable] = field(default_factory=list)
     passed_over: Counter[str] = field(default_factory=Counter)
+    linked: list[Path] = field(default_factory=list)  # archives with links
     folders: dict[str, str] = field(default_factory=dict)  # split that folders in the archive speak of -> one of them
 
 
@@ -165,8 +167,17 @@ class WebDatasetImporter(Importer):
             unused=tuple(survey.unused),
             unread=[*found.unread(), *survey.unread],
             passed_over=survey.passed_over + Counter(found.passed_over),
+            advice=_about_links(survey),
             notice=spaced(without_class("label", survey.classes), found.notice),
         )
+
+
+def _about_links(survey: _Survey) -> str:
+    if not survey.linked:
+        return ""
+    first = survey.linked[0]
+    others = f", and likewise for {len(survey.linked) - 1:,} other archives" if len(survey.linked) > 1 else ""
+    return f"`{without_links(first)}` writes the archive with files in place of its links{others}; import that one."
 
 
 def _records(shard: Path, split: str, name: str, classes: dict[str, int]) -> Iterator[Item]:
@@ -202,7 +213,9 @@ def _survey(shard: Path, split: str, survey: _Survey) -> None:
     """Finds out what the texts of an archive say."""
     last = ""
     try:
-        for sample in _samples(shard, _TEXTS, functools.partial(_stray, place=f"{split}/{name_of(shard)}", survey=survey)):
+        for sample in _samples(
+            shard, _TEXTS, functools.partial(_stray, place=f"{split}/{name_of(shard)}", shard=shard, survey=survey)
+        ):
             survey.samples += 1
             survey.unused.update(kind for kind in sample.unused if kind.removeprefix(".") not in _IMAGES)
             survey.captioned |= bool(sample.captions)
@@ -216,7 +229,7 @@ def _survey(shard: Path, split: str, survey: _Survey) -> None:
         survey.damaged.append(f"{shard.name} {error}")
 
 
-def _stray(member: tarfile.TarInfo, place: str, survey: _Survey) -> None:
+def _stray(member: tarfile.TarInfo, place: str, shard: Path, survey: _Survey) -> None:
     """Accounts for a member that is not a file of a sample."""
     name = member.name.rsplit("/", 1)[-1]
     if member.isdir():
@@ -224,6 +237,8 @@ def _stray(member: tarfile.TarInfo, place: str, survey: _Survey) -> None:
     if member.isreg() and (counts_as := side_file(name)) is not None:
         survey.passed_over[counts_as] += 1
         return
+    if (member.issym() or member.islnk()) and shard not in survey.linked:
+        survey.linked.append(shard)
     kind = "link" if member.issym() or member.islnk() else "device or pipe"
     reason = "files without a suffix are not read" if member.isreg() else f"a {kind} in an archive is not followed"
     survey.unread.append(Unreadable(f"{place}/{member.name}", reason))
