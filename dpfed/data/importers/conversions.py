@@ -34,6 +34,7 @@ _TFRECORDS = (
 _CAPTIONS = (
     "import json, sys; [print(json.dumps({'filepath': f, 'title': t})) for f, t in json.load(open(sys.argv[1])).items()]"
 )
+_TABLE = "import sys, pyarrow.csv as c, pyarrow.parquet as q; c.write_csv(q.read_table(sys.argv[1]), sys.argv[2])"
 _COLUMNS = (
     "import json, sys; c = json.load(open(sys.argv[1])); "
     "[print(json.dumps({k: v[i] for k, v in c.items()})) for i in next(iter(c.values()))]"
@@ -87,6 +88,12 @@ def conversion(source: Path, access: Access) -> str:
     if not source.is_dir() and suffix(source) == ".json":
         return _of_json(source)
     return ""
+
+
+def table_of_parquet(file: Path) -> str:
+    """What turns Parquet whose cells are texts and numbers into a table, and imports it."""
+    table = file.with_suffix(".csv")
+    return _then(f"{_python(_TABLE)} {_quoted(file, table)}", table)
 
 
 def _of_json(source: Path) -> str:

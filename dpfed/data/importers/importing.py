@@ -224,6 +224,8 @@ def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, f
         advice = f" `{command}` imports the images instead."
     number = "1 file or folder" if len(lost) == 1 else f"{len(lost):,} files or folders"
     mend = "" if skip_broken else f"; {mending(lost, 'remove them')}"
+    if opened.doubtful and not format_given:  # --skip-broken alone would be refused
+        mend = "; remove them, or say what is meant"
     raise UserError(f"below {path}, {number} would be lost: {'; '.join(by_reason(lost))}{mend}.{advice} [import-lost-files]")
 
 

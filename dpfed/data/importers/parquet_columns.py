@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpfed.data.importers.classes import class_of, number_classes, without_class
-from dpfed.data.importers.source import CONTENT, Unreadable, known_columns, plain, spaced, unit_column
+from dpfed.data.importers.conversions import table_of_parquet
+from dpfed.data.importers.source import CONTENT, FILE_COLUMNS, Unreadable, known_columns, plain, spaced, unit_column
 from dpfed.errors import UserError
 
 TEXT_FIELDS = ("raw", "text", "caption")  # of a struct, the first that holds something
@@ -173,10 +174,16 @@ def _image_column(files: Sequence[_File], names: Sequence[str]) -> str:
     if found is None:
         raise UserError(
             f"{files[0].path} has no column of images, only {', '.join(f'{f.name} ({f.type})' for f in files[0].schema)}; "
-            "expected 'image' as struct<bytes, path> or binary. If it names image files, as metadata.parquet does, write it as "
-            "a table, .csv or .jsonl. [parquet-no-images]"
+            f"expected 'image' as struct<bytes, path> or binary.{_as_table(files[0].path, names)} [parquet-no-images]"
         )
     return found
+
+
+def _as_table(file: Path, names: Sequence[str]) -> str:
+    """What to do with Parquet that names image files, as metadata.parquet does; empty for another kind."""
+    if not known_columns(names, FILE_COLUMNS):
+        return ""
+    return f" It names image files: {table_of_parquet(file)}"
 
 
 def _unit_column(files: Sequence[_File]) -> tuple[str | None, str | None]:

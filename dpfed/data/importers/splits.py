@@ -111,8 +111,8 @@ def refuse_outside(listing: Listing) -> None:
     outside = [entry.id for entry in listing.refused if entry.reason == OUTSIDE]
     if outside:
         raise UserError(
-            f"{listing.root / outside[0]} (as {len(outside) - 1:,} others) leads out of {listing.root}; only `dpfed data "
-            "import --allow-outside` reads there. [import-all-outside]"
+            f"links lead out of {listing.root} ({len(outside):,}): {listing.root / outside[0]}{', ...' * (len(outside) > 1)}; "
+            "only `dpfed data import --allow-outside` reads there. [import-all-outside]"
         )
 
 

@@ -14,6 +14,8 @@ from dpfed.data.importers.classes import class_of, number_classes, without_class
 from dpfed.data.importers.folder import captions_advice, table_command
 from dpfed.data.importers.listing import Listing, list_files, suffix
 from dpfed.data.importers.source import (
+    FILES,
+    OTHER_FILES,
     SPLIT_NAMES,
     FileRecord,
     Importer,
@@ -28,8 +30,6 @@ from dpfed.data.importers.source import (
 )
 from dpfed.data.importers.splits import merged, split_of, spoken_part
 from dpfed.data.importers.table_rows import (
-    FILES,
-    OTHER_FILES,
     TABLES,
     Cells,
     holds_entries,

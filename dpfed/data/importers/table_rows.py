@@ -17,7 +17,7 @@ from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import list_files, suffix
 from dpfed.data.importers.parquet_columns import TEXT_FIELDS
-from dpfed.data.importers.source import known_columns, not_utf8, plain
+from dpfed.data.importers.source import FILE_COLUMNS, known_columns, not_utf8, plain
 from dpfed.data.importers.splits import split_of
 from dpfed.errors import UserError
 
@@ -187,7 +187,7 @@ def _json_entries(path: Path) -> list[tuple[int, dict[str, Any]]]:
     if not isinstance(value, list):
         return [*_of_coco(value, path)]
     if odd := next((number for number, entry in enumerate(value, start=1) if not isinstance(entry, dict)), None):
-        raise UserError(f"{path}: entry {odd} of the JSON array is no object; correct it. [table-json-array]")
+        raise UserError(f"{path}: entry {odd} of the JSON array is not an object; correct it. [table-json-array]")
     return [*enumerate(value, start=1)]
 
 
@@ -230,9 +230,6 @@ def _object(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-# Names of a column of image files; those of the second kind count where there is none of the first.
-FILES = ("filepath", "image", "image_path", "file", "path", "img", "filename")
-OTHER_FILES = ("image_name", "image_file", "img_path", "img_name")
 _COCO = re.compile(r"(captions|dataset)_\w+\.json")  # of COCO itself, and Karpathy's
 
 
@@ -275,4 +272,4 @@ def is_text_table(path: Path, access: Access) -> bool:
 
 def names_files(table: Path, access: Access) -> bool:
     """Whether a table has a column of image files."""
-    return bool(known_columns(header_of(table, access), FILES + OTHER_FILES))
+    return bool(known_columns(header_of(table, access), FILE_COLUMNS))

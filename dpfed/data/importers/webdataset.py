@@ -47,7 +47,7 @@ class _Sample:
 
     @property
     def beside(self) -> bool:
-        """Whether no file of it holds records, by their names, so that it is no sample."""
+        """Whether no file of it holds records, by their names, so that it is not a sample."""
         return all(side_file(member.name.rsplit("/", 1)[-1]) is not None for member in self.members)
 
     def read(self, extension: str, content: bytes | str | None) -> None:

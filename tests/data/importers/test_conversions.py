@@ -256,3 +256,37 @@ def test_what_is_not_known_has_no_such_command(tmp_path: Path) -> None:
     for name in ("x.json", "y.json", "z.bin"):
         assert conversion(tmp_path / name, Access.to(tmp_path)) == ""
         assert "[import-unknown-data]" in refusal(tmp_path / name)
+
+
+def test_parquet_that_names_image_files_becomes_a_table(tmp_path: Path, pictures) -> None:
+    for number in range(2):
+        pictures.file(tmp_path / "in" / f"{number}.png")
+    columns = {"file_name": ["0.png", "1.png"], "text": ['a "cat", black', "a dog"], "url": ["x", None]}
+    pq.write_table(pa.table(columns), tmp_path / "in" / "metadata.parquet")
+    message = refusal(tmp_path / "in" / "metadata.parquet")
+    assert captions_of(carry_out(advice(message), tmp_path / "s")) == ['a "cat", black', "a dog"]
+    pq.write_table(pa.table({"url": ["x"]}), tmp_path / "x.parquet")
+    assert "`" not in refusal(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_links_that_lead_out_are_counted(tmp_path: Path, pictures, count: int) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(count):
+        (tmp_path / "in" / f"{number}.png").symlink_to(pictures.file(tmp_path / f"{number}.png"))
+    message = refusal(tmp_path / "in")
+    assert f"links lead out of {tmp_path / 'in'} ({count})" in message and "[import-all-outside]" in message
+    assert import_records(tmp_path / "in", tmp_path / "s", allow_outside=True).counts["train"] == count
+
+
+@pytest.mark.parametrize("name", ["captions.csv", "x.json"])
+def test_leaving_files_out_is_offered_only_where_it_works(tmp_path: Path, pictures, name: str) -> None:
+    """Where files may describe the images, the format must be said as well."""
+    source = tree(tmp_path / "in", pictures, "a")
+    (source / name).write_text("x")
+    message = refusal(source)
+    assert "leave them out with --skip-broken" not in message
+    assert len(run(commands(message)[-1], tmp_path / "s")) == 1
+    (source / name).rename(source / "x.dcm")
+    assert "leave them out with --skip-broken" in refusal(source)
+    assert import_records(source, tmp_path / "t", skip_broken=True).counts["train"] == 1
