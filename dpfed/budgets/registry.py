@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,12 +54,35 @@ def registry() -> Path:
     """The folder in which this user's budgets are known.
 
     Raises:
-        UserError: where this user has no home, as a container's random user: no budget may be overlooked.
+        UserError: where this user has no home, as a container's random user, or the place depends on the current folder: no
+            budget may be overlooked.
     """
-    given, state = os.environ.get(_FOLDER), os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    if given := os.environ.get(_FOLDER):
+        folder = _expanded(given)
+        if not folder.is_absolute():
+            raise UserError(
+                f"{_FOLDER} = {given!r} is another folder wherever a command starts, and budgets would be overlooked: give an "
+                "absolute path. [registry-relative]"
+            )
+        return folder
+    state = _expanded(os.environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():  # to be ignored, says its specification
+        state = _home() / ".local" / "state"
+    return state / "dpfed" / "budgets"
+
+
+def _expanded(text: str) -> Path:
+    return _home() / text[2:] if text.startswith("~/") else Path(text).expanduser()
+
+
+def _home() -> Path:
+    """This user's home directory: by $HOME if it is one, otherwise by the list of users."""
+    home = os.environ.get("HOME", "")
+    if os.path.isabs(home):
+        return Path(home)
     try:
-        return (Path(given) if given else Path(state, "dpfed", "budgets")).expanduser().absolute()
-    except RuntimeError as error:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError as error:
         raise UserError(
             f"the user {os.getuid()} has no home directory, and records' budgets are kept there: set HOME, or {_FOLDER} to a "
             "folder that outlives this machine's runs. [registry-no-home]"
