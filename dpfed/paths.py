@@ -47,7 +47,14 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
     if is_url(text):  # which would silently mean a folder called "s3:"
         raise UserError(f"{what}, {text}, is the address of another place: give a path on this machine. [path-address]")
     path = Path(text)
-    if len(os.fsencode(path.absolute())) > _LONGEST or any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts):
+    try:
+        whole = path.absolute()
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{what}, {text}, is in the current folder, which was deleted: change to another folder, or give an absolute path. "
+            "[path-folder-gone]"
+        ) from error
+    if len(os.fsencode(whole)) > _LONGEST or any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts):
         raise UserError(f"{what} has {len(text):,} letters, more than a file's name can have; choose another. [path-too-long]")
     return path
 
