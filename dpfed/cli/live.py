@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from pathlib import Path
@@ -36,7 +35,9 @@ def watch(
         return
     from rich.live import Live
 
-    with contextlib.suppress(KeyboardInterrupt), Live(console=console, refresh_per_second=4) as live:
+    from dpfed.console.interruption import until_ctrl_c
+
+    with until_ctrl_c(), Live(console=console, refresh_per_second=4) as live:
         while True:
             seen = scan.all()
             shown = view(seen, single)
