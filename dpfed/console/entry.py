@@ -30,8 +30,8 @@ def run(app: typer.Typer) -> None:
     """Runs a command line: a user's mistake is one sentence and exit code 2, never a traceback.
 
     What the machine refuses (a full disk, a folder that is not ours, too little memory) is for the user to fix as well.
-    A mistake in dpfed itself keeps its traceback. Where lines are for machines, each of these is one. Ctrl-C and SIGTERM end the
-    command with one sentence.
+    A mistake in dpfed itself keeps its traceback. Where lines are for machines, each of these is one. Ctrl-C and SIGTERM
+    end the command with one sentence.
     """
     with interruption.interruptible():
         _run(app)

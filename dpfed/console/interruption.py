@@ -26,7 +26,8 @@ _C_MODULES = {function.__code__ for function in (ExtensionFileLoader.create_modu
 class Interrupted(KeyboardInterrupt):
     """A signal arrived.
 
-    A class of its own: Python notes a plain ``KeyboardInterrupt`` that leaves an ``exec``, and ends with SIGINT whatever follows.
+    A class of its own: Python remembers a plain ``KeyboardInterrupt`` that leaves an ``exec``, and ends by SIGINT, whatever
+    follows.
     """
 
 
