@@ -72,8 +72,8 @@ def settle_site(folder: Folder) -> list[BudgetLedger]:
                 if error.code != "file-locked":
                     raise
                 raise UserError(
-                    f"{folder.path} is served by another process, and its coordinator may ask for more steps: stop that process, "
-                    "then settle. After the last step, a served site settles by itself. [budget-site-served]"
+                    f"{folder.path} is served by another process, and its coordinator may ask for more steps: stop that "
+                    "process, then settle. After the last step, a served site settles by itself. [budget-site-served]"
                 ) from None
         return settle_locked(folder)
 

@@ -128,7 +128,7 @@ def serve_site(
 
 
 def _settle(folder: SiteFolder, log: Callable[[str], None]) -> None:
-    """Settles with the lifetime budgets. What fails is logged: answers are still needed, and `dpfed budget settle` does the rest."""
+    """Settles with the lifetime budgets. What fails is logged, for the site goes on answering."""
     try:
         for budget in settle_locked(folder):
             taken = percent(budget.filter.part(budget.spent))
