@@ -6,8 +6,8 @@ import sys
 import dpfed
 
 if dpfed.__file__ is None:
-    # A folder of this name, such as a checkout, lies in the working directory: Python prefers it to a package that a finder of an
-    # editable installation knows. It is none of this program's, so it is passed over, also in processes that are started.
+    # A folder of this name, such as a checkout, lies in the working directory. Python prefers it to a package that the finder
+    # of an editable installation knows. It is none of this program's, so it is passed over, also in processes that it starts.
     sys.path = [path for path in sys.path if not os.path.isdir(os.path.join(path, "dpfed"))]
     del sys.modules["dpfed"]
 
