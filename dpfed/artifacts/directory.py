@@ -21,7 +21,7 @@ from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.atomic import DRAFT, create_file, draft_of, new_folder, write_atomically
 from dpfed.files.json_lines import DamagedLine, append_line, read_lines
-from dpfed.files.locking import file_lock
+from dpfed.files.locking import noted_lock
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.paths import path_of
 from dpfed.privacy.phase import Phase
@@ -321,7 +321,7 @@ class RunDirectory:
         Raises:
             UserError: if another process holds it.
         """
-        return file_lock(self._lock, f"{self.path} is in use by another process that is training it right now.", wait)
+        return noted_lock(self._lock, f"{self.path} is in use by another process that is training it right now.", wait)
 
     def append(self, file: Path, line: dict[str, Any]) -> None:
         """Adds one JSON line to one of the run's files."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from dpfed.data.reasons import visible
 from dpfed.errors import UserError
 from dpfed.files.locking import is_held
+from dpfed.live.pace import pace_of_files
 from dpfed.live.state import SITE, RunState, budget_files_outside, is_run, is_site, read
 from dpfed.paths import path_of
 from dpfed.progress import Throughput
@@ -87,7 +88,8 @@ class Scan:
     def _look(self, name: str, folder: Path) -> Seen:
         with self._lock:
             signature = _signature(folder / file for file in _READ)
-            running = bool(is_held(folder / ".lock")) or self._fresh(signature)
+            held = is_held(folder / ".lock")
+            running = self._fresh(signature) if held is None else held
             mark = (running, signature, _changed_outside(folder))
             if name not in self._kept or self._kept[name][0] != mark:
                 self._kept[name] = (mark, *_read(folder, name, running))
@@ -96,10 +98,11 @@ class Scan:
                 return Seen(name, None, trouble, "damaged")
             if run_state.finished:
                 return Seen(name, run_state, "", "finished")
-            throughput = self._paces.setdefault(name, Throughput())
+            if name not in self._paces:
+                self._paces[name] = pace_of_files(folder, run_state.ledger)
+            throughput = self._paces[name]
             if (ledger := run_state.ledger) is not None and run_state.done:
-                again = ledger.replays + len(ledger.resumed)
-                throughput.see(run_state.done, ledger.path.stat().st_mtime, again)
+                throughput.see(run_state.done, ledger.path.stat().st_mtime, len(ledger.repeated_after))
             if not running:
                 return Seen(name, run_state, "", "stopped")
             left = throughput.left(run_state.planned - run_state.done)
