@@ -32,14 +32,18 @@ def _holder(path: Path) -> Path:
     return path.with_name(f"{path.name}-holder")
 
 
+def _open_plain(path: str, flags: int) -> int:
+    """Opens a file; no link is followed, and no pipe waits for a reader."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
 @contextlib.contextmanager
 def noted_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
     """The same as `file_lock`, for a lock that `is_held` is asked about: it notes beside the file where the holder is."""
     with file_lock(path, taken, wait):
         if here := _here():
-            with contextlib.suppress(OSError):  # a full disk, or a folder that this user may not write: nobody can tell then
-                descriptor = os.open(_holder(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-                with open(descriptor, "w", encoding="ascii") as file:
+            with contextlib.suppress(OSError):  # such as a full disk: nobody can tell then
+                with open(_holder(path), "w", encoding="ascii", opener=_open_plain) as file:
                     file.write(here)
         yield
 
