@@ -125,7 +125,7 @@ def at_work_first(seen: Iterable[Seen]) -> list[Seen]:
 
 
 def _below(root: Path) -> tuple[list[Path], str]:
-    """Runs and sites below a folder, and what was left out. Links are not followed, and drafts and what else is hidden stay so."""
+    """Runs and sites below a folder, and what was left out. Links are not followed; drafts and what else is hidden stay so."""
     found: list[Path] = []
     level, looked, deep = [root], 0, 0
     while level and deep < _DEEP and looked < _MOST:
