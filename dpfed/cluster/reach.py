@@ -12,9 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpfed.errors import UserError
 from dpfed.progress import Watcher
+
+if TYPE_CHECKING:
+    from ray.train.torch import TorchTrainer
 
 REMEDY = "Start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone."
 _ANSWER = 5.0  # seconds
@@ -108,3 +112,20 @@ def watched(least: int, room: Callable[[], int], watcher: Watcher, every: float 
     finally:
         ended.set()
         thread.join(timeout=10)  # later, `room` would start a cluster
+
+
+@contextlib.contextmanager
+def taking_back(trainer: TorchTrainer) -> Iterator[None]:
+    """At the end of the block, takes back what Ray Train asked of the cluster for its workers.
+
+    Otherwise a cluster that grows by itself would start machines for a run that was stopped, for up to three minutes.
+    """
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # Ray's, where the head is gone, or of another version: the request then expires
+            import ray
+
+            coordinator = ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator")
+            requester = f"train-{trainer.train_run_context.run_id}"
+            ray.get(coordinator.cancel_request.remote(requester), timeout=_ANSWER)

@@ -37,10 +37,12 @@ class _Received:
     Attributes:
         number: of the first one; ``None``: none, or it has done its work.
         repeated: the next one is a repetition.
+        answered: those that `interruptible` answers.
     """
 
     number: signal.Signals | None = None
     repeated: bool = False
+    answered: frozenset[signal.Signals] = frozenset()
 
 
 _received = _Received()
@@ -81,15 +83,23 @@ def interruptible() -> Iterator[None]:
             default |= {signal.SIGTERM: signal.SIG_DFL}
         kept = {number: usual for number, usual in default.items() if signal.getsignal(number) is usual}
     try:
-        for number in kept:
-            signal.signal(number, _raise)
+        if kept:
+            _received.answered = frozenset(kept)
+        answer_again()
         yield
     finally:
         if kept:
             accept()
+            _received.answered = frozenset()
         for number, usual in kept.items():
             if signal.getsignal(number) is _raise:
                 signal.signal(number, usual)
+
+
+def answer_again() -> None:
+    """Takes the signals back from a library that has set handlers of its own; within `interruptible`, in the main thread."""
+    for number in _received.answered:
+        signal.signal(number, _raise)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
