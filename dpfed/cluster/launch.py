@@ -108,7 +108,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
         starting = f"starting {_counted(settled)}"
         watcher.note(f"{starting}, each of which loads PyTorch")
         storage = stack.enter_context(_storage(task))
-        queue = stack.enter_context(relayed(watcher, hosts, starting, _free))
+        queue = stack.enter_context(relayed(task.folder, watcher, hosts, starting, _free))
         task = dataclasses.replace(task, resume=True, beside=storage)  # workers may be started again
         trainer = _trainer(task, settled, storage, queue)
         stack.enter_context(goes_on(lambda: _stopped(task)))

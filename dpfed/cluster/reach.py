@@ -30,12 +30,13 @@ def ray_folder() -> Path:
     return Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp")), "ray")  # noqa: S108 where Ray looks
 
 
-def require_cluster(watcher: Watcher, wait: float = 60.0) -> None:
+def require_cluster(watcher: Watcher, wait: float = 60.0, remedy: str = REMEDY) -> None:
     """Refuses a cluster, named by RAY_ADDRESS or left by `ray start`, that does not answer, or expects another token.
 
     Args:
         watcher: learns that a head is waited for.
         wait: seconds for the head that RAY_ADDRESS names: a job script may have started it just now.
+        remedy: what to do where none answers.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if left := address in ("", "auto"):
@@ -53,7 +54,7 @@ def require_cluster(watcher: Watcher, wait: float = 60.0) -> None:
         ) from error
     except OSError as error:
         named = f"at {address!r}, which RAY_ADDRESS or the last `ray start` names ({error})"
-        raise UserError(f"no Ray cluster answers {named}. {REMEDY} [ray-unreachable]") from error
+        raise UserError(f"no Ray cluster answers {named}. {remedy} [ray-unreachable]") from error
     with contextlib.suppress(ImportError):  # another version of Ray: a wrong token takes longer, and ends the same way
         import grpc
         from ray._private.authentication.grpc_authentication_client_interceptor import _get_authentication_metadata_tuple

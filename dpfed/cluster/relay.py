@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpfed.progress import Watcher, signs_of_life
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from dpfed.evaluation.suite import Evaluation
 
 _Result = TypeVar("_Result")
+RUN = "dpfed run "  # before the folder: the name of the queue of a run, by which `dpfed cluster status` finds it
 _INTERVAL = 0.25  # seconds between two reports of the same stage
 
 
@@ -110,10 +112,11 @@ class Hosts(dict[int, str]):
 
 
 @contextlib.contextmanager
-def relayed(watcher: Watcher, hosts: Hosts, what: str, beside: Callable[[], str]) -> Iterator[Queue]:
+def relayed(run: Path, watcher: Watcher, hosts: Hosts, what: str, beside: Callable[[], str]) -> Iterator[Queue]:
     """A queue whose events reach a watcher of this process while the block runs.
 
     Args:
+        run: its folder.
         watcher: of this process.
         hosts: learns where the workers are.
         what: is done until a worker says its first word.
@@ -124,7 +127,8 @@ def relayed(watcher: Watcher, hosts: Hosts, what: str, beside: Callable[[], str]
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)  # other machines come and go
-    queue, ended = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here}), threading.Event()
+    options = {"num_cpus": 0, "scheduling_strategy": here, "name": f"{RUN}{run}"}  # each driver has a namespace of its own
+    queue, ended = Queue(actor_options=options), threading.Event()
     advances: dict[str, Callable[[int], None]] = {}
 
     def deliver(kind: str, *content: Any) -> None:

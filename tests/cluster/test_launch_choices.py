@@ -80,7 +80,7 @@ def test_messages_name_the_host_of_a_worker(monkeypatch):
     monkeypatch.setattr(ray_queue, "Queue", Here)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "0" * 56))
     watcher, hosts = Notes(), Hosts()
-    with relayed(watcher, hosts, "starting", lambda: "") as queue:
+    with relayed(Path("/runs/one"), watcher, hosts, "starting", lambda: "") as queue:
         Relay(queue).at(1, "north")
         queue.put(("deaths", [0, 1], "died: restart 1 of 3"))
     assert watcher.notes == ["workers 0, 1 on north died: restart 1 of 3"]

@@ -208,7 +208,9 @@ def test_workers_that_do_not_share_the_runs_storage_are_refused(source, tmp_path
     """Started again after a fault, such a worker could be rank 0, and would begin the run once more."""
     with Processes(2, tmp_path / "out", another_disk, *pretrain(source, tmp_path / "run")) as processes:
         assert processes.wait() == [2, 0], processes.text
-        assert f"worker 1 on {socket.gethostname()}: the run at" in processes.output(0) and "[worker-other-run]" in processes.output(0)
+        assert f"worker 1 on {socket.gethostname()}: the run at" in processes.output(
+            0
+        ) and "[worker-other-run]" in processes.output(0)
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 
