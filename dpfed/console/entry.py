@@ -64,6 +64,8 @@ def _run(app: typer.Typer) -> NoReturn:
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not _has_working_folder():
+            _end("the folder that this command was started in is gone: change to another one.")
         what = error.strerror or str(error)
         _end(f"{error.filename}: {what}." if error.filename else f"the operating system reports: {what}.")
     except MemoryError:
@@ -113,6 +115,13 @@ def _command(app: typer.Typer) -> click.Command:
 
     command.invoke = stoppable  # type: ignore[assignment, method-assign]
     return command
+
+
+def _has_working_folder() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def _log_as_asked(error: click.ClickException) -> None:

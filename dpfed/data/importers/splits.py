@@ -102,8 +102,10 @@ def refuse_outside(listing: Listing) -> None:
     """
     outside = [entry.id for entry in listing.refused if entry.reason == OUTSIDE]
     if outside:
+        others = len(outside) - 1
+        more = f" (and {others:,} other{'s' if others > 1 else ''})" if others else ""
         raise UserError(
-            f"{listing.root / outside[0]} (as {len(outside) - 1:,} others) leads out of {listing.root}; only `dpfed data "
+            f"{listing.root / outside[0]}{more} leads out of {listing.root}; only `dpfed data "
             "import --allow-outside` reads there. [import-all-outside]"
         )
 
