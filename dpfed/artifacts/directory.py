@@ -163,7 +163,7 @@ class RunDirectory:
         run = cls(path)
         run.refuse_odd_entries()
         if not run._config.is_file():
-            raise UserError(f"{path} is no run: {_instead(run.path)}. [run-no-config]")
+            raise UserError(f"{path} is not a run: {_instead(run.path)}. [run-no-config]")
         return run
 
     @property

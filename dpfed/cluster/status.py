@@ -88,7 +88,7 @@ def _looked() -> tuple[list[Machine], dict[str, float], list[Running]]:
         import ray
         from ray._private import state  # which asks the head alone: no dashboard is needed
     except ImportError as error:
-        raise UserError("`dpfed cluster status` needs Ray: pip install 'dpfed[ray]'. [ray-missing]") from error
+        raise UserError("`dpfed cluster status` needs Ray: pip install 'dpfed[ray]'. [cluster-ray-missing]") from error
     try:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
         nodes, actors, free = ray.nodes(), [*state.actors().values()], ray.available_resources()

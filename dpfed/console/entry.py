@@ -91,7 +91,7 @@ class _Stop(Exception):
 
 
 def _carried_out(app: typer.Typer) -> int:
-    """The exit code of a command. Whatever follows an interruption, such as an import that it broke, is no mistake."""
+    """The exit code of a command. Whatever follows an interruption, such as an import that it broke, is not a mistake."""
     try:
         code = _command(app)(standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:

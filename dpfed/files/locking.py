@@ -32,6 +32,14 @@ def _holder(path: Path) -> Path:
     return path.with_name(f"{path.name}-holder")
 
 
+def _last_holder(path: Path) -> str:
+    """Where the last holder of a lock was; "" where nobody noted it."""
+    try:
+        return read_text(_holder(path))
+    except (OSError, ValueError):
+        return ""
+
+
 def _open_plain(path: str, flags: int) -> int:
     """Opens a file; no link is followed, and no pipe waits for a reader."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -41,7 +49,7 @@ def _open_plain(path: str, flags: int) -> int:
 def noted_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
     """The same as `file_lock`, for a lock that `is_held` is asked about: it notes beside the file where the holder is."""
     with file_lock(path, taken, wait):
-        if here := _here():
+        if (here := _here()) and _last_holder(path) != here:
             with contextlib.suppress(OSError):  # such as a full disk: nobody can tell then
                 with open(_holder(path), "w", encoding="ascii", opener=_open_plain) as file:
                     file.write(here)
@@ -100,7 +108,4 @@ def is_held(path: Path) -> bool | None:
     held = (line.split() for line in lines if " FLOCK " in line and "->" not in line)  # an arrow: somebody waits for it
     if any(place.rpartition(":")[2] == inode for fields in held for place in fields if place.count(":") == 2):
         return True
-    try:
-        return False if _here() and read_text(_holder(path)) == _here() else None
-    except (OSError, ValueError):
-        return None
+    return False if _here() and _last_holder(path) == _here() else None

@@ -65,7 +65,7 @@ def details(seen: Seen) -> list[Figure]:
 
 
 def _state(seen: Seen) -> str:
-    return "stopped, or running where this machine cannot see it" if seen.state == "stopped" else seen.state
+    return "stopped, or running where this machine cannot see it" if seen.elsewhere else seen.state
 
 
 def _steps(seen: Seen, one: RunState) -> Iterator[Figure]:

@@ -35,6 +35,7 @@ class Seen:
         seconds: of a step; ``None``: not known, or the run is not in progress.
         left: seconds until the last step, likewise.
         last: when the last step was done, seconds since the epoch; ``None`` where the run is not in progress.
+        elsewhere: nobody here can tell whether a process works on it.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Seen:
     seconds: float | None = None
     left: float | None = None
     last: float | None = None
+    elsewhere: bool = False
 
 
 class Scan:
@@ -109,7 +111,7 @@ class Scan:
             if (ledger := run_state.ledger) is not None and run_state.done:
                 throughput.see(run_state.done, ledger.path.stat().st_mtime, len(ledger.repeated_after))
             if not running:
-                return Seen(name, run_state, "", "stopped")
+                return Seen(name, run_state, "", "stopped", elsewhere=held is None)
             left = throughput.left(run_state.planned - run_state.done)
             return Seen(name, run_state, "", "running", throughput.seconds, left, throughput.last)
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from dpfed.live.figures import overview
 from dpfed.live.pace import pace_of_files
 from dpfed.live.scan import Scan
 from dpfed.privacy.ledger import Ledger, Release
@@ -85,10 +86,12 @@ def test_a_run_whose_process_died_here_is_stopped_at_once(make):
     run = make(done=3)
     with run.locked():
         assert Scan(run.path).all()[0].state == "running"
-    assert Scan(run.path).all()[0].state == "stopped"
+    seen = Scan(run.path).all()[0]
+    assert seen.state == overview(seen)[0].shown == "stopped"
     (run.path / ".lock-holder").write_text("another machine")  # whose locks are not seen here
     assert Scan(run.path).all()[0].state == "running"
-    assert Scan(run.path, clock=lambda: 1e10).all()[0].state == "stopped"
+    seen = Scan(run.path, clock=lambda: 1e10).all()[0]
+    assert seen.state == "stopped" and "cannot see" in overview(seen)[0].shown
 
 
 def test_before_the_first_step_nobody_knows_how_many_work(make):
