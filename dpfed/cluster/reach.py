@@ -128,5 +128,5 @@ def taking_back(trainer: TorchTrainer) -> Iterator[None]:
             import ray
 
             coordinator = ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator")
-            requester = f"train-{trainer.train_run_context.run_id}"
+            requester = f"train-{trainer.train_run_context.run_id}"  # type: ignore[attr-defined]  # Ray types Train v1
             ray.get(coordinator.cancel_request.remote(requester), timeout=_ANSWER)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from importlib.machinery import ExtensionFileLoader
 from types import FrameType
+from typing import Any
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # as shells count
 _FIRST, _LONGEST = 0.05, 2.0  # seconds until the signal is repeated
@@ -78,7 +79,7 @@ def interruptible() -> Iterator[None]:
     """
     kept = {}
     if threading.current_thread() is threading.main_thread():  # only there can a handler be set
-        default = {signal.SIGINT: signal.default_int_handler}
+        default: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler}
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             default |= {signal.SIGTERM: signal.SIG_DFL}
         kept = {number: usual for number, usual in default.items() if signal.getsignal(number) is usual}
