@@ -158,4 +158,4 @@ class Collective:
         if own is None or failed:
             raise UserError(f"step {step}: {', '.join(failed)} cannot read the records: check the store there. [worker-store]")
         dist.reduce(own.values, 0)
-        return BoundedSum(own.values, own.sensitivity, sum(groups for _, groups in reports))
+        return BoundedSum(own.values, own.sensitivity, sum(groups for _, groups in reports), unit=own.unit)

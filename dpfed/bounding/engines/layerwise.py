@@ -5,6 +5,7 @@ The field calls it ghost clipping, and the use of one backward pass for norms an
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from dpfed.bounding.layer_rules.grouping import Grouping, Unsupported, precise_t
 from dpfed.bounding.layer_rules.indirect import AdaptedWeight
 from dpfed.bounding.layer_rules.recorder import Source
 from dpfed.bounding.layer_rules.term import Target
+from dpfed.bounding.places import Watched
 from dpfed.errors import Notice
 from dpfed.models.lora import adapted
 from dpfed.models.norm import refuse_mixing
@@ -54,6 +56,7 @@ class LayerwiseEngine(Engine):
         loss: of one group; torch.func.vmap must be able to batch it.
         records: of a usual pass; by default few on CPUs.
         group_size: S, expected records in a group.
+        check_every: steps after which the device is asked again, briefly, at the weights of then; ``None``: never.
         if_unlike: what to do on a device that computes a group by who shares its pass: ``warn``, and take one group at a time;
             ``raise``; ``try``, which raises after a brief check, where no record is private; or ``go on``, without asking,
             likewise.
@@ -69,6 +72,7 @@ class LayerwiseEngine(Engine):
         records: int | None = None,
         group_size: int | None = None,
         if_unlike: IfUnlike = "warn",
+        check_every: int | None = None,
     ) -> None:
         refuse_mixing(model, "bounding.engine = 'layerwise'")
         super().__init__(model)
@@ -76,7 +80,9 @@ class LayerwiseEngine(Engine):
         self._group_size, self._records = group_size, records
         self._lanes = Lanes(model, self._vector)
         self._loop = LoopEngine(model, precision, loss)
-        self._is_checked = self._takes_turns = False
+        self._takes_turns = self._at_places = False
+        self._vocabulary, self._checks = 3, 0
+        self._check_every, self._checked_at = check_every, 0
         self._repeated: dict[tuple[Any, ...], Add | None] = {}
 
     def add_clipped(
@@ -98,14 +104,17 @@ class LayerwiseEngine(Engine):
             raise Unsupported(f"a kernel of Triton failed on this GPU: {said} [layer-kernel]") from error
 
     def _add_passes(self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None) -> Tensor:
-        if not self._is_checked:
+        if not self._checks:
             pixels = math.prod(batch.views["image"].shape[1:]) // 3
             self._shape = PassShape.on(self._vector.device.type, self._group_size, self._records, pixels)
+            self._checked_at = batch.step
+        if not self._checks or (self._check_every and batch.step - self._checked_at >= self._check_every):
             self._check(batch.views)
+            self._checked_at = batch.step
         if self._takes_turns:
             return self._loop.add_clipped(batch, clip_norm, into, losses)
         passes, alone = self._shape.passes(batch, self._lanes.count), self._shape.alone(batch)
-        repeated = self._repeated_for(batch.views)
+        repeated = self._repeated_for(batch.views, into.dtype)
         norms = shared_out((repeated or self._add)(batch, passes, clip_norm, into), losses)
         if not alone:
             return norms
@@ -121,40 +130,54 @@ class LayerwiseEngine(Engine):
         return any(repeated is not None for repeated in self._repeated.values())
 
     def _check(self, views: Views) -> None:
-        """Asks the model and the device, once, whether passes may be shared."""
+        """Asks the model and the device whether passes may be shared, at the weights of now."""
         with parametrize.cached(), self._loss.kernels():
-            reading = self._reading()
-            check_rows(self._loss, views, reading.sources, self._vector.device)
-            if self._if_unlike != "go on":
+            if not self._checks:
+                check_rows(self._loss, views, self._reading().sources, self._vector.device)
+                self._watch(views)
+            if self._if_unlike != "go on" and not self._takes_turns:
                 try:
-                    brief, passed = self._if_unlike == "try", self._passer(reading)
-                    self._lanes.first(lambda: require_same_bits(passed, views, self._shape, self._loss.model, brief))
+                    brief, passed = self._if_unlike == "try", self._passer(self._reading())
+                    asked = self._shape, self._loss.model, self._vocabulary, brief, self._checks
+                    self._lanes.first(lambda: require_same_bits(passed, views, *asked))
                 except DependsOnOthers as refusal:
                     if self._if_unlike != "warn":
                         raise
                     warnings.warn(refusal.sentence, Notice, stacklevel=2)
                     self._takes_turns = True
-        self._is_checked = True
+        self._checks += 1
 
-    def _repeated_for(self, views: Views) -> Add | None:
-        """What repeats a recorded pass over such views, where the device can: a pass is recorded for each kind of views, and
-        anew where the model's weights have moved."""
+    def _watch(self, views: Views) -> None:
+        """Looks, in a pass over blank records, at what decides how passes are made and compared."""
+        blank = {name: view.new_ones(2, *view.shape[1:]) for name, view in views.items()}
+        watched = Watched(blank.get("text"))
+        with watched, torch.random.fork_rng(devices=[self._vector.device] if self._vector.device.type == "cuda" else []):
+            self._passer(self._reading())(blank, [2])
+        self._at_places = watched.by_place and self._vector.device.type == "cpu"
+        self._vocabulary = watched.vocabulary
+
+    def _repeated_for(self, views: Views, sum_type: torch.dtype) -> Add | None:
+        """What repeats a recorded pass over such views, where the device can. One is recorded for each kind of views and sums,
+        and anew where the model's weights have moved."""
         recording = recording_on(self._vector.device)
         if recording is None or self._if_unlike == "go on":
             return None
         weights = (*self._loss.model.parameters(), *self._loss.model.buffers())
-        kind = (*((name, view.shape[1:], view.dtype) for name, view in views.items()), *(part.data_ptr() for part in weights))
+        shapes = ((name, view.shape[1:], view.dtype) for name, view in views.items())
+        kind = (sum_type, *shapes, *(part.data_ptr() for part in weights))
         if kind not in self._repeated:
             if len(self._repeated) == _MOST_RECORDED:
                 self._repeated.clear()
-            self._repeated[kind] = self._recorded(recording, views)
+            self._repeated[kind] = self._recorded(recording, views, sum_type)
         return self._repeated[kind]
 
-    def _recorded(self, recording: Callable[[], Recording], views: Views) -> Add | None:
+    def _recorded(self, recording: Callable[[], Recording], views: Views, sum_type: torch.dtype) -> Add | None:
         """A recorded pass that comes to the same bits as the pass itself; ``None``, and a sentence, where there is none."""
         try:
-            repeated = RepeatedPass(recording(), self._at_once, views, self._shape, self._exact).add
-            unlike = first_unlike(repeated, self._add, views, self._shape, self._vector.zeros)
+            kind = torch.float32 if sum_type.is_floating_point else torch.int32
+            summed = functools.partial(self._at_once, kind)
+            repeated = RepeatedPass(recording(), summed, views, self._shape, self._exact).add
+            unlike = first_unlike(repeated, self._add, views, self._shape, self._vector.zeros().to(sum_type))
         except RuntimeError as error:
             if self._if_unlike == "raise":
                 raise
@@ -172,21 +195,21 @@ class LayerwiseEngine(Engine):
             reading, lanes = self._reading(), self._lanes.count
             return self._lanes.add(lambda k, part: self._lane(batch, passes[k::lanes], clip_norm, part, reading), into)
 
-    def _at_once(self, views: Views, starts: Tensor, clip: Clip) -> Summed:
-        """A pass whose groups the device alone knows; it reads the weights anew."""
+    def _at_once(self, kind: torch.dtype, views: Views, starts: Tensor, clip: Clip) -> Summed:
+        """A pass whose groups the device alone knows; it reads the weights anew. Its sum is of that type."""
         shape = self._shape
         places = shape.typical, shape.groups, shape.slots, shape.room
         grouping = Grouping([], self._vector.device, self._exact, *places, starts=starts)
         with parametrize.cached(), self._loss.kernels():
             with torch.enable_grad():
                 terms, losses = terms_of(self._loss, views, grouping, self._reading())
-            total = torch.zeros(self._vector.numel, device=self._vector.device)
+            total = torch.zeros(self._vector.numel, dtype=kind, device=self._vector.device)
             norms = add_up(terms, clip, grouping, self._vector.split(total))
         return Summed(norms, losses, total)
 
     def _reading(self) -> Reading:
         """What passes read now."""
-        return Reading.of(self._loss, self._vector, self._sources())
+        return Reading.of(self._loss, self._vector, self._sources(), self._at_places)
 
     def _sources(self) -> list[tuple[Tensor, Source]]:
         """What layers read: trainable parameters, and weights with adapters, which are merged once for all passes."""
@@ -210,7 +233,9 @@ class LayerwiseEngine(Engine):
     ) -> Tensor:
         """Adds a lane's groups; returns ``(3, g)``: norms, losses and numbers of records."""
         kind = precise_type(self._vector.parameters[0])
-        one_pass = torch.zeros_like(into, dtype=kind)  # long sums would lose digits in float32
+        if not into.is_floating_point():
+            kind = foreach.WHOLE[kind]
+        one_pass = torch.zeros_like(into, dtype=kind)  # half as long as a whole step's sum
         parts = self._vector.split(one_pass)
         figures = [into.new_zeros(3, 0, dtype=self._exact)]
         passed = self._passer(reading)
