@@ -98,3 +98,22 @@ def test_urls(path: str) -> None:
 @pytest.mark.parametrize("path", ["store", "/a/b", "./s3:/x", "~/x", "a b://c", "C:/x", "data/x://y"])
 def test_paths(path: str) -> None:
     assert not is_url(path)
+
+
+@pytest.mark.parametrize("words", [["watch"], ["resume"], ["data", "inspect"]])
+def test_a_valid_name_is_never_called_invalid_and_the_advice_works(tmp_path, words):
+    place = tmp_path / "für alle"
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "dpfed", *words, str(place)]
+    done = subprocess.run(command, env=environment, capture_output=True)
+    assert done.returncode == 2 and b"[path-encoding]" in done.stderr and b"set PYTHONUTF8=1" in done.stderr, done.stderr
+    done = subprocess.run(command, env=environment | {"PYTHONUTF8": "1"}, capture_output=True)
+    assert done.returncode == 2 and "für alle" in done.stderr.decode() and b"path-" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["watch", "."], ["data", "inspect", "store"], ["pretrain", "quickstart"]])
+def test_a_working_folder_that_is_gone_is_named(tmp_path, words):
+    (tmp_path / "gone").mkdir()
+    command = ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", sys.executable, "-m", "dpfed", *words]
+    done = subprocess.run(command, cwd=tmp_path / "gone", capture_output=True, text=True)
+    assert done.returncode == 2 and "is gone: change to another one." in done.stderr, done.stderr

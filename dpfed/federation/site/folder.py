@@ -22,7 +22,7 @@ from dpfed.federation.budgeting import reserve_site
 from dpfed.federation.confirmed_cards import confirm, confirmed_in, refuse_strangers
 from dpfed.federation.own_folder import own_folder
 from dpfed.files.atomic import create_file, sync_folder, write_atomically
-from dpfed.files.locking import file_lock
+from dpfed.files.locking import noted_lock
 from dpfed.files.reading import read_bytes
 from dpfed.models.starting import find_start
 from dpfed.paths import local_path
@@ -289,7 +289,7 @@ class SiteFolder:
         Raises:
             UserError: if another process serves it.
         """
-        return file_lock(self.path / ".lock", f"{self.path} is served by another process.")
+        return noted_lock(self.path / ".lock", f"{self.path} is served by another process.")
 
 
 def records_of_site(store: str | Path, declared: int | None, settings: dict[str, Any]) -> RecordStore:

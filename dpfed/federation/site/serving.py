@@ -112,13 +112,29 @@ def serve_site(
         folder.refuse_if_left()
         worker = load_site(folder, log)
         log("ready")
-        serve(socket, worker.answer, stop, group, worker.longest)
-        ledger = Ledger.open(folder.ledger)
-        if ledger.last_step + 1 >= ledger.plan.steps:  # it will not be asked again
-            for budget in settle_locked(folder):
-                taken = percent(budget.filter.part(budget.spent))
-                log(f"settled with the lifetime budget {shown(budget)}: {taken} of it is taken")
+        is_settled = False
+
+        def settle_once() -> None:
+            nonlocal is_settled
+            if worker.is_over and not is_settled:  # the service may stay for months
+                is_settled = True
+                _settle(folder, log)
+
+        serve(socket, worker.answer, stop, group, worker.longest, settle_once)
+        if worker.is_over:
+            if not is_settled:
+                _settle(folder, log)
             folder.forget_features()
+
+
+def _settle(folder: SiteFolder, log: Callable[[str], None]) -> None:
+    """Settles with the lifetime budgets. What fails is logged, for the site goes on answering."""
+    try:
+        for budget in settle_locked(folder):
+            taken = percent(budget.filter.part(budget.spent))
+            log(f"settled with the lifetime budget {shown(budget)}: {taken} of it is taken")
+    except (UserError, OSError) as error:
+        log(f"not settled with the lifetime budget: {error}; `dpfed budget settle {folder.path}` repeats it")
 
 
 def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
