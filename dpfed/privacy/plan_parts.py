@@ -33,7 +33,6 @@ Clipping = Literal["fixed", "automatic", "adaptive"]
 _AUTOMATIC = 1.0  # C, where every gradient is normalised, or there are none
 _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
 _MOST_DISCRETE = 1e3
-_USUAL_GROUP = 16
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,7 @@ class Sampling:
     def __post_init__(self) -> None:
         settle_numbers(self)
         require_within("the number of training records (or units)", self.records, 2, MOST_RECORDS)
-        usual = max(min(_USUAL_GROUP, self.records), self.records // 10)  # far from all, and enough to contrast
-        require_within("batch", self.batch, 1, self.records, " (the training records)", f"--set privacy.batch={usual}")
+        require_within("batch", self.batch, 1, self.records, " (the training records)")
         require_within("per_unit", self.per_unit, 1)
 
     @property

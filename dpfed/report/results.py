@@ -33,7 +33,7 @@ class Result:
         split: which records.
         untrained_interval: 95%, over the draw of held-out records; ``None``: not known.
         trained_interval: the same of the trained value.
-        change: the same of trained minus untrained, on the same records.
+        change: the same of trained minus untrained, on the same records, and over what noise alone does.
         chance: what guessing gives; ``None``: not known.
     """
 

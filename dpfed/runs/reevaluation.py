@@ -18,9 +18,10 @@ from dpfed.progress import Silent, Watcher
 from dpfed.protocol.statement import terms_of
 from dpfed.runs import budgeting
 from dpfed.runs.assembly import assemble
+from dpfed.runs.noise_alone import noise_alone
 from dpfed.runs.outcome import rewrite_artifacts
 from dpfed.runs.resolution import resolve
-from dpfed.training.checkpoint import Checkpoints
+from dpfed.training.checkpoint import Checkpoints, steps_of
 
 
 def evaluate_run(
@@ -68,8 +69,10 @@ def evaluate_run(
     untrained = parts.evaluate("untrained", 0)
     parts.load_weights(saved[-1])
     watcher.note("measuring the trained model")
-    step = int(saved[-1].stem.removeprefix("step-"))
-    figures = untrained + [figure.compared(untrained) for figure in parts.evaluate("trained", step)]
+    step = steps_of(saved[-1])
+    trained = parts.evaluate("trained", step)
+    noise = noise_alone(parts, saved[0]) if trained and steps_of(saved[0]) < step else []
+    figures = untrained + [figure.compared(untrained, noise) for figure in trained]
     if run.finished:
         with run.locked(wait=_WAIT):
             # The card first: a crash in between leaves a mark without its figures, and never figures without their mark.

@@ -26,6 +26,7 @@ from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components
 from dpfed.runs.budgeting import hold, settle_at_end
 from dpfed.runs.job import Job, alone
+from dpfed.runs.noise_alone import noise_alone
 from dpfed.runs.outcome import write_outcome
 from dpfed.training.checkpoint import Checkpoints, DamagedCheckpoint, Progress, steps_of
 from dpfed.training.coordinator import DISCARDED, Coordinator, StepSummary
@@ -143,7 +144,8 @@ def _carry_out(
         trained = parts.evaluate("trained", plan.steps)
         # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
         untrained = _untrained_again(parts, checkpoints, watcher) if untrained is None else untrained
-        _record(run, [figure.compared(untrained) for figure in trained], watcher)
+        noise = _noise_alone(parts, checkpoints, watcher) if untrained else []
+        _record(run, [figure.compared(untrained, noise) for figure in trained], watcher)
         save_encoder(run.model, parts.model, config, _runs_of(run, parts, ledger))
         write_outcome(run, parts, ledger)
     run.delete_secrets()
@@ -182,7 +184,7 @@ def _progress(watcher: Watcher, plan: PrivacyPlan, start: int, paid: int) -> Cal
 
 def _untrained_again(parts: Components, checkpoints: Checkpoints, watcher: Watcher) -> list[Evaluation]:
     """The figures before training, of a run that is resumed; none where its first checkpoint is gone."""
-    first = next((path for path in checkpoints.paths() if path.stem == "step-00000000"), None)
+    first = _first(checkpoints)
     if first is None or parts.config.evaluation.split == "none":
         return []
     before = dataclasses.replace(parts, model=copy.deepcopy(parts.model))
@@ -192,6 +194,23 @@ def _untrained_again(parts: Components, checkpoints: Checkpoints, watcher: Watch
         watcher.note(f"the model before training is not measured again: {error}")
         return []
     return before.evaluate("untrained", 0)
+
+
+def _first(checkpoints: Checkpoints) -> Path | None:
+    """The checkpoint before training, if it is there."""
+    return next((path for path in checkpoints.paths() if path.stem == "step-00000000"), None)
+
+
+def _noise_alone(parts: Components, checkpoints: Checkpoints, watcher: Watcher) -> list[list[Evaluation]]:
+    """Figures of models that noise alone may have made; none of a run whose first checkpoint is gone."""
+    if (first := _first(checkpoints)) is None:
+        return []
+    watcher.note("measuring what noise alone does to the figures")
+    try:
+        return noise_alone(parts, first)
+    except DamagedCheckpoint as error:
+        watcher.note(f"what noise alone does is not measured: {error}")
+        return []
 
 
 def _due(summary: StepSummary, plan: PrivacyPlan, every: int) -> bool:

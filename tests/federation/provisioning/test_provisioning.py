@@ -336,7 +336,7 @@ def test_a_site_that_is_served_does_not_leave(office):
         ({"data": {"path": "/nowhere"}}, "no record store at /nowhere"),
         ({"model": {"start": "/nowhere"}}, "nothing at /nowhere"),
         ({"evaluation": {"split": "validation"}}, "split of .* is empty"),
-        ({"bounding": {"group_size": 64}}, "group_size must lie in 1..60"),
+        ({"bounding": {"group_size": 64}}, "group_size must lie in 2..60"),
         ({"data": {"size": None}}, "squares of 32 pixels"),
         ({"privacy": {"not_covered": "mine"}}, "terms-not-covered"),
         ({"privacy": {"seed": 3}}, "terms-seed"),
