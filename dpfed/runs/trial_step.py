@@ -137,7 +137,7 @@ def _all_finite(parts: Components, batch: GroupBatch) -> bool:
 
 
 def refuse_equal_captions(store: RecordStore) -> None:
-    """Refuses captioned records that all say the same: no image can be told from another by its caption.
+    """Refuses captioned records that all say the same: captions distinguish no image from another.
 
     Raises:
         UserError: saying what to import instead.

@@ -39,6 +39,7 @@ _LETTERS = "letters, digits, '.', '_' and '-'"
 _PATTERNS = {
     "^[A-Za-z0-9_-][A-Za-z0-9._-]*$": f"expected {_LETTERS}, not beginning with '.'",
     "^[A-Za-z0-9._-]{1,64}$": f"expected {_LETTERS}, 64 of them at most",
+    "^[0-9a-f]{32}$": "expected a fingerprint, 32 hexadecimal digits",
     "^[0-9a-f]{64}$": "expected a public key, 64 hexadecimal digits",
 }
 _LONGEST = 80  # characters of a value that a message repeats

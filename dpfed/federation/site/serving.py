@@ -111,7 +111,7 @@ def serve_site(
     with folder.locked():
         folder.refuse_if_left()
         worker = load_site(folder, log)
-        log("ready")
+        log(f"ready: {folder.own_card().records:,} training records declared{_records_of(folder)}")
         serve(socket, worker.answer, stop, group, worker.longest)
         ledger = Ledger.open(folder.ledger)
         if ledger.last_step + 1 >= ledger.plan.steps:  # it will not be asked again
@@ -119,6 +119,11 @@ def serve_site(
                 taken = percent(budget.filter.part(budget.spent))
                 log(f"settled with the lifetime budget {shown(budget)}: {taken} of it is taken")
             folder.forget_features()
+
+
+def _records_of(folder: SiteFolder) -> str:
+    contents = folder.own_card().contents
+    return f", their fingerprint {contents}" if contents else ""
 
 
 def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
@@ -132,6 +137,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     folder.refuse_cost(terms.privacy_plan)  # its operator may have lowered the budget since
     parts = assemble(resolve(site_config(terms, settings)), randomness, terms=terms)
     parts = dataclasses.replace(parts, kept=(folder.features, Silent()))
+    folder.refuse_other_records(parts.store)
     # The store may have grown since the site was made.
     refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
     share = Share(number, OwnRows(parts.store, parts.store.keys), terms.sites[number].groups)
