@@ -13,8 +13,9 @@ from dpfed.errors import UserError
 _USUAL_GROUP = 16
 MOST_RECORDS, MOST_STEPS = 10**12, 10**9  # beyond these, accounting in numbers of 64 bits means nothing
 LEAST_EPSILON = 1e-3  # losses are added up on a grid of 1e-5 at best
-# Of new plans; that of a file is taken as it is. Nobody means less: a gradient so short is hardly more than rounding.
-CLIP_NORMS, STABILITIES = (1e-5, 1e9), (1e-4, 1e9)
+# Of new plans; that of a file is taken as it is. Nobody means less: a gradient so short is hardly more than rounding. More than
+# the length of any gradient buries it in noise.
+CLIP_NORMS, STABILITIES = (1e-5, 1e6), (1e-4, 1e4)
 
 
 def wrong_clip_norm(value: float) -> str:

@@ -65,6 +65,11 @@ class Promise:
         if privacy.epsilon is not None:
             require_epsilon("privacy.epsilon", privacy.epsilon)
         delta = accounting.default_delta(records) if privacy.delta is None else privacy.delta
+        require(
+            0 < delta < 1,
+            f"delta must lie strictly between 0 and 1/N, where N counts the training records, got {delta}; leave it out for "
+            "the default, 1/(N ln N)",
+        )
         return cls(delta, privacy.accountant if privacy.accountant in known else known[0], privacy.epsilon, privacy.unit)
 
     @property

@@ -85,7 +85,7 @@ def begin(
     refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
     try_step(parts)
     if terms is None or RunDirectory.SIMULATION in (files or {}):  # otherwise the records are the sites'
-        if parts.config.model.reads_text and not parts.plan.bounding.method.closed_form:
+        if parts.config.model.reads_text and not parts.plan.bounding.method.public_records:
             refuse_equal_captions(parts.store)
         preflight_budget(preflight.folder, parts.config, parts.store, parts.plan)
     say_what_is_trained(parts, watcher)

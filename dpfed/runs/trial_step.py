@@ -25,7 +25,7 @@ from dpfed.runs.assembly import Components
 from dpfed.training.post_processing import build_optimizer, take_step
 
 _RECORDS = 4  # of the group that is tried
-_LEAST_SIGNAL = 1e-6  # of clip_norm: the noise is made for gradients of that length, and would bury a shorter one
+_LEAST_SIGNAL = 1e-6  # of the length that the noise is made for: it buries a shorter gradient
 _LEAST_CHANGE = 1e-6  # of the weights' length, by all steps together: float32 hardly tells that apart
 
 
@@ -74,17 +74,25 @@ def _gradient(parts: Components, batch: GroupBatch) -> Tensor:
     model.train()
     with torch.random.fork_rng(devices=[]):
         norms = engine.add_clipped(batch, plan.bounding.bound, total)
-    norm, least = float(norms.max()) if len(norms) else 0.0, _LEAST_SIGNAL * plan.bounding.clip_norm
+    norm, bounding = float(norms.max()) if len(norms) else 0.0, plan.bounding
     if not math.isfinite(norm):
         raise UserError(
             f"the gradient of objective.name = '{config.objective.name}' is not finite on images of noise, and dpfed leaves "
             "such gradients out: nothing would be learnt. Choose other [objective] keys, or precision 'fp32'. [run-gradient]"
         )
-    if norm == 0 or (plan.private and plan.bounding.clipping != "automatic" and norm < least):
+    # What is left of a gradient beside the longest that the noise is made for; a threshold that adapts finds its own.
+    left, key = {
+        "fixed": (norm / bounding.clip_norm, f"clip_norm = {bounding.clip_norm:g}"),
+        "automatic": (norm / (norm + bounding.stability), f"stability = {bounding.stability:g}")
+        if norm
+        else (0.0, "stability"),
+        "adaptive": (norm, "clip_norm"),
+    }[bounding.clipping]
+    if norm == 0 or (plan.private and left < _LEAST_SIGNAL):
         raise UserError(
-            f"the gradient of a group of noise is {norm:.1g} long, and the noise is made for bounding.clip_norm = "
-            f"{plan.bounding.clip_norm:g}: nothing would be learnt. Lower bounding.clip_norm, or set bounding.clipping = "
-            "'automatic'. [run-no-signal]"
+            f"the gradient of a group of noise is {norm:.1g} long, and bounding.{key} leaves {left:.1g} of what the noise is "
+            "made for: nothing would be learnt. Lower it to a usual length of gradients, such as 1, or check [objective]. "
+            "[run-no-signal]"
         )
     return total
 

@@ -74,12 +74,7 @@ HOPELESS = [
         "optimizer-rate-high",
         {"optimizer.learning_rate": 1e-2},
     ),
-    ({"bounding.clip_norm": 1e9}, "run-no-signal", {"bounding.clip_norm": 1.0}),
-    (
-        {"bounding.clip_norm": 1e9, "bounding.method": "none", "privacy.epsilon": None},
-        "setting-idle",
-        {"bounding.clip_norm": None},
-    ),
+    ({"bounding.clip_norm": 1e6, "objective.temperature": 100.0}, "run-no-signal", {"bounding.clip_norm": 1.0}),
 ]
 
 
@@ -109,6 +104,21 @@ def test_a_model_of_which_only_the_temperature_is_trained_is_refused(tiny, tmp_p
     with pytest.raises(UserError, match="model-all-frozen"):
         pretrain(parse_config(tree), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("key", ["privacy.epsilon", "privacy.noise_multiplier", "bounding.clip_norm", "bounding.stability"])
+def test_the_limits_that_a_refusal_names_are_values_that_train(tiny, tmp_path, key):
+    given = {"privacy.noise_multiplier": {"privacy.epsilon": None}, "bounding.stability": {"bounding.clipping": "automatic"}}
+    tree = changed(tiny, **{"privacy.steps": 1, "evaluation": {"split": "none"}}, **given.get(key, {}))
+    for number, wrong in enumerate((1e-200, 1e200)):
+        with pytest.raises(UserError) as refused:
+            known_plan(parse_config(changed(tree, **{key: wrong})))
+        named = re.search(r"at (?:least|most) ([\d.e+-]*\d)|expected ([\d.e+-]+) to ([\d.e+-]+)", str(refused.value))
+        if named is None:
+            assert key == "privacy.epsilon" and wrong == 1e200  # a promise of nothing has no largest value
+            continue
+        value = float(named[1] or named[2 + number])
+        assert pretrain(parse_config(changed(tree, **{key: value})), tmp_path / f"run-{number}").finished
 
 
 @pytest.mark.parametrize("differ", [False, True])
