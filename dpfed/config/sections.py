@@ -370,7 +370,7 @@ class ProgressConfig(Section):
     )
     quantile: float = Field(0.5, ge=0.01, le=0.99, description="quantile of the groups' gradient norms that is followed")
     loss_range: float | None = Field(
-        None, ge=1e-3, le=1e6, description="per-record losses are clipped to this value; default: twice the chance-level loss"
+        None, ge=1e-6, le=1e6, description="per-record losses are clipped to this value; default: twice the chance-level loss"
     )
 
 

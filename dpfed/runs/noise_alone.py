@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from dpfed.evaluation.suite import Evaluation
 from dpfed.models.parameters import TrainableVector
@@ -24,22 +24,17 @@ from dpfed.runs.assembly import Components, noise_std_of
 _DRAWS = 4  # figures of as many models: t has three degrees of freedom, and each costs an evaluation
 
 
-def noise_alone(parts: Components, untrained: Path) -> list[list[Evaluation]]:
+def noise_alone(parts: Components, start: Tensor) -> list[list[Evaluation]]:
     """Measures models that noise alone may have made.
 
     Args:
         parts: of the run; its model has the weights that are measured and published.
-        untrained: the run's first checkpoint.
-
-    Raises:
-        UserError: if the checkpoint is damaged.
+        start: ``(P,)``, the trainable weights before training.
     """
     here = replace(parts, model=copy.deepcopy(parts.model))
     vector = TrainableVector(here.model)
-    trained = vector.gather()
-    here.load_weights(untrained)
-    start = vector.gather()
-    moved, generator = trained - start, torch.Generator().manual_seed(0)  # the same figures after an interruption
+    start = start.to(vector.device)
+    moved, generator = vector.gather() - start, torch.Generator().manual_seed(0)  # the same figures after an interruption
     closed_form = parts.plan.bounding.method.closed_form
     noise_std = (noise_std_of(parts.plan, parts.terms) or parts.plan.noise_std) / parts.plan.divisor
     found = []

@@ -14,6 +14,7 @@ from dpfed.config import read_back
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
 from dpfed.evaluation.tasks import tasks_of
+from dpfed.models.parameters import TrainableVector
 from dpfed.progress import Silent, Watcher
 from dpfed.protocol.statement import terms_of
 from dpfed.runs import budgeting
@@ -66,12 +67,12 @@ def evaluate_run(
         run.disclose(LABELLED_FIGURES)
     watcher.note("measuring the model before training")
     parts.load_weights(saved[0])
-    untrained = parts.evaluate("untrained", 0)
+    untrained, weights = parts.evaluate("untrained", 0), TrainableVector(parts.model).gather()
     parts.load_weights(saved[-1])
     watcher.note("measuring the trained model")
     step = steps_of(saved[-1])
     trained = parts.evaluate("trained", step)
-    noise = noise_alone(parts, saved[0]) if trained and steps_of(saved[0]) < step else []
+    noise = noise_alone(parts, weights) if trained and steps_of(saved[0]) < step else []
     figures = untrained + [figure.compared(untrained, noise) for figure in trained]
     if run.finished:
         with run.locked(wait=_WAIT):
