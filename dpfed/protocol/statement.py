@@ -89,7 +89,7 @@ def epsilon_if_known(terms: Terms, own: int, confirmed: Collection[str]) -> floa
     part = trust.noise_if_honest(known) if plan.private and trust.shared else 1.0
     if part >= 1:
         return plan.epsilon()
-    multiplier = plan.noise_std * math.sqrt(part) / plan.rounded_sensitivity
+    multiplier = plan.noise_std * math.sqrt(part) / plan.sensitivity
     without = dataclasses.replace(plan.mechanism, noise_multiplier=multiplier)
     return epsilon(without, plan.steps, plan.promise.delta, plan.promise.accountant)
 

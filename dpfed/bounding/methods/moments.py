@@ -33,6 +33,7 @@ Units: the parts of a unit's records are averaged, so a unit moves the sum as on
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -44,6 +45,7 @@ from dpfed.schema.section import Section
 if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine
     from dpfed.config import Config
+    from dpfed.privacy.plan import PrivacyPlan
 
 MEAN_SHARE, CROSS_SHARE = 0.05, 0.8  # a and b: near the best at every epsilon (docs/moments.md)
 _VIEWS = 8  # of images alone
@@ -90,6 +92,12 @@ def _refuse_without_weights(config: Config) -> None:
         )
 
 
+def _radius(plan: PrivacyPlan) -> float:
+    """2^46, which gives unit vectors steps of 2^-19; less where the sum, or its noise, would leave no room in 64 bits."""
+    of_sum, of_noise = 60 - math.log2(plan.sampling.records), 56 - math.log2(plan.noise.multiplier)
+    return 2.0 ** math.floor(min(46, of_sum, of_noise))
+
+
 def _engine(build: Build) -> Engine:
     from dpfed.bounding.pair_moments import MomentsEngine
 
@@ -104,6 +112,7 @@ METHOD = Method(
     "root of the sum of their squares is the sensitivity, 1.",
     sensitivity=lambda plan: plan.bounding.clip_norm,
     spread=lambda plan: plan.sampling.records,
+    radius=_radius,
     divisor=lambda plan: plan.sampling.records,
     mechanism=lambda plan: poisson(plan, (plan.bounding.options["mean_share"], 1 - plan.bounding.options["mean_share"])),
     closed_form=True,
