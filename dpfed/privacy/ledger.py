@@ -184,6 +184,11 @@ class Ledger:
         return len(self._releases)
 
     @property
+    def steps(self) -> list[int]:
+        """The steps that are charged, in the order in which they were."""
+        return [release.step for release in self._releases]
+
+    @property
     def last_step(self) -> int:
         """The latest step that was charged; -1: none."""
         return max(self._by_step, default=-1)

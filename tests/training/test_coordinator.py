@@ -287,7 +287,7 @@ def test_a_step_is_as_long_as_its_schedule_says(make, schedule, rates):
 
 
 def test_diverged_parameters_stop_the_run_with_a_sentence(make):
-    _, coordinator, _ = make(config=OptimizerConfig(name="sgd", learning_rate=1e38, momentum=0.9))
+    _, coordinator, _ = make(config=OptimizerConfig(name="sgd").model_copy(update={"learning_rate": 1e38}))
     with pytest.raises(UserError, match=r"learning_rate.*\[optimizer-diverged"):
         for step in range(10):
             coordinator.apply(step, zeros())

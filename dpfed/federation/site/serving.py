@@ -111,7 +111,7 @@ def serve_site(
     with folder.locked():
         folder.refuse_if_left()
         worker = load_site(folder, log)
-        log("ready")
+        log(f"ready: {folder.own_card().records:,} training records declared{_records_of(folder)}")
         is_settled = False
 
         def settle_once() -> None:
@@ -137,6 +137,11 @@ def _settle(folder: SiteFolder, log: Callable[[str], None]) -> None:
         log(f"not settled with the lifetime budget: {error}; `dpfed budget settle {folder.path}` repeats it")
 
 
+def _records_of(folder: SiteFolder) -> str:
+    contents = folder.own_card().contents
+    return f", their fingerprint {contents}" if contents else ""
+
+
 def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     """The worker of a site, with its records, its model and its ledger.
 
@@ -148,6 +153,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     folder.refuse_cost(terms.privacy_plan)  # its operator may have lowered the budget since
     parts = assemble(resolve(site_config(terms, settings)), randomness, terms=terms)
     parts = dataclasses.replace(parts, kept=(folder.features, Silent()))
+    folder.refuse_other_records(parts.store)
     # The store may have grown since the site was made.
     refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
     share = Share(number, OwnRows(parts.store, parts.store.keys), terms.sites[number].groups)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from dpfed.data.importers import detect, import_records
 from dpfed.data.importers.access import Access
@@ -189,18 +188,3 @@ def test_files_too_large_to_be_images_are_not_read(tmp_path: Path, pictures) -> 
         file.truncate(1 << 40)  # takes no room on the disk
     with pytest.raises(UserError, match=r"larger than 1 GiB \(1\): 1\.png"):
         import_records(root, tmp_path / "s")
-
-
-@pytest.mark.parametrize(
-    ("count", "words"), [(1, "0.png leads"), (2, "0.png (and 1 other) leads"), (3, "0.png (and 2 others) leads")]
-)
-def test_files_that_lead_out_are_counted(tmp_path, count, words):
-    (tmp_path / "in" / "cat").mkdir(parents=True)
-    for number in range(count):
-        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
-        (tmp_path / "in" / "cat" / f"{number}.png").symlink_to(tmp_path / f"{number}.png")
-    with pytest.raises(UserError, match="import-all-outside") as refused:
-        import_records(tmp_path / "in", tmp_path / "store", size=8)
-    assert words in str(refused.value)
-    store = import_records(tmp_path / "in", tmp_path / "store", size=8, allow_outside=True)
-    assert sum(store.counts.values()) == count
