@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,12 +43,24 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
     text = os.fsdecode(given)
     if not text.strip():
         raise UserError(f"{what} is empty; write '.' for the current folder. [path-empty]")
+    if not _is_utf8(text) and _is_utf8_on_disk(text):
+        raise UserError(
+            f"{what}, {os.fsencode(text).decode()}, has letters that Python cannot read, because it takes all names for "
+            f"{sys.getfilesystemencoding()}: set PYTHONUTF8=1. [path-encoding]"
+        )
     if "\0" in text or not _is_utf8(text):
         raise UserError(f"{what}, {text!r}, is not valid text in UTF-8; rename it, or choose another. [path-not-utf8]")
     if is_url(text):  # which would silently mean a folder called "s3:"
         raise UserError(f"{what}, {text}, is the address of another place: give a path on this machine. [path-address]")
     path = Path(text)
-    if len(os.fsencode(path.absolute())) > _LONGEST or any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts):
+    try:
+        whole = path.absolute()
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{what}, {text}, is in the current folder, which was deleted: change to another folder, or give an absolute path. "
+            "[path-folder-gone]"
+        ) from error
+    if len(os.fsencode(whole)) > _LONGEST or any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts):
         raise UserError(f"{what} has {len(text):,} letters, more than a file's name can have; choose another. [path-too-long]")
     return path
 
@@ -87,6 +100,14 @@ def proxy_hint() -> str:
     """The end of a message about a connection that failed; empty where no proxy is set."""
     names = proxy_names(os.environ)
     return f" A proxy is set ({', '.join(names)}): if the address needs none, add its host to no_proxy." if names else ""
+
+
+def _is_utf8_on_disk(text: str) -> bool:
+    try:
+        os.fsencode(text).decode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def _is_utf8(text: str) -> bool:

@@ -122,19 +122,24 @@ def import_progress(watcher: Watcher, name: str = "records") -> Callable[..., No
 
 
 @contextlib.contextmanager
-def signs_of_life(told: Callable[[str], None], what: str, every: float = 15.0) -> Iterator[None]:
+def signs_of_life(
+    told: Callable[[str], None], what: str, every: float = 15.0, beside: Callable[[], str] = lambda: ""
+) -> Iterator[None]:
     """Says now and then, while the block runs, that it still does: for what takes minutes on a busy machine and counts nothing.
 
     Args:
         told: hears it, in a thread of its own.
         what: is done.
-        every: seconds.
+        every: seconds until the first sign; each further one takes twice as long as the one before.
+        beside: what else there is to say then.
     """
     ended, started = threading.Event(), time.monotonic()
 
     def tell() -> None:
-        while not ended.wait(every):
-            told(f"{what}: still running after {time.monotonic() - started:.0f} seconds")
+        wait = every
+        while not ended.wait(wait):
+            told(f"{what}: still running after {time.monotonic() - started:.0f} seconds{beside()}")
+            wait = time.monotonic() - started
 
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import pytest
 from dpfed.budgets.registry import registry
 from dpfed.errors import UserError
 from dpfed.federation.demo.processes import Processes
-from dpfed.paths import is_url, proxy_hint, without_proxy
+from dpfed.paths import is_url, local_path, proxy_hint, without_proxy
 
 NOWHERE = "http://me:secret@127.0.0.1:9"
 HOSTS = "localhost,127.0.0.1,::1"
@@ -62,6 +63,33 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch) -> None:
         registry()
 
 
+@pytest.mark.parametrize("home", ["", "relative", None])
+@pytest.mark.parametrize("state", ["", "relative", None])
+def test_budgets_do_not_depend_on_where_a_command_starts(monkeypatch, tmp_path, home, state) -> None:
+    """With an empty HOME, ``~`` would be the root of the file system, and a budget that was set before would be overlooked."""
+    own = os.path.join(pwd.getpwuid(os.getuid()).pw_dir, ".local/state/dpfed/budgets")
+    for name, value in {"HOME": home, "XDG_STATE_HOME": state, "DPFED_BUDGETS": None}.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    assert str(registry()) == own
+    monkeypatch.setenv("XDG_STATE_HOME", "~/state")
+    assert str(registry()) == os.path.join(pwd.getpwuid(os.getuid()).pw_dir, "state/dpfed/budgets")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert registry() == tmp_path / "state/dpfed/budgets"
+    monkeypatch.setenv("DPFED_BUDGETS", "shelf")
+    with pytest.raises(UserError, match="registry-relative"):
+        registry()
+
+
+def test_a_deleted_working_folder_is_named(monkeypatch, tmp_path) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for given in ("store", "."):
+        with pytest.raises(UserError, match="current folder, which was deleted.*path-folder-gone"):
+            local_path(given, "the new store")
+    assert local_path(tmp_path, "the new store") == tmp_path
+
+
 @pytest.mark.parametrize("path", ["s3://bucket/store", "file:///a", "memory://x", "simplecache::s3://b/x", "gs://b"])
 def test_urls(path: str) -> None:
     assert is_url(path)
@@ -70,3 +98,22 @@ def test_urls(path: str) -> None:
 @pytest.mark.parametrize("path", ["store", "/a/b", "./s3:/x", "~/x", "a b://c", "C:/x", "data/x://y"])
 def test_paths(path: str) -> None:
     assert not is_url(path)
+
+
+@pytest.mark.parametrize("words", [["watch"], ["resume"], ["data", "inspect"]])
+def test_a_valid_name_is_never_called_invalid_and_the_advice_works(tmp_path, words):
+    place = tmp_path / "für alle"
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "dpfed", *words, str(place)]
+    done = subprocess.run(command, env=environment, capture_output=True)
+    assert done.returncode == 2 and b"[path-encoding]" in done.stderr and b"set PYTHONUTF8=1" in done.stderr, done.stderr
+    done = subprocess.run(command, env=environment | {"PYTHONUTF8": "1"}, capture_output=True)
+    assert done.returncode == 2 and "für alle" in done.stderr.decode() and b"path-" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["watch", "."], ["data", "inspect", "store"], ["pretrain", "quickstart"]])
+def test_a_working_folder_that_is_gone_is_named(tmp_path, words):
+    (tmp_path / "gone").mkdir()
+    command = ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", sys.executable, "-m", "dpfed", *words]
+    done = subprocess.run(command, cwd=tmp_path / "gone", capture_output=True, text=True)
+    assert done.returncode == 2 and "is gone: change to another one." in done.stderr, done.stderr

@@ -21,7 +21,7 @@ from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.atomic import DRAFT, create_file, draft_of, new_folder, write_atomically
 from dpfed.files.json_lines import DamagedLine, append_line, read_lines
-from dpfed.files.locking import file_lock
+from dpfed.files.locking import noted_lock
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.paths import path_of
 from dpfed.privacy.phase import Phase
@@ -163,7 +163,7 @@ class RunDirectory:
         run = cls(path)
         run.refuse_odd_entries()
         if not run._config.is_file():
-            raise UserError(f"{path} has no config.toml: `dpfed pretrain CONFIG --run {path}` starts a run. [run-no-config]")
+            raise UserError(f"{path} is not a run: {_instead(run.path)}. [run-no-config]")
         return run
 
     @property
@@ -321,7 +321,7 @@ class RunDirectory:
         Raises:
             UserError: if another process holds it.
         """
-        return file_lock(self._lock, f"{self.path} is in use by another process that is training it right now.", wait)
+        return noted_lock(self._lock, f"{self.path} is in use by another process that is training it right now.", wait)
 
     def append(self, file: Path, line: dict[str, Any]) -> None:
         """Adds one JSON line to one of the run's files."""
@@ -393,6 +393,16 @@ def _json_of(file: Path) -> Any:
         return json.loads(read_text(file)) if file.is_file() else None
     except (OSError, ValueError) as error:
         raise UserError(f"{file} is damaged ({error}): restore it. [run-json-damaged]") from error
+
+
+def _instead(path: Path) -> str:
+    """What lies in the place of a run, and what to do."""
+    if any((folder / "site.toml").is_file() for folder in (path, path / "site")):
+        return f"it is a site of a federation, and `dpfed watch {path}` shows what that has spent"
+    inside = sorted(config.parent for config in path.glob("*/config.toml")) if path.is_dir() else []
+    if inside:
+        return f"it is a folder of runs; give one of them, such as {inside[0]}"
+    return f"it has no config.toml; `dpfed pretrain CONFIG --run {path}` starts a run"
 
 
 def _cannot_make(path: Path, error: OSError | ValueError) -> UserError:

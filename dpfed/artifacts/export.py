@@ -10,7 +10,16 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.model_card import model_card
 from dpfed.errors import UserError
 from dpfed.files.atomic import new_folder
+from dpfed.models.description import BLACK_BORDERS, describe
 from dpfed.paths import path_of
+
+
+def about_images(folder: str | Path) -> str:
+    """What an exported model's library does otherwise with images; empty where it does the same."""
+    description = describe(RunDirectory.open(folder).model)
+    if not str(description["model"].get("image", "")).startswith("timm/") or description.get("resize") != "pad":
+        return ""
+    return f"{BLACK_BORDERS} config.json says under dpfed what reproduces them; the page of --hub has it as code."
 
 
 def export_model(folder: str | Path, dest: str | Path, hub: bool = False, license: str | None = None) -> list[Path]:

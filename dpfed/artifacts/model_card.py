@@ -17,9 +17,14 @@ _LOADING = {
         'import open_clip\n\nmodel, _, preprocess = open_clip.create_model_and_transforms("hf-hub:OWNER/NAME")\n'
         'tokenizer = open_clip.get_tokenizer("hf-hub:OWNER/NAME")'
     ),
+    # The steps that timm's own transform has in another order, or with another colour of borders.
     "timm": (
-        'import timm\n\nmodel = timm.create_model("hf-hub:OWNER/NAME", pretrained=True).eval()\n'
-        "transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))"
+        "import timm\nfrom timm.data.transforms import CenterCropOrPad, ResizeKeepRatio\n"
+        "from torchvision import transforms as T\n\n"
+        'model = timm.create_model("hf-hub:OWNER/NAME", pretrained=True).eval()\n'
+        "how = T.InterpolationMode.{interpolation}\n"
+        'transform = T.Compose([{resize}, T.Lambda(lambda image: image.convert("RGB")), T.ToTensor(), '
+        "T.Normalize({mean}, {std})])"
     ),
     "dpfed": (
         "import dpfed\nfrom huggingface_hub import snapshot_download\n\n"
@@ -86,8 +91,27 @@ def model_card(run: RunDirectory, license: str | None) -> str:
     page = run.no_card if run.no_card.exists() else run.card
     deeper = re.sub(r"^(#+ )", r"#\1", page.read_text(encoding="utf-8"), flags=re.MULTILINE)  # headings of a part
     return (
-        f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{_lead(privacy)}\n\n```python\n{_LOADING[library]}\n```\n\n"
+        f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{_lead(privacy)}\n\n```python\n{_loading(library, description)}\n```\n\n"
         f"{_about_figures(public)}\n\n{deeper}"
+    )
+
+
+def _loading(library: str, description: dict[str, Any]) -> str:
+    """Python that loads the model and prepares images as in training."""
+    if library != "timm":
+        return _LOADING[library]
+    size = description["image_size"]
+    steps = {
+        "crop": f"T.Resize({size}, how), T.CenterCrop({size})",
+        "squash": f"T.Resize(({size}, {size}), how)",
+        "pad": f"ResizeKeepRatio({size}, longest=1.0, interpolation=how.value), CenterCropOrPad({size}, fill=0)",
+    }
+    normalisation = description["normalisation"]
+    return _LOADING[library].format(
+        interpolation=description.get("interpolation", "bicubic").upper(),
+        resize=steps[description.get("resize", "crop")],
+        mean=normalisation["mean"],
+        std=normalisation["std"],
     )
 
 

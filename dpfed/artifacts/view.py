@@ -156,7 +156,7 @@ class RunView:
         folder = Path(folder)
         if not folder.is_dir():
             raise UserError(f"there is no run at {folder}: expected a directory that `dpfed pretrain` wrote. [run-missing]")
-        RunDirectory(folder).refuse_odd_entries()
+        RunDirectory.open(folder)
         config_toml = _text(folder / "config.toml")
         try:
             name = tomllib.loads(config_toml).get("name", folder.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 
 from dpfed.budgets.ledger import BudgetLedger, Entry
@@ -34,9 +35,8 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordStore) -> N
     unit = found.budget.head.unit
     if unit == "user" and found.by_name is not None:
         raise UserError(
-            f"records of {store.path} have the names of those of {found.budget.head.store}, whose budget is for users, and "
-            "names do not tell whose records they are: train on that store. If these are other records, `dpfed budget set "
-            "--distinct WHY` says so. [budget-user-names]"
+            f"the budget of {found.budget.head.store} is for users, and {related(found, store)}, which does not tell whose "
+            f"records they are: train on that store.{question(found, store)} [budget-user-names]"
         )
     if unit == plan.promise.unit or (store.units is not None and store.training_units == store.training_records):
         return  # with one record for each user both are the same
@@ -49,6 +49,24 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordStore) -> N
         f"the budget of {store.path} is for single records, and this run draws and clips whole units, whose cost for one "
         "record among others of its unit is not proven to be less: set privacy.unit = 'record' (`dpfed budget set --unit user` "
         "sets a budget for users). [budget-for-records]"
+    )
+
+
+def related(found: Found, store: RecordStore) -> str:
+    """Why a budget that was found by names is taken to hold for a store, in half a sentence."""
+    names = f"{found.by_name or 0:.0%} of its records' names are in {store.path}"
+    if found.equal is None:
+        return names
+    return f"{names}, and {found.equal:.0%} of these records have equal images or captions"
+
+
+def question(found: Found, store: RecordStore) -> str:
+    """What is asked where names alone tell that a budget holds for a store; otherwise empty."""
+    if not found.asks:
+        return ""
+    return (
+        f" Are these other records? Then `dpfed budget set {shlex.quote(str(store.path))} --epsilon E --delta D --distinct "
+        "'WHY'` gives them a budget of their own."
     )
 
 

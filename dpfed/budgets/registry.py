@@ -9,30 +9,23 @@ import that is done again keeps. What two replicas know together counts, and eac
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
-from collections.abc import Collection, Iterator
+import pwd
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from dpfed.budgets.ledger import BudgetLedger
 from dpfed.budgets.replicas import damaged, read, write_missing
-from dpfed.data.store.index import blocks
+from dpfed.budgets.samples import Samples
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.files.atomic import write_atomically
 from dpfed.files.locking import file_lock
-from dpfed.files.reading import read_bytes, read_text
-from dpfed.privacy.randomness import KEY_BYTES, Randomness
 
 BUDGET_LEDGER = "budget.jsonl"
 _LOCK = ".budget.lock"
 _FOLDER = "DPFED_BUDGETS"
-_SAMPLE = 256  # hashed names that the registry keeps of a record set, the smallest
-_NAMES = ".names.json"
+_MOSTLY = 0.5  # a larger share of equal records tells that two stores hold the same set
 _WAIT = 60.0  # seconds for another process; what is done under a lock takes less than one
 
 
@@ -42,23 +35,54 @@ class Found:
 
     Attributes:
         budget: what its copies say together.
-        by_name: the share of the budget's records whose names are in the store, where nothing else tells that it is theirs.
+        by_name: the share of the budget's records whose names are in the store, where the fingerprint does not tell that it is
+            theirs.
+        equal: of the records with these names, the share whose contents are equal, too; ``None``: it cannot be known.
     """
 
     budget: BudgetLedger
     by_name: float | None = None
+    equal: float | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether nothing but names tells that the budget is theirs, so that somebody must say whether it is."""
+        return self.by_name is not None and (self.equal or 0.0) <= _MOSTLY
 
 
 def registry() -> Path:
     """The folder in which this user's budgets are known.
 
     Raises:
-        UserError: where this user has no home, as a container's random user: no budget may be overlooked.
+        UserError: where this user has no home, as a container's random user, or the place depends on the current folder: no
+            budget may be overlooked.
     """
-    given, state = os.environ.get(_FOLDER), os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    if given := os.environ.get(_FOLDER):
+        folder = _expanded(given)
+        if not folder.is_absolute():
+            raise UserError(
+                f"{_FOLDER} = {given!r} is another folder wherever a command starts, and budgets would be overlooked: give an "
+                "absolute path. [registry-relative]"
+            )
+        return folder
+    state = _expanded(os.environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():  # to be ignored, says its specification
+        state = _home() / ".local" / "state"
+    return state / "dpfed" / "budgets"
+
+
+def _expanded(text: str) -> Path:
+    return _home() / text[2:] if text.startswith("~/") else Path(text).expanduser()
+
+
+def _home() -> Path:
+    """This user's home directory: by $HOME if it is one, otherwise by the list of users."""
+    home = os.environ.get("HOME", "")
+    if os.path.isabs(home):
+        return Path(home)
     try:
-        return (Path(given) if given else Path(state, "dpfed", "budgets")).expanduser().absolute()
-    except RuntimeError as error:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError as error:
         raise UserError(
             f"the user {os.getuid()} has no home directory, and records' budgets are kept there: set HOME, or {_FOLDER} to a "
             "folder that outlives this machine's runs. [registry-no-home]"
@@ -90,12 +114,13 @@ def budgets_of(store: RecordStore) -> list[Found]:
     if own is not None:
         budgets.setdefault(own.head.id, own)
     found: list[Found] = []
-    shares = _Names(store).shares(budgets.keys() - {own.head.id if own else None}) if any(registry().glob(f"*{_NAMES}")) else {}
+    sampled = Samples(registry(), store)
+    shares = sampled.shares(budgets.keys() - {own.head.id if own else None})
     for id, budget in budgets.items():
         if (own is not None and own.head.id == id) or budget.head.fingerprint == store.contents:
             found.append(Found(budget))
         elif share := shares.get(id):
-            found.append(Found(budget, by_name=share))
+            found.append(Found(budget, *share))
     if own is None and os.path.lexists(store.path / BUDGET_LEDGER) and not any(one.by_name is None for one in found):
         raise damaged(store.path / BUDGET_LEDGER, 1)
     own_ids = {one.budget.head.id for one in found if one.by_name is None}
@@ -152,7 +177,7 @@ def keep(budget: BudgetLedger, store: RecordStore | None) -> None:
     if store is None:
         return
     try:
-        _Names(store).keep(id)
+        Samples(folder, store).keep(id)
     except OSError as error:
         raise UserError(f"the registry {folder} cannot be written: {error.strerror or error}. [registry-unwritable]") from error
     own = read(store.path / BUDGET_LEDGER)
@@ -200,73 +225,3 @@ def _together(first: BudgetLedger, second: BudgetLedger | None) -> BudgetLedger:
             f"{second.head.store}): one was changed. Restore it from a backup. [budget-copies-differ]"
         )
     return first.with_entries(first.lacks(second))
-
-
-class _Names:
-    """The names of a store's training records, hashed with the registry's secret, a million at a time."""
-
-    def __init__(self, store: RecordStore) -> None:
-        self._store = store
-
-    def keep(self, id: str) -> None:
-        """Notes the smallest hashes as a budget's.
-
-        Public records are known by their fingerprint, which an import done again keeps. Generated ones share their names.
-        """
-        path = _sample_of(id)
-        if self._store.public or path.exists():
-            return
-        smallest = np.zeros(0)
-        for hashed in self._hashed(_secret()):
-            smallest = np.sort(np.append(smallest, hashed))[:_SAMPLE]
-        write_atomically(path, json.dumps(smallest.tolist()) + "\n", mode=0o600)
-
-    def shares(self, ids: Collection[str]) -> dict[str, float]:
-        """For each of some budgets, the share of its records that are among these, by their names."""
-        secret = _secret()
-        samples = {id: _sample(_sample_of(id)) for id in ids if _sample_of(id).exists()}
-        if not samples:
-            return {}
-        wanted = np.unique(np.concatenate(list(samples.values())))
-        there = np.zeros(len(wanted) + 1, bool)
-        for hashed in self._hashed(secret):
-            places = np.searchsorted(wanted, hashed)
-            there[places[np.append(wanted, np.inf)[places] == hashed]] = True
-        found = {id: there[np.searchsorted(wanted, sample)] for id, sample in samples.items()}
-        return {id: float(here.mean()) if len(here) else 0.0 for id, here in found.items()}
-
-    def _hashed(self, secret: Randomness) -> Iterator[np.ndarray]:
-        training = self._store.within("train")
-        for first, end in blocks(len(self._store)):
-            keys = self._store.keys[first:end][training(first, end)]
-            yield secret.per_record("budget", 0, keys, 1)[:, 0]
-
-
-def _sample(path: Path) -> np.ndarray:
-    try:
-        sample = np.array(json.loads(read_text(path)), np.float64)
-        if sample.ndim != 1 or not ((sample >= 0) & (sample < 1)).all():  # NaN is in no store, and would hide a name
-            raise ValueError("expected a list of numbers from 0 to 1")
-        return sample
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}): remove it; the store's next run writes it. [registry-sample]") from error
-
-
-def _sample_of(id: str) -> Path:
-    return registry() / f"{id}{_NAMES}"
-
-
-def _secret() -> Randomness:
-    """What names are hashed with; made with the first of them, while the registry is held."""
-    path = registry() / "secret.key"
-    if not path.exists() and not any(registry().glob(f"*{_NAMES}")):
-        write_atomically(path, secrets.token_bytes(KEY_BYTES), mode=0o600)
-    try:
-        key = read_bytes(path)
-    except FileNotFoundError:
-        key = b""
-    if len(key) != KEY_BYTES:
-        raise UserError(
-            f"{path} is missing or damaged: restore it, or remove it with all `*.names.json` beside it. [registry-key-damaged]"
-        )
-    return Randomness(key)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.budgets.ledger import Account, BudgetLedger, Entry, Event, What
-from dpfed.budgets.refusals import does_not_fit, refuse_uncountable, shown
+from dpfed.budgets.refusals import does_not_fit, question, refuse_uncountable, related, shown
 from dpfed.budgets.registry import Found
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -70,10 +70,10 @@ def reserved(found: Found, store: RecordStore, reservations: Sequence[Reservatio
     if after.spent != budget.spent and not after.filter.admits(after.spent):
         new = [reservation for reservation in reservations if any(entry.of == reservation.id for entry in entries)]
         others = (account.cost for id, account in after.accounts.items() if id not in {reservation.id for reservation in new})
-        where = f"{budget.head.store}, whose records these are by their names" if found.by_name else str(store.path)
+        where = str(store.path) if found.by_name is None else f"{budget.head.store} ({related(found, store)})"
         spent = added(others, len(budget.head.orders))
         said = does_not_fit(after.filter, spent, [reservation.plan for reservation in new], shown(budget), where)
-        raise UserError(f"{said} [budget-no-room]")
+        raise UserError(f"{said}{question(found, store)} [budget-no-room]")
     return after
 
 

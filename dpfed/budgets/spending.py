@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Sequence
 
 from dpfed.budgets.ledger import BudgetLedger, Entry, Head, Unit
-from dpfed.budgets.refusals import percent, refuse_uncountable, shown
+from dpfed.budgets.refusals import percent, question, refuse_uncountable, related, shown
 from dpfed.budgets.registry import Found, budgets_of, held, keep, known_by, opened
 from dpfed.budgets.reservations import Reservation, reserved, settled
 from dpfed.data.store.counting import no_units
@@ -43,6 +43,11 @@ def set_budget(
         own = next((one.budget for one in found if one.by_name is None), None)
         _check_numbers(store, epsilon, delta, own.head.unit if own else unit or "record")
         others = {one.budget.head.id: one for one in found if one.by_name is not None}
+        if distinct is not None and (same := next((one for one in others.values() if not one.asks), None)):
+            raise UserError(
+                f"--distinct: these are the records of {same.budget.head.store}: {related(same, store)}. Their budget holds "
+                "here as well, so runs are charged to it: leave --distinct out. [budget-same-records]"
+            )
         if distinct is not None and (own is not None or not others):
             raise UserError(
                 "--distinct has no effect: no other budget has records with the same names. Leave it out. [budget-distinct]"
@@ -141,7 +146,7 @@ def note_uncovered(store: RecordStore, what: str, why: str | None, dry: bool = F
             if not (why or "").strip():
                 raise UserError(
                     f"the records of {store.path} have a lifetime budget of {shown(one.budget)}, and {what}, which no budget "
-                    "covers: leave it out, or give a reason. [budget-not-covered]",
+                    f"covers: leave it out, or give a reason.{question(one, store)} [budget-not-covered]",
                     command="On the command line: --not-covered 'WHY'; in a configuration: privacy.not_covered.",
                 )
             said = f"{what}: {why}"
@@ -184,9 +189,9 @@ def _new(store: RecordStore, epsilon: float, delta: float, unit: Unit, distinct:
 
 
 def _same_names(store: RecordStore, others: list[Found]) -> UserError:
-    told = "; ".join(f"{one.by_name or 0:.0%} of those of {one.budget.head.store}, {shown(one.budget)}" for one in others)
+    told = "; ".join(f"{one.budget.head.store}, {shown(one.budget)}: {related(one, store)}" for one in others)
+    asked = question(others[0], store) if all(one.asks for one in others) else ""
     return UserError(
-        f"training records of {store.path} have the names of records that have a budget already ({told}). That budget also "
-        "holds here: runs are charged to it, and no other is needed. If these are other records, say why with --distinct "
-        "'WHY'. [budget-names]"
+        f"records of {store.path} have a budget already ({told}). It also holds here: runs are charged to it, and no other is "
+        f"needed.{asked} [budget-names]"
     )

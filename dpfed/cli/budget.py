@@ -58,16 +58,16 @@ def show(store: Store, as_json: Json = False) -> None:
     from dpfed.console.terminal import say
 
     say(f"opening the records of {store}", as_json)
+    from dpfed.budgets.refusals import question, related
+
     opened, found = _found(store)
     if as_json:
-        print(json.dumps([_facts(one.budget) | {"found_by_name": one.by_name} for one in found]))
+        print(json.dumps([_facts(one.budget) | {"found_by_name": one.by_name, "equal_contents": one.equal} for one in found]))
         return
     for one in found:
         if one.by_name is not None:
-            said = (
-                f"{one.by_name:.0%} of the names of {one.budget.head.store} are here, so this budget is taken to hold for both"
-            )
-            _line("note", f"{said}; if these are other records, `dpfed budget set --distinct WHY` says so")
+            said = f"the budget of {one.budget.head.store} holds for these records as well: {related(one, opened)}."
+            _line("note", f"{said}{question(one, opened)}")
         _print(opened, one.budget)
 
 

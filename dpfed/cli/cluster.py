@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from dpfed.progress import Watcher
 
 cluster = typer.Typer(
-    cls=lazy_group({"cost": "dpfed.cluster.cost"}),
-    help="For many workers of one organisation: say what a run would cost.",
+    cls=lazy_group({"cost": "dpfed.cluster.cost", "status": "dpfed.cluster.status"}),
+    help="For many workers of one organisation: say what a run would cost, and what runs.",
     no_args_is_help=True,
 )
 

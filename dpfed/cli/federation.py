@@ -68,10 +68,9 @@ def run(
 ) -> int:
     """Register the SuperNodes' keys, and start or resume a provisioned federation's run."""
     from dpfed.federation.flower.operator import Unavailable, operate
-    from dpfed.federation.provisioning.services import LINK_PORT
 
     try:
-        return operate(folder, LINK_PORT if port is None else port)
+        return operate(folder, port)
     except Unavailable as error:
         print(f"error: {error}", file=sys.stderr)
         return 1  # 2 is for what the operator must fix: a service manager leaves it at that

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from pathlib import Path
@@ -30,16 +29,20 @@ def watch(
     single = scan.single is not None
     if as_json:
         print(json.dumps([_facts(seen.name, seen.state, figures(seen)) for seen in scan.all()], indent=1))
+        if scan.left_out:
+            say(scan.left_out, True)
         return
     if once or not console.is_terminal:
-        console.print(view(scan.all(), single), highlight=False)
+        console.print(view(scan.all(), single, scan.left_out), highlight=False)
         return
     from rich.live import Live
 
-    with contextlib.suppress(KeyboardInterrupt), Live(console=console, refresh_per_second=4) as live:
+    from dpfed.console.interruption import until_ctrl_c
+
+    with until_ctrl_c(), Live(console=console, refresh_per_second=4) as live:
         while True:
             seen = scan.all()
-            shown = view(seen, single)
+            shown = view(seen, single, scan.left_out)
             if single and seen[0].state == "finished":
                 return live.update(shown)  # all of it stays on the screen, which scrolls
             live.update(fitted(shown, console))

@@ -236,10 +236,12 @@ def export(
 
     say(f"copying the model of {run} to {dest}")
     from dpfed.artifacts.directory import RunDirectory
-    from dpfed.artifacts.export import export_model
+    from dpfed.artifacts.export import about_images, export_model
 
     for file in export_model(run, dest, hub, license):
         console.print(f"{file}  [dim]{file.stat().st_size:,} bytes[/]", highlight=False, soft_wrap=True)
+    if said := about_images(run):
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
     if hub:
         console.print(f"`hf upload OWNER/NAME {dest}` uploads it.", markup=False, highlight=False, soft_wrap=True)
     opened = RunDirectory.open(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import threading
@@ -26,6 +27,7 @@ Delta = Annotated[
 Declared = Annotated[
     int | None, typer.Option(help="Training records to declare. The number is public. Default: the true one; it may be larger.")
 ]
+_SHOWN = 20  # steps of a ledger
 _BEFORE_JOINING = (
     "\nCompare the terms' fingerprint with the coordinator's, by another channel than the file's: for example, by telephone. "
     "Joining reserves the whole plan in the lifetime budget of the records, if they have one. This folder can never join "
@@ -121,6 +123,9 @@ def join(
     folder: KitFolder,
     kit: Annotated[Path, typer.Argument(help="The coordinator's kit that holds the terms.", show_default=False)],
     yes: Annotated[bool, typer.Option("--yes", help="Join without a question.")] = False,
+    unconfirmed: Annotated[
+        bool, typer.Option("--unconfirmed", help="Join also if members without confirmed cards could exceed the budget.")
+    ] = False,
 ) -> None:
     """Take a kit with terms, show what they mean, ask, and join: from then on the site answers to these terms only."""
     say(f"checking {kit}", True)
@@ -145,7 +150,7 @@ def join(
     if opened.joined:
         tell(f"{paths.path} has joined already; its kit is number {paths.kit.serial} now.")
         return
-    loaded = paths.join(agreed)
+    loaded = paths.join(agreed, unconfirmed)
     if loaded is None:
         tell("The site has not joined, and nothing is reserved.")
         raise typer.Exit(1)
@@ -155,6 +160,43 @@ def join(
         require_copies(loaded, opened.settings())
     except UserError as error:
         tell(f"\nBefore it can be served: {error}")
+
+
+@app.command()
+def ledger(folder: SiteDirectory, as_json: Json = False) -> None:
+    """Show what a site has answered and spent, step by step. Every line of its ledger is checked."""
+    say(f"reading the ledger of {folder}", True)
+    from dpfed.errors import UserError
+    from dpfed.federation.site.folder import SiteFolder
+    from dpfed.privacy.ledger import Ledger
+    from dpfed.privacy.promise import round_up
+
+    site = SiteFolder.open(folder)
+    if not site.ledger.exists():
+        site.terms()  # says how to join
+        raise UserError(f"{site.ledger} is missing: what the site has spent is not known. Restore it. [site-ledger-missing]")
+    opened = Ledger.open(site.ledger)
+    plan = opened.plan
+    every = max(1, opened.charged // _SHOWN)  # to account for each of thousands would take minutes
+    spent = [
+        {"step": step, "epsilon": plan.epsilon(count)}
+        for count, step in enumerate(opened.steps, 1)
+        if count % every == 0 or count == opened.charged
+    ]
+    if as_json:
+        whole = {"epsilon": opened.epsilon, "of": plan.epsilon(), "delta": plan.promise.delta, "steps": plan.steps}
+        print(json.dumps({"site": site.own_card().name, **whole, "answered": opened.steps, "over_steps": spent}))
+        return
+    line("site", site.own_card().name)
+    line("spent", f"epsilon {round_up(opened.epsilon)} of {round_up(plan.epsilon())}, delta {round_up(plan.promise.delta)}")
+    line("answered", f"{opened.charged:,} of {plan.steps:,} steps, each charged before its answer left")
+    missed = sorted(set(range(opened.last_step + 1)) - set(opened.steps))
+    if missed:
+        line(
+            "not asked", f"in {len(missed):,} of the first {opened.last_step + 1:,} steps, the last of them step {missed[-1]:,}"
+        )
+    for found in spent:
+        line(f"step {found['step']:,}", f"epsilon {round_up(found['epsilon'])} so far")
 
 
 @app.command()

@@ -1,11 +1,10 @@
 """The transport of a cluster: parameters out, bounded sums in.
 
-A step is one broadcast of the trained parameters, in float32, and one reduction of the clipped sums onto rank 0. Sums are whole
-numbers (`dpfed.privacy.sum_grid`), so that any number of workers gives the same bits. Between the two, on rank 0 alone, the
-coordinator adds the noise, pays and takes the optimizer's step: so exactly one process adds noise, however many there are, one
-holds the optimizer's state, and all hold the very bits that rank 0 sent. Sending parts of a sum earlier would gain nothing: a
-group's clip factor needs the norm over all its layers, so any element may change until the last group is in, and what is sent
-then is as long as the whole.
+A step is one broadcast of the trained parameters, in float32, and one reduction of the clipped sums onto rank 0, as whole
+numbers of 64 bits: exact in any order. Between the two, on rank 0 alone, the coordinator adds the noise, pays and takes the
+optimizer's step: so exactly one process adds noise, however many there are, one holds the optimizer's state, and all hold the
+very bits that rank 0 sent. Sending parts of a sum earlier would gain nothing: a group's clip factor needs the norm over all
+its layers, so any element may change until the last group is in, and what is sent then is as long as the whole.
 
 The sums travel without noise: the network between the workers lies inside the trust boundary.
 
@@ -17,6 +16,7 @@ Everything here is small and lies in main memory; parameters and sums travel in 
 from __future__ import annotations
 
 import contextlib
+import socket
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.training.worker import Worker
 
 MARK_BYTES = 16  # of what ranks compare
-_TEXT_BYTES = 1024  # of a report: enough for a sentence
+_HOST_BYTES, _TEXT_BYTES = 64, 1024  # of a report: a host's name, and enough for a sentence
 
 
 class Link:
@@ -41,6 +41,11 @@ class Link:
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._hosts: list[str] = []
+
+    def worker(self, rank: int) -> str:
+        """Names a process, with its host once that is known."""
+        return f"worker {rank} on {self._hosts[rank]}" if self._hosts else f"worker {rank}"
 
     def broadcast(self, content: bytes = b"") -> bytes:
         """Hands rank 0's bytes to all; what other ranks pass in is ignored."""
@@ -77,24 +82,29 @@ class Link:
         Raises:
             UserError: on every rank, with the first trouble.
         """
-        own = torch.zeros(MARK_BYTES + _TEXT_BYTES, dtype=torch.uint8)
-        content = _bytes(mark.ljust(MARK_BYTES, b"\0") + trouble.encode()[:_TEXT_BYTES])
+        own = torch.zeros(MARK_BYTES + _HOST_BYTES + _TEXT_BYTES, dtype=torch.uint8)
+        host = socket.gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES, b"\0")
+        content = _bytes(mark.ljust(MARK_BYTES, b"\0") + host + trouble.encode()[:_TEXT_BYTES])
         own[: len(content)] = content
         reports = [report.numpy().tobytes() for report in self._all(own)]
+        self._hosts = [_text(report[MARK_BYTES:][:_HOST_BYTES]) for report in reports]
         for rank, report in enumerate(reports):
-            text = report[MARK_BYTES:].rstrip(b"\0").decode(errors="replace")
-            if text:
-                raise UserError(f"worker {rank}: {text}")
+            if text := _text(report[MARK_BYTES + _HOST_BYTES :]):
+                raise UserError(f"{self.worker(rank)}: {text}")
             if report[:MARK_BYTES] != reports[0][:MARK_BYTES]:
                 raise UserError(
-                    f"worker {rank} does not find the records that worker 0 finds: data.path and data.stores must be the same "
-                    "store on all machines. [worker-other-records]"
+                    f"{self.worker(rank)} does not find the records that worker 0 finds: data.path and data.stores must be the "
+                    "same store on all machines. [worker-other-records]"
                 )
 
     def _all(self, own: Tensor) -> list[Tensor]:
         everyone = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(everyone, own)
         return everyone
+
+
+def _text(padded: bytes) -> str:
+    return padded.rstrip(b"\0").decode(errors="replace")
 
 
 def _bytes(content: bytes) -> Tensor:
@@ -144,8 +154,8 @@ class Collective:
         except UserError:  # the others must not wait for a sum that never comes; the reason may name a record
             own = None
         reports = self._link.gather([0, 0] if own is None else [1, own.groups])
-        failed = [str(rank) for rank, (there, _) in enumerate(reports) if not there]
+        failed = [self._link.worker(rank) for rank, (there, _) in enumerate(reports) if not there]
         if own is None or failed:
-            raise UserError(f"step {step}: worker {', '.join(failed)} cannot read its records: check the store. [worker-store]")
+            raise UserError(f"step {step}: {', '.join(failed)} cannot read the records: check the store there. [worker-store]")
         dist.reduce(own.values, 0)
         return BoundedSum(own.values, own.sensitivity, sum(groups for _, groups in reports), unit=own.unit)

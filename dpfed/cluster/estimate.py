@@ -18,7 +18,7 @@ from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.samplers import PoissonSampler
 
-_BYTES_DOWN = 4  # of a parameter: float32
+_PARAMETER_BYTES = 4  # of a parameter: float32
 _SET_ASIDE = 0.15  # of the seconds in which a drawn record is grouped: to see that its group is another worker's
 
 
@@ -144,7 +144,7 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
         gpus=gpus,
         largest_shard=largest_shard(_records(plan) / workers, workers),
         **step,
-        bytes_per_step=0 if workers == 1 else (_bytes_up(plan) + _BYTES_DOWN) * parameters,
+        bytes_per_step=0 if workers == 1 else (_bytes_up(plan) + _PARAMETER_BYTES) * parameters,
         hours=hours,
         dollars=hours * gpus * machines.price,
         efficiency=sum(alone.values()) / (workers * sum(step.values())),
@@ -202,7 +202,7 @@ def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
     grouped = records + (_SET_ASIDE * (_records(plan) - records) if _divides_groups(plan) else 0.0)
     sampling = _drawing(plan, machines, workers) + machines.drawn * grouped / 1e6
     waiting = max(0.0, decoding - gradients) if machines.ahead else decoding
-    size = (_bytes_up(plan) + _BYTES_DOWN) * parameters
+    size = (_bytes_up(plan) + _PARAMETER_BYTES) * parameters
     transport = transport_seconds(size, workers, machines.bandwidth, machines.latency)
     meanwhile = sampling + waiting + records * machines.views + gradients + transport
     books = max(0.0, machines.bookkeeping * millions - meanwhile)

@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.cluster.reach import REMEDY, ray_folder, require_cluster, room_for, watched
-from dpfed.cluster.relay import Relay, in_a_thread, relayed, telling_of_deaths
+from dpfed.cluster.reach import REMEDY, ray_folder, require_cluster, room_for, taking_back, watched
+from dpfed.cluster.relay import Hosts, Relay, in_a_thread, relayed, telling_of_deaths
 from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, on_the_nodes_network
 from dpfed.cluster.work import Task, work
+from dpfed.console.interruption import answer_again
 from dpfed.errors import UserError, goes_on
 from dpfed.progress import Watcher, signs_of_life
 from dpfed.runs.running import stopped
@@ -99,17 +101,25 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
         raise UserError("--cluster ray needs Ray: pip install 'dpfed[ray]'. [ray-missing]") from error
     logging.getLogger("ray").setLevel(logging.ERROR)
     watcher.note("connecting to Ray")
-    with _connected(watcher) as own, _storage(task) as storage, relayed(watcher) as queue:
+    hosts = Hosts()
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(_connected(watcher))
         settled = _settled(resources, _machines(), own, watcher)
+        starting = f"starting {_counted(settled)}"
+        watcher.note(f"{starting}, each of which loads PyTorch")
+        storage = stack.enter_context(_storage(task))
+        queue = stack.enter_context(relayed(task.folder, watcher, hosts, starting, _free))
         task = dataclasses.replace(task, resume=True, beside=storage)  # workers may be started again
-        watcher.note(f"starting {settled.workers} worker{'s' if settled.workers > 1 else ''}, each of which loads PyTorch")
-        fit = _trainer(task, settled, storage, queue).fit
+        trainer = _trainer(task, settled, storage, queue)
+        stack.enter_context(goes_on(lambda: _stopped(task)))
+        stack.enter_context(taking_back(trainer))
+        stack.enter_context(watched(settled.least or settled.workers, settled.room, watcher))
         try:
-            with goes_on(lambda: _stopped(task)), watched(settled.least or settled.workers, settled.room, watcher):
-                refusal = in_a_thread(fit).return_value  # type: ignore[attr-defined]  # Ray types Train v1
+            refusal = in_a_thread(trainer.fit).return_value  # type: ignore[attr-defined]  # Ray types Train v1
         except WorkerGroupError as error:
             reasons = (
-                f"worker {rank}: {str(reason).strip().splitlines()[-1]}" for rank, reason in error.worker_failures.items()
+                f"worker {hosts.worker(rank)}: {str(reason).strip().splitlines()[-1]}"
+                for rank, reason in error.worker_failures.items()
             )
             raise UserError(
                 f"workers died {settled.restarts + 1} times, the last time with: {'; '.join(reasons)}. No step is lost: "
@@ -123,6 +133,15 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     if refusal:
         raise UserError(refusal)
     return RunDirectory.open(task.folder)
+
+
+def _counted(settled: Resources) -> str:
+    """How many workers are started: as many as there is room for, where that is up to the cluster."""
+    now = settled.workers
+    if settled.least:
+        now = min(now, max(settled.least, settled.room()))
+    words = f"{now} worker{'s' if now > 1 else ''}"
+    return words if now == settled.workers else f"{words} of {settled.least}-{settled.workers}, as there is room for {now}"
 
 
 def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> TorchTrainer:
@@ -155,8 +174,12 @@ def _stopped(task: Task) -> str:
 
 def _in_worker(settings: dict[str, Any]) -> str | None:
     """Runs in each of Ray's workers. A refusal is returned by rank 0, for after an exception Ray would try again."""
+    from ray.train import get_context
+
+    relay = Relay(settings["queue"])
+    relay.at(get_context().get_world_rank(), socket.gethostname())
     try:
-        work(settings["task"], Relay(settings["queue"]))
+        work(settings["task"], relay)
     except UserError as error:
         return error.public
     return None
@@ -181,6 +204,7 @@ def _connected(watcher: Watcher) -> Iterator[bool]:
     except Exception as error:
         reason = " ".join(str(error).split()) if "ersion mismatch" in str(error) else _last_line(error)
         raise UserError(f"connecting to Ray failed: {reason}. {remedy} [ray-connection]") from error
+    answer_again()
     try:
         yield own
     finally:
@@ -209,6 +233,17 @@ def _connection() -> bool:
 def _last_line(error: Exception) -> str:
     """What an error says: of a traceback that a server sent along, the end."""
     return (str(error).strip() or type(error).__name__).splitlines()[-1].strip().rstrip(".")
+
+
+def _free() -> str:
+    """What of the cluster no job uses now, in words."""
+    import ray
+
+    with contextlib.suppress(Exception):  # of Ray's, where the head is gone
+        there, free = ray.cluster_resources(), ray.available_resources()
+        kinds = (f"{free.get(kind, 0):g} of {there[kind]:g} {kind}s" for kind in ("CPU", "GPU") if there.get(kind))
+        return f"; free in the cluster: {', '.join(kinds)}"
+    return ""
 
 
 def _machines() -> list[dict[str, float]]:

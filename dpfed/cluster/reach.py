@@ -12,9 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpfed.errors import UserError
 from dpfed.progress import Watcher
+
+if TYPE_CHECKING:
+    from ray.train.torch import TorchTrainer
 
 REMEDY = "Start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone."
 _ANSWER = 5.0  # seconds
@@ -26,12 +30,13 @@ def ray_folder() -> Path:
     return Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp")), "ray")  # noqa: S108 where Ray looks
 
 
-def require_cluster(watcher: Watcher, wait: float = 60.0) -> None:
+def require_cluster(watcher: Watcher, wait: float = 60.0, remedy: str = REMEDY) -> None:
     """Refuses a cluster, named by RAY_ADDRESS or left by `ray start`, that does not answer, or expects another token.
 
     Args:
         watcher: learns that a head is waited for.
         wait: seconds for the head that RAY_ADDRESS names: a job script may have started it just now.
+        remedy: what to do where none answers.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if left := address in ("", "auto"):
@@ -49,7 +54,7 @@ def require_cluster(watcher: Watcher, wait: float = 60.0) -> None:
         ) from error
     except OSError as error:
         named = f"at {address!r}, which RAY_ADDRESS or the last `ray start` names ({error})"
-        raise UserError(f"no Ray cluster answers {named}. {REMEDY} [ray-unreachable]") from error
+        raise UserError(f"no Ray cluster answers {named}. {remedy} [ray-unreachable]") from error
     with contextlib.suppress(ImportError):  # another version of Ray: a wrong token takes longer, and ends the same way
         import grpc
         from ray._private.authentication.grpc_authentication_client_interceptor import _get_authentication_metadata_tuple
@@ -108,3 +113,20 @@ def watched(least: int, room: Callable[[], int], watcher: Watcher, every: float 
     finally:
         ended.set()
         thread.join(timeout=10)  # later, `room` would start a cluster
+
+
+@contextlib.contextmanager
+def taking_back(trainer: TorchTrainer) -> Iterator[None]:
+    """At the end of the block, takes back what Ray Train asked of the cluster for its workers.
+
+    Otherwise a cluster that grows by itself would start machines for a run that was stopped, for up to three minutes.
+    """
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # Ray's, where the head is gone, or of another version: the request then expires
+            import ray
+
+            coordinator = ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator")
+            requester = f"train-{trainer.train_run_context.run_id}"  # type: ignore[attr-defined]  # Ray types Train v1
+            ray.get(coordinator.cancel_request.remote(requester), timeout=_ANSWER)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpfed.progress import Watcher, signs_of_life
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from dpfed.evaluation.suite import Evaluation
 
 _Result = TypeVar("_Result")
+RUN = "dpfed run "  # before the folder: the name of the queue of a run, by which `dpfed cluster status` finds it
 _INTERVAL = 0.25  # seconds between two reports of the same stage
 
 
@@ -55,6 +57,10 @@ class Relay:
         """See `Watcher`."""
         self._put("figures", step, values)
 
+    def at(self, rank: int, host: str) -> None:
+        """Says where a worker is."""
+        self._put("at", rank, host)
+
     def _put(self, *event: Any) -> None:
         self._queue.put(event)  # waits a millisecond: the queue may change the order of what is on its way at once
 
@@ -77,9 +83,8 @@ def telling_of_deaths(queue: Queue, restarts: int) -> Any:
             dead = [rank for rank, error in worker_exceptions.items() if isinstance(error, RayActorError)]
             ranks = sorted(dead or worker_exceptions)
             how = "died" if dead else "failed, or was cut off for half a minute"
-            who = f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} {how}"
             follows = f"restart {self.count} of {restarts}; no step is lost" if self.count <= restarts else "no restart is left"
-            queue.put(("note", f"{who}: {follows}"))
+            queue.put(("deaths", ranks, f"{how}: {follows}"))
 
     return Deaths()
 
@@ -98,15 +103,32 @@ def in_a_thread(work: Callable[[], _Result]) -> _Result:
     return outcome.result()
 
 
+class Hosts(dict[int, str]):
+    """Where each worker is, by its rank, as far as it has said so."""
+
+    def worker(self, rank: int) -> str:
+        """Names a worker."""
+        return f"{rank} on {self[rank]}" if rank in self else str(rank)
+
+
 @contextlib.contextmanager
-def relayed(watcher: Watcher) -> Iterator[Queue]:
-    """A queue whose events reach a watcher of this process while the block runs."""
+def relayed(run: Path, watcher: Watcher, hosts: Hosts, what: str, beside: Callable[[], str]) -> Iterator[Queue]:
+    """A queue whose events reach a watcher of this process while the block runs.
+
+    Args:
+        run: its folder.
+        watcher: of this process.
+        hosts: learns where the workers are.
+        what: is done until a worker says its first word.
+        beside: what else there is to say while that takes long.
+    """
     import ray
     from ray.util.queue import Empty, Queue
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)  # other machines come and go
-    queue, ended = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here}), threading.Event()
+    options = {"num_cpus": 0, "scheduling_strategy": here, "name": f"{RUN}{run}"}  # each driver has a namespace of its own
+    queue, ended = Queue(actor_options=options), threading.Event()
     advances: dict[str, Callable[[int], None]] = {}
 
     def deliver(kind: str, *content: Any) -> None:
@@ -115,12 +137,17 @@ def relayed(watcher: Watcher) -> Iterator[Queue]:
                 advances[content[0]] = watcher.stage(*content)
             case "advance":
                 advances[content[0]](content[1])
+            case "at":
+                hosts[content[0]] = content[1]
+            case "deaths":
+                ranks, how = content
+                watcher.note(f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(hosts.worker, ranks))} {how}")
             case "note" | "evaluated" | "figures":
                 getattr(watcher, kind)(*content)
 
     def drain() -> None:
         with contextlib.ExitStack() as starting:  # until a worker says its first word, which takes minutes on a busy machine
-            starting.enter_context(signs_of_life(watcher.note, "starting workers"))
+            starting.enter_context(signs_of_life(watcher.note, what, beside=beside))
             while True:
                 try:
                     event = tuple(queue.get(timeout=0.2))
@@ -128,7 +155,8 @@ def relayed(watcher: Watcher) -> Iterator[Queue]:
                     if ended.is_set():
                         return
                     continue
-                starting.close()
+                if event[0] != "at":
+                    starting.close()
                 deliver(*event)
 
     thread = threading.Thread(target=drain, daemon=True)

@@ -41,6 +41,9 @@ class DataConfig(Section):
     public: bool = Field(False, description="the records are public: the report may show them")
 
 
+_RANGES = {"crop_scale": (1e-4, 1.0), "crop_ratio": (0.01, 100.0), "blur_sigma": (1e-3, 1e3)}
+
+
 class ViewsConfig(Section):
     """Random views of an image; every record and view draws its own parameters."""
 
@@ -64,12 +67,13 @@ class ViewsConfig(Section):
 
     @model_validator(mode="after")
     def _ranges(self) -> ViewsConfig:
-        for name in ("crop_scale", "crop_ratio", "blur_sigma"):
+        for name, (least, most) in _RANGES.items():
             low, high = getattr(self, name)
             if not 0 < low <= high:
                 raise ValueError(f"{name} must be [low, high] with 0 < low <= high, got [{low}, {high}]")
-        if self.crop_scale[1] > 1:
-            raise ValueError(f"crop_scale is a fraction of the image, at most 1, got {self.crop_scale[1]}")
+            if not least <= low <= high <= most:
+                what = " (a fraction of the image)" if name == "crop_scale" else ""
+                raise ValueError(f"{name} must lie within {least:g} and {most:g}{what}, got [{low}, {high}]")
         return self
 
 
@@ -189,7 +193,7 @@ class AdaptationConfig(Section):
     )
     text: Literal["full", "lora", "frozen"] = Field("lora", description="text tower: all weights, adapters, or nothing")
     rank: int = Field(16, ge=1, le=4096, description="r of the adapters B A (Hu et al. 2022)")
-    alpha: float = Field(16.0, gt=0, description="the adapters' output is multiplied by alpha / rank")
+    alpha: float = Field(16.0, ge=1e-3, le=1e6, description="the adapters' output is multiplied by alpha / rank")
     image_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the image tower gets adapters")
     text_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the text tower gets adapters")
 
@@ -255,7 +259,9 @@ class BoundingConfig(Section):
     options: dict[str, bool | int | float | str] = Field({}, description="the method's own options (docs/methods.md)")
     engine: Literal["auto", "loop", "layerwise"] = Field("auto", description="how group gradients are computed")
     microbatch: int = Field(512, ge=1, description="records whose views are in memory at a time")
-    pass_records: int | None = Field(None, ge=8, description="layerwise: records of a pass; default: by a GPU's memory, or 32")
+    pass_records: int | None = Field(
+        None, ge=8, le=65_536, description="layerwise: records of a pass; default: by a GPU's memory, or 32"
+    )
 
     @field_validator("method")
     @classmethod
@@ -314,16 +320,26 @@ class OptimizerConfig(Section):
     """How the noisy gradient updates the weights (post-processing: costs no privacy)."""
 
     name: Literal["sgd", "adam", "adamw", "lars"] = Field("adam", description="how the noisy gradient becomes a step")
-    learning_rate: float = Field(1e-3, gt=0, description="size of a step, at the end of the warm-up")
+    learning_rate: float = Field(1e-3, ge=1e-12, le=1e9, description="size of a step, at the end of the warm-up")
     momentum: float = Field(0.9, ge=0, lt=1, description="for sgd and lars")
     weight_decay: float = Field(
-        0.0, ge=0, description="this fraction of the weights is added to the gradient; adamw: decoupled from it"
+        0.0, ge=0, le=1, description="this fraction of the weights is added to the gradient; adamw: decoupled from it"
     )
     warmup: int = Field(0, ge=0, description="steps of linear warm-up")
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="learning rate after the warm-up; cosine ends near 0"
     )
     ema: float = Field(0.0, ge=0, lt=1, description="decay of the weights' moving average; 0 is off")
+
+    @model_validator(mode="after")
+    def _decays(self) -> OptimizerConfig:
+        taken = self.learning_rate * self.weight_decay
+        if self.name in ("sgd", "adamw") and taken > 1:
+            raise ValueError(
+                f"learning_rate times weight_decay is what a step of {self.name} takes away from the weights, expected at most "
+                f"1, got {taken:g}: lower weight_decay"
+            )
+        return self
 
 
 class TrainingConfig(Section):
@@ -347,14 +363,14 @@ class ProgressConfig(Section):
     """Noisy training metrics that `diagnostics = 'private'` releases; they are accounted for."""
 
     share: float = Field(
-        0.01, gt=0, lt=1, description="fraction of each step's privacy cost (1 / sigma^2) spent on these metrics"
+        0.01, ge=1e-6, lt=1, description="fraction of each step's privacy cost (1 / sigma^2) spent on these metrics"
     )
     phase: int | None = Field(
         None, ge=1, description="steps whose figures are averaged; default: as many as the noise requires"
     )
     quantile: float = Field(0.5, ge=0.01, le=0.99, description="quantile of the groups' gradient norms that is followed")
     loss_range: float | None = Field(
-        None, gt=0, description="per-record losses are clipped to this value; default: twice the chance-level loss"
+        None, ge=1e-6, le=1e6, description="per-record losses are clipped to this value; default: twice the chance-level loss"
     )
 
 

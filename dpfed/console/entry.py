@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -15,12 +16,11 @@ from typing import Any, NoReturn
 import click
 import typer
 
-from dpfed.console import logs
+from dpfed.console import interruption, logs
 from dpfed.errors import Notice, UserError
 from dpfed.paths import without_proxy
 
 _NO_HOME = "Could not determine home directory"  # what pathlib says
-_INTERRUPTED = 130  # the exit code of Ctrl-C
 # What torch and Triton say of a GPU that fails.
 _NO_GPU = ("cuda error", "cuda driver error", "cudnn_status", "cublas_status", "triton error")
 _NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory")  # what torch says, on a CPU and on a GPU
@@ -30,8 +30,14 @@ def run(app: typer.Typer) -> None:
     """Runs a command line: a user's mistake is one sentence and exit code 2, never a traceback.
 
     What the machine refuses (a full disk, a folder that is not ours, too little memory) is for the user to fix as well.
-    A mistake in dpfed itself keeps its traceback. Where lines are for machines, each of these is one.
+    A mistake in dpfed itself keeps its traceback. Where lines are for machines, each of these is one. Ctrl-C and SIGTERM
+    end the command with one sentence.
     """
+    with interruption.interruptible():
+        _run(app)
+
+
+def _run(app: typer.Typer) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal does not know must not end a run
         sys.stdout.reconfigure(errors="replace")
     os.environ.update(without_proxy(os.environ))
@@ -39,8 +45,7 @@ def run(app: typer.Typer) -> None:
     try:
         for number, word in enumerate(sys.argv[1:], start=1):
             _require_utf8(number, word)
-        code = _command(app)(standalone_mode=False)
-        sys.exit(code if type(code) is int else 0)
+        sys.exit(_carried_out(app))
     except click.ClickException as error:
         _log_as_asked(error)
         if logs.active():
@@ -50,7 +55,7 @@ def run(app: typer.Typer) -> None:
         rich_format_error(error)
         sys.exit(error.exit_code)
     except _Stop as stop:
-        _end(str(stop) or "stopped.", _INTERRUPTED)
+        _end(str(stop) or "stopped.", interruption.exit_code() or interruption.CODES[signal.SIGINT])
     except click.Abort:
         _end("nothing was answered.")
     except UserError as error:
@@ -59,6 +64,8 @@ def run(app: typer.Typer) -> None:
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not _has_working_folder():
+            _end("the folder that this command was started in is gone: change to another one.")
         what = error.strerror or str(error)
         _end(f"{error.filename}: {what}." if error.filename else f"the operating system reports: {what}.")
     except MemoryError:
@@ -83,6 +90,19 @@ class _Stop(Exception):
     """Ctrl-C on its way through Typer, which would say nothing of it."""
 
 
+def _carried_out(app: typer.Typer) -> int:
+    """The exit code of a command. Whatever follows an interruption, such as an import that it broke, is not a mistake."""
+    try:
+        code = _command(app)(standalone_mode=False)
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, _Stop) or (interruption.exit_code() is None and not isinstance(error, KeyboardInterrupt)):
+            raise
+        raise _Stop from error
+    if interruption.exit_code() is not None:
+        raise _Stop
+    return code if type(code) is int else 0
+
+
 def _command(app: typer.Typer) -> click.Command:
     command = typer.main.get_command(app)
     invoke = command.invoke
@@ -95,6 +115,13 @@ def _command(app: typer.Typer) -> click.Command:
 
     command.invoke = stoppable  # type: ignore[assignment, method-assign]
     return command
+
+
+def _has_working_folder() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def _log_as_asked(error: click.ClickException) -> None:
@@ -136,6 +163,7 @@ def _crash(error: Exception) -> NoReturn:
 
 def _end(sentence: str, code: int = 2) -> NoReturn:
     """Prints the sentence, with no control character of a file's name or a value left in it, and leaves."""
+    interruption.accept()
     if logs.active():
         logs.write("error", "error", text=_printable(sentence))
     else:

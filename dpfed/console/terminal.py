@@ -100,8 +100,10 @@ class TerminalWatcher:
         self._progress.console.print(f"[dim]{escape(text)}[/]", highlight=False, soft_wrap=True)
 
     def evaluated(self, figures: list[Evaluation]) -> None:
-        """See `Watcher`."""
-        values = escape(", ".join(f"{figure.name} {figure.value:.3f}" for figure in figures))
+        """See `Watcher`: the two figures that matter most; the report has all."""
+        from dpfed.report.results import most_telling
+
+        values = escape(", ".join(f"{figure.name} {100 * figure.value:.1f} %" for figure in most_telling(figures, 2)))
         if figures:
             when = f"after step {figures[0].step}" if figures[0].step else "before training"
             self._progress.console.print(f"[dim]{when}:[/] {values}", highlight=False, soft_wrap=True)

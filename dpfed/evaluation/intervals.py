@@ -7,13 +7,17 @@ one person) are one draw, a cluster, and not several: more of them from the same
   the number of queries smaller: it is divided by the design effect, the variance between clusters over that of single draws.
 - The change of a share between two models on the same queries is paired: only queries that one model has right and the other
   wrong count, as in McNemar's test. Agresti and Min's (2005) interval: two queries are added, one won and one lost by half.
+- Noise moves figures even where nothing is learnt. `beyond_noise` widens the interval of a change by Student's prediction
+  interval of the figures that noise alone gives (`dpfed.runs.noise_alone`). Both are added as independent errors. As the second
+  has a part of the first in it, a figure of a run without signal is outside in about one of 100 cases, not in five.
 
-What is not in them: another run has other noise, and other weights.
+What is not in them: how much the figures of trained models differ from run to run.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,15 +52,20 @@ class Outcomes:
         """The interval of the share."""
         return wilson(self.figure(), _effective(self.values, self.clusters))
 
-    def change_from(self, before: Outcomes) -> Interval:
+    def change_from(self, before: Outcomes, noise: Sequence[float] = ()) -> Interval:
         """The interval of this share minus that of another model on the same queries.
+
+        Args:
+            before: what came of the same queries with the other model.
+            noise: the same share of models that noise alone may have made, none or two at least.
 
         Raises:
             ValueError: if the queries are not the same.
         """
         if not np.array_equal(self.clusters, before.clusters):
             raise ValueError("a change is one between figures of the same kind on the same queries")
-        return _paired(self.values - before.values, self.clusters)
+        change = _paired(self.values - before.values, self.clusters)
+        return beyond_noise(change, self.figure() - before.figure(), noise) if noise else change
 
 
 def wilson(share: float, count: float) -> Interval:
@@ -73,6 +82,21 @@ def apart(after: float, after_interval: Interval, before: float, before_interval
     down = math.hypot(after - after_interval[0], before_interval[1] - before)
     up = math.hypot(after_interval[1] - after, before - before_interval[0])
     return change - down, change + up
+
+
+def beyond_noise(change: Interval, figure: float, draws: Sequence[float]) -> Interval:
+    """The interval of a change, widened by how far apart the figures are that noise alone gives.
+
+    Args:
+        change: its interval over the draw of held-out records.
+        figure: the change itself.
+        draws: figures of models that noise alone may have made, two at least.
+    """
+    count = len(draws)
+    spread = float(np.std(draws, ddof=1)) * math.sqrt(1 + 1 / count)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * spread
+    down, up = math.hypot(figure - change[0], half), math.hypot(change[1] - figure, half)
+    return max(-1.0, figure - down), min(1.0, figure + up)
 
 
 def _effective(values: np.ndarray, clusters: np.ndarray) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,7 +52,7 @@ class Evaluation:
         step: training steps that the model had seen.
         queries: how many held-out images, or captions, it is a figure of.
         interval: 95%, over the draw of held-out records (`dpfed.evaluation.intervals`); ``None``: not known.
-        change: the same of this figure minus the untrained model's; ``None``: not compared.
+        change: the same of this figure minus the untrained model's, and over what noise alone does; ``None``: not compared.
         chance: the same of a model that guesses; ``None``: not known.
         outcomes: what came of each query. They are never written: a figure is exact, and these say more than it does.
     """
@@ -73,10 +74,18 @@ class Evaluation:
         fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "outcomes"}
         return {name: value for name, value in fields.items() if value is not None}
 
-    def compared(self, before: list[Evaluation]) -> Evaluation:
-        """The same with its change from the untrained model's figure, where that was measured on the same queries."""
-        for other in before:
-            same = (other.name, other.split, other.protocol) == (self.name, self.split, self.protocol)
-            if same and self.outcomes is not None and other.outcomes is not None:
-                return dataclasses.replace(self, change=self.outcomes.change_from(other.outcomes))
+    def compared(self, before: list[Evaluation], noise: Sequence[list[Evaluation]] = ()) -> Evaluation:
+        """The same with its change from the untrained model's figure, where that was measured on the same queries.
+
+        Args:
+            before: figures of the untrained model.
+            noise: figures of models that noise alone may have made, each list of another.
+        """
+        for other in filter(self._alike, before):
+            if self.outcomes is not None and other.outcomes is not None:
+                draws = [one.value for figures in noise for one in filter(self._alike, figures)]
+                return dataclasses.replace(self, change=self.outcomes.change_from(other.outcomes, draws))
         return self
+
+    def _alike(self, other: Evaluation) -> bool:
+        return (other.name, other.split, other.protocol) == (self.name, self.split, self.protocol)

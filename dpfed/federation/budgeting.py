@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -61,14 +62,32 @@ def settle_site(folder: Folder) -> list[BudgetLedger]:
     """Gives back what a site reserved and will not be asked for.
 
     Raises:
-        UserError: if the site is served, or its ledger has lost lines.
+        UserError: if the site is served and may still be asked, or its ledger has lost lines.
     """
-    with folder.locked():
+    with contextlib.ExitStack() as stack:
+        if not is_over(folder):
+            try:
+                stack.enter_context(folder.locked())
+            except UserError as error:
+                if error.code != "file-locked":
+                    raise
+                raise UserError(
+                    f"{folder.path} is served by another process, and its coordinator may ask for more steps: stop that "
+                    "process, then settle. After the last step, a served site settles by itself. [budget-site-served]"
+                ) from None
         return settle_locked(folder)
 
 
+def is_over(folder: Folder) -> bool:
+    """Whether the last step was asked for: the site's ledger stays as it is."""
+    if not folder.ledger.exists():
+        return False
+    ledger = Ledger.open(folder.ledger)
+    return ledger.last_step + 1 >= ledger.plan.steps
+
+
 def settle_locked(folder: Folder) -> list[BudgetLedger]:
-    """The same of a folder that the caller has locked."""
+    """The same of a folder whose ledger nobody else changes now."""
     return settle(RecordStore.open(folder.settings().store), (), _reservation(folder, folder.terms()))
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +13,47 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from dpfed.errors import UserError
+from dpfed.files.reading import read_text
 
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LOCKS = Path("/proc/locks")  # of Linux: `TYPE  ADVISORY  WRITE process device:inode ...`
+
+
+@functools.cache
+def _here() -> str:
+    """Names what shares its locks with this process: this machine since its start, this container; "" where nothing tells."""
+    try:
+        return hashlib.sha256(f"{_BOOT.read_text()}/{os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:16]
+    except OSError:
+        return ""
+
+
+def _holder(path: Path) -> Path:
+    return path.with_name(f"{path.name}-holder")
+
+
+def _last_holder(path: Path) -> str:
+    """Where the last holder of a lock was; "" where nobody noted it."""
+    try:
+        return read_text(_holder(path))
+    except (OSError, ValueError):
+        return ""
+
+
+def _open_plain(path: str, flags: int) -> int:
+    """Opens a file; no link is followed, and no pipe waits for a reader."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+@contextlib.contextmanager
+def noted_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
+    """The same as `file_lock`, for a lock that `is_held` is asked about: it notes beside the file where the holder is."""
+    with file_lock(path, taken, wait):
+        if (here := _here()) and _last_holder(path) != here:
+            with contextlib.suppress(OSError):  # such as a full disk: nobody can tell then
+                with open(_holder(path), "w", encoding="ascii", opener=_open_plain) as file:
+                    file.write(here)
+        yield
 
 
 @contextlib.contextmanager
@@ -54,14 +96,16 @@ def file_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool | None:
-    """Whether a process of this machine holds a file's lock. It is only looked at: taking it would be in the way.
+    """Whether a process holds a file's lock. It is only looked at: taking it would be in the way.
 
     Returns:
-        ``None``: there is no such file, or this system does not tell. A process in another container may not be seen.
+        ``None``: nobody can tell, such as where the last holder (`noted_lock`) was on another machine or in another container.
     """
     try:
         inode, lines = str(path.stat().st_ino), _LOCKS.read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):
         return None
     held = (line.split() for line in lines if " FLOCK " in line and "->" not in line)  # an arrow: somebody waits for it
-    return any(place.rpartition(":")[2] == inode for fields in held for place in fields if place.count(":") == 2)
+    if any(place.rpartition(":")[2] == inode for fields in held for place in fields if place.count(":") == 2):
+        return True
+    return False if _here() and _last_holder(path) == _here() else None

@@ -155,7 +155,7 @@ class _Views:
         return HTMLResponse(self._pages.page(name, _events("run", [name]), self._one(name), beside))
 
     def _runs(self) -> Markup:
-        return self._pages.runs(self._scan.all())
+        return self._pages.runs(self._scan.all(), self._scan.left_out)
 
     def _one(self, name: str) -> Markup:
         seen = self._scan.one(name)

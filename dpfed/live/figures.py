@@ -65,7 +65,7 @@ def details(seen: Seen) -> list[Figure]:
 
 
 def _state(seen: Seen) -> str:
-    return "stopped, or running where this machine cannot see it" if seen.state == "stopped" else seen.state
+    return "stopped, or running where this machine cannot see it" if seen.elsewhere else seen.state
 
 
 def _steps(seen: Seen, one: RunState) -> Iterator[Figure]:
@@ -80,11 +80,11 @@ def _steps(seen: Seen, one: RunState) -> Iterator[Figure]:
     yield Figure("steps_planned", "steps planned", one.planned or None, f"{one.planned:,}", "T, the planned steps")
     if seen.state != "running":
         return
-    throughput = "not known before two steps" if seen.seconds is None else duration(seen.seconds)
+    throughput = "not known yet" if seen.seconds is None else duration(seen.seconds)
     yield Figure(
         "step_seconds", "a step takes", seen.seconds, throughput, "Seconds of a step, as seen during the run; not kept"
     )
-    left = "not known before two steps" if seen.left is None else f"about {duration(seen.left)}"
+    left = "not known yet" if seen.left is None else f"about {duration(seen.left)}"
     yield Figure("seconds_left", "time left", seen.left, left, "Seconds until the last step, at this pace")
     if seen.last is not None:
         at = datetime.datetime.fromtimestamp(seen.last).strftime("%H:%M:%S")

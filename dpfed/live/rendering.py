@@ -58,10 +58,10 @@ class Pages:
         """
         return self._render("frame.html", title=title, live=live, body=body, beside=beside or "")
 
-    def runs(self, seen: Sequence[Seen]) -> Markup:
-        """The list of runs."""
+    def runs(self, seen: Sequence[Seen], left_out: str = "") -> Markup:
+        """The list of runs, and which folders were not looked into."""
         rows = [(one, {figure.key: figure for figure in reversed(overview(one))}) for one in at_work_first(seen)]
-        return Markup(self._render("runs.html", rows=rows, name=self._name))  # noqa: S704  the template escapes
+        return Markup(self._render("runs.html", rows=rows, name=self._name, left_out=left_out))  # noqa: S704  the template escapes
 
     def run(self, seen: Seen) -> Markup:
         """One run."""

@@ -6,18 +6,20 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.data.reasons import visible
 from dpfed.errors import UserError
 from dpfed.files.locking import is_held
+from dpfed.live.pace import pace_of_files
 from dpfed.live.state import SITE, RunState, budget_files_outside, is_run, is_site, read
 from dpfed.paths import path_of
 from dpfed.progress import Throughput
 
-_DEEP = 3  # folders below the given one
+_DEEP = 8  # levels below the given folder
+_MOST = 1000  # folders that are looked into, runs apart: it happens every second
 _FRESH = 30.0  # seconds in which a change says that a process is running
 
 
@@ -33,6 +35,7 @@ class Seen:
         seconds: of a step; ``None``: not known, or the run is not in progress.
         left: seconds until the last step, likewise.
         last: when the last step was done, seconds since the epoch; ``None`` where the run is not in progress.
+        elsewhere: nobody here can tell whether a process works on it.
     """
 
     name: str
@@ -42,10 +45,14 @@ class Seen:
     seconds: float | None = None
     left: float | None = None
     last: float | None = None
+    elsewhere: bool = False
 
 
 class Scan:
     """Looks at the runs of a folder.
+
+    Attributes:
+        left_out: which folders were not looked into the last time, in a sentence; empty: none.
 
     Args:
         root: a folder of runs, a run, or a site's folder.
@@ -59,6 +66,7 @@ class Scan:
         self.root = path_of(root, "the folder of runs").absolute()
         if not self.root.is_dir():
             raise UserError(f"no folder {root}: expected a run, a folder of runs, or a site's folder. [watch-folder-missing]")
+        self.left_out = ""
         self._clock, self._lock = clock, threading.Lock()
         self._kept: dict[str, tuple[object, RunState | None, str]] = {}
         self._paces: dict[str, Throughput] = {}
@@ -72,8 +80,8 @@ class Scan:
         """The folders of runs and sites by name, in the order of their names."""
         if self.single is not None:
             return {self.single: self.root}
-        found = sorted(_below(self.root, _DEEP))
-        return {visible(path.relative_to(self.root).as_posix()): path for path in found}
+        found, self.left_out = _below(self.root)
+        return {visible(path.relative_to(self.root).as_posix()): path for path in sorted(found)}
 
     def all(self) -> list[Seen]:
         """Every run as it is now."""
@@ -87,7 +95,8 @@ class Scan:
     def _look(self, name: str, folder: Path) -> Seen:
         with self._lock:
             signature = _signature(folder / file for file in _READ)
-            running = bool(is_held(folder / ".lock")) or self._fresh(signature)
+            held = is_held(folder / ".lock")
+            running = self._fresh(signature) if held is None else held
             mark = (running, signature, _changed_outside(folder))
             if name not in self._kept or self._kept[name][0] != mark:
                 self._kept[name] = (mark, *_read(folder, name, running))
@@ -96,12 +105,13 @@ class Scan:
                 return Seen(name, None, trouble, "damaged")
             if run_state.finished:
                 return Seen(name, run_state, "", "finished")
-            throughput = self._paces.setdefault(name, Throughput())
+            if name not in self._paces:
+                self._paces[name] = pace_of_files(folder, run_state.ledger)
+            throughput = self._paces[name]
             if (ledger := run_state.ledger) is not None and run_state.done:
-                again = ledger.replays + len(ledger.resumed)
-                throughput.see(run_state.done, ledger.path.stat().st_mtime, again)
+                throughput.see(run_state.done, ledger.path.stat().st_mtime, len(ledger.repeated_after))
             if not running:
-                return Seen(name, run_state, "", "stopped")
+                return Seen(name, run_state, "", "stopped", elsewhere=held is None)
             left = throughput.left(run_state.planned - run_state.done)
             return Seen(name, run_state, "", "running", throughput.seconds, left, throughput.last)
 
@@ -116,20 +126,33 @@ def at_work_first(seen: Iterable[Seen]) -> list[Seen]:
     return sorted(seen, key=lambda one: one.state != "running")
 
 
-def _below(folder: Path, deep: int) -> Iterator[Path]:
-    """Runs and sites below a folder. Links are not followed, and what is hidden stays so, such as drafts."""
+def _below(root: Path) -> tuple[list[Path], str]:
+    """Runs and sites below a folder, and what was left out. Links are not followed; drafts and what else is hidden stay so."""
+    found: list[Path] = []
+    level, looked, deep = [root], 0, 0
+    while level and deep < _DEEP and looked < _MOST:
+        inside: list[Path] = []
+        for folder in level[: _MOST - looked]:
+            for path in _folders(folder):
+                (found if is_run(path) or is_site(path) else inside).append(path)
+        rest = level[_MOST - looked :]
+        looked, deep, level = looked + len(level), deep + 1, inside
+    if not rest and not level:
+        return found, ""
+    first = visible((rest or level)[0].relative_to(root).as_posix())
+    return (
+        found,
+        f"folders are left out, {first} among them: more than {_DEEP} levels or {_MOST:,} folders; give one of them itself",
+    )
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The folders in a folder."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
-        return
-    for entry in entries:
-        if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
-            continue
-        path = Path(entry.path)
-        if is_run(path) or is_site(path):
-            yield path
-        elif deep > 1:
-            yield from _below(path, deep - 1)
+        return []
+    return [Path(one.path) for one in entries if not one.name.startswith(".") and one.is_dir(follow_symlinks=False)]
 
 
 _READ = (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from dpfed.console.interruption import until_ctrl_c
 from dpfed.errors import UserError
 from dpfed.live.access import Access
 from dpfed.live.scan import Scan
@@ -48,7 +48,7 @@ def listen(scan: Scan, access: Access, pictures: Path | None, ready: Callable[[s
     )
     with _bound(access.port) as bound:
         ready(f"http://{_HOST}:{bound.getsockname()[1]}/?token={access.token}")
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn has ended in good order, and says that it was asked to
+        with until_ctrl_c():  # uvicorn has ended in good order, and says that it was asked to
             uvicorn.Server(config).run(sockets=[bound])
 
 

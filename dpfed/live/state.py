@@ -36,7 +36,7 @@ class RunState:
     Attributes:
         name: in the list of runs.
         title: that the configuration gives; of a site, its name.
-        kind: such as ``one machine``, in words.
+        kind: such as ``one worker``, in words.
         finished: whether all is done.
         ledger: what was spent; ``None``: nothing yet.
         budget: the largest epsilon that a site agreed to, or that of the records' lifetime budget.
@@ -234,8 +234,10 @@ def _site(folder: Path, name: str) -> RunState:
 def _kind(terms: dict[str, Any], ledger: Ledger | None, simulated: bool) -> str:
     if terms:
         return f"{'simulated ' if simulated else ''}federation of {len(terms['sites'])} sites, trust {terms['trust']}"
-    owners = ledger.owners if ledger else 1
-    return f"cluster of {owners} workers" if owners > 1 else "one machine"
+    if ledger is None or not ledger.charged:
+        return "before the first step"  # only then the ledger says how many workers there are
+    owners = ledger.owners
+    return f"cluster of {owners} workers" if owners > 1 else "one worker"
 
 
 def _card(page: Path) -> str:

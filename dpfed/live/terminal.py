@@ -33,14 +33,15 @@ def fitted(shown: RenderableType, console: Console) -> RenderableType:
     return Group(SegmentLines(lines[:cut], new_lines=True), more)
 
 
-def view(seen: Sequence[Seen], single: bool) -> RenderableType:
+def view(seen: Sequence[Seen], single: bool, left_out: str = "") -> RenderableType:
     """What is drawn: first what an operator looks for, as a low terminal shows no more.
 
     Args:
         seen: the runs.
         single: one run is watched, and not a folder of them.
+        left_out: which folders were not looked into.
     """
-    return _one(seen[0]) if single else _list(seen)
+    return _one(seen[0]) if single else Group(_list(seen), *([_text(left_out, "yellow")] if left_out else []))
 
 
 def _list(seen: Sequence[Seen]) -> RenderableType:

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpfed.config import ModelConfig
 from dpfed.config.shipped import find_tower
 from dpfed.data.views.preprocessing import Preprocessing
@@ -170,6 +172,11 @@ def _preprocessing(given: dict[str, Any]) -> Preprocessing:
     from open_clip.transform import PreprocessCfg
 
     cfg = asdict(PreprocessCfg()) | given
+    if cfg["resize_mode"] == "longest" and np.any(cfg["fill_color"]):
+        raise UserError(
+            f"preprocess_cfg.fill_color = {cfg['fill_color']}: dpfed makes black borders; give weights that were trained with "
+            "such, or set resize_mode to shortest or squash. [clip-fill-color]"
+        )
     return Preprocessing(tuple(cfg["mean"]), tuple(cfg["std"]), _RESIZE[cfg["resize_mode"]], cfg["interpolation"])
 
 

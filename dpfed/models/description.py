@@ -17,6 +17,11 @@ WEIGHTS, DESCRIPTION, HEAD = "model.safetensors", "model.json", "head.safetensor
 TIMM_CONFIG = "config.json"  # timm's description of weights
 TEXT = "text"  # a folder in the model's: a pretrained text tower, in the Hugging Face format
 MOMENTS = "moments"  # of a description: what the heads of a run in closed form need to know
+# What timm's config.json cannot say of the images in training.
+BLACK_BORDERS = (
+    "timm's own transform pads with the mean colour, and these images were padded with fill_color, so its features differ."
+)
+RGB_LAST = "Images with transparency or a palette are scaled as they are, and become RGB afterwards."
 _KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256", "digest")
 
 

@@ -7,6 +7,7 @@ import dataclasses
 from dpfed.config import Config, ModelConfig
 from dpfed.config.sections import SIZE
 from dpfed.data.views.preprocessing import Preprocessing
+from dpfed.errors import UserError
 from dpfed.models.blueprints import blueprint
 
 
@@ -38,4 +39,9 @@ def preprocessing_of(config: Config) -> Preprocessing:
         from dpfed.models.timm_blueprints import timm_blueprint  # with torch
 
         found = timm_blueprint(config.model).preprocessing
+        if found.resize == "pad" and config.data.resize == "model":
+            raise UserError(
+                f"the weights of {config.model.image} were trained on images with borders of the mean colour, and dpfed makes "
+                "black ones: set data.resize to pad, crop or squash. [weights-border]"
+            )
     return found if config.data.resize == "model" else dataclasses.replace(found, resize=config.data.resize)

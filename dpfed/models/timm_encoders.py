@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from dpfed.config import ModelConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
-from dpfed.models.blueprints import quiet
+from dpfed.models.blueprints import preprocess_cfg, quiet
+from dpfed.models.description import BLACK_BORDERS, RGB_LAST
 from dpfed.models.norm import fix_batch_norm
 from dpfed.models.timm_blueprints import RESIZE, TimmBlueprint, batch_norm_without_weights, create, timm_blueprint
 from dpfed.models.torchvision_encoders import PREFIX as TORCHVISION
@@ -150,8 +151,14 @@ def local_dir_config(encoder: TimmEncoder, name: str, preprocessing: Preprocessi
     """
     cfg: Any = encoder.timm.pretrained_cfg
     modes = {ours: theirs for theirs, ours in RESIZE.items()}
+    same = preprocessing.resize != "pad"
     return {
         "architecture": name,
+        "dpfed": {
+            "preprocess_cfg": preprocess_cfg(preprocessing, size),
+            "same_as_timm": same,
+            "note": RGB_LAST if same else f"{BLACK_BORDERS} {RGB_LAST}",
+        },
         "num_classes": 0,
         "num_features": encoder.features_dim,
         "pretrained_cfg": {

@@ -25,7 +25,7 @@ _EPSILON = 1e-5  # added to variances, as in the batch normalisation of the pape
 class Options(Section):
     """Weights."""
 
-    redundancy: float = Field(5e-3, ge=0, description="lambda, weight of the correlations between dimensions")
+    redundancy: float = Field(5e-3, ge=0, le=1000, description="lambda, weight of the correlations between dimensions")
 
 
 def group_loss(

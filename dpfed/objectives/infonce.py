@@ -89,4 +89,4 @@ def _range(options: ContrastOptions, records: int) -> float:
     return 4 * math.log(1 + (options.augmentations + 1) * (records - 1))
 
 
-OBJECTIVE = Objective(title="softmax contrast", loss=group_loss, options=ContrastOptions, own_terms=True, range=_range)
+OBJECTIVE = Objective(title="softmax contrast", loss=group_loss, options=ContrastOptions, own_terms=True, range=_range, least=2)

@@ -71,6 +71,7 @@ class Objective:
 class ContrastOptions(Section):
     """Keys of losses that contrast cosine similarities."""
 
-    temperature: float = Field(0.1, gt=0, description="divides the cosine similarities")
+    # Below, the softmax is a maximum; above, all similarities are the same to it: the gradient is lost in the noise.
+    temperature: float = Field(0.1, ge=1e-3, le=100, description="divides the cosine similarities")
     learn_temperature: bool = Field(False, description="train temperature (1/100 and above) and bias with the model")
     augmentations: int = Field(0, ge=0, le=16, description="N_a: further views of every negative (intra-group augmentation)")

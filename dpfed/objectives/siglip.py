@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 class Options(ContrastOptions):
     """With the bias."""
 
-    bias: float | None = Field(None, description="added to every logit; default -ln(S - 1), the odds of a pair")
+    bias: float | None = Field(
+        None, ge=-1000, le=1000, description="added to every logit; default -ln(S - 1), the odds of a pair"
+    )
 
 
 def _start(records: int) -> float:
@@ -112,5 +114,5 @@ def _range(options: Options, records: int) -> float:
 
 
 OBJECTIVE = Objective(
-    title="sigmoid contrast, pair by pair", loss=group_loss, options=Options, bias=_start, own_terms=True, range=_range
+    title="sigmoid contrast, pair by pair", loss=group_loss, options=Options, bias=_start, own_terms=True, range=_range, least=2
 )

@@ -60,6 +60,7 @@ class Ledger:
         replays: how often a paid release was repeated.
         owners: the largest number of data owners that ever shared the work.
         resumed: for each time that the run continued after an interruption, from which step on.
+        repeated_after: for each interruption and each replay, the last step that had been charged.
         artifacts: the newest card and model; ``None``: none were written yet.
         fingerprint: of the plan, by the dpfed that started the ledger.
         head: the hash of the last line that is not about papers, and so of all before it: 16 hexadecimal digits.
@@ -83,6 +84,7 @@ class Ledger:
         self.replays = replays
         self._chain = chain
         self.resumed: list[int] = []
+        self.repeated_after: list[int] = []
         self._goes_on: int | None = None
         self.owners = 1
         self.artifacts: Artifacts | None = None
@@ -159,6 +161,7 @@ class Ledger:
         ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, block)
         ledger._lines, ledger.head, ledger.fingerprint = lines, head, entries[0]["fingerprint"]
         ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]
+        ledger.repeated_after = _repeated_after(entries[1:])
         ledger.artifacts = Artifacts(**artifacts) if artifacts else None
         ledger.owners = max((entry["owners"] for entry in entries[1:] if "owners" in entry), default=1)
         return ledger
@@ -179,6 +182,11 @@ class Ledger:
     def charged(self) -> int:
         """Number of noisy sums charged; T for a run without accidents."""
         return len(self._releases)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that are charged, in the order in which they were."""
+        return [release.step for release in self._releases]
 
     @property
     def last_step(self) -> int:
@@ -229,6 +237,7 @@ class Ledger:
         self._note_resumed()
         self._append({**dataclasses.asdict(release), "charged": False, "total": self.charged})
         self.replays += 1
+        self.repeated_after.append(self.last_step)
 
     def note_owners(self, owners: int) -> None:
         """Writes down that more data owners than ever before saw un-noised sums."""
@@ -250,6 +259,7 @@ class Ledger:
         if self._goes_on is not None:
             self._append({"resumed": self._goes_on})
             self.resumed.append(self._goes_on)
+            self.repeated_after.append(self.last_step)
             self._goes_on = None
 
     def note_artifacts(self, card: str, model: str) -> None:
@@ -279,6 +289,16 @@ class Ledger:
 def link(previous: str, entry: dict) -> str:
     """The hash of a line and of all lines before it."""
     return hashlib.sha256((previous + json.dumps(entry, sort_keys=True)).encode()).hexdigest()[:16]
+
+
+def _repeated_after(entries: list[dict]) -> list[int]:
+    found, last = [], -1
+    for entry in entries:
+        if entry.get("charged"):
+            last = max(last, entry["step"])
+        elif "charged" in entry or "resumed" in entry:
+            found.append(last)
+    return found
 
 
 def _is_whole(entry: dict) -> bool:

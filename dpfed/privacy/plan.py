@@ -26,6 +26,7 @@ from dpfed.privacy.plan_checks import (
     MOST_STEPS,
     plain_number,
     require,
+    require_batch,
     require_epsilon,
     require_within,
     settle_numbers,
@@ -232,10 +233,16 @@ class PrivacyPlan:
     @classmethod
     def _draft(cls, records: int, config: Config) -> PrivacyPlan:
         """A plan whose noise is given, or still to be calibrated for its target."""
-        privacy, closed_form = config.privacy, method_named(config.bounding.method).closed_form
+        privacy, method = config.privacy, method_named(config.bounding.method)
+        closed_form = method.closed_form
+        noise, promise = NoiseScale.of_config(config), Promise.of_config(records, config)
+        if not closed_form and records >= 2:
+            grouped = not method.whole_batch and not method.alone
+            least = 1 if method.alone else config.objective.loss.least
+            require_batch(privacy.batch, records, config.bounding.group_size if grouped else 1, least)
         return cls(
-            noise=NoiseScale.of_config(config),
-            promise=Promise.of_config(records, config),
+            noise=noise,
+            promise=promise,
             sampling=Sampling(records, records if closed_form else privacy.batch, privacy.per_unit),
             bounding=Bounding.of_config(config),
             steps=_RELEASES if closed_form else privacy.steps,

@@ -10,10 +10,12 @@ import numpy as np
 
 from dpfed.errors import UserError
 
+_USUAL_GROUP = 16
 MOST_RECORDS, MOST_STEPS = 10**12, 10**9  # beyond these, accounting in numbers of 64 bits means nothing
 LEAST_EPSILON = 1e-3  # losses are added up on a grid of 1e-5 at best
-# Of new plans; that of a file is taken as it is. Nobody means less: a gradient so short is hardly more than rounding.
-CLIP_NORMS, STABILITIES = (1e-5, 1e9), (1e-4, 1e9)
+# Of new plans; that of a file is taken as it is. Nobody means less: a gradient so short is hardly more than rounding. More than
+# the length of any gradient buries it in noise.
+CLIP_NORMS, STABILITIES = (1e-5, 1e6), (1e-4, 1e4)
 
 
 def wrong_clip_norm(value: float) -> str:
@@ -61,9 +63,32 @@ def require_epsilon(name: str, value: float) -> None:
     )
 
 
-def require_within(name: str, value: int, least: int, most: int | None = None, which: str = "", command: str = "") -> None:
-    """Refuses what is too small or too large; `command`: see `require`."""
-    expected = f"be at least {least}" if most is None else f"lie in {least}..{most:,}{which}"
+def require_batch(batch: int, records: int, group_size: int, least: int) -> None:
+    """Refuses a batch that is empty or larger than the training records, and suggests one that trains.
+
+    Args:
+        batch: B.
+        records: N, or `MOST_RECORDS` where nobody knows it yet.
+        group_size: S, of the configuration.
+        least: so many records contrast, at least.
+    """
+    if records == MOST_RECORDS:
+        said = f"batch must be at least {least}, and a tenth of the training records as a rule, got {batch}"
+        return require(1 <= batch <= records, said)
+    usual = max(min(_USUAL_GROUP, records), records // 10)  # far from all, and enough to contrast
+    usual = max(usual, min(group_size, records))
+    command = f"--set privacy.batch={usual}"
+    if group_size > usual:
+        command += f" --set bounding.group_size={max(least, min(_USUAL_GROUP, usual) // 4)}"
+    require_within("batch", batch, 1, records, " (the training records)", command, shown=min(least, records))
+
+
+def require_within(
+    name: str, value: int, least: int, most: int | None = None, which: str = "", command: str = "", shown: int | None = None
+) -> None:
+    """Refuses what is too small or too large; `command`: see `require`; `shown`: the least that the sentence advises."""
+    advised = least if shown is None else shown
+    expected = f"be at least {advised}" if most is None else f"lie in {advised}..{most:,}{which}"
     require(least <= value and (most is None or value <= most), f"{name} must {expected}, got {value!r}", command)
 
 

@@ -33,7 +33,6 @@ Clipping = Literal["fixed", "automatic", "adaptive"]
 _AUTOMATIC = 1.0  # C, where every gradient is normalised, or there are none
 _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
 _MOST_DISCRETE = 1e3
-_USUAL_GROUP = 16
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,11 @@ class Promise:
         if privacy.epsilon is not None:
             require_epsilon("privacy.epsilon", privacy.epsilon)
         delta = accounting.default_delta(records) if privacy.delta is None else privacy.delta
+        require(
+            0 < delta < 1,
+            f"delta must lie strictly between 0 and 1/N, where N counts the training records, got {delta}; leave it out for "
+            "the default, 1/(N ln N)",
+        )
         return cls(delta, privacy.accountant if privacy.accountant in known else known[0], privacy.epsilon, privacy.unit)
 
     @property
@@ -91,8 +95,7 @@ class Sampling:
     def __post_init__(self) -> None:
         settle_numbers(self)
         require_within("the number of training records (or units)", self.records, 2, MOST_RECORDS)
-        usual = max(min(_USUAL_GROUP, self.records), self.records // 10)  # far from all, and enough to contrast
-        require_within("batch", self.batch, 1, self.records, " (the training records)", f"--set privacy.batch={usual}")
+        require_within("batch", self.batch, 1, self.records, " (the training records)")
         require_within("per_unit", self.per_unit, 1)
 
     @property

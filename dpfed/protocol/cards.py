@@ -29,6 +29,9 @@ class SiteCard(Section):
     )
     signing_key: str = KEY
     exchange_key: str = KEY
+    contents: str | None = Field(
+        None, pattern="^[0-9a-f]{32}$", description="fingerprint of the records, keyed unless they are public"
+    )
 
     @property
     def fingerprint(self) -> str:

@@ -33,10 +33,10 @@ j + (c, .., c). Choose for each y a j whose median is 0. Then at most a/2 entrie
 
 at most 3 a exp(-pi^2 m^2) as long as a exp(-pi^2 m^2) < 1/10. For a = 1, theta = 0. QED
 
-**Discrete noise.** Site i rounds its sum to an integer s_i on a finer grid, adds X_i with P(x) = exp(-x^2 / 2 m^2) / N, and
-sends k_i, nearest to (s_i + X_i) / c with c = 2^j; r_i = s_i + X_i - c k_i is one of c integers. Let S = sum s_i and Theta(m)
-be the bound above. (Z, r_1, .., r_a) is post-processing of S + X, with X a discrete Gaussian of parameter m sqrt(a), up to a
-factor of 1 + theta in each probability, |theta| <= 3 (Theta(m) + Theta(m / c)).
+**Discrete noise.** The sum of site i is an integer s_i on a finer grid. The site adds X_i with P(x) = exp(-x^2 / 2 m^2) / N,
+and sends k_i, nearest to (s_i + X_i) / c with c = 2^j; r_i = s_i + X_i - c k_i is one of c integers. Let S = sum s_i and
+Theta(m) be the bound above. (Z, r_1, .., r_a) is post-processing of S + X, with X a discrete Gaussian of parameter m sqrt(a),
+up to a factor of 1 + theta in each probability, |theta| <= 3 (Theta(m) + Theta(m / c)).
 
 **Proof.** The probability of (z, r) is the sum over integer vectors k with sum z of prod_i exp(-(c k_i + r_i - s_i)^2 / 2 m^2)
 / N. That is the sum above in units of c, with m / c for m and (r_i - s_i) / c for c_i. So it is A exp(-(c z + sum r - S)^2 /

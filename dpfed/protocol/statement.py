@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from dpfed.privacy.accounting import epsilon
-from dpfed.privacy.promise import large_delta, meaning, round_up
+from dpfed.privacy.promise import factor, large_delta, meaning, round_up
 from dpfed.protocol.journal import Journal
 from dpfed.protocol.terms import Terms
 from dpfed.protocol.trust import Mode
@@ -67,22 +67,41 @@ def statement(terms: Terms, own: int | None = None, confirmed: Collection[str] =
     if model.start:
         yield "starting weights", f"{model.start}, SHA-256 {model.start_digest}"
     yield "trust", str(terms.trust_model)
-    if seen := message_epsilon(terms):
+    if seen := message_epsilon(terms, brief=True):
         yield "one message", seen
     yield "a step needs", f"{terms.trust_model.least} of {len(terms.sites)} sites within {terms.deadline:g} s"
     for member in terms.sites:
         yield "site", f"{member.name}, {member.records:,} records, {member.groups} groups, card {member.fingerprint}"
     if own is not None:
-        yield "confirmed", confirmation(terms, own, confirmed)
+        yield "confirmed", confirmation(terms, own, confirmed, brief=True)
 
 
-def confirmation(terms: Terms, own: int, confirmed: Collection[str]) -> str:
+def epsilon_if_known(terms: Terms, own: int, confirmed: Collection[str]) -> float:
+    """The epsilon that holds for a site's records if only it and the members that it knows are honest.
+
+    Args:
+        terms: of the federation.
+        own: number of the site.
+        confirmed: fingerprints of the cards that it has confirmed.
+    """
+    plan, trust = terms.privacy_plan, terms.trust_model
+    known = sum(number == own or member.fingerprint in confirmed for number, member in enumerate(terms.sites))
+    part = trust.noise_if_honest(known) if plan.private and trust.shared else 1.0
+    if part >= 1:
+        return plan.epsilon()
+    multiplier = plan.noise_std * math.sqrt(part) / plan.sensitivity
+    without = dataclasses.replace(plan.mechanism, noise_multiplier=multiplier)
+    return epsilon(without, plan.steps, plan.promise.delta, plan.promise.accountant)
+
+
+def confirmation(terms: Terms, own: int, confirmed: Collection[str], brief: bool = False) -> str:
     """How many members a site knows to be who they say, and what it is promised if only these are honest.
 
     Args:
         terms: of the federation.
         own: number of the site.
         confirmed: fingerprints of the cards that it has confirmed.
+        brief: what an epsilon means stands beside it already.
     """
     plan, trust = terms.privacy_plan, terms.trust_model
     known = [member.name for number, member in enumerate(terms.sites) if number != own and member.fingerprint in confirmed]
@@ -94,13 +113,13 @@ def confirmation(terms: Terms, own: int, confirmed: Collection[str]) -> str:
         return f"{said}. The promise does not depend on who the other members are"
     if part >= 1:
         return f"{said}. The promise holds if these are honest" + (", whoever the others are" * (len(known) + 1 < trust.sites))
-    multiplier = plan.noise_std * math.sqrt(part) / plan.sensitivity
-    delta, message = plan.promise.delta, dataclasses.replace(plan.mechanism, noise_multiplier=multiplier)
-    left = epsilon(message, plan.steps, delta, plan.promise.accountant)
+    left = epsilon_if_known(terms, own, confirmed)
     if not math.isfinite(left):
         return f"{said}. If only these are honest, no finite epsilon holds: confirm the others' cards (`dpfed site confirm`)"
-    words = meaning(left, delta, f"{plan.promise.protected} of this site", "what the federation releases")
-    words = words.split(". ")[0].rstrip(".")
+    words = f"a factor of up to {factor(float(round_up(left)))}"
+    if not brief:
+        words = meaning(left, plan.promise.delta, f"{plan.promise.protected} of this site", "what the federation releases")
+        words = words.split(". ")[0].rstrip(".")
     return (
         f"{said}. If only these are honest, and the coordinator lies together with the others, then not epsilon "
         f"{round_up(plan.epsilon())} holds but {round_up(left)}, at the same delta: {words[0].lower()}{words[1:]}. Confirm the "
@@ -108,8 +127,13 @@ def confirmation(terms: Terms, own: int, confirmed: Collection[str]) -> str:
     )
 
 
-def message_epsilon(terms: Terms) -> str:
-    """What the server learns from the messages of one site, over the whole run; empty where no noise is shared out."""
+def message_epsilon(terms: Terms, brief: bool = False) -> str:
+    """What the server learns from the messages of one site, over the whole run; empty where no noise is shared out.
+
+    Args:
+        terms: of the federation.
+        brief: what an epsilon means stands beside it already.
+    """
     plan, trust = terms.privacy_plan, terms.trust_model
     if not plan.private or terms.trust not in ("distributed", "local"):
         return ""
@@ -118,6 +142,8 @@ def message_epsilon(terms: Terms) -> str:
     who = "whoever sees the messages of one site, as the server does"
     if not math.isfinite(seen):
         return f"{who}: no finite epsilon holds, so nothing limits what these messages tell about a {plan.promise.protected}"
+    if brief:
+        return f"{who}: epsilon {round_up(seen)} at the same delta, a factor of up to {factor(float(round_up(seen)))}"
     words = meaning(seen, plan.promise.delta, f"{plan.promise.protected} of that site", "what that site sends")
     return f"{who}: epsilon {round_up(seen)} at the same delta. {words}"
 

@@ -40,8 +40,9 @@ CLOSED_FORM = (
     "from the evaluation."
 )
 ERROR_BARS = (
-    "± is the 95% interval over the draw of held-out records. The difference compares both models on the same records; “within "
-    "error” means that it may be chance. Another run draws other noise, which may move the figures by more."
+    "± is the 95% interval over the draw of held-out records. The difference compares both models on the same records, and its "
+    "± also covers what noise without any signal does to the figures. “Within error” means that a run that learns nothing may "
+    "give it. The ± does not say how much trained models differ from run to run."
 )
 
 

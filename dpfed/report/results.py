@@ -5,13 +5,23 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from dpfed.evaluation.intervals import apart
 
 # The first that a run has is what its report opens with.
 _HEADLINES = ("image_to_text_R@10", "text_to_image_R@10", "linear_probe_accuracy", "knn3_accuracy", "knn200_accuracy")
 Interval = tuple[float, float]
+
+
+class Named(Protocol):
+    """A figure with a name, such as ``knn3_accuracy``."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+
+Figure = TypeVar("Figure", bound=Named)
 _WORDS = {
     "image_to_text": "Image to text",
     "text_to_image": "Text to image",
@@ -33,7 +43,7 @@ class Result:
         split: which records.
         untrained_interval: 95%, over the draw of held-out records; ``None``: not known.
         trained_interval: the same of the trained value.
-        change: the same of trained minus untrained, on the same records.
+        change: the same of trained minus untrained, on the same records, and over what noise alone does.
         chance: what guessing gives; ``None``: not known.
     """
 
@@ -92,8 +102,13 @@ def results_of(evaluations: list[dict[str, Any]]) -> list[Result]:
 
 def headlines(results: list[Result], limit: int) -> list[Result]:
     """The metrics that matter most, at most so many."""
-    ordered = [item for first in _HEADLINES for item in results if item.name.partition("[")[0] == first]
-    return (ordered or results)[:limit]
+    return most_telling(results, limit)
+
+
+def most_telling(figures: list[Figure], limit: int) -> list[Figure]:
+    """Of some figures with names, those that matter most, at most so many."""
+    ordered = [item for first in _HEADLINES for item in figures if item.name.partition("[")[0] == first]
+    return (ordered or figures)[:limit]
 
 
 def label(name: str) -> str:

@@ -15,7 +15,7 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import uses_labelled_bank
 from dpfed.artifacts.verification import ledger_of
 from dpfed.budgets.ledger import BudgetLedger, Entry
-from dpfed.budgets.refusals import percent, shown
+from dpfed.budgets.refusals import percent, question, related, shown
 from dpfed.budgets.registry import BUDGET_LEDGER, budgets_of, known_by, possible, registry
 from dpfed.budgets.reservations import Reservation
 from dpfed.budgets.spending import note_uncovered, reserve, settle
@@ -89,6 +89,9 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
         return
     # First this: a run with steps whose reservation a budget's ledger does not know tells that the ledger has lost lines.
     _write(run.budget, store, budgets)
+    for found in budgets_of(store):
+        if asked := question(found, store):
+            watcher.note(f"the budget of {found.budget.head.store} holds here: {related(found, store)}.{asked}")
     for budget in reserve(store, [reservation]):
         taken = f"{percent(budget.filter.part(budget.spent))} of it is taken"
         watcher.note(f"reserved with the lifetime budget of {budget.head.store}, {shown(budget)}: {taken}")

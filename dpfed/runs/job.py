@@ -23,6 +23,7 @@ from dpfed.runs.budgeting import preflight_budget
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.resolution import resolve, settle
 from dpfed.runs.starts import origin_of, starting_weights
+from dpfed.runs.trial_step import refuse_equal_captions, try_step
 from dpfed.training.trainer import InProcess, Transport
 
 if TYPE_CHECKING:
@@ -82,7 +83,10 @@ def begin(
     owners = preflight.owners if terms is None else 1  # a federation's terms say who shares the groups
     parts = assemble(resolve(config, watcher), randomness, watcher, owners=owners, terms=terms)
     refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
+    try_step(parts)
     if terms is None or RunDirectory.SIMULATION in (files or {}):  # otherwise the records are the sites'
+        if parts.config.model.reads_text and not parts.plan.bounding.method.public_records:
+            refuse_equal_captions(parts.store)
         preflight_budget(preflight.folder, parts.config, parts.store, parts.plan)
     say_what_is_trained(parts, watcher)
     files = {

@@ -23,6 +23,7 @@ from dpfed.errors import UserError
 from dpfed.evaluation.tasks import refuse_empty_split, tasks_of
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.plan_checks import MOST_RECORDS, require_within
 from dpfed.progress import Silent, Watcher
 from dpfed.runs.starts import refuse_start
 
@@ -86,31 +87,35 @@ def known_plan(config: Config, watcher: Watcher | None = None, owners: int = 1) 
     Raises:
         UserError: for an impossible plan.
     """
-    refuse_impossible(config, owners)
+    try:
+        records = known_count(config.data, config.privacy)
+    except UserError:  # what is wrong with the plan comes first, and the records are asked for again below
+        records = None
+    refuse_impossible(config, owners, at_most=records or MOST_RECORDS)
     records = known_count(config.data, config.privacy)
     if records is None:
         return None
-    PrivacyPlan.sketch(config, records)
     (watcher or Silent()).note(f"accounting for {records:,} records")
     plan = PrivacyPlan.from_config(records, config)
     plan.require_finite()
     return plan
 
 
-def refuse_impossible(config: Config, owners: int = 1, opens: bool = True) -> None:
+def refuse_impossible(config: Config, owners: int = 1, opens: bool = True, at_most: int = MOST_RECORDS) -> None:
     """Refuses whatever is wrong with a configuration for any number of records.
 
     Args:
         config: of the run, or of a federation that is to be.
         owners: processes or sites that are to share the groups.
         opens: the records must be there, and their store may be opened; otherwise its header is read, if there is one.
+        at_most: so many training records (or units) there are at most.
 
     Raises:
         UserError: saying what to change.
     """
-    refuse_many_owners(PrivacyPlan.sketch(config), owners)
-    refuse_inexact(config)
     _refuse_few_contrasted(config)
+    refuse_many_owners(PrivacyPlan.sketch(config, at_most), owners)
+    refuse_inexact(config)
     refuse_records(config, opens)
 
 
@@ -120,13 +125,35 @@ def _refuse_few_contrasted(config: Config) -> None:
     Raises:
         UserError: naming the loss and the key to change.
     """
-    method, loss = method_named(config.bounding.method), config.objective.loss
-    if (contrasted := method.contrasted(config)) < loss.least:
-        key, own = ("public.records", 1) if method.public_records else ("bounding.group_size", 0)
-        raise UserError(
-            f"objective.name = '{config.objective.name}' learns nothing from {contrasted} records: set {key} to "
-            f"{loss.least - own} or more. [run-contrast-few]"
-        )
+    method, loss, bounding = method_named(config.bounding.method), config.objective.loss, config.bounding
+    batch, size = config.privacy.batch, bounding.group_size
+    if method.closed_form or batch < 1:
+        return
+    each = config.privacy.per_unit if config.privacy.unit == "user" else 1
+    expected, keys, own = float(method.contrasted(config)), ["bounding.group_size"], 0
+    if method.public_records:
+        keys, own = ["public.records"], 1
+    elif method.whole_batch:
+        expected, keys = float(batch * each), ["privacy.batch"]
+    elif size > batch >= loss.least:
+        require_within("group_size", size, loss.least, batch, " (the expected batch)")
+    elif size >= 1:
+        expected = each * batch / max(1, round(batch / size))  # K is a whole number
+        if (cap := bounding.max_group_size) is not None and cap < min(expected, loss.least):
+            expected, keys = float(cap), ["bounding.max_group_size"]
+    # The draw of half a record less leaves most groups with as many as the loss needs, or nearly so.
+    if expected >= loss.least - 0.5:
+        return
+    if batch < loss.least and "bounding.group_size" in keys:
+        keys.insert(0, "privacy.batch")
+    raise UserError(
+        f"objective.name = '{config.objective.name}' learns nothing from {_records(max(0.0, expected))}: set "
+        f"{' and '.join(keys)} to {loss.least - own} or more. [run-contrast-few]"
+    )
+
+
+def _records(count: float) -> str:
+    return f"{count:.4g} record{'s' * (count != 1)}"
 
 
 def refuse_records(config: Config, opens: bool = True) -> None:

@@ -14,13 +14,15 @@ from dpfed.config import read_back
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
 from dpfed.evaluation.tasks import tasks_of
+from dpfed.models.parameters import TrainableVector
 from dpfed.progress import Silent, Watcher
 from dpfed.protocol.statement import terms_of
 from dpfed.runs import budgeting
 from dpfed.runs.assembly import assemble
+from dpfed.runs.noise_alone import noise_alone
 from dpfed.runs.outcome import rewrite_artifacts
 from dpfed.runs.resolution import resolve
-from dpfed.training.checkpoint import Checkpoints
+from dpfed.training.checkpoint import Checkpoints, steps_of
 
 
 def evaluate_run(
@@ -65,11 +67,13 @@ def evaluate_run(
         run.disclose(LABELLED_FIGURES)
     watcher.note("measuring the model before training")
     parts.load_weights(saved[0])
-    untrained = parts.evaluate("untrained", 0)
+    untrained, weights = parts.evaluate("untrained", 0), TrainableVector(parts.model).gather()
     parts.load_weights(saved[-1])
     watcher.note("measuring the trained model")
-    step = int(saved[-1].stem.removeprefix("step-"))
-    figures = untrained + [figure.compared(untrained) for figure in parts.evaluate("trained", step)]
+    step = steps_of(saved[-1])
+    trained = parts.evaluate("trained", step)
+    noise = noise_alone(parts, weights) if trained and steps_of(saved[0]) < step else []
+    figures = untrained + [figure.compared(untrained, noise) for figure in trained]
     if run.finished:
         with run.locked(wait=_WAIT):
             # The card first: a crash in between leaves a mark without its figures, and never figures without their mark.

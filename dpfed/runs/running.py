@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from dpfed.artifacts.directory import RunDirectory, scalars
 from dpfed.artifacts.provenance import ID_CHARACTERS, UNKNOWN
 from dpfed.config.sections import PROCEDURAL
@@ -18,6 +20,7 @@ from dpfed.evaluation.tasks import tasks_of
 from dpfed.files.atomic import remove_drafts
 from dpfed.files.reading import read_bytes
 from dpfed.models.folder import save_encoder
+from dpfed.models.parameters import TrainableVector
 from dpfed.models.summary import start_of
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
@@ -26,6 +29,7 @@ from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components
 from dpfed.runs.budgeting import hold, settle_at_end
 from dpfed.runs.job import Job, alone
+from dpfed.runs.noise_alone import noise_alone
 from dpfed.runs.outcome import write_outcome
 from dpfed.training.checkpoint import Checkpoints, DamagedCheckpoint, Progress, steps_of
 from dpfed.training.coordinator import DISCARDED, Coordinator, StepSummary
@@ -99,6 +103,7 @@ def _carry_out(
     if start == 0 and measured:
         watcher.note("measuring the model before training")
     untrained = parts.evaluate("untrained", 0) if start == 0 else None
+    weights = TrainableVector(parts.model).gather().cpu() if untrained else None
     if untrained is not None:
         _record(run, untrained, watcher)
 
@@ -142,8 +147,13 @@ def _carry_out(
         watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
         trained = parts.evaluate("trained", plan.steps)
         # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
-        untrained = _untrained_again(parts, checkpoints, watcher) if untrained is None else untrained
-        _record(run, [figure.compared(untrained) for figure in trained], watcher)
+        if untrained is None:
+            untrained, weights = _untrained_again(parts, checkpoints, watcher)
+        noise = []
+        if untrained and weights is not None:
+            watcher.note("measuring what noise alone does to the figures")
+            noise = noise_alone(parts, weights)
+        _record(run, [figure.compared(untrained, noise) for figure in trained], watcher)
         save_encoder(run.model, parts.model, config, _runs_of(run, parts, ledger))
         write_outcome(run, parts, ledger)
     run.delete_secrets()
@@ -180,18 +190,18 @@ def _progress(watcher: Watcher, plan: PrivacyPlan, start: int, paid: int) -> Cal
     return show
 
 
-def _untrained_again(parts: Components, checkpoints: Checkpoints, watcher: Watcher) -> list[Evaluation]:
-    """The figures before training, of a run that is resumed; none where its first checkpoint is gone."""
+def _untrained_again(parts: Components, checkpoints: Checkpoints, watcher: Watcher) -> tuple[list[Evaluation], Tensor | None]:
+    """Figures and weights before training, of a run that is resumed; none where its first checkpoint is gone."""
     first = next((path for path in checkpoints.paths() if path.stem == "step-00000000"), None)
     if first is None or parts.config.evaluation.split == "none":
-        return []
+        return [], None
     before = dataclasses.replace(parts, model=copy.deepcopy(parts.model))
     try:
         before.load_weights(first)
     except DamagedCheckpoint as error:
         watcher.note(f"the model before training is not measured again: {error}")
-        return []
-    return before.evaluate("untrained", 0)
+        return [], None
+    return before.evaluate("untrained", 0), TrainableVector(before.model).gather()
 
 
 def _due(summary: StepSummary, plan: PrivacyPlan, every: int) -> bool:

@@ -39,6 +39,7 @@ _LETTERS = "letters, digits, '.', '_' and '-'"
 _PATTERNS = {
     "^[A-Za-z0-9_-][A-Za-z0-9._-]*$": f"expected {_LETTERS}, not beginning with '.'",
     "^[A-Za-z0-9._-]{1,64}$": f"expected {_LETTERS}, 64 of them at most",
+    "^[0-9a-f]{32}$": "expected a fingerprint, 32 hexadecimal digits",
     "^[0-9a-f]{64}$": "expected a public key, 64 hexadecimal digits",
 }
 _LONGEST = 80  # characters of a value that a message repeats
@@ -87,12 +88,18 @@ def problem(error: ValidationError, schema: type[BaseModel] | None = None) -> st
 def complaint(error: ValidationError) -> str:
     """What is wrong with the first wrong value, such as ``expected a number; got true``, without saying where it stands."""
     first = error.errors()[0]
-    context = {name: int(limit) if limit in (0.0, 1.0) else limit for name, limit in first.get("ctx", {}).items()}
+    context = {name: _limit(limit) for name, limit in first.get("ctx", {}).items()}
     words = _PATTERNS.get(str(context.get("pattern", ""))) or _WORDS.get(first["type"], first["msg"]).format(**context)
     if first["type"] == "too_short" and context["min_length"] == 1:
         words = "give at least one"
     got = "" if first["type"] == "value_error" and isinstance(first["input"], dict) else f"; got {shown(first['input'])}"
     return f"{words[0].lower()}{words[1:]}{got}"
+
+
+def _limit(limit: Any) -> Any:
+    """A limit as people write it: 1 for 1.0, and 1,000,000,000 for 1e9."""
+    whole = isinstance(limit, float) and limit.is_integer() and abs(limit) < 1e15
+    return (f"{limit:,.0f}" if abs(limit) >= 1e4 else int(limit)) if whole else limit
 
 
 def _key(place: tuple[int | str, ...]) -> str:

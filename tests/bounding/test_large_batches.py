@@ -1,12 +1,14 @@
-"""What rounding adds to a record's influence on a sum of very many clipped pieces, against the room that is left for it."""
+"""Sums of very many clipped pieces are exact: neighbours differ by what one record adds, whoever adds them up."""
 
-import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
+from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import BoundedSum
-from dpfed.bounding.clipping import add_weighted, clip_factors, clip_norm_in_float32
+from dpfed.bounding.clipping import Clip, clip_factors
 from dpfed.bounding.engines import ENGINES, GroupBatch, build_engine
 from dpfed.config import parse_config
 from dpfed.models.parameters import TrainableVector
@@ -17,7 +19,7 @@ from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
 from tests.baselines.noisy_statistics.released_lab import in_slots
 
-GROUPS = 1500
+GROUPS, R = 1500, 2.0**24
 
 
 class Aligned(torch.nn.Module):
@@ -66,45 +68,64 @@ def test_one_piece_more_moves_a_long_sum_by_its_own_length(name):
     sums = []
     for present in (count + 1, count):
         starts = [0, present] if name == "released" else list(range(0, each * present + 1, each))
-        into = engine.zeros()
-        norms = engine.add_clipped(GroupBatch({"image": images[: each * present]}, starts), clip_norm, into)
+        into = engine.zeros().long()
+        norms = engine.add_clipped(GroupBatch({"image": images[: each * present]}, starts), Clip(R, R / clip_norm), into)
         assert (norms > clip_norm).all()
-        sums.append(into.double())
+        sums.append(into.double() * (clip_norm / R))
     assert sums[0].norm() > 0.99 * clip_norm * count  # all aligned
     assert 0.99 * clip_norm < (sums[0] - sums[1]).norm() <= clip_norm
 
 
-@pytest.mark.parametrize("owners", [1, 2, 16])
+@pytest.mark.parametrize("owners", [1, 3, 64])
 @pytest.mark.parametrize("groups", [128, 16_384])
-def test_rounded_sums_of_neighbours_differ_by_the_sensitivity_at_most(groups, owners):
+def test_exact_sums_of_neighbours_differ_by_the_sensitivity_at_most(groups, owners):
     """The worst that a record can do: it turns its group's gradient round in a sum of all others, which are aligned."""
-    clip_norm = clip_norm_in_float32(1.0, groups / 2, owners)
-    generator, dimensions = np.random.default_rng(3), 50_000
-    worst = 0.0
-    for _ in range(3):
-        one = torch.from_numpy(generator.normal(size=dimensions))
-        one *= clip_norm / one.norm()
-        others = [one * (groups // owners) for _ in range(owners)]
-        totals = []
-        for own in (one, -one):
-            shares = [others[0] - one + own, *others[1:]]
-            first, *rest = (BoundedSum(share.float(), 2.0, 1) for share in shares)
-            for other in rest:
-                first = first + other
-            totals.append(first.values.double())
-        worst = max(worst, (totals[0] - totals[1]).norm().item())
-    assert 2 * clip_norm * 0.99 < worst <= 2.0
+    generator, dimensions = torch.Generator().manual_seed(3), 50_000
+    one = torch.randn(dimensions, generator=generator)
+    factor = clip_factors(one.norm(dtype=torch.float64)[None], Clip(R, R)).item()
+    totals = []
+    for own in (one, -one):
+        shares = [torch.zeros(dimensions, dtype=torch.int64) for _ in range(owners)]
+        for number in range(groups - 1 if groups < 1000 else 0):
+            foreach.add_([shares[number % owners]], [one], factor)
+        if groups > 1000:  # the same, at once
+            foreach.add_([shares[-1]], [one], factor)
+            shares[-1] *= groups - 1
+        foreach.add_([shares[0]], [own], factor)
+        first, *rest = (BoundedSum(share, 2.0, 1, unit=1 / R) for share in shares)
+        for other in rest:
+            first = first + other
+        totals.append(first.numbers())
+    assert 2 * 0.99 < (totals[0] - totals[1]).norm().item() <= 2.0
 
 
-def test_the_room_grows_with_groups_and_owners_and_is_small_where_they_are_few():
-    def room(*numbers):
-        return 1 - clip_norm_in_float32(1.0, *numbers)
+@settings(max_examples=200, deadline=None)
+@given(
+    values=st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=30),
+    factor=st.floats(1e-3, 1e4),
+    start=st.integers(-(2**40), 2**40),
+)
+def test_whole_numbers_are_what_stands_before_the_point_and_never_longer(values, factor, start):
+    term, factor = torch.tensor(values), torch.tensor(factor, dtype=torch.float32).item()
+    total = torch.full((len(values),), start)
+    foreach.add_([total], [term], factor)
+    added = (total - start).double()
+    assert torch.equal(added, (term * factor).trunc().double())
+    assert added.norm() <= (term * factor).double().norm()
 
-    assert room(64, 1) < 2e-4 < 1e-3 < room(8192, 1) < 0.02
-    assert room(64, 1) < room(64, 8) < room(128, 8)
-    assert clip_norm_in_float32(float("inf"), 0.0, 3) == float("inf")
-    # Each owner's sum is rounded once, and each addition of owners once more: 2 ulp of the longest sum, each.
-    assert all(room(spread, owners) >= 0.99 * spread * owners * 2 * 2.0**-24 for spread in (64, 8192) for owners in (1, 8))
+
+@pytest.mark.parametrize("length", [1, 1000, 20_000, 300_001])
+def test_a_norm_errs_by_less_than_its_slack_and_sees_no_place(length):
+    generator = torch.Generator().manual_seed(4)
+    long = torch.randn(length + 16, generator=generator) * 1e3
+    exact = torch.linalg.vector_norm(long[:length].double()).item()
+    norms = [foreach.norms((long[:length].clone(),), torch.float64).item()]
+    for offset in (1, 3, 16):
+        moved = torch.cat([torch.zeros(offset), long[:length]])[offset:]
+        norms.append(foreach.norms((moved,), torch.float64).item())
+    assert len(set(norms)) == 1 and norms[0] == pytest.approx(exact, rel=3.1e-5)
+    ordered = foreach.norms((torch.arange(1.0, length + 1).flip(0),), torch.float64).item()
+    assert ordered == pytest.approx((length * (length + 1) * (2 * length + 1) / 6) ** 0.5, rel=3.1e-5)
 
 
 def plan(name):
@@ -138,7 +159,7 @@ def test_the_spread_of_every_method_is_its_longest_sum_over_its_sensitivity(name
     assert one.bounding.method.spread(one) >= PIECES[name](one) * one.bounding.clip_norm / one.sensitivity * (1 - 1e-12)
 
 
-def test_a_worker_leaves_room_for_rounding(tiny):
+def test_a_worker_sums_whole_numbers_whose_length_is_the_plans(tiny):
     parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5), owners=2)
     worker, seen = parts.worker(Randomness.from_seed(5)), []
     add = worker._engine.add_clipped
@@ -148,10 +169,10 @@ def test_a_worker_leaves_room_for_rounding(tiny):
         return add(batch, clip_norm, into)
 
     worker._engine.add_clipped = watched
-    total = worker.bounded_sum(0)
-    expected = clip_norm_in_float32(parts.plan.bounding.clip_norm, parts.plan.groups / 2, 2)
-    assert set(seen) == {(expected, torch.float64)} and expected < parts.plan.bounding.clip_norm
-    assert total.values.dtype == torch.float32
+    total, grid = worker.bounded_sum(0), parts.plan.grid_of()
+    assert set(seen) == {(Clip(R, R / parts.plan.bounding.clip_norm), torch.int64)}
+    assert grid.radius * total.unit == pytest.approx(parts.plan.bounding.clip_norm, rel=1e-15)
+    assert total.values.dtype == torch.int64 and total.unit == grid.unit
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
@@ -165,16 +186,6 @@ def test_an_engine_adds_up_in_float64(name):
     into += 1e9
     build_engine(name, model, "fp32", aligned_loss, 2).add_clipped(GroupBatch({"image": views(2, None)}, [0, 2]), 1.0, into)
     assert (into - 1e9).norm() == pytest.approx(1.0, rel=1e-4)
-
-
-def test_a_long_sum_of_clipped_gradients_is_that_of_real_numbers():
-    """In one product in float32, thousands of pieces that point one way would lose some 1e-6 of the sum, whoever they are."""
-    gradients = torch.rand(20_000, 64, generator=torch.Generator().manual_seed(4)) + 0.5
-    factors = clip_factors(gradients.norm(dim=1, dtype=torch.float64), 1.0)
-    into = torch.zeros(64, dtype=torch.float64)
-    add_weighted(gradients, factors, into)
-    exact = (factors[:, None] * gradients.double()).sum(0)
-    assert (into - exact).norm() < 2.0**-26 * exact.norm()
 
 
 def test_released_statistics_of_a_large_batch_move_by_their_sensitivity():
@@ -193,10 +204,3 @@ def test_released_statistics_of_a_large_batch_move_by_their_sensitivity():
             statistics.release(*((batch, slot, 0) if kind == "slots" else (batch, 0)))
         assert {one.dtype for one in noisy} == {torch.float64}
         assert 0.999 * statistics.SENSITIVITY < (noisy[0] - noisy[1]).norm().item() <= statistics.SENSITIVITY
-
-
-def test_pieces_of_factor_zero_need_not_be_finite():
-    gradients = torch.tensor([[1.0, 2.0], [float("inf"), float("nan")], [3.0, 4.0]])
-    into = torch.zeros(2, dtype=torch.float64)
-    add_weighted(gradients, torch.tensor([0.5, 0.0, 1.0], dtype=torch.float64), into)
-    assert into.tolist() == [3.5, 5.0]

@@ -18,9 +18,11 @@ from dpfed.privacy.plan import PrivacyPlan
 PLAN = PrivacyPlan.of(1000, 50, 5, 1.0, steps=100, noise_multiplier=1.5, delta=1e-4, accountant="rdp")
 
 
-def write_store(path: Path, names: list[str], unit: Callable[[str], str] | None = None, **options) -> RecordStore:
+def write_store(
+    path: Path, names: list[str], unit: Callable[[str], str] | None = None, seed: int = 0, **options
+) -> RecordStore:
     """A private store of tiny images, each of one colour."""
-    images = np.random.default_rng(0).integers(0, 255, (len(names), 1, 1, 3), dtype=np.uint8)
+    images = np.random.default_rng(seed).integers(0, 255, (len(names), 1, 1, 3), dtype=np.uint8)
     with StoreWriter(path, name="people", kind="image", size=8, unit_name="person" if unit else None, **options) as writer:
         for name, image in zip(names, images, strict=True):
             from PIL import Image

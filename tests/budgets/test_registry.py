@@ -4,13 +4,16 @@ import json
 import os
 import shutil
 
+import numpy as np
 import pytest
 
 from dpfed.budgets.registry import BUDGET_LEDGER, budgets_of, registry
 from dpfed.budgets.replicas import read
 from dpfed.budgets.spending import reserve, set_budget
 from dpfed.data.store.layout import HEADER
+from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from tests.budgets.conftest import NAMES, write_store
 
@@ -153,13 +156,59 @@ def test_a_copy_whose_header_was_changed_is_recognised_by_its_names(budgeted, tm
 
 
 def test_a_budget_of_its_own_is_refused_to_records_of_the_same_names_unless_said_in_words(budgeted, tmp_path, reservation):
-    other = write_store(tmp_path / "other", NAMES)
-    with pytest.raises(UserError, match="100% of those of .*--distinct .*budget-names"):
+    other = write_store(tmp_path / "other", NAMES, seed=1)
+    with pytest.raises(UserError, match="100% of its records' names .* 0% .*other records.*--distinct 'WHY'.*budget-names"):
         set_budget(other, 100, 1e-6)
     budget = set_budget(other, 5, 1e-6, distinct="another hospital's, which numbers its patients alike")
     assert list(budget.head.distinct.values()) == ["another hospital's, which numbers its patients alike"]
     reserve(other, [reservation(2)])
     assert taken(other) == 1 and taken(budgeted) == 1
+
+
+def test_names_and_contents_together_are_the_set_and_names_alone_are_a_question(budgeted, tmp_path, reservation):
+    """Pictures 0.png, 1.png, ... are anybody's: what they show tells whose they are."""
+    same, other = write_store(tmp_path / "same", NAMES), write_store(tmp_path / "other", NAMES, seed=1)
+    part = write_store(tmp_path / "part", [*NAMES[:100], *(f"x{number}" for number in range(50))])
+    equal = {store.name: budgets_of(RecordStore.open(store))[0] for store in (same.path, other.path, part.path)}
+    assert {name: (one.equal, one.asks) for name, one in equal.items()} == {
+        "same": (1.0, False),
+        "other": (pytest.approx(0, abs=0.01), True),
+        "part": (1.0, False),
+    }
+    for store in (same, other, part):  # in doubt, a budget holds
+        with pytest.raises(UserError, match="budget-no-room") as refused:
+            reserve(store, [reservation(2, steps=100_000)])
+        asked = "Are these other records?" in str(refused.value)
+        assert asked == (store is other) and ("--distinct 'WHY'" in str(refused.value)) == asked
+    for store in (same, part):
+        with pytest.raises(UserError, match="these are the records of .*budget-same-records"):
+            set_budget(store, 8, 1e-6, distinct="another hospital's")
+    set_budget(other, 99, 1e-6, distinct="another hospital's")
+    reserve(other, [reservation(2, steps=1000)])
+    assert taken(budgeted) == 1
+
+
+def test_equal_captions_tell_as_well_where_images_were_scaled_anew(tmp_path, reservation):
+    def captioned(name, size, seed=0):
+        pictures = np.random.default_rng(seed).integers(0, 255, (50, 16, 16, 3), dtype=np.uint8)
+        with StoreWriter(tmp_path / name, name="p", kind="image-text", size=size) as writer:
+            for number, picture in enumerate(pictures):
+                writer.add(RecordInput(f"{number}.png", picture, (f"record {number} of {seed}", "a photo")))
+        return RecordStore.open(tmp_path / name)
+
+    set_budget(captioned("first", 16), 8, 1e-6)
+    assert [(one.equal, one.asks) for one in budgets_of(captioned("again", 8))] == [(1.0, False)]
+    assert [(one.equal, one.asks) for one in budgets_of(captioned("another", 16, seed=1))] == [(0.0, True)]
+
+
+def test_a_sample_of_names_alone_asks_until_its_store_is_met_again(budgeted, tmp_path, reservation):
+    """As older versions of dpfed wrote it."""
+    (path,) = registry().glob("*.names.json")
+    path.write_text(json.dumps(json.loads(path.read_text())["names"]))
+    again = write_store(tmp_path / "again", NAMES)
+    assert [(one.by_name, one.equal, one.asks) for one in budgets_of(again)] == [(1.0, None, True)]
+    reserve(budgeted, [reservation(2)])
+    assert [(one.by_name, one.equal, one.asks) for one in budgets_of(again)] == [(1.0, 1.0, False)]
 
 
 def test_two_users_with_shelves_of_their_own_meet_in_the_store(budgeted, reservation, monkeypatch, tmp_path):
@@ -223,7 +272,9 @@ def test_the_shelf_holds_no_name_and_nothing_is_compared_without_its_secret(budg
         budgets_of(budgeted)
 
 
-@pytest.mark.parametrize("content", ["[NaN]", "[0.5, Infinity]", "[-1.0]", "7", "[[0.5]]", "null", '["x"]', "{"])
+@pytest.mark.parametrize(
+    "content", ["[NaN]", "[0.5, Infinity]", "[-1.0]", "7", "[[0.5]]", "null", '["x"]', "{", '{"names": [0.5], "contents": []}']
+)
 def test_a_sample_of_names_that_is_damaged_hides_no_budget(budgeted, tmp_path, content):
     again = write_store(tmp_path / "again", NAMES)
     next(registry().glob("*.names.json")).write_text(content)

@@ -37,7 +37,7 @@ def run(tmp_path_factory, shapes):
 
 def test_pretrain_leaves_the_documented_layout_and_a_table(run):
     folder, result = run
-    names = {path.name for path in (folder / "run").iterdir()} - {".lock"}
+    names = {path.name for path in (folder / "run").iterdir()} - {".lock", ".lock-holder"}
     assert names == {
         "config.toml", "ledger.jsonl", "metrics.jsonl", "results.json", "privacy_card.md", "report.html", "checkpoints",
         "provenance.json",

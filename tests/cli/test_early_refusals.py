@@ -86,7 +86,7 @@ def test_the_number_of_records_is_the_stores(shapes, tiny_config):
 def test_an_import_of_too_few_records_ends_when_their_number_is_known(tiny_config):
     seen = []
     advance = guarded(lambda *at: seen.append(at), tiny_config)
-    with pytest.raises(UserError, match="batch must lie in 1..59"):
+    with pytest.raises(UserError, match="batch must lie in 2..59"):
         advance(0, 59)
     assert not seen
     guarded(lambda *at: seen.append(at), tiny_config)(0, 60)

@@ -1,13 +1,15 @@
 """What the launcher chooses and refuses before it starts anything; no Ray is started here."""
 
 from pathlib import Path
+from queue import Empty, Queue
 from types import SimpleNamespace
 
 import pytest
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.cluster import work
+from dpfed.cluster import launch, work
 from dpfed.cluster.launch import Resources, _refuse_job_copy, _settled, _with_a_place
+from dpfed.cluster.relay import Hosts, Relay, relayed
 from dpfed.cluster.torchrun import process_group
 from dpfed.cluster.work import Task, _mark
 from dpfed.config import load_config, parse_config
@@ -42,6 +44,47 @@ def test_workers_get_what_a_machine_has_room_for(asked, machines, cpus, gpus):
     watcher = Notes()
     settled = _settled(asked, machines, False, watcher)
     assert (settled.cpus, settled.gpus, watcher.notes) == (cpus, gpus, [])
+
+
+@pytest.mark.parametrize(
+    ("asked", "machines", "words"),
+    [
+        (Resources(workers=4, least=1), [{"CPU": 2.0}], "2 workers of 1-4, as there is room for 2"),
+        (Resources(workers=4, least=2), [{"CPU": 1.0}], "2 workers of 2-4, as there is room for 2"),  # once machines have come
+        (Resources(workers=4, least=1), [CPU], "4 workers"),
+        (Resources(workers=1), [CPU], "1 worker"),
+    ],
+)
+def test_as_many_workers_are_announced_as_there_is_room_for(asked, machines, words, monkeypatch):
+    monkeypatch.setattr(launch, "_machines", lambda: machines)
+    assert launch._counted(_settled(asked, machines, False, Notes())) == words
+
+
+def test_messages_name_the_host_of_a_worker(monkeypatch):
+    ray_queue = pytest.importorskip("ray.util.queue")
+    import ray
+
+    class Here(Queue):
+        def __init__(self, **_):
+            super().__init__()
+
+        def get(self, timeout):
+            try:
+                return super().get(timeout=timeout)
+            except Empty:
+                raise ray_queue.Empty from None
+
+        def shutdown(self, force):
+            pass
+
+    monkeypatch.setattr(ray_queue, "Queue", Here)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "0" * 56))
+    watcher, hosts = Notes(), Hosts()
+    with relayed(Path("/runs/one"), watcher, hosts, "starting", lambda: "") as queue:
+        Relay(queue).at(1, "north")
+        queue.put(("deaths", [0, 1], "died: restart 1 of 3"))
+    assert watcher.notes == ["workers 0, 1 on north died: restart 1 of 3"]
+    assert [hosts.worker(rank) for rank in (0, 1)] == ["0", "1 on north"]
 
 
 def config(*changes):

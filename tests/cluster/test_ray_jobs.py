@@ -4,6 +4,8 @@ import json
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -232,3 +234,21 @@ def test_a_range_of_workers_starts_with_those_there_are_and_goes_on_without_one_
         assert head.workers() == 1 and before < 100
         assert "Traceback" not in done.output and "quickstart: epsilon 8.00" in done.output
     assert_finished(folder, settings, replays=before)
+
+
+@pytest.mark.slow
+def test_a_job_that_is_stopped_while_it_waits_for_machines_asks_for_none_any_more(head, settings, folder):
+    words = ["-m", "dpfed", "pretrain", CONFIG, "--cluster", "ray", "--workers", "3", "--gpus-per-worker", "1"]
+    command = [sys.executable, *words, "--run", str(folder), *options(settings)]
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, env=head.environment, cwd=ROOT, text=True, **pipes)
+        until = time.monotonic() + 200
+        while "'GPU': 1, 'CPU': 1" not in head.ray("status").output.replace("'CPU': 1, 'GPU': 1", "'GPU': 1, 'CPU': 1"):
+            assert time.monotonic() < until and process.poll() is None
+        process.send_signal(number)
+        output = process.communicate(timeout=60)[0]
+        assert process.returncode == code and "the same command begins it" in output
+        time.sleep(5)  # Ray looks at the demands now and then
+        said = head.ray("status").output
+        assert "(none)" in said and "no resource demands" in said, said

@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import socket
 
 import pytest
 import torch
@@ -192,7 +193,8 @@ def test_a_worker_whose_store_holds_other_records_is_refused_before_anything_is_
     write_shapes(tmp_path / "other", train=300, validation=0, test=200)  # of fewer records, each is drawn more often
     with Processes(2, tmp_path / "out", elsewhere, tmp_path / "other", *pretrain(source, tmp_path / "run")) as processes:
         assert processes.wait() == [2, 0], processes.text
-        assert "worker 1" in processes.output(0) and "Traceback" not in processes.text
+        assert f"worker 1 on {socket.gethostname()} does not find" in processes.output(0)
+        assert "Traceback" not in processes.text
 
 
 def another_disk(rank, *arguments):
@@ -206,7 +208,9 @@ def test_workers_that_do_not_share_the_runs_storage_are_refused(source, tmp_path
     """Started again after a fault, such a worker could be rank 0, and would begin the run once more."""
     with Processes(2, tmp_path / "out", another_disk, *pretrain(source, tmp_path / "run")) as processes:
         assert processes.wait() == [2, 0], processes.text
-        assert "worker 1: the run at" in processes.output(0) and "[worker-other-run]" in processes.output(0)
+        assert f"worker 1 on {socket.gethostname()}: the run at" in processes.output(
+            0
+        ) and "[worker-other-run]" in processes.output(0)
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 

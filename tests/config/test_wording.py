@@ -89,7 +89,7 @@ def test_whole_configurations_are_refused_in_plain_words_that_name_the_key():
         ({"views": {"crop_scale": "0.2"}}, "'views.crop_scale': expected a list, such as [1, 2]; got '0.2'."),
         ({"views": {"crop_scale": [0.2]}}, "'views.crop_scale[1]' is missing."),
         ({"views": {"flip": 2}}, "'views.flip': expected at most 1; got 2."),
-        ({"objective": {"temperature": 0}}, "'objective.temperature': expected more than 0; got 0."),
+        ({"objective": {"temperature": 0}}, "'objective.temperature': expected at least 0.001; got 0."),
         ({"data": {"half": "third"}}, "'data.half': expected 'all', 'first' or 'second'; got 'third'."),
         ({"name": "../escape"}, "'name': expected letters, digits, '.', '_' and '-', not beginning with '.'; got '../escape'."),
         ({"name": ".."}, "'name': expected letters, digits, '.', '_' and '-', not beginning with '.'; got '..'."),

@@ -96,4 +96,4 @@ def test_a_run_that_imports_its_own_records_says_what_it_does_not_use(tmp_path: 
     (tmp_path / "t.csv").write_text("filepath,note,label\na.png,x,NA\n")
     said: list[str] = []
     open_records(DataConfig(source="table", path=str(tmp_path / "t.csv"), stores=str(tmp_path / "stores")), say=said.append)
-    assert said == ["label: 'NA' counts as no class; rename it if it is one.", "Columns that were not used: note."]
+    assert said == ["label: 'NA' (1) count as no class; rename such a class if it is one.", "Columns that were not used: note."]

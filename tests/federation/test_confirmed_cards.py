@@ -13,7 +13,7 @@ from dpfed.federation.site.folder import SiteFolder
 from dpfed.privacy.promise import round_up
 from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity
-from dpfed.protocol.statement import confirmation, statement
+from dpfed.protocol.statement import confirmation, epsilon_if_known, statement
 from dpfed.protocol.terms import Terms
 from dpfed.protocol.trust import Trust
 
@@ -141,3 +141,26 @@ def test_the_commands(sites, agree):
     code, said = run("confirm", sites[0].path, west)
     assert code == 0 and "3 of 3 members: this site, south, west" in said
     assert json.loads((sites[0].path / "confirmed.json").read_text()) == sorted([south, west])
+
+
+def test_a_worst_case_beyond_the_sites_budget_is_refused_until_cards_are_confirmed(shapes, agree, tiny, tmp_path):
+    """The coordinator's plan fits the budget; what holds if the unknown members lie does not."""
+    made = [SiteFolder.create(tmp_path / f"own-{name}", name, shapes.path, budget=8.0) for name in ("north", "south", "west")]
+    terms = agree([site.card for site in made], trust="distributed", drops=0, colluders=1)
+    assert terms.privacy_plan.epsilon() <= 8.0 < epsilon_if_known(terms, 0, [])
+    with pytest.raises(UserError, match=r"south, west are not confirmed: .* allows 8.0. .*--unconfirmed.*join-unconfirmed"):
+        made[0].join(terms)
+    assert not made[0].joined and not made[0].ledger.exists()
+    made[0].confirm([made[1].own_card().fingerprint])  # two of three make up the planned noise
+    assert made[0].join(terms)
+    assert made[1].join(terms, unconfirmed=True)
+    generous = SiteFolder.create(tmp_path / "own-east", "east", shapes.path, budget=100.0)
+    assert generous.join(agree([generous.card, made[1].card, made[2].card], trust="distributed", drops=0, colluders=1))
+
+
+def test_what_an_epsilon_means_is_said_once(sites, agree):
+    """`join` shows all lines; one site alone may answer for three epsilons."""
+    for trust in ("central", "distributed", "secure", "local"):
+        terms = agree(trust=trust)
+        said = " ".join(value for _, value in statement(terms, 0, []))
+        assert said.count("Adding or removing any one record") == 1 and said.lower().count("any one record") == 1

@@ -15,6 +15,7 @@ from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.site import serving
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.serving import load_site
+from dpfed.federation.site.worker import SiteWorker
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.protocol.terms import Terms
 from dpfed.runs.pretraining import pretrain
@@ -105,6 +106,31 @@ def test_a_site_that_is_stopped_after_the_last_step_gives_the_rest_back(store, j
         serving.serve_site(site, site.socket, print, threading.Event())
         taken = plan.steps if last < plan.steps - 1 else 2
         assert budget_of(store).spent == budget.filter.curve(plan.mechanism, taken)
+
+
+def test_a_site_that_is_still_served_settles_after_the_last_step(store, join, monkeypatch, dpfed):
+    budget, site, said = set_budget(store, 10, 1e-5), join(1), []
+    plan = site.terms().privacy_plan
+
+    def serve(socket, handle, stop, group, longest, between):
+        between()
+        (account,) = budget_of(store).accounts.values()
+        assert not account.settled
+        code, _, error = dpfed("budget", "settle", site.path)  # it may still be asked
+        assert code == 2 and "budget-site-served" in error
+        Ledger.open(site.ledger).charge(Release(plan.steps - 1, "digest"))
+        monkeypatch.setattr(SiteWorker, "is_over", True)
+        for _ in range(2):
+            between()
+        assert budget_of(store).spent == budget.filter.curve(plan.mechanism, 1)
+        assert all(account.settled for account in budget_of(store).accounts.values())
+        code, out, error = dpfed("budget", "settle", site.path)  # while it is served, too
+        assert code == 0, error
+        assert "reserved" not in dpfed("budget", "show", store.path)[1]
+
+    monkeypatch.setattr(serving, "serve", serve)
+    serving.serve_site(site, site.socket, said.append, threading.Event())
+    assert sum("settled" in line for line in said) == 1
 
 
 def test_a_settled_site_is_served_again_only_where_there_is_room(store, join):

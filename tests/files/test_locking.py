@@ -14,12 +14,12 @@ import time
 import pytest
 
 from dpfed.errors import UserError
-from dpfed.files.locking import file_lock
+from dpfed.files.locking import file_lock, is_held, noted_lock
 
 HOLDER = """
 import os, subprocess, sys, time
 from pathlib import Path
-from dpfed.files.locking import file_lock
+from dpfed.files.locking import file_lock, is_held, noted_lock
 with file_lock(Path(sys.argv[1]), "taken"):
     forked = sys.argv[2] == "fork" and os.fork()
     started = sys.argv[2] == "start" and subprocess.Popen(["sleep", "60"]).pid
@@ -104,3 +104,31 @@ def test_only_an_ordinary_file_is_locked(tmp_path, what):
     with pytest.raises(UserError, match="file-not-ordinary"), file_lock(lock, "taken"):
         pytest.fail("it was locked")
     assert not target.exists() or target.read_text() == "precious"
+
+
+def test_who_looks_at_a_lock_knows_whether_its_holder_could_be_seen(tmp_path):
+    path = tmp_path / ".lock"
+    assert is_held(path) is None
+    with file_lock(path, "taken"):
+        assert is_held(path) is True
+    assert is_held(path) is None  # somebody on another machine may hold it
+    for _ in range(2):
+        with noted_lock(path, "taken"):
+            assert is_held(path) is True
+            written = (tmp_path / ".lock-holder").stat().st_mtime_ns
+    assert is_held(path) is False and (tmp_path / ".lock-holder").stat().st_mtime_ns == written
+    (tmp_path / ".lock-holder").write_text("of another machine")
+    assert is_held(path) is None
+    (tmp_path / ".lock-holder").unlink()
+    os.mkfifo(tmp_path / ".lock-holder")
+    with noted_lock(path, "taken"):
+        assert is_held(path) is True
+    assert is_held(path) is None
+
+
+def test_a_link_in_the_place_of_the_note_is_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / ".lock-holder").symlink_to(tmp_path / "precious")
+    with noted_lock(tmp_path / ".lock", "taken"):
+        pass
+    assert (tmp_path / "precious").read_text() == "precious"

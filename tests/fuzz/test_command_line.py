@@ -74,7 +74,7 @@ def _lies_there(desk: Path) -> dict[str, tuple[int, int, int]]:
     found = {}
     for path in desk.rglob("*"):
         told = os.lstat(path)
-        if path.name != ".lock":  # taken and let go, never written over
+        if not path.name.startswith(".lock"):  # taken and let go
             found[str(path)] = (told.st_mode, told.st_ino, 0 if path.is_dir() else told.st_mtime_ns)
     return found
 

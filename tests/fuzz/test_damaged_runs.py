@@ -92,7 +92,8 @@ def _befall(path: Path, accident: str, dice: random.Random, files: list[Path]) -
 @pytest.mark.parametrize("which", ["done", "half"])
 def test_any_accident_to_a_run(effort, runs, which, tmp_path) -> None:
     sound = runs / which
-    names = sorted(str(path.relative_to(sound)) for path in sound.rglob("*") if path.is_file() and path.name != ".lock")
+    files = (path for path in sound.rglob("*") if path.is_file() and not path.name.startswith(".lock"))
+    names = sorted(str(path.relative_to(sound)) for path in files)
     spent = Ledger.open(sound / "ledger.jsonl").charged
 
     def check(name: str, accident: str, asked: str, seed: int) -> None:

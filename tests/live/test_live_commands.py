@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from dpfed.privacy.ledger import Ledger, Release
 from tests.live.conftest import finish
 
 SITES = ("north", "south")
@@ -66,3 +67,24 @@ def test_the_page_until_ctrl_c(make, tmp_path):
         urllib.request.urlopen(place)
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0 and token not in process.stdout.read()
+
+
+@pytest.mark.parametrize("words", [("privacy", "ledger"), ("report",), ("resume",)])
+def test_a_site_in_the_place_of_a_run_is_called_one_and_the_advice_works(dpfed, tmp_path, plan, words):
+    kit = tmp_path / "north"
+    (kit / "site").mkdir(parents=True)
+    (kit / "site" / "site.toml").write_text('name = "north"\nbudget = 8.0\n')
+    Ledger.create(kit / "site" / "ledger.jsonl", plan).charge(Release(0, "ab"))
+    for place in (kit, kit / "site"):
+        code, _, error = dpfed(*words, place)
+        advice = f"dpfed watch {place}"
+        assert code == 2 and "is a site of a federation" in error and f"`{advice}`" in error, error
+        code, out, _ = dpfed(*advice.split()[1:], "--once")
+        assert code == 0 and "1 of 6" in out
+
+
+def test_a_folder_of_runs_in_the_place_of_one_names_one(dpfed, make):
+    run = make("one")
+    code, _, error = dpfed("privacy", "ledger", run.path.parent)
+    assert code == 2 and f"such as {run.path}." in error
+    assert dpfed("privacy", "ledger", run.path)[0] == 0

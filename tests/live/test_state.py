@@ -93,7 +93,7 @@ def test_nothing_but_the_files_that_may_be_seen_is_opened(make, tmp_path):
         assert "SENTINEL" not in figure.shown
     watching[0] = False
     inside = {name.removeprefix(f"{run.path}/") for name in opened if name.startswith(str(run.path))}
-    assert inside and inside <= set(_READ)
+    assert inside and inside <= {*_READ, ".lock-holder"}
 
 
 @pytest.mark.parametrize(
@@ -141,3 +141,23 @@ def test_the_curve_of_a_site_follows_what_its_ledger_says(tmp_path, plan):
     paid = {0: 0, 1: 1, 2: 1, 3: 2, 4: 2, 5: 3}
     assert seen.spent == [(step, plan.epsilon(paid[step]) if step else 0.0) for step, _ in seen.spent]
     assert len(seen.spent) > 3 and seen.spent[-1] == (5, plan.epsilon(3))
+
+
+def test_runs_far_down_are_found_and_what_is_left_out_is_said(make, dpfed, tmp_path, monkeypatch):
+    pytest.importorskip("starlette")
+    from dpfed.live.rendering import Pages
+
+    make("a/b/c/d/near", done=1)
+    make("1/2/3/4/5/6/7/eighth", done=1)
+    far = make("1/2/3/4/5/6/7/8/far", done=1)
+    scan = Scan(tmp_path / "runs")
+    assert list(scan.folders()) == ["1/2/3/4/5/6/7/eighth", "a/b/c/d/near"]
+    assert "1/2/3/4/5/6/7/8 among them" in scan.left_out
+    for words in ((), ("--json",)):
+        code, out, error = dpfed("watch", tmp_path / "runs", "--once", *words)
+        assert code == 0 and "1/2/3/4/5/6/7/8" in (error if words else "".join(out.split("\n")))
+    assert scan.left_out in Pages("runs").runs(scan.all(), scan.left_out)
+    given = Scan(far.path.parent)  # as the sentence says
+    assert list(given.folders()) == ["far"] and not given.left_out
+    monkeypatch.setattr("dpfed.live.scan._MOST", 3)
+    assert not scan.folders() and "among them" in scan.left_out

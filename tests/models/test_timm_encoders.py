@@ -3,17 +3,21 @@
 import importlib.util
 import json
 
+import numpy as np
+import open_clip
 import pytest
 import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from dpfed.artifacts.model_card import _loading
 from dpfed.config import AdaptationConfig, Config, DataConfig, ModelConfig, ObjectiveConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.encoder import load
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
+from dpfed.models.description import describe
 from dpfed.models.folder import load_encoder, save_encoder
 from dpfed.models.images import preprocessing_of
 from dpfed.models.lora import merged_state
@@ -253,3 +257,69 @@ class TestMistakes:
         found = importlib.util.find_spec
         monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "timm" else found(name, *rest))
         self.refused("encoder-package")
+
+
+def pictures_of_every_mode():
+    """Odd sizes, a palette, transparency, and grey."""
+    generator = np.random.default_rng(0)
+    for width, height in ((31, 32), (32, 31), (20, 50), (64, 7), (32, 32)):
+        picture = Image.fromarray(generator.integers(0, 255, (height, width, 4), dtype=np.uint8))
+        yield from (picture.convert(mode) for mode in ("RGB", "RGBA", "LA", "L", "P"))
+        holes = picture.convert("P")
+        holes.info["transparency"] = 0
+        yield holes
+
+
+class TestWhatReproducesTheFeatures:
+    """An exported encoder says how images are prepared, in words of libraries, also where timm's own transform cannot."""
+
+    @pytest.fixture(params=["pad", "crop", "squash"])
+    def saved(self, request, tmp_path):
+        config = config_of("test_vit", resize=request.param)
+        save_encoder(tmp_path, model_of(config), config)
+        return tmp_path, request.param
+
+    @staticmethod
+    def features(folder, transform, pictures):
+        stock = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        with torch.no_grad():
+            return stock(torch.stack([transform(picture) for picture in pictures]))
+
+    def test_open_clips_transform_of_the_config_gives_them(self, saved):
+        folder, _ = saved
+        how = json.loads((folder / "config.json").read_text())["dpfed"]
+        transform = open_clip.transform.image_transform_v2(open_clip.transform.PreprocessCfg(**how["preprocess_cfg"]), False)
+        pictures = list(pictures_of_every_mode())
+        assert how["preprocess_cfg"]["fill_color"] == 0 and "RGB afterwards" in how["note"]
+        assert torch.allclose(load(folder).features(pictures), self.features(folder, transform, pictures), atol=1e-4)
+
+    def test_the_code_of_the_hubs_page_gives_them(self, saved):
+        folder, _ = saved
+        code = _loading("timm", describe(folder)).replace("hf-hub:OWNER/NAME", f"local-dir:{folder}")
+        found = {}
+        exec(code, found)
+        pictures = list(pictures_of_every_mode())
+        with torch.no_grad():
+            expected = found["model"](torch.stack([found["transform"](picture) for picture in pictures]))
+        assert torch.allclose(load(folder).features(pictures), expected, atol=1e-4)
+
+    def test_timms_own_transform_is_called_the_same_only_where_it_is(self, saved):
+        folder, resize = saved
+        stock = timm.create_model(f"local-dir:{folder}", pretrained=True)
+        transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=stock), is_training=False)
+        pictures = [picture for picture in pictures_of_every_mode() if picture.mode == "RGB"]
+        same = torch.allclose(load(folder).features(pictures), self.features(folder, transform, pictures), atol=1e-3)
+        how = json.loads((folder / "config.json").read_text())["dpfed"]
+        assert same == how["same_as_timm"] == (resize != "pad") and ("mean colour" in how["note"]) != same
+
+
+def test_weights_that_saw_borders_of_the_mean_colour_are_refused_unless_the_user_chooses(tmp_path):
+    save_file(timm.create_model("test_vit", num_classes=0).state_dict(), tmp_path / "model.safetensors")
+    described = {"architecture": "test_vit", "pretrained_cfg": {"crop_mode": "border"}}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match="weights-border"):
+        preprocessing_of(config_of("test_vit", weights=str(tmp_path)))
+    assert {preprocessing_of(config_of("test_vit", resize=one, weights=str(tmp_path))).resize for one in ("pad", "crop")} == {
+        "pad",
+        "crop",
+    }

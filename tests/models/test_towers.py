@@ -1,5 +1,6 @@
 """open_clip models: built from a name, a file or a folder, trained as asked, and read back by stock open_clip."""
 
+import contextlib
 import json
 import sys
 import types
@@ -20,6 +21,7 @@ from dpfed.models.images import preprocessing_of
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.runs.resolution import settle
 from tests.models.conftest import SIGLIP, SMALL
+from tests.models.test_timm_encoders import pictures_of_every_mode
 
 CAPTIONS = ["a small red circle", "a dog", "", "one two three four five six seven eight nine ten eleven twelve"]
 
@@ -170,3 +172,23 @@ class TestMistakes:
         self.refused("ViT-B-16-SigLIP", r"model.tokenizer = 'words'.*\[tokenizer-not-shipped")
         words = tokenizer_for(ModelConfig(kind="open_clip", architecture="ViT-B-16-SigLIP", tokenizer="words"))
         assert (words.vocabulary, words.context) == (32000, 64)
+
+
+@pytest.mark.parametrize("resize", ["pad", "crop", "squash"])
+def test_stock_open_clip_prepares_odd_and_transparent_pictures_alike(architecture, tmp_path, resize):
+    config = config_of(architecture(SMALL))
+    config = config.model_copy(update={"data": config.data.model_copy(update={"resize": resize})})
+    save_encoder(tmp_path / "model", model_of(config), config)
+    stock, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'model'}")
+    pictures = list(pictures_of_every_mode())
+    with torch.no_grad():
+        expected = stock.eval().encode_image(torch.stack([preprocess(picture) for picture in pictures]), normalize=True)
+    assert torch.allclose(load(tmp_path / "model").embed_images(pictures), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("mode", "colour", "refused"), [("longest", 255, True), ("longest", 0, False), ("squash", 255, False)])
+def test_borders_of_another_colour_are_refused(tmp_path, mode, colour, refused):
+    cfg = {"model_cfg": SMALL, "preprocess_cfg": {"resize_mode": mode, "fill_color": colour}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(cfg))
+    with pytest.raises(UserError, match="clip-fill-color") if refused else contextlib.nullcontext():
+        preprocessing_of(config_of(f"local-dir:{tmp_path}"))

@@ -78,7 +78,7 @@ def test_a_plan_is_sketched_before_its_records_are_counted():
     for wrong in ({}, {"epsilon": -1.0}, {"epsilon": 8.0, "noise_multiplier": 1.0}, {"epsilon": 8.0, "delta": 1e-300}):
         with pytest.raises(UserError):
             PrivacyPlan.sketch(config(**wrong))
-    with pytest.raises(UserError, match="batch must lie in 1..99") as refused:
+    with pytest.raises(UserError, match="batch must lie in 2..99") as refused:
         PrivacyPlan.sketch(config(epsilon=8.0), 99)
     assert refused.value.command == "Try --set privacy.batch=16."  # a tenth, and no less than a group
     assert (

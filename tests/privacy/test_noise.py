@@ -59,15 +59,28 @@ def test_other_steps_secrets_and_labels_get_independent_noise(values, change):
     assert correlation(noise_on(values), noise_on(values, **change)) < 0.03
 
 
-def test_numbers_in_another_type_are_keyed_by_what_they_were(values):
-    """A site's sum is widened before its noise; the key is that of the sum."""
-    assert torch.equal(keyed().add_(values.double(), 5, of=values).float(), keyed().add_(values.clone(), 5))
+def test_exact_sums_stay_exact_under_the_noise_which_is_rounded_down():
+    """k + floor(n) = floor(k + n): what is released is a function of the exact noisy sum, whatever lies in the sum."""
+    unit, whole = 2.0**-24, torch.tensor([0, 1, -1, 2**52, -(2**52), 2**61, -(2**61), 7] * 500)
+    noise = KeyedNoise(GaussianNoise(STD, unit), Randomness.from_seed(1), **LABELS)
+    noisy, normal = noise.steps(whole, 5), torch.zeros(len(whole), dtype=torch.float64)
+    Randomness.from_seed(1).add_normal_(normal, STD / unit, "share", 5, 3, f"plan/{digest_of(whole)}")
+    assert torch.equal(noisy - whole, normal.floor().long())
+    assert torch.equal(noise.noisy(whole, 5), (noisy.double() * unit).float())
+
+
+@pytest.mark.parametrize("bits", [20, 40])
+def test_noise_in_steps_has_the_planned_deviation_and_moves_no_mean(bits):
+    unit, size = 2.0**-bits, 200_000
+    noise = KeyedNoise(GaussianNoise(STD, unit), Randomness.from_seed(1), **LABELS)
+    found = noise.noisy(torch.zeros(size, dtype=torch.int64), 0).double()
+    assert found.std().item() == pytest.approx(STD, rel=4 * (2 * size) ** -0.5)
+    assert abs(found.mean().item()) < 5 * STD / size**0.5
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_rows_that_lack_their_own_bits_get_no_noise(rows):
     """Fewer bits than numbers would be repeated: two rows with the same noise, of which the difference has none."""
-    values = torch.zeros(3, 8)
+    values = torch.zeros(3, 8, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"expected bits of shape \(3, 8\)"):
-        GaussianNoise(STD).add_together_(values, torch.ones(rows, 8, dtype=torch.int64))
-    assert not values.any()
+        GaussianNoise(STD).steps_of(values, torch.ones(rows, 8, dtype=torch.int64))

@@ -61,7 +61,7 @@ def test_figures_of_training_labels_mark_card_and_report_afterwards(private, tmp
         patch.setattr(RunDirectory, "write", written)
         evaluate_run(run.path, tasks=["knn"])
     # Wherever a crash comes: there may be a mark without its figures, but never figures without their mark.
-    assert happened == ["disclosures.json", "measured", "measured", run.card.name, run.results.name]
+    assert happened == ["disclosures.json", *["measured"] * 6, run.card.name, run.results.name]
     card, report = artifacts(run)
     assert marked(card) == 1 and marked(report) == 2  # above, and in its card
     assert "3-NN accuracy" in report and f"**Mark:** {LABELLED_BANK.text}" in card

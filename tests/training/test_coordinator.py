@@ -226,7 +226,7 @@ def test_a_copy_with_another_plan_has_noise_of_its_own(make):
         zeros(sensitivity=2 * PLAN.sensitivity),
         zeros(size=7),
         *(
-            BoundedSum(torch.zeros(SIZE).index_fill_(0, torch.tensor(at), bad), PLAN.sensitivity, PLAN.groups)
+            BoundedSum(torch.zeros(SIZE).index_fill_(0, torch.tensor(at), bad), PLAN.sensitivity, PLAN.groups, PLAN.noise_std)
             for at, bad in BAD
         ),
     ],
@@ -239,13 +239,31 @@ def test_a_sum_that_the_plan_does_not_describe_is_refused_and_not_paid(make, wro
     assert ledger.charged == 0 and not model.weight.any()
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        BoundedSum(torch.zeros(SIZE), PLAN.sensitivity, PLAN.groups),
+        dataclasses.replace(zeros(), unit=2 * PLAN.grid_of().unit),
+        dataclasses.replace(zeros(), unit=1.0),
+        dataclasses.replace(zeros(), noise_std=PLAN.noise_std),
+    ],
+    ids=["floats before the noise", "a coarser grid", "no grid", "whole numbers with noise"],
+)
+def test_a_sum_on_another_grid_is_refused_and_not_paid(make, wrong):
+    """On a coarser grid than the plan's, a record would move it by more than the noise is for."""
+    model, coordinator, ledger = make()
+    with pytest.raises(UserError, match=r"step 5.*\[training-(other-grid|no-floats)\]"):
+        coordinator.apply(5, wrong)
+    assert ledger.charged == 0 and not model.weight.any()
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars"])
 def test_every_optimizer_follows_the_gradient(make, name):
     plan = PrivacyPlan.of(1000, 64, 4, 1e-4, 20, 0.1, 1e-5)
     model, coordinator, _ = make(plan, OptimizerConfig(name=name, learning_rate=0.1, warmup=2, schedule="cosine"), size=10)
     nn.init.ones_(model.weight)
     for step in range(4):
-        coordinator.apply(step, BoundedSum(torch.ones(10) * plan.groups, plan.sensitivity, plan.groups))
+        coordinator.apply(step, exact(torch.ones(10) * plan.groups, plan))
     assert (model.weight < 1).all()
 
 
@@ -269,7 +287,7 @@ def test_a_step_is_as_long_as_its_schedule_says(make, schedule, rates):
 
 
 def test_diverged_parameters_stop_the_run_with_a_sentence(make):
-    _, coordinator, _ = make(config=OptimizerConfig(name="sgd", learning_rate=1e38, momentum=0.9))
+    _, coordinator, _ = make(config=OptimizerConfig(name="sgd").model_copy(update={"learning_rate": 1e38}))
     with pytest.raises(UserError, match=r"learning_rate.*\[optimizer-diverged"):
         for step in range(10):
             coordinator.apply(step, zeros())

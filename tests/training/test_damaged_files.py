@@ -8,7 +8,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import Config, ModelConfig, OptimizerConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
@@ -24,6 +23,7 @@ from dpfed.training.checkpoint import Checkpoints, Progress, _digest, load_weigh
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.post_processing import states_of
 from dpfed.training.releases import Releases
+from tests.exact_sums import exact
 
 AVERAGE = "post/moving_average/weights"
 PLAN = PrivacyPlan.of(1000, 64, 4, 0.5, 20, 1.3, 1e-5)
@@ -35,7 +35,7 @@ def parts(tmp_path):
     model = nn.Linear(5, 2)
     ledger = Ledger.create(tmp_path / "ledger.jsonl", PLAN)
     coordinator = Coordinator(PLAN, model, OptimizerConfig(name="adam", ema=0.9), Randomness.from_seed(0), ledger)
-    coordinator.apply(0, BoundedSum(torch.zeros(12), PLAN.sensitivity, PLAN.groups))
+    coordinator.apply(0, exact(torch.zeros(12), PLAN))
     return model, coordinator
 
 

@@ -1,5 +1,6 @@
 """All that leaves a run is a function of its noisy sums, which carry exactly the planned noise, and epsilon is theirs."""
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -15,7 +16,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.engines import GroupBatch
 from dpfed.config import OptimizerConfig, parse_config
 from dpfed.data.sampling import draw_step
@@ -34,6 +34,7 @@ from dpfed.training.coordinator import Coordinator
 from dpfed.training.post_processing import states_of
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
+from tests.exact_sums import exact
 from tests.training.twins import Noise, files, stores
 
 STEPS, BATCH, RECORDS, SIGMA, CLIP = 5, 30, 300, 1.7, 0.6
@@ -131,7 +132,7 @@ def twins(tiny, shapes, tmp_path, monkeypatch, capfd):
 
         def bounded_sum(self, step):
             totals.append(real(self, step))
-            return BoundedSum(totals[-1].values.clone(), totals[-1].sensitivity, totals[-1].groups)
+            return dataclasses.replace(totals[-1], values=totals[-1].values.clone())
 
         monkeypatch.setattr(Worker, "bounded_sum", bounded_sum)
         for number, store in enumerate(stores(shapes, tmp_path)):
@@ -174,7 +175,8 @@ def test_all_that_leaves_a_run_follows_from_its_noisy_sums(twins, name):
     calls, totals = first[1], first[2]
     expected = [(purpose, step, SIGMA * scale) for step in range(STEPS) for purpose, scale in EXPECTED.get(name, GROUPS)]
     assert [(call.purpose, call.step) for call in calls] == [(purpose, step) for purpose, step, _ in expected]
-    assert [call.scale for call in calls] == pytest.approx([scale for *_, scale in expected], rel=1e-12)
+    units = {"noise": totals[0].unit, "statistics": 1.0}  # sums are whole numbers of steps
+    assert [call.scale * units[call.purpose] for call in calls] == pytest.approx([scale for *_, scale in expected], rel=1e-12)
     on_sums = [call for call in calls if call.purpose == "noise"]
     for call, total in zip(on_sums, totals, strict=True):
         assert torch.equal(call.clean, total.values)
@@ -184,7 +186,7 @@ def test_all_that_leaves_a_run_follows_from_its_noisy_sums(twins, name):
             for path, content in moment.items()
             if path.startswith(f"releases/{call.step:08d}-")
         ]
-        assert all(content == call.noisy.numpy().tobytes() for content in kept)
+        assert all(content == (call.noisy.double() * total.unit).float().numpy().tobytes() for content in kept)
     assert {call.noisy.numel() for call in on_sums} == {totals[0].values.numel()}
     assert {call.noisy.numel() for call in calls if call.purpose == "statistics"} <= {8 * 2 * 16}
 
@@ -262,11 +264,11 @@ def test_all_that_a_coordinator_makes_of_a_sum_follows_from_the_noisy_one(name, 
         told = []
         try:
             for step in range(PLAN.steps):
-                total = BoundedSum(size * torch.randn(SIZE), PLAN.sensitivity, PLAN.groups)
+                total = exact(size * torch.randn(SIZE), PLAN)
                 summary = coordinator.apply(step, total)
                 told.append((summary, summary.figures()))
-                gradient = noise.calls[-1].noisy if number == 0 else total.values  # overwritten in place
-                told.append(gradient.norm().item() / (PLAN.divisor if number == 0 else 1))
+                gradient = noise.calls[-1].noisy.double() * PLAN.grid_of().unit
+                told.append(gradient.norm().item() / PLAN.divisor)
                 Checkpoints(folder, 9).save(Progress(step + 1, ledger.charged, PLAN.fingerprint), model, coordinator)
         except UserError as error:
             assert rate > 1
@@ -293,7 +295,7 @@ def test_the_average_is_that_of_the_weights_after_every_step_the_last_one_too(tm
     expected = model.weight.detach().flatten().double()
     (average,) = states_of(coordinator.post_processors).values()
     for step in range(PLAN.steps):
-        coordinator.apply(step, BoundedSum(torch.randn(SIZE), PLAN.sensitivity, PLAN.groups))
+        coordinator.apply(step, exact(torch.randn(SIZE), PLAN))
         decay = min(0.7, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * model.weight.detach().flatten().double()
         assert torch.allclose(average.double(), expected, atol=1e-6)
@@ -308,11 +310,11 @@ def test_groups_that_hold_no_record_count_in_the_divisor(tiny):
     for step in range(3):
         draw = draw_step(parts.plan, randomness, step, indices, parts.store.keys[indices], parts.plan.groups)
         assert len(draw) < parts.plan.groups == 15  # some are empty
-        total, expected = worker.bounded_sum(step), worker._engine.zeros()
+        total, expected = worker.bounded_sum(step), worker._engine.zeros().long()
         for group in range(len(draw)):
             views = worker._views(draw.members(group), randomness, step, torch.device("cpu"))
             batch = GroupBatch(views, [0, len(draw.members(group))], step)
-            worker._engine.add_clipped(batch, worker._clip_norm, expected)
-        assert torch.allclose(total.values, expected.float(), rtol=1e-4, atol=1e-6)
+            worker._engine.add_clipped(batch, worker._clip, expected)
+        assert torch.equal(total.values, expected)
         assert (total.groups, total.sensitivity) == (15, 2 * parts.plan.bounding.clip_norm)
     assert parts.plan.divisor == 15

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.view import RunView
-from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.clipping import Clip
 from dpfed.config import OptimizerConfig, parse_config
 from dpfed.errors import UserError
@@ -27,6 +26,7 @@ from dpfed.runs.resolution import resolve
 from dpfed.training import worker as worker_room
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.curve import Curve
+from tests.exact_sums import exact
 from tests.killed import killed
 from tests.sparing import sparing
 from tests.training.test_sensitivity import pictures, sum_of, sums
@@ -123,7 +123,7 @@ def noise_on_every_number(folder) -> None:
     noises = []
     for step in range(STEPS):
         clean = torch.full((SIZE + 3,), float(step))
-        total = BoundedSum(clean.clone(), PLAN.sensitivity, PLAN.groups)
+        total = exact(clean, PLAN)
         noises.append(coordinator._release(step, total).double() - clean.double())
     noise = torch.stack(noises) / PLAN.noise_std
     assert (noise.std(0) - 1).abs().max() < 5 / math.sqrt(2 * STEPS)
@@ -136,8 +136,10 @@ def test_every_figure_gets_noise_of_its_own(tmp_path):
 
 def test_a_figure_that_is_released_without_noise_is_found_out(tmp_path, monkeypatch):
     """The mechanism broken on purpose: the noise ends with the gradient."""
-    real = KeyedNoise.add_
-    monkeypatch.setattr(KeyedNoise, "add_", lambda self, values, step: [real(self, values[:SIZE], step), values][1])
+    real = KeyedNoise.steps
+    monkeypatch.setattr(
+        KeyedNoise, "steps", lambda self, values, step: torch.cat([real(self, values[:SIZE], step), values[SIZE:]])
+    )
     with pytest.raises(AssertionError):
         noise_on_every_number(tmp_path)
 
@@ -146,9 +148,9 @@ def seen_in(monkeypatch) -> list:
     """The true figures of each step: losses per record, norms, threshold."""
     real, seen = worker_room.sum_of_statistics, []
 
-    def watched(statistics, norms, losses, threshold, clip_norm, public=0):
+    def watched(statistics, norms, losses, threshold, clip_norm, unit, public=0):
         seen.append(((losses[0] / (losses[1] - public)), norms, threshold))
-        return real(statistics, norms, losses, threshold, clip_norm, public)
+        return real(statistics, norms, losses, threshold, clip_norm, unit, public)
 
     monkeypatch.setattr(worker_room, "sum_of_statistics", watched)
     return seen
@@ -217,7 +219,7 @@ def test_what_was_clipped_to_the_threshold_is_used_in_its_length(tmp_path):
     clean = torch.zeros(2002)
     clean[:2000] = 1000.0
     before = model.weight.detach().clone()
-    coordinator.apply(0, BoundedSum(clean, plan.sensitivity, plan.groups))
+    coordinator.apply(0, exact(clean, plan))
     expected = 1000.0 * 50.0 / plan.bounding.clip_norm / plan.divisor
     assert (before - model.weight).mean().item() == pytest.approx(expected, rel=1e-3)
 
@@ -264,7 +266,7 @@ def test_a_discarded_step_tells_nothing_and_ends_its_phase(tmp_path):
     coordinator = coordinator_of(plan, tmp_path)
     told = []
     for step in range(40):
-        total = BoundedSum(torch.zeros(SIZE + 3), plan.sensitivity, plan.groups)
+        total = exact(torch.zeros(SIZE + 3), plan)
         told.append((coordinator.discard(step) if step % 20 > 14 else coordinator.apply(step, total)).phase)
     assert [step for step, phase in enumerate(told) if phase] == [19, 39]
     assert [phase.released for phase in told if phase] == [15, 15]

@@ -69,7 +69,7 @@ def test_every_adversarial_record_reaches_c_and_no_more(parts, microbatch):
     bounding = parts.config.bounding.model_copy(update={"microbatch": microbatch})
     found = moved(dataclasses.replace(parts, config=parts.config.model_copy(update={"bounding": bounding})))
     assert parts.plan.sensitivity == parts.plan.bounding.clip_norm
-    assert max(found) <= parts.plan.sensitivity * (1 + 1e-6)
+    assert max(found) <= parts.plan.sensitivity
     assert min(found) == pytest.approx(parts.plan.bounding.clip_norm, rel=1e-3)  # so noise for less than C is too little
 
 
@@ -78,7 +78,7 @@ def test_random_records_move_the_sum_of_an_ordinary_model_by_c_at_most(tiny_publ
     tiny_public["bounding"] |= {"engine": engine, "clip_norm": 0.01}
     parts = assemble(resolve(parse_config(tiny_public)), RANDOMNESS)
     found = moved(parts, 4)
-    assert 0 < min(found) and max(found) <= parts.plan.sensitivity * (1 + 1e-6)
+    assert 0 < min(found) and max(found) <= parts.plan.sensitivity
 
 
 class Seen:
@@ -135,7 +135,7 @@ def test_a_workers_sum_is_that_of_its_records_own_terms(tiny_public):
         loss = added("infonce", parts.model(views), 1, parts.model.temperature, None)
         gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, trained)]).double()
         expected = expected + gradient * min(1.0, 0.5 / gradient.norm().item())
-    found = parts.worker(RANDOMNESS).bounded_sum(0).values
+    found = parts.worker(RANDOMNESS).bounded_sum(0).numbers()
     assert (found - expected).norm() <= 1e-3 * expected.norm()  # the clip norm leaves room for rounding
 
 
@@ -204,10 +204,10 @@ def test_workers_together_have_one_owners_sum(parts):
     """A record's group is a function of the record, so it does not matter who holds it."""
     for owners in (2, 3):
         total = sum(
-            dataclasses.replace(parts, owner=k, owners=owners).worker(RANDOMNESS).bounded_sum(0).values for k in range(owners)
+            dataclasses.replace(parts, owner=k, owners=owners).worker(RANDOMNESS).bounded_sum(0).numbers()
+            for k in range(owners)
         )
-        whole = sum_of(parts, parts.store.split("train"))
-        assert (total - whole).norm() <= 1e-4 * whole.norm()
+        assert torch.equal(total, sum_of(parts, parts.store.split("train")))
 
 
 def unit_sums(parts, per_unit: int):
@@ -237,7 +237,7 @@ def unit_sums(parts, per_unit: int):
 @pytest.mark.parametrize("per_unit", [1, 3, 5])
 def test_an_adversarial_unit_with_many_records_reaches_c_and_no_more(parts, per_unit):
     found, plan = unit_sums(parts, per_unit)
-    assert found <= plan.sensitivity * (1 + 1e-6) and found == pytest.approx(plan.bounding.clip_norm, rel=1e-3)
+    assert found <= plan.sensitivity and found == pytest.approx(plan.bounding.clip_norm, rel=1e-3)
 
 
 def test_a_group_for_every_record_of_a_unit_breaks_the_bound(parts, monkeypatch):

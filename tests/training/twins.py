@@ -30,7 +30,7 @@ class Call:
         step: training step.
         owner: who adds it.
         scale: its standard deviation.
-        clean: what it is added to.
+        clean: what it is added to; whole numbers of steps, and `scale` is in steps then.
         noisy: what comes out.
     """
 
@@ -71,6 +71,17 @@ class Noise:
                 out.copy_(self._first[call.key])
 
         patch.setattr(Randomness, "add_normal_", add_normal_)
+        to_steps = Randomness.normal_steps
+
+        def normal_steps(randomness, values, scale, purpose, step, owner=0, context=""):
+            self.before()
+            call = Call(
+                purpose, step, owner, scale, values.clone(), to_steps(randomness, values, scale, purpose, step, owner, context)
+            )
+            self.calls.append(call)
+            return self._first[call.key] if self._first else call.noisy
+
+        patch.setattr(Randomness, "normal_steps", normal_steps)
 
     def repeat(self) -> list[Call]:
         """From now on the noisy numbers are those of the calls so far, which are returned."""

@@ -24,9 +24,13 @@ Roth and Su 2022, corollary 3.3). Here this is sqrt(a + 1 - a) / sigma = 1 / sig
 accounting takes the larger one (`Mechanism.poisson_steps`). Neighbours have one record more or less, and there is no sampling.
 
 **In floating point.** A record's features are computed by a pass of its own, or in one whose shape is public and where its
-neighbours change no bit (`dpfed.features`). What follows is computed in float64 by maps whose slope is 10^4 at most, so whoever
-else is there moves a record's part by 10^-11. Sums of N records are added up in float64, and rounded once by each owner. All
-parts are scaled by a factor below 1 that leaves room for this (`dpfed.bounding.pair_moments`, docs/guarantee.md).
+neighbours change no bit (`dpfed.features`). What follows uses whole numbers, whose sums float64 holds exactly: the features
+over their length, the projection, its length, the centre and the distance from it are whole numbers of steps of 2^-20 or less,
+and each is divided or rounded by itself. So a record's vector is a function of the record, bit by bit. Unit vectors are then
+cut to steps of 2^-g, which makes none longer, and products of them are whole numbers of steps of 2^-2g. They are added up as
+whole numbers, and multiplied by whole numbers that are no larger than R times the scales above. So the lemma holds for the
+numbers themselves, times C: for any N, with any number of owners (`dpfed.bounding.pair_moments`, `dpfed.models.moment_layout`,
+docs/guarantee.md).
 
 Units: the parts of a unit's records are averaged, so a unit moves the sum as one record does.
 """

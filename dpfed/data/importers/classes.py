@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from dpfed.data.importers.empty_cells import EMPTY, counted
 from dpfed.errors import UserError
 
 _MOST_NUMBERED = 10_000  # integers up to this are taken for class numbers as they are
-# What pandas reads as an empty cell, in its capitals; -1 is what many data sets write for "no class".
-_NO_CLASS = frozenset(
-    {"", "-1", "#N/A", "#NA", "<NA>", "-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"}
-)
-_SILENT = frozenset({"", "-1", "NaN", "nan"})  # nobody means these as the name of a class
+_NO_CLASS = EMPTY | {"", "-1"}  # -1 is what many data sets write for "no class"
 _TRUTH = {"True": "1", "False": "0"}
 _WHOLE = re.compile(r"([+-]?\d+)\.0*")
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")  # some countries write 1,5
@@ -60,10 +59,19 @@ def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]
     return numbers | {name: numbers[other] for name, other in same.items()}, names
 
 
-def without_class(label: str, values: Iterable[object]) -> str:
-    """A sentence about words that count as no class, though somebody may mean them as one; empty without such words."""
-    words = sorted({text for value in values if (text := _text(value)) in _NO_CLASS - _SILENT})
-    return f"{label}: {', '.join(map(repr, words))} counts as no class; rename it if it is one." if words else ""
+def without_class(label: str, values: Mapping[Any, int]) -> str:
+    """A sentence about words that count as no class, though somebody may mean them as one; empty without such words.
+
+    Args:
+        label: what the classes are of.
+        values: cell -> how often it was met.
+    """
+    words: Counter[str] = Counter()
+    for value, count in values.items():
+        missing = isinstance(value, float) and math.isnan(value)  # a cell that is empty, and no word
+        if not missing and (text := _text(value)) and text in _NO_CLASS:
+            words[text] += count
+    return f"{label}: {counted(words)} count as no class; rename such a class if it is one." if words else ""
 
 
 def _text(value: object) -> str:

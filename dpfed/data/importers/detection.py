@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from dpfed.data.importers.access import Access
+from dpfed.data.importers.conversions import conversion
 from dpfed.data.importers.dicom import DicomImporter
 from dpfed.data.importers.folder import FolderImporter, table_command
 from dpfed.data.importers.listing import list_files, suffix
@@ -77,9 +78,13 @@ def detect(source: str | Path, access: Access | None = None) -> str:
                 f"{source} holds tables and no images, and which tables are meant is not clear: name them after train, val and "
                 f"test, or import them with `{table_command(source, tables)}`. [import-unclear-tables]"
             )
-        source = next((file for file in listing.files if suffix(file) in _PACKED), source)
-    if source.suffix.lower() in _PACKED:
-        raise UserError(f"{source} is a packed file that is not read: unpack it, and import the folder. [import-packed]")
+        packed = next((file for file in listing.files if suffix(file) in _PACKED), source)
+    else:
+        packed = source
+    if packed.suffix.lower() in _PACKED:
+        raise UserError(f"{packed} is a packed file that is not read: unpack it, and import the folder. [import-packed]")
+    if advice := conversion(source, access):
+        raise UserError(f"{advice} [import-convert]")
     raise UserError(f"nothing at {source} looks like a known data set. Known: {known}. [import-unknown-data]")
 
 

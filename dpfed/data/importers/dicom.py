@@ -18,9 +18,9 @@ from PIL import Image, UnidentifiedImageError
 
 from dpfed.data.decoding import EXTENSIONS, MOST_PIXELS
 from dpfed.data.importers.access import Access, NotRead
-from dpfed.data.importers.folder_splits import class_numbers, place
+from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place
 from dpfed.data.importers.listing import list_files, suffix
-from dpfed.data.importers.source import FileRecord, Importer, Item, Source, Unreadable, unit_of
+from dpfed.data.importers.source import FileRecord, Importer, Item, Source, Unreadable, spaced, unit_of
 from dpfed.data.importers.splits import holds, refuse_outside
 from dpfed.data.store.record import RecordInput
 from dpfed.errors import UserError
@@ -94,7 +94,7 @@ class DicomImporter(Importer):
             unit_name="patient" if named else None,
             unread=listing.others(found),
             passed_over=listing.passed_over,
-            notice=NOTICE,
+            notice=spaced(NOTICE, merged_splits(placed)),
         )
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
-from dpfed.data.importers.folder_splits import class_numbers, place, refuse_masks
+from dpfed.data.importers.conversions import packed_splits
+from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, refuse_masks, without_shards
 from dpfed.data.importers.listing import Listing, list_files, suffix
-from dpfed.data.importers.source import FileRecord, Importer, Item, Source
+from dpfed.data.importers.source import FileRecord, Importer, Item, Source, spaced
 from dpfed.data.importers.splits import holds, refuse_outside, split_of
-from dpfed.data.importers.table_rows import TABLES, is_text_table
+from dpfed.data.importers.table_rows import TABLES, holds_entries, is_text_table, names_files
 from dpfed.errors import UserError
 
 _CAPTIONS = TABLES | {".json", ".txt", ".token", ".xml", ".xlsx", ".xls"}  # what may say what the images show
@@ -52,7 +53,7 @@ class FolderImporter(Importer):
         if not images:
             refuse_outside(listing)
             raise UserError(f"there are no images in {path}; the 'folder' importer expects {self.layout}. [folder-no-images]")
-        placed = place(path, images, listing.files, splits)
+        placed, shards = without_shards(place(path, images, listing.files, splits), listing.passed_over)
         names, labels = class_numbers(placed)
         if splits is None:
             refuse_masks(path, images)
@@ -75,6 +76,7 @@ class FolderImporter(Importer):
             passed_over=listing.passed_over,
             advice=advice,
             doubtful=bool(advice),
+            notice=spaced(merged_splits(placed), shards),
         )
 
 
@@ -100,19 +102,40 @@ def captions_advice(listing: Listing) -> str:
     found = [file for file in listing.files if suffix(file) in _CAPTIONS | _SETS]
     if not found:
         return ""
+    access = Access.to(listing.root)
     alone = f"`dpfed data import {shlex.quote(str(listing.root))} DEST --format folder --skip-broken` imports the images alone"
     texts = [file for file in found if suffix(file) == ".txt"]
-    texts = [file for file in texts[:_TEXTS_TRIED] if is_text_table(file, Access.to(listing.root))]
+    texts = [file for file in texts[:_TEXTS_TRIED] if is_text_table(file, access)]
     tables = [file for file in found if suffix(file) in TABLES] + texts
+    tables += [file for file in found if file.parent == listing.root and holds_entries(file) and names_files(file, access)]
     sets = [file for file in found if suffix(file) in _SETS]
     if sets and not tables:
         return f"`dpfed data import {shlex.quote(str(sets[0]))} DEST` imports what that file holds; {alone}."
+    if not tables and (packing := _packing(listing)):
+        return f"If the texts beside images of their name are captions, `{packing}` imports both; {alone}."
     if not tables:
         return (
             f"Such files may say what the images show. Write their captions or labels into a table with the columns filepath "
             f"and title, and `dpfed data import TABLE DEST --format table` imports it; {alone}."
         )
     return f"`{table_command(listing.root, tables)}` imports the images with what the tables say; {alone}."
+
+
+def _packing(listing: Listing) -> str:
+    """The commands that import images with texts of their names beside them, as an archive for each split.
+
+    Empty where fewer than half of the images have one.
+    """
+    root, there = listing.root, set(listing.files)
+    twins = [file for file in listing.images() if any(file.with_suffix(ending) in there for ending in (".txt", ".json"))]
+    if 2 * len(twins) < len(listing.images()):
+        return ""
+    inner = [file.relative_to(root) for file in twins]
+    apart = all(len(file.parts) > 1 and split_of(Path(file.parts[0])) for file in inner)
+    places: dict[str, set[bool]] = {}  # folder -> whether its texts lie in folders below
+    for file in inner:
+        places.setdefault(file.parts[0] if apart else "", set()).add(len(file.parts) > 1 + apart)
+    return packed_splits(root, {name: below == {True} for name, below in places.items()})
 
 
 def table_command(root: Path, tables: Sequence[Path]) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import shlex
 import unicodedata
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpfed.data.importers.splits import is_part, split_of, words_of
+from dpfed.data.importers.splits import is_part, merged, split_of, words_of
 from dpfed.data.limits import whole_number
 from dpfed.errors import UserError
 
@@ -17,6 +17,7 @@ _SAYS_NOTHING = frozenset({"image", "images", "img", "imgs", "jpegimages", "phot
 _MASKS = frozenset({"mask", "masks", "segmentation", "segmentations", "annotations", "gt", "groundtruth", "ground_truth"})
 _LABELS = frozenset({"label", "labels"})  # masks where they lie beside a folder of images, else perhaps a class
 _PART = "part"
+_NAMED = 3
 _DEEPEST = 32  # folders below a source
 
 
@@ -28,11 +29,13 @@ class Placed:
         file: where it is.
         split: that it belongs to.
         label: its class, the name of a folder; ``None``: it has none.
+        said: the folder whose name is that of the split; ``None``: no folder's is.
     """
 
     file: Path
     split: str
     label: str | None
+    said: str | None = None
 
 
 def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level: int | None = None) -> list[Placed]:
@@ -61,18 +64,23 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
             _refuse_names(root, files)
         return [Placed(file, "train", _first(parts)) for file, parts in zip(files, inner, strict=True)]
     if not all(map(any, spoken)):
-        raise _beside(root, next(file for file, splits in zip(files, spoken, strict=True) if not any(splits)))
+        aside = next(file for file, splits in zip(files, spoken, strict=True) if not any(splits))
+        raise _beside(root, aside, any(splits[:1] != [None] and len(splits) > 1 for splits in spoken if any(splits)))
     if all(splits[0] for splits in spoken):
         first = [str(splits[0]) for splits in spoken]
         if "train" not in first and not any(_trains(file.relative_to(root).parts[outer:-1]) for file in others):
-            named = ", ".join(sorted({parts[0] for parts in inner}))
+            named = sorted({parts[0] for parts in inner})
+            alone = shlex.quote(str(root.joinpath(*files[0].relative_to(root).parts[:outer], named[0])))
+            either = "" if any(len(parts) > 1 for parts in inner) else f" {_commands(root, 0)}"
             raise UserError(
-                f"{root} holds images in {named} and none for training; add train/, or import one of these folders itself."
-                f" {_commands(root, 0)} [folder-no-training]"
+                f"{root} holds images in {', '.join(named)} and none for training; add train/, or import one of these folders "
+                f"itself: `dpfed data import {alone} DEST`.{either} [folder-no-training]"
             )
         return _below_splits(files, inner, first)
     if all(len(splits) == 2 and splits[1] and not splits[0] for splits in spoken):
-        return [Placed(file, str(splits[1]), parts[0]) for file, parts, splits in zip(files, inner, spoken, strict=True)]
+        return [
+            Placed(file, str(splits[1]), parts[0], parts[1]) for file, parts, splits in zip(files, inner, spoken, strict=True)
+        ]
     depth = next(at for splits in spoken for at, split in enumerate(splits) if split and at)
     unclear = next(file for file, splits in zip(files, spoken, strict=True) if not splits[0])
     raise UserError(
@@ -108,6 +116,30 @@ def class_numbers(placed: Sequence[Placed]) -> tuple[dict[str, list[str]], Calla
     return {"label": names} if names else {}, labels
 
 
+def merged_splits(placed: Sequence[Placed]) -> str:
+    """A sentence about folders that count as one split though they may be several; see `dpfed.data.importers.splits.merged`."""
+    return merged({(one.split, one.said) for one in placed if one.said is not None}, "folders")
+
+
+def without_shards(placed: list[Placed], passed_over: Collection[str]) -> tuple[list[Placed], str]:
+    """Takes the labels away where they are the numbers of shards, as img2dataset's ``files`` are; with what to say of that.
+
+    Such folders hold images whose numbers begin with theirs, ``00000/000000001.jpg``, or lie beside ``00000_stats.json``.
+
+    Args:
+        placed: the images.
+        passed_over: names of files that hold no records.
+    """
+    numbers = {one.label for one in placed}
+    if not all(label is not None and label.isdecimal() and len(label) > 1 for label in numbers):
+        return placed, ""
+    begins = all(one.file.stem.isdecimal() and one.file.stem[:-1].startswith(str(one.label)) for one in placed)
+    if not begins and not all(f"{label}_stats.json" in passed_over for label in numbers):
+        return placed, ""
+    named = ", ".join(sorted(map(str, numbers))[:_NAMED]) + ", ..." * (len(numbers) > _NAMED)
+    return [replace(one, label=None) for one in placed], f"Folders that are numbered shards are no classes: {named}."
+
+
 def refuse_masks(root: Path, files: Sequence[Path]) -> None:
     """Refuses images beside their masks: half of the records would be no photographs.
 
@@ -141,8 +173,11 @@ def _at_level(root: Path, files: Sequence[Path], folders: Sequence[tuple[str, ..
             raise UserError(f"{file}: folder {level} below {root} is missing or no split; correct --splits. [folder-no-split]")
     rest = [parts[: level - 1] + parts[level:] for parts in folders]
     outer = _shared(rest)
-    splits = (str(_spoken(parts[level - 1])) for parts in folders)
-    return [Placed(file, split, _first(parts[outer:])) for file, parts, split in zip(files, rest, splits, strict=True)]
+    said = [parts[level - 1] for parts in folders]
+    return [
+        Placed(file, str(_spoken(name)), _first(parts[outer:]), name)
+        for file, parts, name in zip(files, rest, said, strict=True)
+    ]
 
 
 def _below_splits(files: Sequence[Path], inner: Sequence[tuple[str, ...]], splits: Sequence[str]) -> list[Placed]:
@@ -153,7 +188,11 @@ def _below_splits(files: Sequence[Path], inner: Sequence[tuple[str, ...]], split
     again = {top: len(names) == 1 and _spoken(next(iter(names)) or "") == _spoken(top) for top, names in below.items()}
     rest = [parts[1 + again[parts[0]] :] for parts in inner]
     outer = _shared(rest)
-    return [Placed(file, split, _first(parts[outer:])) for file, parts, split in zip(files, rest, splits, strict=True)]
+    said = [parts[0] for parts in inner]
+    return [
+        Placed(file, split, _first(parts[outer:]), name)
+        for file, parts, split, name in zip(files, rest, splits, said, strict=True)
+    ]
 
 
 def _shared(folders: Sequence[tuple[str, ...]], stop_at_splits: bool = False) -> int:
@@ -201,11 +240,14 @@ def _refuse_names(root: Path, files: Sequence[Path]) -> None:
         )
 
 
-def _beside(root: Path, file: Path) -> UserError:
+def _beside(root: Path, file: Path, classes_below: bool) -> UserError:
+    """The refusal of an image beside splits. Where these hold classes, they are no classes themselves."""
     top = root / file.relative_to(root).parts[0]
     what = "lies" if top == file else "holds images but is not a split"
+    either = "" if classes_below else f" {_commands(root, 0)}"
     return UserError(
-        f"{top} {what} beside the splits; move it, or name its folder train, val or test. {_commands(root, 0)} [folder-beside]"
+        f"{top} {what} beside the splits; move it out of {root} to leave it out, or name its folder train, val or test."
+        f"{either} [folder-beside]"
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.detection import detect, existing, importers
+from dpfed.data.importers.empty_cells import EmptyCells
 from dpfed.data.importers.folder import FolderImporter
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.source import CONTENT, FileRecord, Source, Unreadable, content_hash
@@ -23,7 +24,7 @@ from dpfed.data.importers.webdataset import WebDatasetImporter
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
 from dpfed.data.store.index import blocks
-from dpfed.data.store.record import SPLITS
+from dpfed.data.store.record import SPLITS, RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError, nearest
@@ -134,7 +135,9 @@ def import_records(
             _refuse_splits(opened, path, counts)
             form |= {"name": path.stem if path.is_file() else path.name, "kind": opened.kind, "unit_name": opened.unit_name}
             with StoreWriter(dest, label_names=opened.label_names, **form) as writer:
-                _write(writer, opened, access, id == CONTENT or not opened.named, progress)
+                for notice in _write(writer, opened, access, id == CONTENT or not opened.named, progress):
+                    if say is not None:
+                        say(notice)
                 for split, count in counts.items():
                     writer.hold_out(count, split)
     except OSError as error:
@@ -170,13 +173,15 @@ def _open(
     return format, opened
 
 
-def _write(writer: StoreWriter, opened: Source, access: Access, by_content: bool, progress: Progress | None) -> None:
-    """Gives the records of a source to a writer."""
+def _write(writer: StoreWriter, opened: Source, access: Access, by_content: bool, progress: Progress | None) -> list[str]:
+    """Gives the records of a source to a writer; returns what whoever imports them must know."""
+    cells = EmptyCells()
     for entry in opened.unread:
         writer.reject(entry.id, entry.reason)
     done = 0
     for done, item in enumerate(opened.records, start=1):  # noqa: B007 - the count is read after the loop
         record = item.read(access) if isinstance(item, FileRecord) else item
+        record = cells.read(record) if isinstance(record, RecordInput) else record
         if isinstance(record, Unreadable):
             writer.reject(record.id, record.reason)
         elif by_content:
@@ -189,6 +194,7 @@ def _write(writer: StoreWriter, opened: Source, access: Access, by_content: bool
             progress(done, opened.total)
     if progress is not None:
         progress(done, done)
+    return cells.notices(opened.unit_name)
 
 
 def _report(store: RecordStore, format: str, opened: Source, skipped: list[tuple[str, str]], seconds: float) -> ImportReport:
@@ -213,12 +219,18 @@ def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, f
         return
     lost = [(entry.id, entry.reason) for entry in opened.unread]
     advice = opened.advice and f" {opened.advice}"
-    if format != FolderImporter.name and any(suffix(Path(entry.id)) in EXTENSIONS for entry in opened.unread):
+    if format != FolderImporter.name and any(_is_image(path / entry.id) for entry in opened.unread):
         command = f"dpfed data import {shlex.quote(str(path))} DEST --format {FolderImporter.name} --skip-broken"
         advice = f" `{command}` imports the images instead."
     number = "1 file or folder" if len(lost) == 1 else f"{len(lost):,} files or folders"
     mend = "" if skip_broken else f"; {mending(lost, 'remove them')}"
+    if opened.doubtful and not format_given:  # --skip-broken alone would be refused
+        mend = "; remove them, or say what is meant"
     raise UserError(f"below {path}, {number} would be lost: {'; '.join(by_reason(lost))}{mend}.{advice} [import-lost-files]")
+
+
+def _is_image(file: Path) -> bool:
+    return suffix(file) in EXTENSIONS and file.is_file()  # a member of an archive is none
 
 
 def _refuse_splits(opened: Source, path: Path, counts: dict[str, int]) -> None:

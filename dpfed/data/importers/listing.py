@@ -11,19 +11,11 @@ from pathlib import Path
 
 from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
+from dpfed.data.importers.side_files import ARCHIVES, HIDDEN, side_file
 from dpfed.data.importers.source import Unreadable
 from dpfed.data.reasons import OUTSIDE
 from dpfed.errors import UserError
 
-# What lies beside images everywhere and holds none: files of the system, texts about the data set, scripts that load it.
-_HARMLESS_FILE = re.compile(
-    r"""\..* | thumbs\.db | ehthumbs\.db | desktop\.ini | icon\r | _SUCCESS | _metadata | _common_metadata
-    | (read[-_]?me|licen[cs]e|copying|notice|citation|changelog|authors)(\.(txt|md|rst|html|pdf|cff|bib))?
-    | (md5|sha1|sha256|sha512)sums?(\.txt)? | (dataset_infos?|dataset_dict|state)\.json | meta\.bin
-    | ilsvrc2012_devkit_t12\.tar\.gz | .*\.(md|rst|py|ipynb|sh)""",
-    re.IGNORECASE | re.VERBOSE | re.DOTALL,
-)
-_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 _WATCHED = 1000  # files between two calls of a watcher
 _HARMLESS_FOLDER = re.compile(r"\..*|__MACOSX|__pycache__", re.DOTALL)
 
@@ -70,12 +62,7 @@ def suffix(file: Path) -> str:
 def archive_ending(file: Path) -> str:
     """The ending of a tar archive's name, compressed or not; empty for other files."""
     name = file.name.lower()
-    return next((ending for ending in _ARCHIVES if name.endswith(ending)), "")
-
-
-def harmless(name: str) -> bool:
-    """Whether a file of this name holds no records, wherever it lies."""
-    return _HARMLESS_FILE.fullmatch(name) is not None
+    return next((ending for ending in ARCHIVES if name.endswith(ending)), "")
 
 
 def list_files(root: Path, access: Access) -> Listing:
@@ -120,12 +107,13 @@ def walk(root: Path, access: Access, listing: Listing | None = None) -> Iterator
         except OSError as error:
             notes.refused.append(_refused(root, folder, f"folder cannot be read: {error.strerror or error}"))
             continue
-        below = []
+        below, names = [], {entry.name for entry in entries}
         for entry in entries:
             path = Path(folder, entry.name)
             is_folder = _is_folder(entry)
-            if _HARMLESS_FOLDER.fullmatch(entry.name) if is_folder else harmless(entry.name):
-                notes.passed_over["hidden files and folders" if entry.name.startswith(".") else entry.name.strip()] += 1
+            counts_as = _harmless_folder(entry.name) if is_folder else side_file(entry.name, names.__contains__)
+            if counts_as is not None:
+                notes.passed_over[counts_as] += 1
             elif entry.is_symlink() and not access.permits(path) and os.path.exists(path):
                 notes.refused.append(_refused(root, path, OUTSIDE))
             elif is_folder:
@@ -133,6 +121,12 @@ def walk(root: Path, access: Access, listing: Listing | None = None) -> Iterator
             else:
                 yield path
         waiting.extend(reversed(below))
+
+
+def _harmless_folder(name: str) -> str | None:
+    if not _HARMLESS_FOLDER.fullmatch(name):
+        return None
+    return HIDDEN if name.startswith(".") else name.strip()
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

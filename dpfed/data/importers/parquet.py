@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,18 @@ from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.parquet_columns import TEXT_FIELDS, Columns, settle
-from dpfed.data.importers.source import SPLIT_NAMES, FileRecord, Importer, Item, Source, Unreadable, captions_in, unit_of
-from dpfed.data.importers.splits import holds, split_files
+from dpfed.data.importers.source import (
+    SPLIT_NAMES,
+    FileRecord,
+    Importer,
+    Item,
+    Source,
+    Unreadable,
+    captions_in,
+    spaced,
+    unit_of,
+)
+from dpfed.data.importers.splits import cells_of_folders, holds, split_files
 from dpfed.data.store.record import RecordInput
 from dpfed.errors import UserError, nearest
 
@@ -31,6 +42,7 @@ class ParquetImporter(Importer):
     ``raw``, ``text`` or ``caption``, or lists of these: all of a row are captions of one record. ``unit``, ``person_id``,
     ``patient_id`` or ``pid`` is the unit. The id of a record is its split and what a column ``id``, ``file_name`` or the like
     says; without such a column, its split, the image's ``path`` if the schema has one, and a hash of what the record holds.
+    A folder ``label=cat``, as Spark and Hive write one, is a column of the files below it.
     """
 
     name = "parquet"
@@ -57,7 +69,9 @@ class ParquetImporter(Importer):
             opened = [entry for entry in opened if entry[2].metadata.num_rows] or opened  # an empty file says nothing
             files = [(split, file) for split, file, _ in opened]
             one_split = len({split for split, _ in files}) == 1
-            settled = settle([(file, content.schema_arrow) for _, file, content in opened], id, one_split)
+            top = path if path.is_dir() else path.parent
+            given = [(file, content.schema_arrow, cells_of_folders(file.relative_to(top))) for _, file, content in opened]
+            settled = settle(given, id, one_split)
             total = sum(content.metadata.num_rows for _, _, content in opened)
             first = settled.columns[0]
             by_path = functools.cache(lambda: any(_lacks_bytes(content, first.image) for _, _, content in opened))
@@ -68,23 +82,27 @@ class ParquetImporter(Importer):
             kind="image-text" if settled.captioned else "image",
             records=_records(files, settled.columns),
             label_names=settled.label_names,
-            splits=_splits(files, first.split),
+            splits=_splits(files, settled.columns),
             total=total,
             unit_name=settled.unit_name,
             unused=settled.unused,
             named=first.id is not None,
             unread=[*unread, *settled.unread],
             passed_over=found.passed_over,
-            notice=settled.notice,
+            notice=spaced(settled.notice, found.notice),
         )
 
 
-def _splits(files: list[tuple[str, Path]], column: str | None) -> frozenset[str]:
+def _splits(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> frozenset[str]:
     """The splits of the files, or those that the rows name."""
-    if column is None:
-        return frozenset(split for split, _ in files)
-    cells = (batch.column(0) for _, file in files for batch in pq.ParquetFile(file).iter_batches(columns=[column]))
-    return frozenset(_split_named(cell, files[0][0]) for column in cells for cell in pc.unique(column).to_pylist())
+    cells: set[tuple[str | None, str]] = set()
+    for (split, file), own in zip(files, columns, strict=True):
+        if own.split is None or own.split in own.given:
+            cells.add((own.given.get(own.split or ""), split))
+            continue
+        batches = pq.ParquetFile(file).iter_batches(columns=[own.split])
+        cells.update((cell, split) for batch in batches for cell in pc.unique(batch.column(0)).to_pylist())
+    return frozenset(itertools.starmap(_split_named, cells))
 
 
 def _split_named(cell: str | None, of_file: str) -> str:
@@ -113,7 +131,7 @@ def _records(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> Itera
         try:
             for batch in pq.ParquetFile(path).iter_batches(_ROWS_AT_ONCE, columns=own.used()):
                 for cells in batch.to_pylist():
-                    yield _record(f"{split}/{rows[split]}", cells, own, split, path.parent)
+                    yield _record(f"{split}/{rows[split]}", cells | own.given, own, split, path.parent)
                     rows[split] += 1
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path} is damaged after {split} row {rows[split]:,} ({_why(error)}). [parquet-broken]") from error

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dpfed.data.importers.classes import class_of, number_classes, without_class
-from dpfed.data.importers.source import CONTENT, Unreadable, known_columns, plain, unit_column
+from dpfed.data.importers.conversions import table_of_parquet
+from dpfed.data.importers.source import CONTENT, FILE_COLUMNS, Unreadable, known_columns, plain, spaced, unit_column
 from dpfed.errors import UserError
 
 TEXT_FIELDS = ("raw", "text", "caption")  # of a struct, the first that holds something
-_IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes")
-_CAPTION = re.compile(r"(text|txt|captions?|sentences?|description|title|alt|alttext)\d*")
+_IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "image_encoded", "image_raw")
+_CAPTION = re.compile(r"(text|txt|(?:image)?captions?|sentences?|description|title|alt|alttext)\d*")
 # Columns that name a record, the first one that all files have. Whether one is used follows from the schema alone: a choice by
 # what the rows hold could change for all records with one of them.
 _IDS = ("id", "image_id", "record_id", "sample_id", "uid", "uuid", "key", "filename", "filepath", "image_path", "path", "file")
-_LABELS = ("label", "labels", "fine_label", "coarse_label", "cls")
+_LABELS = ("label", "labels", "fine_label", "coarse_label", "cls", "image_class_label")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Columns:
         labels: by column.
         id: the column of the records' names; ``None``: they are named by what they hold.
         split: the column of splits; ``None``: they are the files'.
+        given: cells that are the same in all rows and stand in the names of folders.
     """
 
     image: str
@@ -64,10 +66,15 @@ class Columns:
     labels: dict[str, Classes]
     id: str | None
     split: str | None = None
+    given: dict[str, str | None] = field(default_factory=dict)
 
-    def used(self) -> list[str]:
+    def all(self) -> list[str]:
         """All of them."""
         return list(dict.fromkeys([self.image, *self.captions, *filter(None, (self.unit, self.id, self.split)), *self.labels]))
+
+    def used(self) -> list[str]:
+        """Those that the file itself holds."""
+        return [name for name in self.all() if name not in self.given]
 
 
 @dataclass
@@ -96,25 +103,33 @@ class Settled:
 @dataclass(frozen=True)
 class _File:
     path: Path
-    schema: pa.Schema
+    schema: pa.Schema  # with the columns that folders give
+    given: dict[str, str | None]
+
+    @classmethod
+    def of(cls, path: Path, schema: pa.Schema, given: dict[str, str | None]) -> _File:
+        added = {name: cell for name, cell in given.items() if name not in schema.names}
+        for name in added:
+            schema = schema.append(pa.field(name, pa.string()))
+        return cls(path, schema, added)
 
     def type(self, name: str) -> pa.DataType | None:
         """Of the first column of a name; ``None``: there is none."""
         return _bare(self.schema.types[self.schema.names.index(name)]) if name in self.schema.names else None
 
 
-def settle(files: Sequence[tuple[Path, pa.Schema]], id: str | None, one_split: bool = False) -> Settled:
+def settle(files: Sequence[tuple[Path, pa.Schema, dict[str, str | None]]], id: str | None, one_split: bool = False) -> Settled:
     """Settles which columns of some files hold what.
 
     Args:
-        files: one data set.
+        files: one data set: each with its schema, and the cells that folders give to all of its rows.
         id: the column of the records' names, or ``"content"``; ``None``: as the schemas say.
         one_split: the files' names do not tell splits apart, so a column ``split`` does.
 
     Raises:
         UserError: when two files disagree, or a file has no images.
     """
-    given = [_File(path, schema) for path, schema in files]
+    given = [_File.of(*file) for file in files]
     names = list(dict.fromkeys(name for file in given for name in file.schema.names))
     settled = Settled()
     image = _image_column(given, names)
@@ -132,8 +147,8 @@ def settle(files: Sequence[tuple[Path, pa.Schema]], id: str | None, one_split: b
         if missing:
             raise UserError(f"{file.path} lacks the column {missing[0]!r} that others have; all must have it. [parquet-column]")
         classes = {name: by_file[file.path] for name, by_file in labels.items() if file.path in by_file}
-        settled.columns.append(Columns(image, own, unit, classes, named, split))
-    used = {name for columns in settled.columns for name in columns.used()}
+        settled.columns.append(Columns(image, own, unit, classes, named, split, file.given))
+    used = {name for columns in settled.columns for name in columns.all()}
     for file in given:
         if twice := next((name for name in file.schema.names if file.schema.names.count(name) > 1 and name in used), None):
             raise UserError(f"{file.path} has several columns {twice!r}; rename those that are not meant. [parquet-twice]")
@@ -159,10 +174,16 @@ def _image_column(files: Sequence[_File], names: Sequence[str]) -> str:
     if found is None:
         raise UserError(
             f"{files[0].path} has no column of images, only {', '.join(f'{f.name} ({f.type})' for f in files[0].schema)}; "
-            "expected 'image' as struct<bytes, path> or binary. If it names image files, as metadata.parquet does, write it as "
-            "a table, .csv or .jsonl. [parquet-no-images]"
+            f"expected 'image' as struct<bytes, path> or binary.{_as_table(files[0].path, names)} [parquet-no-images]"
         )
     return found
+
+
+def _as_table(file: Path, names: Sequence[str]) -> str:
+    """What to do with Parquet that names image files, as metadata.parquet does; empty for another kind."""
+    if not known_columns(names, FILE_COLUMNS):
+        return ""
+    return f" It names image files: {table_of_parquet(file)}"
 
 
 def _unit_column(files: Sequence[_File]) -> tuple[str | None, str | None]:
@@ -190,7 +211,7 @@ def _id_column(files: Sequence[_File], id: str | None) -> str | None:
 
 
 def _names_records(file: _File, name: str) -> bool:
-    if file.schema.names.count(name) != 1:
+    if file.schema.names.count(name) != 1 or name in file.given:
         return False
     type = file.type(name)
     return pa.types.is_integer(type) or _is_text(type)
@@ -214,7 +235,7 @@ def _labels(files: Sequence[_File], names: Sequence[str], settled: Settled) -> d
             raise UserError(f"the column {other!r} is called {name!r} in {having[0].path}; use one name. [parquet-names]")
         found[name], settled.label_names[name], notice = _classes_of(name, having, metadata)
         notices.append(notice)
-    settled.notice = " ".join(filter(None, notices))
+    settled.notice = spaced(*notices)
     return found
 
 
@@ -231,7 +252,7 @@ def _classes_of(
     """
     lists = list(dict.fromkeys(metadata[file.path][name] for file in files if name in metadata[file.path]))
     agreed = lists[0] if len(lists) == 1 else None
-    cells: dict[Path, set[object]] = {}
+    cells: dict[Path, Counter[object]] = {}
     written: dict[Path, tuple[tuple[str, ...] | None, bool]] = {}
     for file in files:
         type = file.type(name)
@@ -243,14 +264,14 @@ def _classes_of(
             )
         written[file.path] = own, numeric
         if own is None or not numeric:
-            cells[file.path] = _distinct(file.path, name)
+            cells[file.path] = _distinct(file, name)
     met = [found for path, own in cells.items() for cell in own if (found := _named(cell, *written[path])) is not None]
     if lists:
         named = list(dict.fromkeys([*(one for names in lists for one in names), *sorted(met)]))
         numbers = {one: number for number, one in enumerate(named)}
     else:
         numbers, named = number_classes(met)
-    notice = without_class(name, (cell for own in cells.values() for cell in own))
+    notice = without_class(name, sum(cells.values(), Counter()))
     return {path: Classes(*own, numbers) for path, own in written.items()}, named, notice
 
 
@@ -276,10 +297,15 @@ def _class_labels(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
         return {}
 
 
-def _distinct(file: Path, name: str) -> set[object]:
-    found: set[object] = set()
-    for batch in pq.ParquetFile(file).iter_batches(columns=[name]):
-        found.update(pc.unique(batch.column(0)).to_pylist())
+def _distinct(file: _File, name: str) -> Counter[object]:
+    found: Counter[object] = Counter()
+    content = pq.ParquetFile(file.path)
+    if name in file.given:
+        found[file.given[name]] = content.metadata.num_rows
+        return found
+    for batch in content.iter_batches(columns=[name]):
+        for entry in batch.column(0).value_counts():
+            found[entry["values"].as_py()] += entry["counts"].as_py()
     return found
 
 

@@ -39,6 +39,11 @@ SPLIT_NAMES = {
 # Columns and keys that say which records belong together, the first one that is there: what their unit is called.
 UNIT_NAMES = {"unit": "unit", "person_id": "person", "patient_id": "patient", "pid": "person"}
 
+# Names of a column of image files; those of the second kind count where there is none of the first.
+FILES = ("filepath", "image", "image_path", "file", "path", "img", "filename")
+OTHER_FILES = ("image_name", "image_file", "img_path", "img_name")
+FILE_COLUMNS = FILES + OTHER_FILES
+
 _LONGEST_LIST = 100_000  # characters
 _SEPARATORS = re.compile(r"[\W_]+")
 
@@ -148,6 +153,11 @@ class Importer(ABC):
         Raises:
             UserError: when `path` is not laid out as expected.
         """
+
+
+def spaced(*sentences: str) -> str:
+    """Sentences in one line, but those that are empty."""
+    return " ".join(filter(None, sentences))
 
 
 def captions_in(text: str) -> list[str]:

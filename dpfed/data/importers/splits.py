@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import Listing, list_files, suffix
-from dpfed.data.importers.source import SPLIT_NAMES, Unreadable
+from dpfed.data.importers.source import SPLIT_NAMES, Unreadable, plain
 from dpfed.data.reasons import OUTSIDE
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError
 
 _WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PART = re.compile(r"(?:(?:part|shard|chunk|batch|subset|group|folder|fold)[-_. ]?)?\d+", re.IGNORECASE)
+_HASH = re.compile(r"[-_.](?=[a-f]*\d)[0-9a-f]{8,}(-[0-9a-f]{4,})*")  # in names of Parquet files
+_SAY_SPLIT = frozenset({*SPLIT_NAMES, "set", "data", "dataset", "image", "images", "img", "imgs", "split", "folder", "of"})
+_MOST_NAMED = 6
+_HIVE_EMPTY = "__HIVE_DEFAULT_PARTITION__"
 _JOINED = re.compile(f"({'|'.join(SPLIT_NAMES)})(?:set|data|images?|imgs?|split|folder)")
 
 
@@ -26,10 +31,12 @@ class SplitFiles:
     Attributes:
         files: (split, file) pairs in a fixed order, training files first.
         listing: what else lies in the folder; ``None`` for a single file.
+        notice: which names count as splits, where that is not plain; see `merged`.
     """
 
     files: list[tuple[str, Path]]
     listing: Listing | None
+    notice: str = ""
 
     def unread(self, also: Callable[[Path], bool] = lambda file: False) -> list[Unreadable]:
         """Files that would be lost.
@@ -91,7 +98,8 @@ def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFi
     if len(configurations) > 1:
         raise UserError(f"{path} holds several data sets ({', '.join(sorted(configurations))}); give one folder. [import-sets]")
     ordered = sorted(named, key=lambda entry: (SPLITS.index(entry[0]), entry[1]))
-    return SplitFiles(ordered, listing)
+    spoken = filter(None, (spoken_part(file.relative_to(path)) for _, file in ordered))
+    return SplitFiles(ordered, listing, merged(spoken, "files"))
 
 
 def refuse_outside(listing: Listing) -> None:
@@ -103,18 +111,55 @@ def refuse_outside(listing: Listing) -> None:
     outside = [entry.id for entry in listing.refused if entry.reason == OUTSIDE]
     if outside:
         raise UserError(
-            f"{listing.root / outside[0]} (as {len(outside) - 1:,} others) leads out of {listing.root}; only `dpfed data "
-            "import --allow-outside` reads there. [import-all-outside]"
+            f"links lead out of {listing.root} ({len(outside):,}): {listing.root / outside[0]}{', ...' * (len(outside) > 1)}; "
+            "only `dpfed data import --allow-outside` reads there. [import-all-outside]"
         )
 
 
 def split_of(file: Path) -> str | None:
     """The split that a file's name or its nearest folder speaks of; ``None``: neither does, or it speaks of several."""
+    found = spoken_part(file)
+    return found[0] if found else None
+
+
+def spoken_part(file: Path) -> tuple[str, str] | None:
+    """The same split, with the name that speaks of it."""
     for part in reversed(file.parts):
-        named = {SPLIT_NAMES[word] for word in words_of(part) if word in SPLIT_NAMES}
+        key, _, value = part.rpartition("=")
+        if key and plain(key) != "split":
+            continue  # label=train, as Spark and Hive call a folder, is a class
+        named = {SPLIT_NAMES[word] for word in words_of(value) if word in SPLIT_NAMES}
         if len(named) == 1:
-            return named.pop()
+            return named.pop(), part
     return None
+
+
+def merged(names: Iterable[tuple[str, str]], kind: str) -> str:
+    """A sentence about names that count as one split though they may be several, or none; empty without such names.
+
+    These are a split's names where it has more than one, and names with further words: ``testA`` and ``testB``,
+    ``train_extra`` beside ``val``.
+
+    Args:
+        names: (split, name) of each folder or file that speaks of a split.
+        kind: what has these names, ``folders`` or ``files``. Files that differ in their numbers alone have one name.
+    """
+    alike: dict[str, dict[object, str]] = {}
+    further: dict[str, set[str]] = {}
+    for split, name in names:
+        words = _WORD.findall(_HASH.sub("", name.partition(".")[0] if kind == "files" else name))
+        alike.setdefault(split, {}).setdefault(tuple(words) if kind == "files" else name, name)
+        further[name] = {word for word in map(str.lower, words) if not (word in _SAY_SPLIT or _JOINED.fullmatch(word))}
+    shared = set.intersection(*further.values()) if further else set()
+    odd = {
+        split: list(own.values())
+        for split, own in alike.items()
+        if len(own) > 1 or any(further[name] - shared for name in own.values())
+    }
+    if not odd:
+        return ""
+    said = "; ".join(f"{', '.join(sorted(own)[:_MOST_NAMED])} as {split}" for split, own in sorted(odd.items()))
+    return f"By their names, these {kind} count as splits: {said}. Move away those that do not belong there."
 
 
 def words_of(name: str) -> set[str]:
@@ -128,6 +173,17 @@ def is_part(folder: str) -> bool:
     return _PART.fullmatch(folder) is not None
 
 
+def cells_of_folders(file: Path) -> dict[str, str | None]:
+    """The cells that folders above a file give to all of its rows: ``label=cat``, as Spark and Hive write one.
+
+    Args:
+        file: below the source.
+    """
+    pairs = (part.partition("=") for part in file.parts[:-1])
+    return {key: None if value == _HIVE_EMPTY else unquote(value) for key, equals, value in pairs if key and equals}
+
+
 def _configuration(file: Path) -> str:
-    folders = (part for part in file.parts[:-1] if part != "data" and not is_part(part) and not split_of(Path(part)))
+    own = (part for part in file.parts[:-1] if part != "data" and "=" not in part)
+    folders = (part for part in own if not is_part(part) and not split_of(Path(part)))
     return "/".join(folders) or "."

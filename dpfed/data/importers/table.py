@@ -14,6 +14,8 @@ from dpfed.data.importers.classes import class_of, number_classes, without_class
 from dpfed.data.importers.folder import captions_advice, table_command
 from dpfed.data.importers.listing import Listing, list_files, suffix
 from dpfed.data.importers.source import (
+    FILES,
+    OTHER_FILES,
     SPLIT_NAMES,
     FileRecord,
     Importer,
@@ -22,15 +24,15 @@ from dpfed.data.importers.source import (
     Unreadable,
     captions_in,
     known_columns,
+    spaced,
     unit_column,
     unit_of,
 )
-from dpfed.data.importers.splits import split_of
+from dpfed.data.importers.splits import merged, split_of, spoken_part
 from dpfed.data.importers.table_rows import (
-    FILES,
-    OTHER_FILES,
     TABLES,
     Cells,
+    holds_entries,
     is_captions,
     is_text_table,
     names_files,
@@ -76,13 +78,13 @@ class _Tables:
         rows: by path below the folder of all tables, or absolute.
         columns: of each table.
         nameless: rows that name no file.
-        classes: as the tables write them.
+        classes: as the tables write them, and in how many rows.
     """
 
     rows: dict[str, _Row] = field(default_factory=dict)
     columns: list[_Columns] = field(default_factory=list)
     nameless: list[Unreadable] = field(default_factory=list)
-    classes: set[str] = field(default_factory=set)
+    classes: Counter[str] = field(default_factory=Counter)
 
 
 class TableImporter(Importer):
@@ -103,9 +105,8 @@ class TableImporter(Importer):
     def recognises(self, path: Path, access: Access | None = None) -> bool:
         """Whether it is a table, or a folder with tables that are named by split, or as Hugging Face, COCO or Flickr do."""
         if not path.is_dir():
-            return path.is_file() and (
-                suffix(path) in TABLES or is_captions(path) or is_text_table(path, access or Access.to(path))
-            )
+            named = suffix(path) in TABLES or is_captions(path) or holds_entries(path)
+            return path.is_file() and (named or is_text_table(path, access or Access.to(path)))
         access = access or Access.to(path)
         tables, known = tables_of(path, access)
         return bool(tables) and (known or all(split_of(Path(table.name)) and names_files(table, access) for table in tables))
@@ -144,12 +145,14 @@ class TableImporter(Importer):
         """
         root = listing.root if listing else common_folder(paths)
         tables = _Tables()
+        named: list[tuple[str, str]] = []
         for path in paths:
             split = split_of(path.relative_to(root)) if len(paths) > 1 or listing else None
+            named += [(split, path.name)] if split and split_of(Path(path.name)) else []
             _read(path, root, split, tables, access, self.layout)
         if len({(columns.title is None, columns.unit_name) for columns in tables.columns}) > 1:
             raise UserError(f"some tables of {root} lack captions or units that others have; add them. [table-columns-differ]")
-        _split_by_folders(tables)
+        folders = _split_by_folders(tables)
         _find_bare_names(tables, root, access)
         numbers, names = number_classes(tables.classes)
 
@@ -170,7 +173,7 @@ class TableImporter(Importer):
             unused=tuple(dict.fromkeys(name for columns in tables.columns for name in columns.unused)),
             unread=unread,
             passed_over=passed_over,
-            notice=without_class("label", tables.classes),
+            notice=spaced(without_class("label", tables.classes), merged(named, "files"), folders),
         )
 
 
@@ -263,7 +266,8 @@ def _add(
     split = SPLIT_NAMES[given]
     if of_table is not None and split != of_table:
         raise UserError(f"{where}: {columns.split} says {split}, the table's name {of_table}; correct one. [table-conflict]")
-    tables.classes.add(written := _cell(cells, columns.label))
+    written = _cell(cells, columns.label)
+    tables.classes[written] += 1
     if isinstance(cells.get(columns.label or ""), list):
         raise UserError(f"{where}: {columns.label} is a list, not one number or text; rename it to leave it out. [table-label]")
     label, unit = class_of(written), unit_of(_cell(cells, columns.unit))
@@ -286,8 +290,8 @@ def _normal(given: str, folder: Path, root: Path) -> str:
     return posixpath.relpath(path, top)
 
 
-def _split_by_folders(tables: _Tables) -> None:
-    """Where neither table nor row names a split, the folders in the paths may.
+def _split_by_folders(tables: _Tables) -> str:
+    """Where neither table nor row names a split, the folders in the paths may; returns what to say of their names.
 
     Raises:
         UserError: where some do and others do not: nobody should train on a test set.
@@ -295,10 +299,11 @@ def _split_by_folders(tables: _Tables) -> None:
     ids = [id for id, row in tables.rows.items() if not row.says_split]
     outside = [id for id in ids if os.path.isabs(id)]
     top = len(os.path.commonpath(outside)) if outside else 0
-    rows = {id: split_of(Path(id[top:] if os.path.isabs(id) else id).parent) for id in ids}
+    parts = {id: spoken_part(Path(id[top:] if os.path.isabs(id) else id).parent) for id in ids}
+    rows = {id: part and part[0] for id, part in parts.items()}
     spoken = set(rows.values())
     if len(spoken) < 2:
-        return
+        return ""
     if None in spoken:
         silent, said = (next(id for id, split in rows.items() if (split is None) == none) for none in (True, False))
         table = tables.rows[said].table
@@ -308,6 +313,7 @@ def _split_by_folders(tables: _Tables) -> None:
         )
     for id, split in rows.items():
         tables.rows[id].split = split or "train"
+    return merged(set(filter(None, parts.values())), "folders")
 
 
 def _find_bare_names(tables: _Tables, root: Path, access: Access) -> None:

@@ -17,7 +17,7 @@ from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import list_files, suffix
 from dpfed.data.importers.parquet_columns import TEXT_FIELDS
-from dpfed.data.importers.source import known_columns, not_utf8, plain
+from dpfed.data.importers.source import FILE_COLUMNS, known_columns, not_utf8, plain
 from dpfed.data.importers.splits import split_of
 from dpfed.errors import UserError
 
@@ -71,7 +71,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
     if suffix(path) in LINES_OF_JSON:
         return _of_json([*_json_lines(path)])
     if suffix(path) == ".json":
-        return _of_json([*_of_coco(path)])
+        return _of_json(_json_entries(path))
     return _of_tokens(path) if is_flickrs(path) else _of_csv(path)
 
 
@@ -175,9 +175,34 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield line, _object(text, f"{path}:{line}")
 
 
-def _of_coco(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_entries(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """The entries of an array of objects, of COCO's captions, or of objects that stand in a line each."""
+    text = path.read_text(encoding="utf-8-sig")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        if is_object(text.partition("\n")[0]):
+            return [*_json_lines(path)]
+        value = _object(text, str(path))
+    if not isinstance(value, list):
+        return [*_of_coco(value, path)]
+    if odd := next((number for number, entry in enumerate(value, start=1) if not isinstance(entry, dict)), None):
+        raise UserError(f"{path}: entry {odd} of the JSON array is not an object; correct it. [table-json-array]")
+    return [*enumerate(value, start=1)]
+
+
+def is_object(text: str) -> bool:
+    """Whether a text is one JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _of_coco(content: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """COCO's captions, ``images`` and ``annotations``, or Karpathy's, ``images`` with ``sentences``."""
-    content = _object(path.read_text(encoding="utf-8-sig"), str(path))
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds {type(content).__name__}, expected objects or COCO's captions. [table-json-content]")
     try:
         images = {image.get("id", number): image for number, image in enumerate(content["images"])}
         captions: dict[Any, list[Any]] = {id: list(image.get("sentences") or ()) for id, image in images.items()}
@@ -205,9 +230,6 @@ def _object(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-# Names of a column of image files; those of the second kind count where there is none of the first.
-FILES = ("filepath", "image", "image_path", "file", "path", "img", "filename")
-OTHER_FILES = ("image_name", "image_file", "img_path", "img_name")
 _COCO = re.compile(r"(captions|dataset)_\w+\.json")  # of COCO itself, and Karpathy's
 
 
@@ -235,6 +257,14 @@ def is_captions(file: Path) -> bool:
     return ".token" in file.name and "lemma" not in file.name and is_flickrs(file)
 
 
+def holds_entries(file: Path) -> bool:
+    """Whether a JSON file, whatever its name is, holds entries as a table does; it is read whole."""
+    try:
+        return suffix(file) == ".json" and file.is_file() and bool(_json_entries(file))
+    except (UserError, OSError, UnicodeDecodeError):
+        return False
+
+
 def is_text_table(path: Path, access: Access) -> bool:
     """Whether a ``.txt`` file is a table, as Flickr's captions are in some copies."""
     return suffix(path) == ".txt" and len(header_of(path, access)) > 1 and names_files(path, access)
@@ -242,4 +272,4 @@ def is_text_table(path: Path, access: Access) -> bool:
 
 def names_files(table: Path, access: Access) -> bool:
     """Whether a table has a column of image files."""
-    return bool(known_columns(header_of(table, access), FILES + OTHER_FILES))
+    return bool(known_columns(header_of(table, access), FILE_COLUMNS))

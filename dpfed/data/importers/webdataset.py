@@ -16,8 +16,10 @@ from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.archives import DamagedArchive, members, name_of
 from dpfed.data.importers.classes import class_of, number_classes, without_class
-from dpfed.data.importers.listing import harmless, suffix
-from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Source, Unreadable, unit_of
+from dpfed.data.importers.conversions import without_links
+from dpfed.data.importers.listing import suffix
+from dpfed.data.importers.side_files import side_file
+from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Source, Unreadable, spaced, unit_of
 from dpfed.data.importers.splits import holds, is_part, split_files, split_of
 from dpfed.data.store.record import RecordInput
 from dpfed.errors import UserError
@@ -25,7 +27,6 @@ from dpfed.errors import UserError
 _NAME = re.compile(r"(?:\./)?((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)  # key, and all after the first dot of the file name
 _IMAGES = frozenset(extension.removeprefix(".") for extension in EXTENSIONS)
 _TEXTS = frozenset({"txt", "json", "cls"})
-_OF_TOOLS = re.compile(r"\d+(\.parquet|_stats\.json)")  # img2dataset writes figures about each archive beside it
 _CAPTION_KEYS = ("caption", "captions", "text", "title")
 _LABEL_KEYS = ("label", "cls", "class")
 
@@ -42,6 +43,12 @@ class _Sample:
     unit: str | None = None
     fault: str | None = None
     unused: list[str] = field(default_factory=list)
+    members: list[tarfile.TarInfo] = field(default_factory=list)
+
+    @property
+    def beside(self) -> bool:
+        """Whether no file of it holds records, by their names, so that it is not a sample."""
+        return all(side_file(member.name.rsplit("/", 1)[-1]) is not None for member in self.members)
 
     def read(self, extension: str, content: bytes | str | None) -> None:
         """Takes a file of the sample: its content, why it is not read, or ``None`` if its extension says nothing."""
@@ -92,12 +99,13 @@ class _Survey:
 
     samples: int = 0
     captioned: bool = False
-    classes: set[str] = field(default_factory=set)
+    classes: Counter[str] = field(default_factory=Counter)
     unit_keys: set[str] = field(default_factory=set)
     damaged: list[str] = field(default_factory=list)
     unused: Counter[str] = field(default_factory=Counter)
     unread: list[Unreadable] = field(default_factory=list)
     passed_over: Counter[str] = field(default_factory=Counter)
+    linked: list[Path] = field(default_factory=list)  # archives with links
     folders: dict[str, str] = field(default_factory=dict)  # split that folders in the archive speak of -> one of them
 
 
@@ -157,10 +165,19 @@ class WebDatasetImporter(Importer):
             total=survey.samples + len(survey.damaged),  # a damaged archive is one more that cannot be read
             unit_name=next((called for key, called in UNIT_NAMES.items() if key in survey.unit_keys), None),
             unused=tuple(survey.unused),
-            unread=[*found.unread(lambda file: _OF_TOOLS.fullmatch(file.name) is not None), *survey.unread],
+            unread=[*found.unread(), *survey.unread],
             passed_over=survey.passed_over + Counter(found.passed_over),
-            notice=without_class("label", survey.classes),
+            advice=_about_links(survey),
+            notice=spaced(without_class("label", survey.classes), found.notice),
         )
+
+
+def _about_links(survey: _Survey) -> str:
+    if not survey.linked:
+        return ""
+    first = survey.linked[0]
+    others = f", and likewise for {len(survey.linked) - 1:,} other archives" if len(survey.linked) > 1 else ""
+    return f"`{without_links(first)}` writes the archive with files in place of its links{others}; import that one."
 
 
 def _records(shard: Path, split: str, name: str, classes: dict[str, int]) -> Iterator[Item]:
@@ -196,11 +213,13 @@ def _survey(shard: Path, split: str, survey: _Survey) -> None:
     """Finds out what the texts of an archive say."""
     last = ""
     try:
-        for sample in _samples(shard, _TEXTS, functools.partial(_stray, place=f"{split}/{name_of(shard)}", survey=survey)):
+        for sample in _samples(
+            shard, _TEXTS, functools.partial(_stray, place=f"{split}/{name_of(shard)}", shard=shard, survey=survey)
+        ):
             survey.samples += 1
             survey.unused.update(kind for kind in sample.unused if kind.removeprefix(".") not in _IMAGES)
             survey.captioned |= bool(sample.captions)
-            survey.classes.add(sample.label)
+            survey.classes[sample.label] += 1
             folder = sample.key.rpartition("/")[0]
             if folder != last and (spoken := split_of(Path(folder))):
                 survey.folders.setdefault(spoken, f"{shard.name}: {folder}")
@@ -210,14 +229,16 @@ def _survey(shard: Path, split: str, survey: _Survey) -> None:
         survey.damaged.append(f"{shard.name} {error}")
 
 
-def _stray(member: tarfile.TarInfo, place: str, survey: _Survey) -> None:
+def _stray(member: tarfile.TarInfo, place: str, shard: Path, survey: _Survey) -> None:
     """Accounts for a member that is not a file of a sample."""
     name = member.name.rsplit("/", 1)[-1]
     if member.isdir():
         return
-    if harmless(name) and member.isreg():
-        survey.passed_over["hidden files and folders" if name.startswith(".") else name] += 1
+    if member.isreg() and (counts_as := side_file(name)) is not None:
+        survey.passed_over[counts_as] += 1
         return
+    if (member.issym() or member.islnk()) and shard not in survey.linked:
+        survey.linked.append(shard)
     kind = "link" if member.issym() or member.islnk() else "device or pipe"
     reason = "files without a suffix are not read" if member.isreg() else f"a {kind} in an archive is not followed"
     survey.unread.append(Unreadable(f"{place}/{member.name}", reason))
@@ -244,21 +265,23 @@ def _samples(
         extensions: without their dots.
         stray: called with every member that is not a file of a sample.
     """
-    sample: _Sample | None = None
-    for key, extension, content in _members(shard, extensions, stray):
-        if sample is None or key != sample.key:
-            if sample is not None:
-                yield sample
-            sample = _Sample(key)
-        sample.read(extension, content)
-    if sample is not None:
-        yield sample
+    groups = itertools.groupby(_members(shard, extensions, stray), key=lambda entry: entry[0])
+    for key, files in groups:
+        sample = _Sample(key)
+        for _, extension, member, content in files:
+            sample.members.append(member)
+            sample.read(extension, content)
+        if not sample.beside:
+            yield sample
+            continue
+        for member in sample.members:
+            stray(member)
 
 
 def _members(
     shard: Path, extensions: Collection[str], stray: Callable[[tarfile.TarInfo], None]
-) -> Iterator[tuple[str, str, bytes | str | None]]:
-    """Yields (key, extension, content) of the files of samples; see `members`."""
+) -> Iterator[tuple[str, str, tarfile.TarInfo, bytes | str | None]]:
+    """Yields (key, extension, member, content) of the files of samples; see `members`."""
     for member, content in members(
         shard, lambda member: (named := _NAME.fullmatch(member.name)) is not None and named[2].lower() in extensions
     ):
@@ -266,4 +289,4 @@ def _members(
         if not named or not member.isreg():
             stray(member)
             continue
-        yield named[1], named[2].lower(), content
+        yield named[1], named[2].lower(), member, content

@@ -38,12 +38,14 @@ class Operator:
 
     Args:
         folder: of the coordinator, as it was provisioned.
-        port: of the SuperLink, on loopback.
+        port: of the SuperLink, on loopback; default: the one that the folder was provisioned for.
     """
 
-    def __init__(self, folder: Path, port: int = LINK_PORT) -> None:
-        self._folder, self._port = folder.absolute(), port
+    def __init__(self, folder: Path, port: int | None = None) -> None:
+        self._folder = folder.absolute()
         CoordinatorFolder.open(self._folder / "federation")
+        self._name, known = _provisioned(self._folder)
+        self._port = port = known if port is None else port
         home = self._folder / "flower" / "operator"
         self._registered = home / "registered.json"
         self._flwr = FlowerCommand(home, port, self._folder / "certificates" / "inner" / "ca.crt")
@@ -96,11 +98,17 @@ class Operator:
             return _told(next((str(one["status"]) for one in self._runs() if int(one["run-id"]) == going), ""))
         with tempfile.TemporaryDirectory(prefix="dpfed-") as drafts:
             config = Path(drafts) / "run.toml"
-            config.write_text(tomli_w.dumps({"federation": str(self._folder / "federation"), "run": str(self._folder / "run")}))
+            config.write_text(tomli_w.dumps({"federation": str(self._folder / "federation"), "run": str(self.run_folder)}))
             app = make_app_folder(Path(drafts) / "app")
             self._flwr.show("run", str(app), CONNECTION, "--stream", "--run-config", str(config))
         newest = max(self._runs(), key=lambda run: str(run["pending-at"]), default=None)
         return _told(str(newest["status"]) if newest else "")
+
+    @property
+    def run_folder(self) -> Path:
+        """Where the run goes, under the federation's name; one that an earlier dpfed began stays where it is."""
+        earlier = self._folder / "run"
+        return earlier if earlier.is_dir() else self._folder / "runs" / self._name
 
     def watch(self, stop: threading.Event) -> None:
         """Registers keys as they come and go, until told to stop."""
@@ -121,6 +129,13 @@ class Operator:
         return self._flwr.facts("list", CONNECTION)["runs"]
 
 
+def _provisioned(folder: Path) -> tuple[str, int]:
+    """Name and SuperLink's port of a federation, as it was provisioned."""
+    state = folder / "provision.json"
+    known = json.loads(read_text(state)) if state.exists() else {}
+    return str(known.get("name", "run")), int(known.get("link_port", LINK_PORT))
+
+
 def _told(status: str) -> int:
     """The exit code for a run's last status; what is not the end of it, is said."""
     if status == "finished:completed":
@@ -129,12 +144,12 @@ def _told(status: str) -> int:
     return 1
 
 
-def operate(folder: Path, port: int = LINK_PORT) -> int:
+def operate(folder: Path, port: int | None = None) -> int:
     """Registers the SuperNodes' keys, then starts the run or resumes it, and follows it.
 
     Args:
         folder: what `dpfed federation provision` made.
-        port: of the SuperLink, on loopback.
+        port: of the SuperLink, on loopback; default: the one that the folder was provisioned for.
 
     Returns:
         The exit code of the command.

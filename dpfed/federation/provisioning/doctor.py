@@ -136,7 +136,10 @@ def _store(site: SiteFolder) -> Iterator[Finding]:
     settings = site.settings()
     store = RecordStore.open(settings.store)
     refuse_too_few(site.own_card().records, store, f"{site.card} declares")
-    yield Finding("store", State.GOOD, f"{settings.store}, {store.training_records:,} training records")
+    if not site.left:
+        site.refuse_other_records(store)
+    said = f"{settings.store}, {store.training_records:,} training records, fingerprint {store.contents}"
+    yield Finding("store", State.GOOD, said)
 
 
 def _terms(paths: SitePaths) -> Iterator[Finding]:

@@ -120,6 +120,12 @@ def of_connection(address: str, authority: Path, settings: Mapping[str, str]) ->
     way = f"{address}{f' through {_without_password(proxy)}' if proxy else ''}"
     try:
         context = ssl.create_default_context(cadata=read_text(authority))
+    except (OSError, ValueError) as error:
+        said = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+        advice = f"copy {authority.name} again from the kit that the coordinator sent"
+        yield Finding("coordinator", State.BAD, f"{authority}, by which the coordinator is known, {said}", advice)
+        return
+    try:
         with (
             httpx.Client(verify=context, timeout=_WAIT, proxy=proxy or None, trust_env=False) as client,
             client.stream("GET", f"https://{address}/") as response,

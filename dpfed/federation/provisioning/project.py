@@ -53,6 +53,9 @@ class Project(Section):
     config: str = Field(description="what is trained: a TOML file beside this one, or a shipped name")
     host: str = Field(description="name or IP address under which the sites reach the coordinator")
     port: int = Field(9443, ge=1, le=65535, description="of the coordinator's proxy, the only one that is open to the network")
+    link_port: int = Field(
+        LINK_PORT, ge=1, le=65535, description="of the SuperLink, on loopback behind the proxy; another one for each federation"
+    )
     sites: Items[Name] = Field(min_length=1, description="names of the sites; their order counts")
     trust: Mode = "central"
     drops: int = Field(0, ge=0)
@@ -79,15 +82,10 @@ class Project(Section):
             raise ValueError("expected a host's name or an IP address that sites can reach, without scheme and port")
         return host
 
-    @field_validator("port")
-    @classmethod
-    def _is_free(cls, port: int) -> int:
-        if port == LINK_PORT:
-            raise ValueError("the SuperLink listens there, behind the proxy: choose another port, such as 9443")
-        return port
-
     @model_validator(mode="after")
     def _apart(self) -> Project:
+        if self.port == self.link_port:
+            raise ValueError(f"port: the SuperLink listens on {self.port}, behind the proxy: choose another, such as 9443")
         seen: dict[str, str] = {}
         for site in self.sites:
             if (other := seen.setdefault(site.casefold(), site)) is not site:

@@ -20,7 +20,7 @@ from dpfed.federation.provisioning.certificates import AUTHORITY, AUTHORITY_KEY,
 from dpfed.federation.provisioning.kits import Kit, Reply, spoken
 from dpfed.federation.provisioning.network import State, of_certificate
 from dpfed.federation.provisioning.project import Project
-from dpfed.federation.provisioning.services import coordinator_files, require_plain
+from dpfed.federation.provisioning.services import PROGRAMS, coordinator_files, require_plain
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes
@@ -161,10 +161,11 @@ class _Office:
         if not (self.certificates / "inner" / SERVER).exists():
             make_certificates(self.certificates / "inner", ["localhost", "127.0.0.1"], INNER_DAYS)
         project = self._project
-        files = coordinator_files(project.name, str(self.path), project.host, project.port)
+        files = coordinator_files(project.name, str(self.path), project.host, project.port, project.link_port)
+        self._save(json.loads(self._state.read_text()) | {"link_port": project.link_port})
         for name, text in files.items():
             make_folder((self.path / name).parent)
-            if _write_if_other(self.path / name, text.encode()):
+            if _write_if_other(self.path / name, text.encode(), 0o755 if name.startswith(PROGRAMS) else 0o644):
                 self.news.append(f"{name} has changed: README.md says how to restart its program")
         if not os.path.lexists(self.path / "venv"):
             (self.path / "venv").symlink_to(sys.prefix)

@@ -1,6 +1,7 @@
-"""The programs of a site and of a coordinator, as words, and the files that start them: systemd, nginx.
+"""The programs of a site and of a coordinator, as words, and the files that start them: systemd, any other supervisor, nginx.
 
-Every command is stated once, here. Where a folder lies is left to whoever starts it: systemd puts it in for ``%f``.
+Every command is stated once, here. Where a folder lies is left to whoever starts it: systemd puts it in for ``%f``, and a
+script in the folder itself knows it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dpfed.errors import UserError
 NODE_PORT = 9200  # of the SuperNode, on loopback
 LINK_PORT = 8100  # of the SuperLink, on loopback
 GROUP = "dpfed-node"  # of the user that runs SuperNode and app; the worker's user is another
+PROGRAMS = "programs"  # folder of the scripts
 FLOWER = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 _HERE = "127.0.0.1"
@@ -51,10 +53,14 @@ def site_files(federation: str, site: str, superlink: str) -> dict[str, str]:
         f"systemd/dpfed-{name}@.service": _shown(f"{name}.service", command=_exec(words), **here)
         for name, words in units.items()
     }
+    files |= {
+        f"{PROGRAMS}/{name}": _script(words, DPFED_PORT=str(NODE_PORT), FLWR_HOME="$PWD/flower")
+        for name, words in units.items()
+    }
     return files | {page: _shown(f"site.{page}", **here, **known) for page in ("README.md", "NETWORK.md")}
 
 
-def coordinator_files(federation: str, folder: str, host: str, port: int) -> dict[str, str]:
+def coordinator_files(federation: str, folder: str, host: str, port: int, link_port: int = LINK_PORT) -> dict[str, str]:
     """What the coordinator's own folder holds, by path.
 
     Args:
@@ -62,17 +68,21 @@ def coordinator_files(federation: str, folder: str, host: str, port: int) -> dic
         folder: absolute, where it lies.
         host: under which sites reach it.
         port: of the proxy.
+        link_port: of the SuperLink, on loopback.
     """
-    known = {"federation": federation, "folder": folder, "host": host, "port": port, "link_port": LINK_PORT}
+    known = {"federation": federation, "folder": folder, "host": host, "port": port, "link_port": link_port}
     inner = "%f/certificates/inner"
     link = [  # the SuperLink, on loopback; the proxy is in front of it
         *("flower-superlink", "--ssl-ca-certfile", f"{inner}/ca.crt", "--ssl-certfile", f"{inner}/server.pem"),
-        *("--ssl-keyfile", f"{inner}/server.key", "--enable-supernode-auth", "--host", _HERE, "--port", str(LINK_PORT)),
+        *("--ssl-keyfile", f"{inner}/server.key", "--enable-supernode-auth", "--host", _HERE, "--port", str(link_port)),
         "--disable-runtime-dependency-installation",
     ]
+    run = ["dpfed", "federation", "run", "%f"]
     return {
+        f"{PROGRAMS}/superlink": _script(link, FLWR_HOME="$PWD/flower/superlink"),
+        f"{PROGRAMS}/run": _script(run),
         "systemd/dpfed-superlink@.service": _shown("superlink.service", command=_exec(link)),
-        "systemd/dpfed-run@.service": _shown("run.service", command=_exec(["dpfed", "federation", "run", "%f"])),
+        "systemd/dpfed-run@.service": _shown("run.service", command=_exec(run)),
         "proxy.conf": _shown("proxy.conf", **known),
         "README.md": _shown("coordinator.README.md", **known),
     }
@@ -88,6 +98,17 @@ def _exec(words: list[str]) -> str:
     """A command line for ``ExecStart``; its program lies in the folder's own environment."""
     program, *rest = words
     return " ".join([f"%f/venv/bin/{program}", *(f"'{word}'" if '"' in word else word for word in rest)])
+
+
+def _script(words: list[str], **settings: str) -> str:
+    """A program as a script in the folder, for a supervisor of any kind; the group of systemd's users is left to ``.env``."""
+    program, *rest = words
+    if "--group" in rest:
+        at = rest.index("--group")
+        rest[at : at + 2] = ["${DPFED_GROUP:+--group}", "${DPFED_GROUP:+$DPFED_GROUP}"]
+    quoted = [word if word.startswith(("--", "${DPFED_GROUP")) else '"' + word.replace('"', '\\"') + '"' for word in rest]
+    command = " ".join([f'"$PWD/venv/bin/{program}"', *quoted]).replace("%f", "$PWD")
+    return _shown("program.sh", command=command, settings=settings)
 
 
 def require_plain(folder: Path) -> Path:

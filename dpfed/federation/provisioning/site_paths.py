@@ -13,7 +13,7 @@ from typing import Any
 from dpfed.errors import UserError
 from dpfed.federation.provisioning.certificates import AUTHORITY, NODE_PUBLIC, make_site_keys
 from dpfed.federation.provisioning.kits import Kit, Origin, Reply, is_spoken
-from dpfed.federation.provisioning.services import NODE_PORT, require_plain, site_files
+from dpfed.federation.provisioning.services import NODE_PORT, PROGRAMS, require_plain, site_files
 from dpfed.federation.site.folder import SiteFolder, records_of_site
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.locking import file_lock
@@ -167,7 +167,7 @@ class SitePaths:
                 self._write(new, kit)
             return new != old
 
-    def join(self, agreed: Callable[[Terms], bool] | None = None) -> Terms | None:
+    def join(self, agreed: Callable[[Terms], bool] | None = None, unconfirmed: bool = False) -> Terms | None:
         """Signs up to the kit's terms, see `SiteFolder.join`; ``None``: it was not agreed to.
 
         Raises:
@@ -183,7 +183,7 @@ class SitePaths:
         terms = Terms.load(self.path / "terms.json")
         if terms.coordinator != kit.coordinator:
             raise UserError(f"the kit in {self.path} holds terms of another coordinator: do not join them. [kit-foreign-terms]")
-        return terms if self.site.join(terms, agreed) else None
+        return terms if self.site.join(terms, agreed, unconfirmed) else None
 
     def leave(self) -> None:
         """Leaves the federation for good. What was spent stays spent, and what was reserved stays reserved.
@@ -228,9 +228,10 @@ class SitePaths:
 
     def _write(self, kit: Kit, file: Path) -> None:
         """Writes a kit, and what follows from it, the kit last: whoever is cut short in between takes it again."""
-        (self.path / "systemd").mkdir(parents=True, exist_ok=True)
+        for folder in ("systemd", PROGRAMS):
+            (self.path / folder).mkdir(parents=True, exist_ok=True)
         for name, text in site_files(kit.federation, kit.site, kit.superlink).items():
-            write_atomically(self.path / name, text, 0o644)
+            write_atomically(self.path / name, text, 0o755 if name.startswith(PROGRAMS) else 0o644)
         write_atomically(self.path / AUTHORITY, bytes.fromhex(kit.authority), 0o644)
         write_atomically(self.path / KIT, read_text(file), 0o644)
 

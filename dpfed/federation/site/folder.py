@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from dpfed.federation.budgeting import reserve_site
 from dpfed.federation.confirmed_cards import confirm, confirmed_in, refuse_strangers
 from dpfed.federation.own_folder import own_folder
 from dpfed.files.atomic import create_file, sync_folder, write_atomically
-from dpfed.files.locking import file_lock
+from dpfed.files.locking import noted_lock
 from dpfed.files.reading import read_bytes
 from dpfed.models.starting import find_start
 from dpfed.paths import local_path
@@ -33,6 +34,7 @@ from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity
+from dpfed.protocol.statement import epsilon_if_known
 from dpfed.protocol.terms import Terms
 from dpfed.runs.records import with_absolute_paths
 
@@ -98,6 +100,7 @@ class SiteFolder:
                 unit_name=records.unit_name,
                 signing_key=identity.signing_key,
                 exchange_key=identity.exchange_key,
+                contents=records.contents,
             )
         except ValidationError as error:
             raise UserError(f"{first_problem(error)}. [site-new-settings]") from error
@@ -177,19 +180,20 @@ class SiteFolder:
             raise UserError(f"{self.path} has joined no federation: `dpfed site join FOLDER KIT` joins one. [site-not-joined]")
         return Terms.load(self._terms)
 
-    def join(self, terms: Terms, agreed: Callable[[Terms], bool] | None = None) -> bool:
+    def join(self, terms: Terms, agreed: Callable[[Terms], bool] | None = None, unconfirmed: bool = False) -> bool:
         """Signs up: from now on the site answers to these terms, and to no others.
 
         Args:
             terms: of the federation.
             agreed: asked when nothing else stands in the way, before anything is reserved; default: yes.
+            unconfirmed: join also if members whose cards nobody has confirmed could make the terms spend more than the budget.
 
         Returns:
             Whether the site has joined.
 
         Raises:
             UserError: if the site is not in them, has joined others, does not agree to what they spend, has confirmed a card
-                that they lack, or its store's lifetime budget has no room for it.
+                that they lack, its records are no longer those of its card, or their lifetime budget has no room for it.
         """
         number = terms.number_of(self.identity().signing_key)
         card = self.own_card()
@@ -197,6 +201,7 @@ class SiteFolder:
             raise UserError(f"these terms describe this site unlike {self.card}: ask for terms with that card. [join-card]")
         refuse_strangers(terms, self.confirmed())
         self.refuse_if_left()
+        self.refuse_other_records(RecordStore.open(self.settings().store))
         if self.joined:
             raise UserError(f"{self.path} has joined a federation already: make another folder for another one. [join-twice]")
         plan = terms.privacy_plan
@@ -206,6 +211,8 @@ class SiteFolder:
         if terms.run_config().privacy.seed is not None:
             raise UserError("these terms fix privacy.seed, so anyone can compute the noise: do not join them. [join-seed]")
         self.refuse_cost(plan)
+        if not unconfirmed:
+            self._refuse_worst_case(terms, number)
         self.refuse_lost_terms()
         if agreed is not None and not agreed(terms):
             return False
@@ -237,6 +244,38 @@ class SiteFolder:
             raise UserError(
                 f"these terms have delta {round_up(delta)}, and this site agrees to {round_up(self.most_delta(plan))} at "
                 "most (`delta` in site.toml; by default 1/N): an epsilon is worth nothing beside a large delta. [join-delta]"
+            )
+
+    def _refuse_worst_case(self, terms: Terms, number: int) -> None:
+        """Refuses terms that spend more than the site agrees to, if members that it does not know lie.
+
+        Raises:
+            UserError: with the numbers, and what to do.
+        """
+        budget = self.settings().budget
+        if budget is None or (left := epsilon_if_known(terms, number, self.confirmed())) <= budget:
+            return
+        known = self.confirmed()
+        others = [member.name for at, member in enumerate(terms.sites) if at != number and member.fingerprint not in known]
+        spent = f"epsilon {round_up(left)}" if math.isfinite(left) else "an epsilon without limit"
+        raise UserError(
+            f"the cards of {', '.join(others)} are not confirmed: if the coordinator lies together with these members, the "
+            f"terms spend {spent}, and this site allows {budget!r}. Call them, and `dpfed site confirm` their cards; "
+            "--unconfirmed joins all the same. [join-unconfirmed]"
+        )
+
+    def refuse_other_records(self, store: RecordStore) -> None:
+        """Refuses records that are not those of the site's card.
+
+        Raises:
+            UserError: saying what to restore.
+        """
+        card = self.own_card()
+        if card.contents not in (None, store.contents):
+            raise UserError(
+                f"{store.path} holds other records than when {self.card} was made: its fingerprint was {card.contents} and is "
+                f"{store.contents}, with {store.training_records:,} training records now. Nobody agreed to them: restore the "
+                "store, or leave (`dpfed site leave`) and make a new site. [site-records-changed]"
             )
 
     def leave(self) -> None:
@@ -289,7 +328,7 @@ class SiteFolder:
         Raises:
             UserError: if another process serves it.
         """
-        return file_lock(self.path / ".lock", f"{self.path} is served by another process.")
+        return noted_lock(self.path / ".lock", f"{self.path} is served by another process.")
 
 
 def records_of_site(store: str | Path, declared: int | None, settings: dict[str, Any]) -> RecordStore:

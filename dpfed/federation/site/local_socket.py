@@ -35,7 +35,12 @@ _log = logging.getLogger(__name__)
 
 
 def serve(
-    path: Path, handle: Callable[[Packet], Packet], stop: threading.Event, group: str | None = None, most: int = MOST_VECTOR
+    path: Path,
+    handle: Callable[[Packet], Packet],
+    stop: threading.Event,
+    group: str | None = None,
+    most: int = MOST_VECTOR,
+    between: Callable[[], None] = lambda: None,
 ) -> None:
     """Answers packets, one after the other, until told to stop. The packet in hand is answered before this returns.
 
@@ -48,6 +53,7 @@ def serve(
         stop: ends the service.
         group: whose members may ask, too; default: only this user.
         most: bytes that a question's vector may have.
+        between: called several times a second, beside the answers.
 
     Raises:
         UserError: if the socket cannot be there, or another worker serves it.
@@ -81,6 +87,7 @@ def serve(
     visitors: dict[threading.Thread, socket.socket] = {}  # in the order of their arrival
     with _listening(Path(path), group) as listener:
         while not stop.is_set():
+            between()
             for thread in [thread for thread in visitors if not thread.is_alive()]:
                 visitors.pop(thread).close()
             try:

@@ -111,14 +111,35 @@ def serve_site(
     with folder.locked():
         folder.refuse_if_left()
         worker = load_site(folder, log)
-        log("ready")
-        serve(socket, worker.answer, stop, group, worker.longest)
-        ledger = Ledger.open(folder.ledger)
-        if ledger.last_step + 1 >= ledger.plan.steps:  # it will not be asked again
-            for budget in settle_locked(folder):
-                taken = percent(budget.filter.part(budget.spent))
-                log(f"settled with the lifetime budget {shown(budget)}: {taken} of it is taken")
+        log(f"ready: {folder.own_card().records:,} training records declared{_records_of(folder)}")
+        is_settled = False
+
+        def settle_once() -> None:
+            nonlocal is_settled
+            if worker.is_over and not is_settled:  # the service may stay for months
+                is_settled = True
+                _settle(folder, log)
+
+        serve(socket, worker.answer, stop, group, worker.longest, settle_once)
+        if worker.is_over:
+            if not is_settled:
+                _settle(folder, log)
             folder.forget_features()
+
+
+def _settle(folder: SiteFolder, log: Callable[[str], None]) -> None:
+    """Settles with the lifetime budgets. What fails is logged, for the site goes on answering."""
+    try:
+        for budget in settle_locked(folder):
+            taken = percent(budget.filter.part(budget.spent))
+            log(f"settled with the lifetime budget {shown(budget)}: {taken} of it is taken")
+    except (UserError, OSError) as error:
+        log(f"not settled with the lifetime budget: {error}; `dpfed budget settle {folder.path}` repeats it")
+
+
+def _records_of(folder: SiteFolder) -> str:
+    contents = folder.own_card().contents
+    return f", their fingerprint {contents}" if contents else ""
 
 
 def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
@@ -132,6 +153,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     folder.refuse_cost(terms.privacy_plan)  # its operator may have lowered the budget since
     parts = assemble(resolve(site_config(terms, settings)), randomness, terms=terms)
     parts = dataclasses.replace(parts, kept=(folder.features, Silent()))
+    folder.refuse_other_records(parts.store)
     # The store may have grown since the site was made.
     refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
     share = Share(number, OwnRows(parts.store, parts.store.keys), terms.sites[number].groups)

@@ -83,6 +83,11 @@ class SiteWorker:
         """Bytes of the longest vector that a question has: the parameters."""
         return 4 * self._vector.numel
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the last step was answered: no further one is."""
+        return self._last + 1 >= self._terms.privacy_plan.steps
+
     def answer(self, packet: Packet) -> Packet:
         """The answer to one message; a refusal, if it may not be answered. Raises nothing."""
         try:

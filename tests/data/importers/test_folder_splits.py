@@ -6,6 +6,8 @@ import shlex
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -13,6 +15,7 @@ from dpfed.cli.data import app
 from dpfed.data.importers import import_records
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from tests.data.importers.test_lost_files import archive
 
 
 def found(store: Path) -> dict[str, tuple[str, str | None]]:
@@ -95,7 +98,8 @@ def test_splits_below_the_classes_are_splits(tmp_path: Path, pictures) -> None:
         (["train", "bus"], "bus .*folder-beside", [["train", "bus"]]),
         (["valid", "invalid"], "invalid .*folder-beside", [["valid", "invalid"]]),
         (["archive/train station", "archive/airport"], "folder-beside", [["train station", "airport"]]),
-        (["val/x", "test/x"], "folder-no-training", [["val", "test"]]),
+        (["val", "test"], "folder-no-training", [None, ["val", "test"]]),
+        (["val/x", "val/y", "test/x"], "folder-no-training", [None]),
     ],
 )
 def test_where_the_intent_is_not_clear_the_commands_say_it(tmp_path: Path, pictures, folders, said, results) -> None:
@@ -108,8 +112,11 @@ def test_where_the_intent_is_not_clear_the_commands_say_it(tmp_path: Path, pictu
         words = shlex.split(command.replace("DEST", str(tmp_path / f"s{number}")))[2:]
         assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
         got = found(tmp_path / f"s{number}")
+        if classes is None:  # one folder alone
+            assert {split for split, _ in got.values()} == {"train"} and len(got) == 1
+            continue
         assert [got[f"{folder}/x.png"][1] for folder in folders] == classes
-        assert {split for split, _ in got.values()} == ({"train"} if number == 0 else {"train", "test"})
+        assert {split for split, _ in got.values()} == ({"train"} if "--splits 0" in command else {"train", "test"})
 
 
 def test_a_class_in_other_capitals_in_another_split_is_refused(tmp_path: Path, pictures) -> None:
@@ -145,3 +152,64 @@ def test_images_beside_their_masks_are_refused(tmp_path: Path, pictures, places:
 def test_classes_that_are_no_masks_are_classes(tmp_path: Path, pictures, places: tuple[str, ...]) -> None:
     import_records(tree(tmp_path / "in", pictures, *places), tmp_path / "s")
     assert {label for _, label in found(tmp_path / "s").values()} == {Path(place).name for place in places}
+
+
+@pytest.mark.parametrize(
+    ("folders", "said"),
+    [
+        (["trainA", "trainB", "testA", "testB"], "testA, testB as test; trainA, trainB as train"),
+        (["train/x", "train_extra/x", "val/x"], "train, train_extra as train"),
+        (["train_extra", "val"], "train_extra as train"),
+        (["train2014", "train2017", "val2014"], "train2014, train2017 as train"),
+        (["cats/train", "cats/testA", "cats/testB"], "testA, testB as test"),
+    ],
+)
+def test_folders_that_may_be_no_split_of_that_name_are_named(tmp_path: Path, pictures, folders, said: str) -> None:
+    heard: list[str] = []
+    import_records(tree(tmp_path / "in", pictures, *folders), tmp_path / "s", say=heard.append)
+    assert heard == [f"By their names, these folders count as splits: {said}. Move away those that do not belong there."]
+
+
+@pytest.mark.parametrize("places", [*LAYOUTS.values(), ("fold1/train", "fold2/train"), ("train", "test2017")])
+def test_plain_names_of_splits_are_no_news(tmp_path: Path, pictures, places: tuple[str, ...]) -> None:
+    heard: list[str] = []
+    import_records(tree(tmp_path / "in", pictures, *places), tmp_path / "s", say=heard.append)
+    assert heard == [] or places == ("xTrain", "dev")
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["testA-0.parquet", "testB-0.parquet", "train-0.parquet"], "testA-0.parquet, testB-0.parquet as test"),
+        (["train-0.parquet", "train_extra-0.parquet"], "train-0.parquet, train_extra-0.parquet as train"),
+        (["testA/0.parquet", "testB/0.parquet", "train/0.parquet"], "testA, testB as test"),
+        (["train-00000-of-00002-b42a775f407cee45.parquet", "train-00001-of-00002-0a1b2c3d4e5f6a7b.parquet"], ""),
+        (["train/part-0-1c2d3e4f-0a1b-4c2d-8e3f-001122334455.parquet", "val/part-0.parquet"], ""),
+        (["cc3m-train-0000.tar", "cc3m-train-0001.tar", "cc3m-validation-0000.tar"], ""),
+        (["train-0.tar", "train_extra-0.tar"], "train-0.tar, train_extra-0.tar as train"),
+        (["train.csv", "train_extra.csv"], "train.csv, train_extra.csv as train"),
+        (["train.csv", "test.csv"], ""),
+    ],
+)
+def test_files_that_may_be_no_split_of_that_name_are_named(tmp_path: Path, pictures, names, said: str) -> None:
+    for number, name in enumerate(names):
+        file = tmp_path / "in" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.suffix == ".parquet":
+            pq.write_table(pa.table({"image": [pictures.png()]}), file)
+        elif file.suffix == ".tar":
+            archive(file, [("0.png", pictures.png())])
+        else:
+            file.write_text(f"filepath\n{pictures.file(file.with_name(f'{number}.png')).name}\n")
+    heard: list[str] = []
+    import_records(tmp_path / "in", tmp_path / "s", say=heard.append)
+    notice = f"By their names, these files count as splits: {said}. Move away those that do not belong there."
+    assert heard == ([notice] if said else [])
+
+
+def test_folders_in_the_paths_of_a_table_are_named_as_well(tmp_path: Path, pictures) -> None:
+    source = tree(tmp_path / "in", pictures, "train", "testA", "testB")
+    (source / "t.csv").write_text("filepath\ntrain/x.png\ntestA/x.png\ntestB/x.png\n")
+    heard: list[str] = []
+    import_records(source / "t.csv", tmp_path / "s", say=heard.append)
+    assert len(heard) == 1 and "testA, testB as test" in heard[0]

@@ -195,7 +195,7 @@ def test_every_table_beside_images_needs_a_meaning(tmp_path: Path, pictures, cap
     assert len(commands(refusal(captioned))) == 2
 
 
-@pytest.mark.parametrize("name", ["captions.json", "annotations/instances.json", "images/0.txt", "images/0.xml"])
+@pytest.mark.parametrize("name", ["captions.json", "annotations/instances.json", "images/1.txt", "images/0.xml"])
 def test_captions_in_other_files_beside_images_are_not_lost(tmp_path: Path, pictures, name: str) -> None:
     source = folder(tmp_path / "in", pictures, "images/0.png", name)
     for options in ({}, {"format": "folder"}, {"skip_broken": True}):

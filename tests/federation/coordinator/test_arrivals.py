@@ -52,7 +52,7 @@ def folders(monkeypatch, tmp_path, tiny, name, seconds):
     monkeypatch.setattr(rooms, "ArrivalLog", lambda path: ArrivalLog(path, clock(seconds)))
     run = rooms.simulate(parse_config(tiny), tmp_path / name, Simulation(sites=2, trust="distributed"))
     files = {path.relative_to(run.path).as_posix(): content(path) for path in run.path.rglob("*") if path.is_file()}
-    return {name: said for name, said in files.items() if name not in (".lock", "provenance.json")}
+    return {name: said for name, said in files.items() if name not in (".lock", ".lock-holder", "provenance.json")}
 
 
 def test_no_file_of_a_finished_run_depends_on_how_long_sites_took(monkeypatch, tmp_path, tiny):

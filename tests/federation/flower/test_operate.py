@@ -10,6 +10,8 @@ from dpfed.cli import main  # noqa: E402
 from dpfed.federation.flower import operator as operate  # noqa: E402
 from dpfed.federation.flower.command import FlowerCommand  # noqa: E402
 from dpfed.federation.flower.operator import Operator  # noqa: E402
+from dpfed.federation.provisioning.project import Project  # noqa: E402
+from dpfed.federation.provisioning.provision import provision  # noqa: E402
 from tests.federation.provisioning.office import Office  # noqa: E402
 
 LOST = '{"success": false, "error-message": "Connection to the SuperLink is unavailable."}'
@@ -74,3 +76,17 @@ def test_a_run_that_stopped_before_its_end_is_said(chest, monkeypatch, capsys):
     assert code == 1 and "the run stopped before its end (finished:failed)" in said.out
     code, said = ended(chest, capsys)
     assert code == 0 and said.out == ""
+
+
+def test_the_run_has_the_federations_name_and_the_links_port_is_the_projects(chest, tmp_path):
+    assert Operator(chest).run_folder == chest / "runs" / "chest"
+    (chest / "run").mkdir()  # that an earlier dpfed began
+    assert Operator(chest).run_folder == chest / "run"
+    project = tmp_path / "project.toml"
+    project.write_text("link_port = 8177\n" + project.read_text())
+    assert Operator(chest)._port == 8100 and Operator(chest, 9)._port == 9
+    provision(Project.load(project), project)
+    assert Operator(chest)._port == 8177
+    for name in ("proxy.conf", "programs/superlink", "systemd/dpfed-superlink@.service"):
+        text = (chest / name).read_text()
+        assert "8177" in text and "8100" not in text

@@ -127,6 +127,12 @@ def test_a_coordinator_that_is_not_there_and_a_proxy_that_is_not_there(tmp_path)
     make_certificates(tmp_path, ["localhost"])
     finding = next(network.of_connection("localhost:9", tmp_path / "ca.crt", {}))
     assert finding.state is State.BAD and "NETWORK.md" in finding.advice
+    damaged = tmp_path / "damaged.crt"
+    damaged.write_text("no certificate")
+    for authority, said in ((tmp_path / "none" / "ca.crt", "is missing"), (damaged, "cannot be read")):
+        (finding,) = network.of_connection("localhost:9", authority, {})
+        assert finding.state is State.BAD and f"{authority}, by which" in finding.said and said in finding.said
+        assert authority.name in finding.advice and "connections" not in finding.advice
     proxied = next(network.of_connection("localhost:9", tmp_path / "ca.crt", {"HTTPS_PROXY": "http://me:secret@127.0.0.1:9"}))
     direct = next(
         network.of_connection("localhost:9", tmp_path / "ca.crt", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "x, localhost"})

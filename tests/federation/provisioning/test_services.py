@@ -113,3 +113,28 @@ def test_an_image_is_not_root_and_holds_only_what_is_named(file):
     assert f"dpfed-{'site' if file.parent.name == 'clients' else 'coordinator'}:{__version__}" in file.read_text()
     python = re.fullmatch(r"python:3\.(\d+)-slim", [rest for word, rest in words if word == "FROM"][-1])
     assert 11 <= int(python[1]) <= 13
+
+
+SCRIPTS = {name: text for files in (SITE, LINK) for name, text in files.items() if name.startswith("programs/")}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_supervisor_of_any_kind_starts_the_same_program_as_systemd(tmp_path, name):
+    """The script runs the unit's command, in the folder, with the settings of .env; what it gets is written down here."""
+    program = Path(name).name
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "programs").mkdir()
+    for called in ("dpfed", "flower-superlink"):
+        probe = tmp_path / "venv" / "bin" / called
+        probe.write_text(f'#!/bin/sh\necho "{called}"\nfor word in "$@"; do echo "$word"; done\necho "port $DPFED_PORT"\n')
+        probe.chmod(0o755)
+    (tmp_path / name).write_text(SCRIPTS[name])
+    (tmp_path / ".env").write_text("DPFED_PORT=9377\n")
+    started = subprocess.run(["/bin/sh", tmp_path / name], capture_output=True, text=True, check=True, cwd="/")
+    words = started.stdout.splitlines()
+    unit = UNITS[f"dpfed-{program}@.service"]
+    (command,) = settings(unit)["ExecStart"]
+    wanted = command.replace("%f/venv/bin/", "").replace("%f", str(tmp_path)).replace("${DPFED_PORT}", "9377").replace("'", "")
+    wanted = wanted.removesuffix(" --group dpfed-node")  # the group of systemd's two users
+    assert " ".join(words[:-1]) == wanted
+    assert words[-1] == "port 9377"

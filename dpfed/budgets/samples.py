@@ -1,0 +1,153 @@
+"""By what a record set is known again that was imported anew: names and contents of a few records, hashed with a secret.
+
+Names alone may be anybody's: ``0.png``, ``img_001.jpg``. So the contents of these records are compared as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from dpfed.data.store.index import blocks
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.files.atomic import write_atomically
+from dpfed.files.reading import read_bytes, read_text
+from dpfed.privacy.randomness import KEY_BYTES, Randomness
+
+_SAMPLE = 256  # records that are kept of a set: those whose hashed names are the smallest
+_FILES = ".names.json"
+
+Contents = list[list[str]]  # of each record, hashes of its image, and of its captions; the second is empty without any
+
+
+class Samples:
+    """What a registry keeps of record sets, and what a store has of it.
+
+    Args:
+        folder: the registry.
+        store: the records that are sampled or compared, a million at a time.
+    """
+
+    def __init__(self, folder: Path, store: RecordStore) -> None:
+        self._folder, self._store = folder, store
+
+    def keep(self, id: str) -> None:
+        """Notes the smallest hashes as a budget's.
+
+        Public records are known by their fingerprint, which an import done again keeps. Generated ones share their names.
+
+        Args:
+            id: of the budget.
+        """
+        path = self._folder / f"{id}{_FILES}"
+        if self._store.public or _is_whole(path):
+            return
+        secret = self._secret()
+        smallest, rows = np.zeros(0), np.zeros(0, np.int64)
+        for own, hashed in self._hashed(secret):
+            smallest, rows = np.append(smallest, hashed), np.append(rows, own)
+            order = np.argsort(smallest, kind="stable")[:_SAMPLE]
+            smallest, rows = smallest[order], rows[order]
+        content = {"names": smallest.tolist(), "contents": self._contents(secret, rows)}
+        write_atomically(path, json.dumps(content) + "\n", mode=0o600)
+
+    def shares(self, ids: Collection[str]) -> dict[str, tuple[float, float | None]]:
+        """How much of some budgets' records is among these.
+
+        Args:
+            ids: of the budgets.
+
+        Returns:
+            For each of which there is a sample: the share of its names that are here; and of these records, the share whose
+            image or captions are equal, ``None`` where that is not known. Budgets of which no name is here are left out.
+        """
+        if not any(self._folder.glob(f"*{_FILES}")):
+            return {}
+        secret = self._secret()
+        paths = {id: self._folder / f"{id}{_FILES}" for id in ids}
+        samples = {id: _read(path) for id, path in paths.items() if path.exists()}
+        if not samples:
+            return {}
+        wanted = np.unique(np.concatenate([names for names, _ in samples.values()]))
+        place = np.full(len(wanted) + 1, -1, np.int64)  # the row of each name here
+        for own, hashed in self._hashed(secret):
+            at = np.searchsorted(wanted, hashed)
+            here = np.append(wanted, np.inf)[at] == hashed
+            place[at[here]] = own[here]
+        found = {}
+        for id, (names, contents) in samples.items():
+            rows = place[np.searchsorted(wanted, names)]
+            here = np.flatnonzero(rows >= 0)
+            if len(here):
+                found[id] = len(here) / len(names), self._equal(secret, rows[here], contents, here)
+        return found
+
+    def _equal(self, secret: Randomness, rows: np.ndarray, contents: Contents | None, places: np.ndarray) -> float | None:
+        if contents is None:
+            return None
+        pairs = zip(self._contents(secret, rows), (contents[place] for place in places.tolist()), strict=True)
+        return float(np.mean([any(one and one == other for one, other in zip(*pair, strict=True)) for pair in pairs]))
+
+    def _contents(self, secret: Randomness, rows: np.ndarray) -> Contents:
+        key = secret.key("budget contents")
+
+        def hashed(content: bytes) -> str:
+            return hashlib.blake2b(content, key=key, digest_size=8).hexdigest()
+
+        images, captions = self._store.encoded(rows), self._store.captions(rows)
+        return [
+            [hashed(image), hashed(repr(sorted(texts)).encode()) if texts else ""]
+            for image, texts in zip(images, captions, strict=True)
+        ]
+
+    def _hashed(self, secret: Randomness) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The rows of training records, and their hashed names."""
+        training = self._store.within("train")
+        for first, end in blocks(len(self._store)):
+            rows = first + np.flatnonzero(training(first, end))
+            yield rows, secret.per_record("budget", 0, self._store.keys[rows], 1)[:, 0]
+
+    def _secret(self) -> Randomness:
+        """What is hashed with; made with the first sample, while the registry is held."""
+        path = self._folder / "secret.key"
+        if not path.exists() and not any(self._folder.glob(f"*{_FILES}")):
+            write_atomically(path, secrets.token_bytes(KEY_BYTES), mode=0o600)
+        try:
+            key = read_bytes(path)
+        except FileNotFoundError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise UserError(
+                f"{path} is missing or damaged: restore it, or remove it with all `*{_FILES}` beside it. [registry-key-damaged]"
+            )
+        return Randomness(key)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a sample is there, with its contents; one that is damaged is written again, as its records are at hand."""
+    try:
+        return path.exists() and _read(path)[1] is not None
+    except UserError:
+        return False
+
+
+def _read(path: Path) -> tuple[np.ndarray, Contents | None]:
+    """A sample; without contents if an older version of dpfed wrote it."""
+    try:
+        found = json.loads(read_text(path))
+        contents = found["contents"] if isinstance(found, dict) else None
+        names = np.array(found["names"] if isinstance(found, dict) else found, np.float64)
+        if names.ndim != 1 or not ((names >= 0) & (names < 1)).all():  # NaN is in no store, and would hide a name
+            raise ValueError("expected a list of numbers from 0 to 1")
+        hashes = [len(one) == 2 and all(isinstance(part, str) for part in one) for one in contents or ()]
+        if contents is not None and not (len(hashes) == len(names) and all(hashes)):
+            raise ValueError("expected two hashes for each name")
+        return names, contents
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise UserError(f"{path} is damaged ({error}): remove it; the store's next run writes it. [registry-sample]") from error

@@ -1,0 +1,147 @@
+"""Ctrl-C and SIGTERM end a command, even where a library swallows the exception.
+
+Python raises a signal's exception wherever the main thread is. While a module in C starts, its code may forget the exception
+(numpy.random, Triton, pandas), turn it into an ImportError (NumPy), or abort the process: so a signal waits until
+such a start is over. Whatever else forgets the exception, the signal is repeated until the exception has arrived.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from importlib.machinery import ExtensionFileLoader
+from types import FrameType
+from typing import Any
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # as shells count
+_FIRST, _LONGEST = 0.05, 2.0  # seconds until the signal is repeated
+_C_MODULES = {function.__code__ for function in (ExtensionFileLoader.create_module, ExtensionFileLoader.exec_module)}
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal arrived.
+
+    A class of its own: Python remembers a plain ``KeyboardInterrupt`` that leaves an ``exec``, and ends by SIGINT, whatever
+    follows.
+    """
+
+
+class _Received:
+    """The signal that this command has received.
+
+    Attributes:
+        number: of the first one; ``None``: none, or it has done its work.
+        repeated: the next one is a repetition.
+        answered: those that `interruptible` answers.
+    """
+
+    number: signal.Signals | None = None
+    repeated: bool = False
+    answered: frozenset[signal.Signals] = frozenset()
+
+
+_received = _Received()
+
+
+def exit_code() -> int | None:
+    """The exit code of a command that was told to end; ``None``: it was not."""
+    return None if _received.number is None else CODES[_received.number]
+
+
+def accept() -> None:
+    """The signal has done its work."""
+    _received.number = None
+
+
+@contextlib.contextmanager
+def until_ctrl_c() -> Iterator[None]:
+    """A block that runs until Ctrl-C, which is its ordinary end."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if exit_code() == CODES[signal.SIGTERM]:
+            raise
+        accept()
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Within the block, SIGINT and SIGTERM raise ``KeyboardInterrupt`` in the main thread until it arrives.
+
+    A signal that this process was started to ignore stays ignored, and what others have set stays. Processes of torchrun keep
+    Python's SIGTERM, which ends them at once: they may wait in C for a process that has ended.
+    """
+    kept = {}
+    if threading.current_thread() is threading.main_thread():  # only there can a handler be set
+        default: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler}
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            default |= {signal.SIGTERM: signal.SIG_DFL}
+        kept = {number: usual for number, usual in default.items() if signal.getsignal(number) is usual}
+    try:
+        if kept:
+            _received.answered = frozenset(kept)
+        answer_again()
+        yield
+    finally:
+        if kept:
+            accept()
+            _received.answered = frozenset()
+        for number, usual in kept.items():
+            if signal.getsignal(number) is _raise:
+                signal.signal(number, usual)
+
+
+def answer_again() -> None:
+    """Takes the signals back from a library that has set handlers of its own; within `interruptible`, in the main thread."""
+    for number in _received.answered:
+        signal.signal(number, _raise)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    repeated, _received.repeated = _received.repeated, False
+    if repeated:
+        if _received.number is None or _under_way(sys.exception()):
+            return
+    elif _received.number is None:
+        _received.number = signal.Signals(number)
+        # Not `threading.Thread`, whose start takes locks that the interrupted code may hold.
+        _thread.start_new_thread(_repeat, (_received.number,))
+    elif number == signal.SIGTERM:  # whoever asks again does not wait for the end of what is cleared away
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+    if not _starts_module_in_c(frame):
+        raise Interrupted
+
+
+def _starts_module_in_c(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code in _C_MODULES:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _under_way(handled: BaseException | None) -> bool:
+    """Whether an interruption is what is handled now, or led to it: files are closed, and processes are ended."""
+    while handled is not None:
+        if isinstance(handled, KeyboardInterrupt):
+            return True
+        handled = handled.__cause__ or handled.__context__
+    return False
+
+
+def _repeat(number: signal.Signals) -> None:
+    wait = _FIRST
+    while True:
+        time.sleep(wait)
+        if _received.number is None or signal.getsignal(number) is not _raise:
+            return
+        _received.repeated = True
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+        wait = min(2 * wait, _LONGEST)

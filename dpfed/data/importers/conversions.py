@@ -1,0 +1,146 @@
+"""Commands that turn what is not read into what is: with the Python that runs dpfed, and pyarrow, where that is possible."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpfed.data.importers.access import Access
+from dpfed.data.importers.listing import list_files, suffix
+
+_TFRECORD = re.compile(r".*\.tfrec(ords?)?([-.]\d.*)?", re.IGNORECASE | re.DOTALL)
+_PACK = (
+    "import glob, sys, tarfile; t = tarfile.open(sys.argv[1], 'w', dereference=True); "
+    "[t.add(f) for f in sorted(glob.glob('{pattern}'))]; t.close()"
+)
+_ARROW = (
+    "import pathlib as p, sys, pyarrow as a, pyarrow.parquet as q; "
+    "[o.parent.mkdir(parents=True, exist_ok=True) or q.write_table(a.ipc.open_{kind}(a.memory_map(str(f))).read_all(), o) "
+    "for f in p.Path(sys.argv[1]).rglob('*.arrow') "
+    "for o in [p.Path(sys.argv[2], f.relative_to(sys.argv[1])).with_suffix('.parquet')]]"
+)
+_TFRECORDS = (
+    "import sys, pyarrow as a, pyarrow.parquet as q; from tfrecord.reader import tfrecord_loader as r; "
+    "b = lambda v: (lambda t: t if t.encode() == v else v)(v.decode('utf-8', 'ignore')); "
+    "c = lambda v: b(v) if isinstance(v, bytes) else v.tolist()[0] if len(v) == 1 else v.tolist(); "
+    "q.write_table(a.Table.from_pylist([{k: c(v) for k, v in x.items()} for f in sys.argv[2:] for x in r(f, None)]), "
+    "sys.argv[1])"
+)
+_CAPTIONS = (
+    "import json, sys; [print(json.dumps({'filepath': f, 'title': t})) for f, t in json.load(open(sys.argv[1])).items()]"
+)
+_TABLE = "import sys, pyarrow.csv as c, pyarrow.parquet as q; c.write_csv(q.read_table(sys.argv[1]), sys.argv[2])"
+_COLUMNS = (
+    "import json, sys; c = json.load(open(sys.argv[1])); "
+    "[print(json.dumps({k: v[i] for k, v in c.items()})) for i in next(iter(c.values()))]"
+)
+
+
+def packing(folder: Path, archive: Path, only_folders: bool = False) -> str:
+    """The command that packs what a folder holds in the order of the names, with what links lead to in their place.
+
+    Args:
+        folder: what is packed.
+        archive: the archive to write.
+        only_folders: pack no files that lie in the folder itself.
+    """
+    pack = _PACK.format(pattern="*/" if only_folders else "*")
+    return f"(cd {shlex.quote(str(folder))} && {_python(pack)} {shlex.quote(str(archive))})"
+
+
+def without_links(archive: Path) -> str:
+    """The commands that write an archive anew, with files in place of links between its members."""
+    unpacked, new = (archive.with_name(f"{archive.name}-{what}") for what in ("unpacked", "without-links.tar"))
+    unpack = (
+        f"{shlex.quote(sys.executable)} -m tarfile --filter data -e {shlex.quote(str(archive))} {shlex.quote(str(unpacked))}"
+    )
+    return f"{unpack} && {packing(unpacked, new)}"
+
+
+def conversion(source: Path, access: Access) -> str:
+    """What a source is that is not read, and the commands that convert and import it; empty if that is not known.
+
+    Args:
+        source: a file or folder that no importer recognises.
+        access: what may be read.
+    """
+    files = list_files(source, access).files if source.is_dir() else [source]
+    if arrow := [file for file in files if suffix(file) == ".arrow"]:
+        folder = source if source.is_dir() else source.parent
+        target = folder.with_name(f"{folder.name}-parquet")
+        program = _ARROW.format(kind="stream" if _is_stream(arrow[0]) else "file")
+        return (
+            f"{arrow[0]} is an Arrow file, as save_to_disk of Hugging Face's datasets writes it. "
+            f"{_then(f'{_python(program)} {_quoted(folder, target)}', target)}"
+        )
+    if records := [file for file in files if _TFRECORD.fullmatch(file.name)]:
+        target = source.with_name(f"{source.name}-parquet")
+        training = [file for file in records if "train" in file.name] or records
+        made = f"mkdir {_quoted(target)} && {_python(_TFRECORDS)} "
+        made += _quoted(target / "train.parquet", *training)
+        more = " Convert the files of other splits in the same way." if len(training) < len(records) else ""
+        return f"{records[0]} is a TFRecord file. With the package tfrecord (pip install tfrecord), {_then(made, target)}{more}"
+    if not source.is_dir() and suffix(source) == ".json":
+        return _of_json(source)
+    return ""
+
+
+def table_of_parquet(file: Path) -> str:
+    """What turns Parquet whose cells are texts and numbers into a table, and imports it."""
+    table = file.with_suffix(".csv")
+    return _then(f"{_python(_TABLE)} {_quoted(file, table)}", table)
+
+
+def _of_json(source: Path) -> str:
+    try:
+        content: Any = json.loads(source.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    if not isinstance(content, dict) or not content:
+        return ""
+    target = source.with_suffix(".jsonl")
+    values = list(content.values())
+    if all(isinstance(value, dict) for value in values) and len({tuple(value) for value in values}) == 1:
+        what, command = "JSON of columns, as pandas' `to_json` writes it", _COLUMNS
+    elif all(isinstance(value, str | list) for value in values):
+        what, command = "a JSON object of file names and captions", _CAPTIONS
+    else:
+        return ""
+    return f"{source} is {what}. {_then(f'{_python(command)} {_quoted(source)} > {_quoted(target)}', target)}"
+
+
+def _is_stream(file: Path) -> bool:
+    """Whether an Arrow file is of the kind without an index at its end."""
+    with file.open("rb") as content:
+        return content.read(6) != b"ARROW1"
+
+
+def _then(command: str, target: Path) -> str:
+    return f"`{command} && dpfed data import {_quoted(target)} DEST` converts and imports it."
+
+
+def _python(program: str) -> str:
+    return f'{shlex.quote(sys.executable)} -c "{program}"'
+
+
+def _quoted(*paths: Path) -> str:
+    return " ".join(shlex.quote(str(path)) for path in paths)
+
+
+def packed_splits(root: Path, places: dict[str, bool]) -> str:
+    """The commands that pack a folder, or its splits, and import the archives.
+
+    Args:
+        root: the folder.
+        places: split folder, or ``""`` for `root` itself -> whether only the folders in it are packed.
+    """
+    packed = root.with_name(f"{root.name}-packed")
+    archives: Sequence[str] = [
+        packing(root / name, packed / f"{name or 'train'}.tar", below) for name, below in sorted(places.items())
+    ]
+    return " && ".join([f"mkdir {_quoted(packed)}", *archives, f"dpfed data import {_quoted(packed)} DEST"])

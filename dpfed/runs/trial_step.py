@@ -1,0 +1,166 @@
+"""Before anything is spent: one step on noise instead of records, and a look for captions that are all equal.
+
+What the step can do is what a step of the run can do: the gradient of a group reaches the weights, the weights change, and the
+model still computes finite numbers with weights that have moved as far as they can. A setting that fails here would spend
+epsilon on noise alone, or end the run after a step that is charged.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dpfed.bounding.engines import GroupBatch
+from dpfed.bounding.engines.loop import LoopEngine
+from dpfed.config import OptimizerConfig
+from dpfed.data.store.index import blocks
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.features.towers import from_features
+from dpfed.models.contract import embeddings_of
+from dpfed.models.parameters import TrainableVector, exact_type
+from dpfed.runs.assembly import Components
+from dpfed.training.post_processing import build_optimizer, take_step
+
+_RECORDS = 4  # of the group that is tried
+_LEAST_SIGNAL = 1e-6  # of the length that the noise is made for: it buries a shorter gradient
+_LEAST_CHANGE = 1e-6  # of the weights' length, by all steps together: float32 hardly tells that apart
+
+
+def try_step(parts: Components) -> None:
+    """Refuses a run whose steps change nothing, learn nothing or end in numbers that are not finite.
+
+    Args:
+        parts: of a new run; the weights stay as they are.
+
+    Raises:
+        UserError: naming the setting.
+    """
+    if parts.plan.bounding.method.closed_form:
+        return
+    vector = TrainableVector(parts.model)
+    named = zip(vector.names, vector.parameters, strict=True)
+    # Scalars are a loss's temperature and bias, and centres follow the embeddings: neither is an encoder's.
+    if all(parameter.dim() == 0 or name.startswith("centres.") for name, parameter in named):
+        raise UserError(
+            f"only {' and '.join(vector.names)} would be trained, and no weight of an encoder: set adaptation.image or "
+            "adaptation.text to 'lora' or 'full'. [run-frozen]"
+        )
+    batch = _few(parts)
+    gradient = _gradient(parts, batch) if parts.plan.bounding.method.picks_engine else vector.zeros()
+    before = vector.gather()
+    try:
+        _try_weights(parts, batch, gradient, before)
+    finally:
+        vector.assign(before)
+
+
+def _few(parts: Components) -> GroupBatch:
+    """One small group of noise, which has a record more than the loss needs."""
+    batch = parts.dummy_batch(parts.device)
+    records = len(next(iter(batch.views.values())))
+    count = min(records, max(_RECORDS, 1 + parts.config.objective.loss.least, 1 + parts.config.public.records))
+    return GroupBatch({name: view[:count] for name, view in batch.views.items()}, [0, count])
+
+
+def _gradient(parts: Components, batch: GroupBatch) -> Tensor:
+    """The gradient of the group, clipped; refused where it is nothing beside what it is clipped to."""
+    config, plan = parts.config, parts.plan
+    model = from_features(parts.model) if config.cached_views else parts.model
+    engine = LoopEngine(model, config.training.precision, plan.bounding.method.loss(config))
+    total = engine.zeros()
+    model.train()
+    with torch.random.fork_rng(devices=[]):
+        norms = engine.add_clipped(batch, plan.bounding.bound, total)
+    norm, bounding = float(norms.max()) if len(norms) else 0.0, plan.bounding
+    if not math.isfinite(norm):
+        raise UserError(
+            f"the gradient of objective.name = '{config.objective.name}' is not finite on images of noise, and dpfed leaves "
+            "such gradients out: nothing would be learnt. Choose other [objective] keys, or precision 'fp32'. [run-gradient]"
+        )
+    # What is left of a gradient beside the longest that the noise is made for; a threshold that adapts finds its own.
+    left, key = {
+        "fixed": (norm / bounding.clip_norm, f"clip_norm = {bounding.clip_norm:g}"),
+        "automatic": (norm / (norm + bounding.stability), f"stability = {bounding.stability:g}")
+        if norm
+        else (0.0, "stability"),
+        "adaptive": (norm, "clip_norm"),
+    }[bounding.clipping]
+    if norm == 0 or (plan.private and left < _LEAST_SIGNAL):
+        raise UserError(
+            f"the gradient of a group of noise is {norm:.1g} long, and bounding.{key} leaves {left:.1g} of what the noise is "
+            "made for: nothing would be learnt. Lower it to a usual length of gradients, such as 1, or check [objective]. "
+            "[run-no-signal]"
+        )
+    return total
+
+
+def _try_weights(parts: Components, batch: GroupBatch, gradient: Tensor, before: Tensor) -> None:
+    """Takes a step with noise, at the highest learning rate, and refuses one that is too short or too long."""
+    plan, optimizer, vector = parts.plan, parts.config.optimizer, TrainableVector(parts.model)
+    generator = torch.Generator().manual_seed(0)  # nothing is released: the noise need not be secret
+    noise = torch.randn(vector.numel, generator=generator).to(before) * plan.noise_std
+    noisy = (gradient.to(before) + noise) / plan.divisor
+    take_step(build_optimizer(optimizer, vector.parameters), vector.parameters, vector.split(noisy), optimizer.learning_rate)
+    change = vector.gather() - before
+    moved, length = (float(torch.linalg.vector_norm(values, dtype=exact_type(values.device))) for values in (change, before))
+    inertia = 1 / (1 - optimizer.momentum) if optimizer.name in ("sgd", "lars") else 1.0
+    farthest = plan.steps * inertia
+    if optimizer.name == "lars":  # its steps are a part of the weights' length, which grows with every one
+        farthest *= _growth(moved / max(length, 1e-30) * inertia, plan.steps)
+    if math.isfinite(moved) and moved * farthest <= _LEAST_CHANGE * length:
+        raise UserError(
+            f"{_rate(optimizer)} changes the weights by {moved * farthest / max(length, 1e-30):.0e} times their length "
+            f"in {plan.steps:,} steps, so nothing would be learnt: raise it. [optimizer-rate-low]"
+        )
+    vector.assign(before + change * min(farthest, 1e30))
+    if not math.isfinite(moved) or not _all_finite(parts, batch):
+        raise UserError(
+            f"{_rate(optimizer)} changes the weights by {moved / max(length, 1e-30):.0e} times their length in one step, and "
+            f"in {plan.steps:,} steps the model no longer computes finite numbers: lower it. [optimizer-rate-high]"
+        )
+
+
+def _growth(share: float, steps: int) -> float:
+    """By what the weights' length is multiplied by steps in directions of their own, each a share of that length."""
+    return math.exp(min(60.0, 0.5 * steps * math.log1p(share**2))) if math.isfinite(share) else math.inf
+
+
+def _rate(optimizer: OptimizerConfig) -> str:
+    decay = f" with weight_decay = {optimizer.weight_decay:g}" if optimizer.weight_decay else ""
+    return f"optimizer.learning_rate = {optimizer.learning_rate:g}{decay} (optimizer.name = '{optimizer.name}')"
+
+
+@torch.no_grad()
+def _all_finite(parts: Components, batch: GroupBatch) -> bool:
+    """Whether the embeddings and features of a few images of noise are finite numbers."""
+    model = from_features(parts.model) if parts.config.cached_views else parts.model
+    model.eval()
+    found = list(embeddings_of(model, batch.views).values())
+    if not parts.config.cached_views:
+        found.append(parts.model.features(batch.views["image"][:, 0]))  # type: ignore[operator]
+    return all(bool(z.isfinite().all()) and float(z.double().square().sum()) < 1e30 for z in found)
+
+
+def refuse_equal_captions(store: RecordStore) -> None:
+    """Refuses captioned records that all say the same: captions distinguish no image from another.
+
+    Raises:
+        UserError: saying what to import instead.
+    """
+    first: str | None = None
+    indices = store.split("train")
+    for start, end in blocks(len(indices)):
+        for captions in store.captions(indices[start:end]):
+            for caption in captions:
+                text = " ".join(caption.lower().split())
+                first = text if first is None else first
+                if text != first:
+                    return
+    if first is not None:
+        raise UserError(
+            f"all training records of {store.name} have the same caption, so captions tell no image from another: import "
+            "captions that differ, or set model.kind = 'image'. [run-captions-equal]"
+        )

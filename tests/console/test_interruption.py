@@ -1,0 +1,115 @@
+"""Ctrl-C and SIGTERM end a command with 130 and 143, wherever the main thread is when they come."""
+
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+import tomli_w
+
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+# A command whose body is given; `swallow` receives the signal where Python forgets its exception: in a destructor.
+PROGRAM = """
+import contextlib, os, signal, sys, time
+import typer
+from dpfed.console.entry import run
+from dpfed.errors import UserError
+
+NUMBER = int(sys.argv.pop(1))
+
+class Forgets:
+    def __del__(self):
+        signal.raise_signal(NUMBER)
+
+def swallow():
+    Forgets()
+
+app = typer.Typer()
+
+@app.command()
+def command():
+{body}
+
+run(app)
+"""
+
+
+def ended(body, number, *words):
+    program = PROGRAM.format(body="\n".join(f"    {line}" for line in body.strip("\n").splitlines()))
+    done = subprocess.run([sys.executable, "-c", program, str(int(number)), *words], capture_output=True, text=True, timeout=50)
+    return done.returncode, done.stdout, done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        "swallow()\ntime.sleep(40)\nprint('went on')",  # it waits in the system
+        "swallow()\nwhile True: pass",
+        "swallow()\nprint('done')",  # it is over before the signal is repeated
+        "swallow()\nraise ImportError('numpy._core.multiarray failed to import')",  # what C code makes of it
+        "swallow()\nraise UserError('install Ray. [ray-missing]')",  # what we make of that
+    ],
+)
+def test_a_signal_whose_exception_is_forgotten_ends_a_command_all_the_same(body, number, code):
+    found, out, said = ended(body, number)
+    assert (found, said) == (code, "stopped.") and "went on" not in out
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_what_is_cleared_away_after_a_signal_is_not_disturbed(number, code):
+    body = """
+try:
+    signal.raise_signal(NUMBER)
+finally:
+    with contextlib.suppress(RuntimeError):
+        time.sleep(2)
+        raise RuntimeError
+    time.sleep(0.5)
+    print("cleared away")
+"""
+    assert ended(body, number) == (code, "cleared away\n", "stopped.")
+
+
+def test_a_second_sigterm_ends_it_at_once():
+    body = """
+try:
+    signal.raise_signal(NUMBER)
+finally:
+    signal.raise_signal(NUMBER)
+    print("cleared away", flush=True)
+"""
+    program = PROGRAM.format(body="\n".join(f"    {line}" for line in body.strip("\n").splitlines()))
+    done = subprocess.run([sys.executable, "-c", program, str(int(signal.SIGTERM))], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGTERM and not done.stdout
+
+
+def test_a_command_in_the_background_of_a_script_ignores_ctrl_c():
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+    program = PROGRAM.format(body="    signal.raise_signal(NUMBER)\n    print('went on')")
+    command = [sys.executable, "-c", ignoring, sys.executable, "-c", program, str(int(signal.SIGINT))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "went on\n")
+
+
+@pytest.mark.slow
+def test_fifty_starts_at_random_moments(tiny, tmp_path):
+    """As a shell sees them: a signal that comes before or after the command's own lines ends Python itself."""
+    (tmp_path / "tiny.toml").write_text(tomli_w.dumps(tiny))
+    for number in range(50):
+        moment, (how, code) = random.uniform(0.5, 12.0), SIGNALS[number % 2]
+        command = [sys.executable, "-m", "dpfed", "pretrain", "tiny.toml", "--run", f"run-{number}"]
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(moment)
+        process.send_signal(how)
+        said = process.communicate(timeout=60)[1]
+        assert process.returncode in (code, -how, 0), (moment, said)
+        assert process.returncode == -how or "Traceback" not in said, (moment, said)
+    left = {path.name for path in tmp_path.iterdir()} - {"tiny.toml"}
+    assert all(name.startswith("run-") for name in left), left  # and no draft of one
+    unfinished = [tmp_path / name for name in left if not (tmp_path / name / "results.json").exists()]
+    for run in unfinished[:3]:
+        assert subprocess.run([sys.executable, "-m", "dpfed", "resume", str(run)]).returncode == 0
