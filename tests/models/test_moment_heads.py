@@ -30,7 +30,8 @@ def test_heads_are_the_regularised_solution_with_roots_of_its_singular_values(al
     size = 1.5 * np.sqrt(K) / N
     ridge = (1.0 if aligned else 0.15) / K + 6 * size * (1 + aligned * size * K / 10)
     a, b = (np.linalg.inv(auto.numpy() + ridge * np.eye(K)) for auto in moments.autos)
-    alike = min(1, max(0.05, 5 * (np.trace(moments.cross.numpy()) + 2 * 1.5 / N / np.sqrt(0.8) * np.sqrt(K))))
+    alike = min(1, max(0.05, 5 * (np.trace(moments.cross.numpy()) + 2 * 1.5 / N / layout.scales[1] * np.sqrt(K))))
+    assert 0 <= 1 - layout.scales[1] / np.sqrt(0.8) < 2**-7  # a whole number of steps, rounded down
     left, values, right = np.linalg.svd(a @ (moments.cross.numpy() + aligned * alike * ridge * np.eye(K)) @ b)
     np.testing.assert_allclose(scores(heads(layout, noise, moments, aligned)), left * np.sqrt(values / values[0]) @ right)
 
