@@ -194,7 +194,7 @@ def steps_of(parties: Path) -> list[dict[str, Any]]:
             for number, (worker, vector, _) in enumerate(workers):
                 if site_folder(number) in outcome["arrived"]:
                     vector.assign(parameters)
-                    clean += worker.bounded_sum(step).values
+                    clean += worker.bounded_sum(step).numbers()
             figures["noise"] = round(((noisy - clean).square().mean() / plan.noise_std**2).item(), 4)
             figures["tolerance"] = round(5 * figures["noise"] * math.sqrt(2 / len(noisy)), 4)
             parameters = parameters - RATE * (noisy / plan.groups)

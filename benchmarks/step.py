@@ -6,6 +6,7 @@ advantage: all microbatch sizes, over all cores at once and with one microbatch 
 
 from __future__ import annotations
 
+import functools
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from benchmarks.record import write_result
 from benchmarks.throughput import stand_in_views
 from dpfed.bounding import foreach
+from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines import ENGINES, GroupBatch, Views, build_engine
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model
@@ -81,9 +83,9 @@ def overheads(
     for size in SIZES:
         batch = GroupBatch(views, list(range(0, records + 1, size)))
         for name in ENGINES:
-            into = TrainableVector(model).zeros()
+            into, clip = TrainableVector(model).zeros().long(), Clip(2.0**24, 2.0**24)  # C = 1 in steps of a run's grid
             ready = build_engine(name, model, "fp32", group_loss, size, "go on")  # a run's first pass asks more, once
-            contenders[f"{name}, S = {size}"] = lambda ready=ready, batch=batch, into=into: ready.add_clipped(batch, 1.0, into)
+            contenders[f"{name}, S = {size}"] = functools.partial(ready.add_clipped, batch, clip, into)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeats + 1):  # the first round warms up
         for name, contender in contenders.items():

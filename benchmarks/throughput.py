@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from benchmarks.draws import draws
 from benchmarks.record import write_result
 from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines import ENGINES, GroupBatch, Precision, Views, choose_engine
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, ViewsConfig
 from dpfed.data.store.pictures import Wanted, in_processes
@@ -86,10 +87,10 @@ def gradients(
     batch = GroupBatch(views, list(range(0, records + 1, group)))
     name = choose_engine(model, batch, precision)
     engine = ENGINES[name](model, precision)
-    into = engine.zeros()
+    into, clip = engine.zeros().long(), Clip(2.0**24, 2.0**24)  # C = 1 in steps of a run's grid
 
     def step() -> None:
-        engine.add_clipped(batch, 1.0, into)
+        engine.add_clipped(batch, clip, into)
         into.sum().item()  # waits for the device
 
     seen = views["image"].shape[1]
@@ -158,7 +159,8 @@ def seconds_of(runs: Coordinator, model: nn.Module, plan: PrivacyPlan, device: t
     numel = TrainableVector(model).numel
     ahead, whole, runs.ahead = [], [], True
     for number in range(min(REPEATS + 1, plan.steps)):
-        total = BoundedSum(torch.zeros(numel + plan.statistics_count, device=device), plan.sensitivity, plan.groups)
+        zeros = torch.zeros(numel + plan.statistics_count, dtype=torch.int64, device=device)
+        total = BoundedSum(zeros, plan.sensitivity, plan.groups, unit=plan.grid_of().unit)
         started = time.perf_counter()
         runs.apply(number, total)  # it asks the device whether the parameters are finite
         ahead.append(time.perf_counter() - started)

@@ -31,7 +31,7 @@ from dpfed.cluster.relay import Relay
 from dpfed.cluster.torchrun import take_part
 from dpfed.cluster.work import Task, work
 from dpfed.config import parse_config
-from dpfed.privacy.randomness import Randomness
+from dpfed.privacy.blocks import SumNoise
 from dpfed.progress import Silent, Watcher
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.worker import Worker
@@ -44,7 +44,7 @@ PARTS = {
     "waiting": (Link, "gather"),
     "broadcast": (dist, "broadcast"),
     "reduce": (dist, "reduce"),
-    "noise": (Randomness, "add_normal_"),
+    "noise": (SumNoise, "noisy"),
     "books": (Coordinator, "apply"),
 }
 

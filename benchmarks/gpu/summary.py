@@ -48,8 +48,8 @@ def _others(found: dict[str, Any]) -> Iterator[str]:
         yield f"coordinator, {name.replace('_', ' ')}: {seconds}"
     for name, check in _checks(found.get("checks", {})):
         refused = f" (refused: {check['refused']})" if check.get("refused") else ""
-        graph = [precision for precision, one in check.get("moved_over_room", {}).items() if one.get("recorded")]
-        recorded = f", passes in a CUDA graph: {', '.join(graph) or 'none'}" if "moved_over_room" in check else ""
+        graph = [precision for precision, one in check.get("steps_moved", {}).items() if one.get("recorded")]
+        recorded = f", passes in a CUDA graph: {', '.join(graph) or 'none'}" if "steps_moved" in check else ""
         yield f"check {name}: {'passed' if check.get('passed') else 'FAILED'}{refused}{recorded}"
 
 

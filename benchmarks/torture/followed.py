@@ -23,7 +23,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.protocol.journal import Journal
 from dpfed.protocol.terms import Terms
-from dpfed.protocol.vectors import encoded, grid_of, protected, sum_of
+from dpfed.protocol.vectors import encoded, form_of_sums, grid_of, protected, sum_of
 from dpfed.runs.assembly import Share, assemble
 from dpfed.runs.job import Job, begin
 from dpfed.runs.preflight import Preflight
@@ -81,7 +81,9 @@ class Followed:
         names = [site.name for site in self._terms.sites if site.name in self._arrived[step]]
         sums = [self._parties[name].noisy_sum(step, parameters) for name in names]
         std = self._terms.trust_model.carried_std(plan, len(sums))
-        return BoundedSum(sum_of(sums, grid_of(self._terms)), plan.sensitivity, plan.groups, std)
+        form = form_of_sums(self._terms)
+        total, unit = sum_of(sums, grid_of(self._terms), form), plan.grid_of().unit if form == "int64" else 1.0
+        return BoundedSum(total, plan.sensitivity, plan.groups, std, unit)
 
 
 def follow(run: RunDirectory, coordinator: Path, sites: dict[str, Path], key: bytes, folder: Path) -> RunDirectory:

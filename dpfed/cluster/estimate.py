@@ -18,7 +18,8 @@ from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.samplers import PoissonSampler
 
-_PARAMETER_BYTES, _SUM_BYTES = 4, 8  # of a number that goes to the workers, and of one that comes back
+_PARAMETER_BYTES = 4  # of a parameter: float32
+_SET_ASIDE = 0.15  # of the seconds in which a drawn record is grouped: to see that its group is another worker's
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Machines:
         bookkeeping: seconds of the coordinator per million parameters, for digest, kept release, ledger: beside the next sum.
         price: dollars per GPU and hour.
         gpus_per_node: GPUs that are rented together.
-        keys: seconds in which a worker draws a million of its records, for a block of steps in which each is drawn once.
+        keys: seconds in which a worker draws among a million records, for a block of steps in which each is drawn once.
         drawn: seconds in which a worker puts a million drawn records into groups.
         decoding: seconds in which a worker reads and decodes a record's image.
         ahead: whether it does so while gradients are computed.
@@ -143,7 +144,7 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
         gpus=gpus,
         largest_shard=largest_shard(_records(plan) / workers, workers),
         **step,
-        bytes_per_step=0 if workers == 1 else (_PARAMETER_BYTES + _SUM_BYTES) * parameters,
+        bytes_per_step=0 if workers == 1 else (_bytes_up(plan) + _PARAMETER_BYTES) * parameters,
         hours=hours,
         dollars=hours * gpus * machines.price,
         efficiency=sum(alone.values()) / (workers * sum(step.values())),
@@ -153,8 +154,8 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
 def largest_shard(mean: float, workers: int) -> float:
     """Expected largest of W independent Poisson draws: ``sum over k >= 0 of 1 - P(X <= k)^W``.
 
-    A record is drawn, and belongs to a worker, independently of all others, so a worker's records of a step are Poisson as long
-    as it holds a small part of them.
+    A record is drawn, and its group belongs to a worker, independently of all others, so a worker's records of a step are
+    Poisson as long as these are a small part of all.
 
     Args:
         mean: B/W, records that a worker expects to draw.
@@ -172,7 +173,7 @@ def transport_seconds(size: int, workers: int, bandwidth: float, latency: float)
     """Reduce, then broadcast, along a ring in pieces: ``2 (W - 1) latency + size / bandwidth``; nothing for one worker.
 
     Args:
-        size: bytes of the sum and of the parameters together.
+        size: bytes of both vectors, the sum and the parameters.
         workers: W, hence W - 1 hops, each of which delays the first piece.
         bandwidth: bytes per second over the slowest link, which every piece crosses once.
         latency: seconds per hop.
@@ -198,9 +199,11 @@ def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
     """Of a step, by part."""
     records, millions = largest_shard(_records(plan) / workers, workers), parameters / 1e6
     gradients, decoding = records / machines.throughput, records * machines.decoding
-    sampling = _drawing(plan, machines, workers) + machines.drawn * records / 1e6
+    grouped = records + (_SET_ASIDE * (_records(plan) - records) if _divides_groups(plan) else 0.0)
+    sampling = _drawing(plan, machines, workers) + machines.drawn * grouped / 1e6
     waiting = max(0.0, decoding - gradients) if machines.ahead else decoding
-    transport = transport_seconds((_PARAMETER_BYTES + _SUM_BYTES) * parameters, workers, machines.bandwidth, machines.latency)
+    size = (_bytes_up(plan) + _PARAMETER_BYTES) * parameters
+    transport = transport_seconds(size, workers, machines.bandwidth, machines.latency)
     meanwhile = sampling + waiting + records * machines.views + gradients + transport
     books = max(0.0, machines.bookkeeping * millions - meanwhile)
     return {
@@ -217,11 +220,22 @@ def _drawing(plan: PrivacyPlan, machines: Machines, workers: int) -> float:
     """Seconds of a step in which a worker finds out who takes part: a block's are shared out over its steps."""
     if not isinstance(plan.mechanism.sampler, PoissonSampler):
         return 0.0
-    # Workers that divide a step's groups each draw all records; where every record makes a group, each draws its own.
-    millions, block = plan.sampling.records / (workers if plan.bounding.method.alone else 1) / 1e6, plan.mechanism.sampler.block
+    millions, block = plan.sampling.records / 1e6, plan.mechanism.sampler.block
+    if not _divides_groups(plan):
+        millions /= workers
     # Keys' figure is of a block in which each record is drawn once: its first gap, and one for each draw.
     once = 0.5 * (1 + plan.sampling.rate * block)
     return machines.keys * millions * once * math.ceil(plan.steps / block) / plan.steps
+
+
+def _divides_groups(plan: PrivacyPlan) -> bool:
+    """Whether workers divide the groups of a step, and so each draws among all records (`dpfed.runs.assembly`)."""
+    return not plan.bounding.method.alone
+
+
+def _bytes_up(plan: PrivacyPlan) -> int:
+    """Of a number of the sum: whole numbers of 64 bits; float32 without privacy."""
+    return 8 if plan.private else 4
 
 
 def _records(plan: PrivacyPlan) -> int:

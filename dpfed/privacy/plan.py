@@ -375,8 +375,12 @@ class PrivacyPlan:
         grid = self.grid_of(shares)
         if self.noise.kind == "discrete":
             return DiscreteGaussianNoise(grid.unit, grid.finer)
-        whole = self.noise.multiplier * self.sensitivity / math.sqrt(self.bounding.method.gradient_share(self))
-        return GaussianNoise(whole / math.sqrt(shares), grid.unit)
+        return GaussianNoise(self.promised_noise_std / math.sqrt(shares), grid.unit)
+
+    @property
+    def promised_noise_std(self) -> float:
+        """Standard deviation that the promise needs on each coordinate of the sum; discrete noise has up to 5e-9 of it more."""
+        return self.noise.multiplier * self.sensitivity / math.sqrt(self.bounding.method.gradient_share(self))
 
     @property
     def noise_std(self) -> float:

@@ -230,7 +230,7 @@ class Coordinator:
                 f"{most:g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}. [training-sum-unplanned]"
             )
         # Written so that NaN and infinity are refused: with either, no noise would be added here.
-        if total.noise_std != 0 and not plan.noise_std * (1 - 1e-9) <= total.noise_std < math.inf:
+        if total.noise_std != 0 and not plan.promised_noise_std * (1 - 1e-9) <= total.noise_std < math.inf:
             raise UserError(
                 f"step {step}: the owners' noise has standard deviation {total.noise_std:g}, and the plan's is "
                 f"{plan.noise_std:g}: expected as much or more, and a finite number. The sum was not used. [training-noise-low]"

@@ -6,8 +6,9 @@ import dataclasses
 import math
 
 import numpy as np
-from torch import Tensor
 
+from dpfed.bounding import statistics
+from dpfed.bounding.clipping import Clip
 from dpfed.bounding.methods import group
 from dpfed.data.sampling import StepDraw, draw_step
 from dpfed.privacy import noise, samplers
@@ -21,9 +22,9 @@ from dpfed.training.worker import Worker
 
 
 def half_the_noise(patch):
-    real = GaussianNoise.add_
-    halved = lambda self, *rest: real(GaussianNoise(self.std / 2), *rest)  # noqa: E731
-    patch.setattr(GaussianNoise, "add_", halved)
+    real = GaussianNoise.steps
+    halved = lambda self, *rest: real(GaussianNoise(self.std / 2, self.unit), *rest)  # noqa: E731
+    patch.setattr(GaussianNoise, "steps", halved)
 
 
 def half_the_discrete_noise(patch):
@@ -65,24 +66,24 @@ def draws_at_twice_the_rate(patch):
 
 
 def fixed_noise(patch):
-    real = Randomness.add_normal_
+    real = Randomness.normal_steps
 
-    def add_normal_(self, out, scale, purpose, step, owner=0, context=""):
-        real(self, out, scale, purpose, 0, owner, "")
+    def normal_steps(self, values, scale, purpose, step, owner=0, context=""):
+        return real(self, values, scale, purpose, 0, owner, "")
 
-    patch.setattr(Randomness, "add_normal_", add_normal_)
+    patch.setattr(Randomness, "normal_steps", normal_steps)
 
 
 def noise_in_every_other_step(patch):
-    real = KeyedNoise.add_
-    patch.setattr(KeyedNoise, "add_", lambda self, values, step, of=None: values if step % 2 else real(self, values, step, of))
+    real = KeyedNoise.steps
+    patch.setattr(KeyedNoise, "steps", lambda self, values, step: values if step % 2 else real(self, values, step))
 
 
 def clean_optimizer_state(patch):
     real = Coordinator.apply
 
     def apply(self, step, total):
-        clean = (total.values / self._plan.divisor).clone()
+        clean = total.numbers().float() / self._plan.divisor
         before = [self.optimizer.state[p].get("exp_avg", 0 * p).clone() for p in self._vector.parameters]
         summary = real(self, step, total)
         for parameter, old, part in zip(self._vector.parameters, before, self._vector.split(clean), strict=True):
@@ -96,9 +97,8 @@ def weights_from_the_clean_sum(patch):
     real = Coordinator._release
 
     def release(self, step, total):
-        clean = total.values.clone()
         real(self, step, total)
-        return clean
+        return total.numbers().float()
 
     patch.setattr(Coordinator, "_release", release)
 
@@ -107,12 +107,13 @@ def clip_after_summing(patch, bound=lambda plan: plan.groups * plan.bounding.cli
     real = Worker.bounded_sum
 
     def bounded_sum(self, step):
-        self._clip_norm = math.inf
+        self._engine.adds_whole_parts = False  # what is not clipped may be too long for 32 bits
         total = real(self, step)
-        factor = min(1.0, bound(self._plan) / max(total.values.norm().item(), 1e-30))
-        return dataclasses.replace(total, values=total.values * factor)
+        factor = min(1.0, bound(self._plan) / max(total.numbers().norm().item(), 1e-30))
+        return dataclasses.replace(total, values=(total.values * factor).long())
 
     patch.setattr(Worker, "bounded_sum", bounded_sum)
+    patch.setattr(Worker, "_clip", property(lambda self: Clip(math.inf, 1 / self._grid.unit)))
 
 
 def sum_clipped_to_c(patch):
@@ -121,9 +122,4 @@ def sum_clipped_to_c(patch):
 
 
 def figures_without_a_range(patch):
-    patch.setattr(Tensor, "clamp", _unless_a_figure(Tensor.clamp))
-
-
-def _unless_a_figure(real):
-    """The one clamp of `dpfed.bounding.statistics`."""
-    return lambda self, *bounds, **named: self if bounds == (-0.5, 0.5) else real(self, *bounds, **named)
+    patch.setattr(statistics, "_within", lambda figure: figure)

@@ -99,7 +99,7 @@ def test_a_sound_mechanism_is_not_accused(name):
     audit = audited(*SOUND[name])
     print(f"{name}: {verdict(as_json(audit))}")
     assert not audit.contradicted
-    assert audit.moved <= audit.sensitivity * (1 + 1e-6)
+    assert audit.moved <= audit.sensitivity
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def test_a_sound_run_is_not_accused_and_its_canary_is_seen(claimed, owners):
 
 @pytest.mark.parametrize("claimed", [6.0], indirect=True)  # little is tried here, which shows what is far off
 def test_noise_that_is_missing_is_caught(claimed, monkeypatch):
-    monkeypatch.setattr(Randomness, "add_normal_", lambda *args: None)
+    monkeypatch.setattr(Randomness, "normal_steps", lambda self, values, *args: values)
     (only,) = audit_claim(*claimed, experiments=EXPERIMENTS).findings
     assert only.contradicts
 

@@ -128,14 +128,14 @@ def test_a_part_that_fails_is_named_and_the_others_are_done(call, place, monkeyp
 
 def test_noise_that_differs_is_seen(place, monkeypatch):
     assert checks.noise(place)["passed"]
-    honest = Randomness.add_normal_
+    honest = Randomness.normal_steps
     calls = []
 
-    def other(self, out, scale, *rest, **more):
+    def other(self, values, scale, *rest, **more):
         calls.append(1)
-        honest(self, out, scale * (1 + 1e-6 * len(calls)), *rest, **more)
+        return honest(self, values, scale * (1 + 1e-5 * len(calls)), *rest, **more)
 
-    monkeypatch.setattr(Randomness, "add_normal_", other)
+    monkeypatch.setattr(Randomness, "normal_steps", other)
     found = checks.noise(place)
     assert not found["passed"] and not found["repeats"]
 

@@ -72,11 +72,11 @@ def test_seconds_bytes_hours_and_dollars_by_hand(promise):
     ten = estimate(promise, MACHINES, parameters=5_000_000, workers=10)
     assert ten.gradients == pytest.approx(largest_shard(1000.0, 10) / 500)
     assert 2.0 < ten.gradients < 2.2  # a thousand records, and some more on the busiest
-    assert ten.transport == pytest.approx(2 * (9 * 1e-4 + 20e6 / 2e9))
+    assert ten.transport == pytest.approx(2 * 9 * 1e-4 + (40e6 + 20e6) / 2e9)  # whole numbers of 64 bits, and float32
     assert ten.coordinator == pytest.approx(0.25)  # 5 million at 0.05: books are written beside the next sum of 2 seconds
     slow = estimate(promise, dataclasses.replace(MACHINES, bookkeeping=1.0), parameters=5_000_000, workers=10)
     assert slow.coordinator == pytest.approx(0.25 + 5.0 - slow.gradients - slow.transport)
-    assert (ten.bytes_per_step, ten.gpus) == (40_000_000, 16)
+    assert (ten.bytes_per_step, ten.gpus) == (60_000_000, 16)
     assert ten.step == pytest.approx(ten.gradients + ten.transport + ten.coordinator)
     assert ten.efficiency == pytest.approx(20.25 / (10 * ten.step))
 
@@ -89,6 +89,13 @@ def test_drawing_reading_and_views_by_hand(promise):
     assert (one.decoding, one.views) == pytest.approx((0.0, 2.5))  # ten seconds of reading beside twenty of gradients
     assert one.step == pytest.approx(one.sampling + 2.5 + 20.25)
     four = estimate(promise, data, 5_000_000, 4)
+    grouped = four.largest_shard + 0.15 * (10_000 - four.largest_shard)  # draws among all, and sets aside what is others'
+    assert four.sampling == pytest.approx(2 * 0.3 / 200 + 2.0 * grouped / 1e6)
+    alone = PrivacyPlan.of(
+        records=1_000_000, batch=10_000, method_name="public", group_size=1, clip_norm=1.0, steps=200, noise_multiplier=1.0,
+        delta=1e-7, options={"public_records": 3, "temperature": 1.0},
+    )  # fmt: skip
+    four = estimate(alone, data, 5_000_000, 4)  # records are divided
     assert four.sampling == pytest.approx(2 * 0.3 / 4 / 200 + 2.0 * four.largest_shard / 1e6)
     assert estimate(promise, dataclasses.replace(data, ahead=False), 5_000_000, 1).decoding == pytest.approx(10.0)
     slow = estimate(promise, dataclasses.replace(data, decoding=1 / 400), 5_000_000, 1)

@@ -6,13 +6,11 @@ import copy
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
+from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
 from dpfed.federation.coordinator.rounds import Federation
 from dpfed.federation.site.worker import SiteWorker
-from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.protocol.cards import SiteCard
@@ -116,10 +114,7 @@ class Lab:
         """The journal on disk."""
         return Journal(self.folder / "federation.jsonl").lines
 
-    def clean(self, step: int, sites=range(SITES)) -> torch.Tensor:
-        """What the sites' sums without any noise add up to, computed without the protocol."""
-        total = torch.zeros(TrainableVector(self.parts.model).numel)
-        for number in sites:
-            worker, _ = self.worker(number)
-            total = total + worker.bounded_sum(step).values
-        return total
+    def clean(self, step: int, sites=range(SITES)) -> BoundedSum:
+        """What the sites' sums without any noise add up to, exactly, computed without the protocol."""
+        first, *others = (self.worker(number)[0].bounded_sum(step) for number in sites)
+        return sum(others, first)

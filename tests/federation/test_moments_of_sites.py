@@ -40,7 +40,7 @@ def clean(lab, missing_from):
     layout = lab.parts.model.moments.layout
     parts = []
     for step in range(2):
-        parts.append(lab.clean(step, range(3 if step < missing_from else 2))[layout.place(step)])
+        parts.append(lab.clean(step, range(3 if step < missing_from else 2)).numbers()[layout.place(step)])
     return torch.cat(parts)
 
 
@@ -77,7 +77,7 @@ def test_sites_that_share_the_noise_send_no_clean_number(agreed, tmp_path):
     released(lab)
     for number in range(3):
         worker, _ = lab.worker(number)
-        own = worker.bounded_sum(0).values
+        own = worker.bounded_sum(0).numbers()
         sent = [reply.vector for address, reply in lab.wire.replies if address == f"node{number}" and len(reply.vector)]
         first = torch.frombuffer(bytearray(sent[0]), dtype=torch.float32)
         assert (first - own).std().item() == pytest.approx(lab.terms.trust_model.share_std(lab.plan), rel=0.15)

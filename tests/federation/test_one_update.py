@@ -73,7 +73,8 @@ def digests(ledger: Path) -> list[str]:
 
 
 def divided_as_sites(rank, *arguments):
-    """A process of a cluster in which a record's owner is its site."""
+    """A process of a cluster in which records are divided, not groups, and a record's owner is its site."""
+    session.Components.divides_groups = False
     session.owner_keys = lambda store, privacy: site_of_records(store, SITES, SKEW).astype(np.uint64)
     sys.argv = ["dpfed", *map(str, arguments)]
     main()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
@@ -18,13 +19,12 @@ def progress(tiny):
     return {**tiny, "diagnostics": "private", "progress": {"share": 0.2, "phase": 2}, "evaluation": {"split": "none"}}
 
 
-def of_the_workers(lab, threshold: float) -> torch.Tensor:
-    total = torch.zeros(TrainableVector(lab.parts.model).numel + lab.plan.statistics_count)
-    for number in range(SITES):
-        worker, _ = lab.worker(number)
+def of_the_workers(lab, threshold: float) -> BoundedSum:
+    workers = [lab.worker(number)[0] for number in range(SITES)]
+    for worker in workers:
         worker.threshold = threshold
-        total = total + worker.bounded_sum(0).values
-    return total
+    first, *others = (worker.bounded_sum(0) for worker in workers)
+    return sum(others, first)
 
 
 @pytest.mark.parametrize("trust", ["central", "distributed", "secure", "local"])
@@ -32,13 +32,13 @@ def test_the_sum_has_the_figures_of_all_sites_with_the_noise_of_the_mode(progres
     lab = Lab(progress, tmp_path, trust=trust, drops=0, colluders=0)
     lab.server.tell(3.0)
     total, clean = lab.server.collect(0), of_the_workers(lab, 3.0)
-    assert total.values.numel() == clean.numel() and total.sensitivity == lab.plan.sensitivity
+    assert total.values.numel() == clean.values.numel() and total.sensitivity == lab.plan.sensitivity
     if trust == "central":
-        assert torch.equal(total.values, clean)
+        assert torch.equal(total.values, clean.values)
     else:
         assert total.noise_std >= lab.plan.noise_std
-        assert (total.values - clean)[-2:].abs().min() > 0
-        assert (total.values - clean).std() == pytest.approx(total.noise_std, rel=0.1)
+        assert (total.values - clean.numbers())[-2:].abs().min() > 0
+        assert (total.values - clean.numbers()).std() == pytest.approx(total.noise_std, rel=0.1)
     coordinator = lab.parts.coordinator(Randomness.from_seed(9), Ledger.create(tmp_path / "coordinator.jsonl", lab.plan))
     assert coordinator.apply(0, total).phase is None
     phase = coordinator.discard(1).phase
@@ -53,11 +53,12 @@ def test_a_site_may_send_as_long_a_sum_as_its_groups_can_have_with_their_figures
     statistics, groups = lab.plan.statistics, lab.terms.sites[0].groups
 
     def at_the_corner(question, reply):
-        values = torch.zeros(TrainableVector(lab.parts.model).numel + lab.plan.statistics_count)
+        numbers = TrainableVector(lab.parts.model).numel + lab.plan.statistics_count
+        values = torch.zeros(numbers, dtype=torch.float64)
         values[0] = groups * lab.plan.bounding.clip_norm
         values[-lab.plan.statistics_count :] = groups * statistics.unit / 2
         fields = {name: value for name, value in alleged(reply).items() if name in ("step", "site", "release")}
-        vector = encoded(values * (1.01 if longer else 1.0))
+        vector = encoded((values * (1.01 if longer else 1.0) / lab.plan.grid_of().unit).long())
         return sign(lab.identities[0], lab.terms.fingerprint, "sum", vector, **fields)
 
     lab.wire.tampers["node0"] = lambda question, reply: (

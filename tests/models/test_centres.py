@@ -42,7 +42,7 @@ def test_centres_draw_nothing_and_change_no_other_weight(tiny_public, model):
 def test_the_first_sum_pulls_the_centres_to_the_embeddings(tiny_public):
     tiny_public["bounding"]["clip_norm"] = 1e3  # no clipping: the sum is that of the gradients
     parts = parts_of(tiny_public, centring=0.3)
-    total = parts.worker(RANDOMNESS).bounded_sum(0).values
+    total = parts.worker(RANDOMNESS).bounded_sum(0).numbers().float()
     named = [(name, parameter) for name, parameter in parts.model.named_parameters() if parameter.requires_grad]
     assert [name for name, _ in named][-1] == "centres.table.weight"
     pull = -total[-4 * 16 :].view(2, 2, 16) / 0.3

@@ -47,14 +47,16 @@ def test_the_integers_of_neighbours_are_as_close_as_the_plan_says(discrete, owne
 
     def integers(gone: int = -1) -> np.ndarray:
         first, *others = (worker.bounded_sum(0) for worker in workers(gone))
-        return whole.plan.noise_of().rounded(sum(others, first).values.numpy())
+        return sum(others, first).values.numpy()
 
     everybody = integers()
     drawn = np.concatenate([worker._drawn(0).indices for worker in workers(-1)])
     moved = [math.sqrt(sum(int(step) ** 2 for step in everybody - integers(gone))) for gone in drawn[::15]]
-    assert 0 < max(moved) <= whole.plan.rounded_sensitivity * whole.plan.noise_of().scale
+    grid = whole.plan.grid_of()
+    assert 0 < max(moved) <= 2 * grid.radius
+    assert 2 * grid.radius * whole.plan.noise.multiplier <= 2**31 / grid.finer  # the noise, in the same steps
     if "clip_norm" in changes:
-        assert max(moved) > 0.3 * whole.plan.sensitivity * whole.plan.noise_of().scale
+        assert max(moved) > 0.3 * 2 * grid.radius
 
 
 def test_a_resumed_run_comes_to_the_same_bits(discrete, tmp_path):
@@ -80,7 +82,7 @@ def test_the_papers_say_which_noise_it_was(discrete, tmp_path):
         kinds[kind] = run.card.read_text(), run.report.read_text()
     card, report = kinds["discrete"]
     said = table_rows(card)["Noise"]
-    assert said.startswith("discrete Gaussian, drawn exactly, on multiples of 9.31e-10") and "2.00006104" in said
+    assert said.startswith("discrete Gaussian, drawn exactly, in steps of 9.31e-10")
     assert "discrete Gaussian" in report
     assert "The last bits of the noise" not in card and "AES-256" in card
     card, report = kinds["gaussian"]

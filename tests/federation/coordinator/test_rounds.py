@@ -42,7 +42,7 @@ def noise_in(lab: Lab, step: int, total, sites=range(SITES)) -> torch.Tensor:
     """The noise of a released sum: what the owners added, and what the coordinator adds to it."""
     clean = lab.clean(step, sites)
     ledger = Ledger.create(lab.folder / f"coordinator-{step}.jsonl", lab.plan)
-    return lab.parts.coordinator(Randomness.from_seed(9), ledger)._release(step, total).double() - clean.double()
+    return lab.parts.coordinator(Randomness.from_seed(9), ledger)._release(step, total).double() - clean.numbers()
 
 
 def spread(noise: torch.Tensor, plan) -> float:
@@ -53,7 +53,8 @@ def spread(noise: torch.Tensor, plan) -> float:
 def test_without_noise_a_federation_adds_up_what_its_sites_add_up(lab):
     one = lab("central")
     total = one.server.collect(0)
-    assert torch.equal(total.values, one.clean(0))
+    clean = one.clean(0)
+    assert torch.equal(total.values, clean.values) and total.unit == clean.unit
     assert (total.groups, total.sensitivity, total.noise_std) == (one.plan.groups, one.plan.sensitivity, 0.0)
 
 
@@ -111,7 +112,7 @@ def test_no_two_sites_and_no_two_steps_share_noise(lab):
         strict=True,
     ):
         worker, _ = one.worker(number)
-        noises.append((decoded(reply.vector) - worker.bounded_sum(step).values) / one.plan.noise_std)
+        noises.append((decoded(reply.vector) - worker.bounded_sum(step).numbers()) / one.plan.noise_std)
     correlation = torch.corrcoef(torch.stack(noises))
     assert (correlation - torch.eye(len(noises))).abs().max() < 6 / math.sqrt(noises[0].numel())
 
@@ -122,15 +123,15 @@ def another_identity(question: Packet, reply: Packet, **changes) -> Packet:
     return sign(Identity(b"z" * 32), fields.pop("terms"), fields.pop("kind"), reply.vector, **fields)
 
 
-def resealed(vector) -> object:
-    """The site itself sends something else, properly signed."""
+def resealed(vector, form: str = "fp32") -> object:
+    """The site itself sends something else, properly signed: what `vector` makes of its sum, which came in a form."""
 
     def tamper(question, reply):
         fields = json.loads(reply.header)
         if fields["kind"] != "sum":
             return reply
         fields.pop("vector")
-        values = vector(decoded(reply.vector))
+        values = vector(decoded(reply.vector, form))
         content = values if isinstance(values, bytes) else encoded(values)
         return sign(identity_of(0), fields.pop("terms"), fields.pop("kind"), content, **fields)
 
@@ -155,13 +156,18 @@ OPEN_FAULTS = {  # a masked sum shows none of these
     "infinite": resealed(lambda values: values.fill_(float("inf"))),
     "too large": resealed(lambda values: values * 1e4),
 }
+EXACT_FAULTS = {  # of whole numbers without noise
+    "too large": resealed(lambda values: values * 10_000, "int64"),
+    "so large that a total would wrap": resealed(lambda values: values.fill_(2**63 - 1), "int64"),
+    "numbers of another form": resealed(lambda values: values.float(), "int64"),
+}
 
 
 @pytest.mark.parametrize(
     "trust", [pytest.param(mode, marks=[pytest.mark.slow] * (mode in ("local", "distributed"))) for mode in MODES]
 )
 def test_a_bad_answer_costs_its_site_only(lab, trust):
-    faults = FAULTS if trust == "secure" else FAULTS | OPEN_FAULTS
+    faults = FAULTS | {"secure": {}, "central": EXACT_FAULTS}.get(trust, OPEN_FAULTS)
     one = lab(trust, steps=3 * len(faults))
     for step, fault in zip(range(0, 3 * len(faults), 3), faults, strict=True):
         one.wire.tampers["node0"] = faults[fault]
@@ -205,11 +211,11 @@ def test_secure_sums_are_what_the_sites_noised_to_the_last_grid_step(lab):
     expected = torch.zeros(0, dtype=torch.float64)
     ring = 0
     for number in range(SITES):
-        values = one.clean(0, [number])
-        context = f"{one.terms.fingerprint}/{digest_of(values)}"
-        values = values.double()
-        std = one.terms.trust_model.share_std(one.plan)
-        Randomness.from_seed(100 + number).add_normal_(values, std, "share", 0, number, context)
+        clean = one.clean(0, [number])
+        context = f"{one.terms.fingerprint}/{digest_of(clean.values)}"
+        std = one.terms.trust_model.share_std(one.plan) / clean.unit
+        steps = Randomness.from_seed(100 + number).normal_steps(clean.values, std, "share", 0, number, context)
+        values = steps.double() * clean.unit
         expected = values + (expected if number else 0)
         ring = ring + grid.encode(values.numpy())
     assert torch.equal(total.values, torch.from_numpy(grid.decode(ring)))
@@ -275,11 +281,11 @@ def test_parameters_may_travel_rounded_and_sums_never(lab):
     exact = vector.gather()
     total = one.server.collect(0)
     assert {len(packet.vector) for _, packet in one.wire.questions if packet.vector} == {2 * vector.numel}
-    assert {len(r.vector) for _, r in one.wire.replies if r.vector} == {4 * vector.numel}
+    assert {len(r.vector) for _, r in one.wire.replies if r.vector} == {8 * vector.numel}
     assert torch.equal(vector.gather(), exact)  # the coordinator's own stay as they are
-    assert not torch.equal(total.values, one.clean(0))
+    assert not torch.equal(total.values, one.clean(0).values)
     vector.assign(exact.bfloat16().float())
-    assert torch.equal(total.values, one.clean(0))
+    assert torch.equal(total.values, one.clean(0).values)
 
 
 def test_somebody_elses_key_coordinates_nothing(lab):

@@ -69,7 +69,7 @@ def carry_out(parties, run, kept):
 
 def clean(parties, terms, names, released):
     """What sites add up to in the second round without noise, behind the first round's release."""
-    total = torch.zeros_like(released)
+    total = torch.zeros_like(released, dtype=torch.float64)
     for name in names:
         folder = SiteFolder.open(parties / name)
         number, randomness = terms.number_of(folder.identity().signing_key), folder.randomness()
@@ -77,7 +77,7 @@ def clean(parties, terms, names, released):
         vector = TrainableVector(parts.model)
         vector.assign(released)
         share = Share(number, parts.store.split("train"), terms.sites[number].groups)
-        total += parts.worker(randomness, share=share).bounded_sum(1).values
+        total += parts.worker(randomness, share=share).bounded_sum(1).numbers()
     return total, parts.model.moments.layout
 
 
