@@ -32,9 +32,9 @@ from dpfed.config.sections import (
     TrainingConfig,
     ViewsConfig,
 )
-from dpfed.config.shipped import find_config
-from dpfed.config.toml_file import leaves, put, read_toml, toml_value
 from dpfed.errors import UserError, nearest
+from dpfed.files.shipped import find_config
+from dpfed.files.toml_file import leaves, put, read_toml, toml_value
 from dpfed.paths import path_of
 from dpfed.privacy.method import method_named
 from dpfed.schema.wording import has_control_characters, problem, shown

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from dpfed.config import Config, ModelConfig
 from dpfed.config.effects import without_effect
-from dpfed.config.toml_file import leaves
 from dpfed.errors import UserError
 from dpfed.files.reading import open_regular, read_text
+from dpfed.files.toml_file import leaves
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 from dpfed.models.description import DESCRIPTION, HEAD, MOMENTS, WEIGHTS, Part, describe, read_file, weight_parts

@@ -6,8 +6,8 @@ import tomllib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dpfed.config.toml_file import leaves
 from dpfed.evaluation.intervals import apart
+from dpfed.files.toml_file import leaves
 from dpfed.report.results import Result, difference, shown
 
 if TYPE_CHECKING:  # whoever has runs compares them

@@ -16,10 +16,10 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import AdaptationConfig, Config, parse_config
 from dpfed.config.effects import effective
 from dpfed.config.sections import PROCEDURAL
-from dpfed.config.shipped import shipped_file
-from dpfed.config.toml_file import read_toml
 from dpfed.data.generated.dead_leaves import VERSION
 from dpfed.errors import UserError
+from dpfed.files.shipped import shipped_file
+from dpfed.files.toml_file import read_toml
 from dpfed.models.starting import MissingStart, StartingWeights, find_start
 
 RECIPE = "start"  # the shipped configuration

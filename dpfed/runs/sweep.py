@@ -19,12 +19,12 @@ from typing import Any
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.view import RunView
 from dpfed.config import Config, parse_config
-from dpfed.config.shipped import find_sweep
-from dpfed.config.toml_file import leaves, put, read_toml
 from dpfed.data.sampling import protected_count
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError, goes_on, nearest
 from dpfed.evaluation.suite import Evaluation
+from dpfed.files.shipped import find_sweep
+from dpfed.files.toml_file import leaves, put, read_toml
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import large_delta, meaning, protected_by, round_up
 from dpfed.progress import Silent, Watcher

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import strategies as st
 
 from dpfed.config import Config, load_config, parse_config
-from dpfed.config.toml_file import put
 from dpfed.errors import UserError
+from dpfed.files.toml_file import put
 from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
 from tests.fuzz.hostile import KEYS, VALUES, spelt

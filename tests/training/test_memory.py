@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dpfed.config import parse_config
-from dpfed.config.shipped import configs
 from dpfed.errors import UserError
+from dpfed.files.shipped import configs
 from dpfed.models.building import build_model
 from dpfed.runs.resolution import settle
 from dpfed.training import memory
