@@ -13,8 +13,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError
+from dpfed.models.options import PROCEDURAL
 from dpfed.objectives import keys_of_losses
 from dpfed.privacy.method import Method, method_named
 from dpfed.schema.section import Rule, needs

@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfed.config import ModelConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError, nearest
 from dpfed.files.reading import read_text
 from dpfed.files.shipped import find_tower
+from dpfed.models.options import ModelConfig
 
 LOCAL_DIR = "local-dir:"
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"

@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
-from dpfed.config.sections import SIZE
 from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.models.blueprints import blueprint
@@ -19,6 +17,7 @@ from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.encoders import Norm, ResNet, SmallCNN, resnet
 from dpfed.models.lora import add_adapters
 from dpfed.models.norm import StandardisedWeight, group_norm, layer_norm
+from dpfed.models.options import SIZE, AdaptationConfig, ModelConfig
 from dpfed.models.parameters import train_part
 from dpfed.models.starting import StartingWeights
 from dpfed.models.text import TextTransformer
@@ -26,6 +25,7 @@ from dpfed.models.text_blueprints import text_blueprint
 from dpfed.models.text_tower import TextTokenizer, TextTower, build_text_tower
 from dpfed.models.timm_encoders import build_timm
 from dpfed.models.towers import ClipModel, adapt, build_clip
+from dpfed.objectives import ObjectiveConfig
 
 _DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 Model = SimCLRModel | TwoTowerModel | ClipModel

@@ -25,7 +25,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
-from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.config.configuration import ResolvedConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
@@ -51,9 +50,11 @@ from dpfed.models.description import (
 from dpfed.models.images import image_size, preprocessing_of
 from dpfed.models.lora import merged_state
 from dpfed.models.moments import ATTRIBUTE, PublishedHeads, give_heads, has_own_heads, keep_towers, published_heads
+from dpfed.models.options import AdaptationConfig, ModelConfig
 from dpfed.models.text_tower import FrozenTextTower, TextTokenizer, save_tower_files
 from dpfed.models.timm_encoders import TimmEncoder, local_dir_config
 from dpfed.models.towers import ClipModel
+from dpfed.objectives import ObjectiveConfig
 
 
 def save_encoder(

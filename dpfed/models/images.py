@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from dpfed.config import Config, ModelConfig
-from dpfed.config.sections import SIZE
+from dpfed.config import Config
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.models.blueprints import blueprint
+from dpfed.models.options import SIZE, ModelConfig
 
 
 def default_size(model: ModelConfig) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfed.config import Config, ModelConfig
+from dpfed.config import Config
 from dpfed.config.effects import without_effect
 from dpfed.errors import UserError
 from dpfed.files.reading import open_regular, read_text
@@ -21,6 +21,7 @@ from dpfed.files.toml_file import leaves
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 from dpfed.models.description import DESCRIPTION, HEAD, MOMENTS, WEIGHTS, Part, describe, read_file, weight_parts
+from dpfed.models.options import ModelConfig
 from dpfed.paths import path_of
 from dpfed.schema.wording import shown
 

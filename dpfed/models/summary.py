@@ -9,8 +9,8 @@ from pathlib import Path
 from torch import nn
 
 from dpfed.config import Config
-from dpfed.config.sections import PROCEDURAL, SENTENCES, Training
 from dpfed.models.blueprints import blueprint
+from dpfed.models.options import PROCEDURAL, SENTENCES, Training
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.privacy.method import method_named

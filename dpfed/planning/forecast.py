@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dpfed.config import Config
-from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError
+from dpfed.models.options import PROCEDURAL
 from dpfed.models.starting import MissingStart
 from dpfed.models.summary import trained_part
 from dpfed.planning.gradient_signal import Signal, measured

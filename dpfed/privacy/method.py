@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from dpfed.errors import UserError
-from dpfed.objectives import GroupLoss, loss_of
+from dpfed.objectives import GroupLoss
 from dpfed.privacy.accounting import Accountant
 from dpfed.privacy.geometric_skips import block_length
 from dpfed.privacy.mechanism import Mechanism
@@ -150,7 +150,11 @@ class Method:
     def loss(self, config: Config) -> GroupLoss:
         """The loss of one group."""
         public = config.public
-        return loss_of(config.objective, public.records, public.centring) if self.public_records else loss_of(config.objective)
+        return (
+            config.objective.group_loss(public.records, public.centring)
+            if self.public_records
+            else config.objective.group_loss()
+        )
 
 
 @functools.cache

@@ -13,7 +13,6 @@ from pathlib import Path
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config
 from dpfed.config.effects import refuse_without_effect
-from dpfed.config.sections import SIZE
 from dpfed.data.importers.detection import refuse_unknown
 from dpfed.data.public_store import given_public
 from dpfed.data.store.counting import known_count, store_at_hand
@@ -21,6 +20,7 @@ from dpfed.data.store.layout import read_layout
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.evaluation.tasks import refuse_empty_split, tasks_of
+from dpfed.models.options import SIZE
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher

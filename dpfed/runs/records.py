@@ -11,7 +11,6 @@ from pathlib import Path
 
 from dpfed.config import Config
 from dpfed.config.effects import without_effect
-from dpfed.config.sections import PROCEDURAL
 from dpfed.data.importers import Progress
 from dpfed.data.opening import open_records
 from dpfed.data.public_store import open_public, public_fingerprint
@@ -20,6 +19,7 @@ from dpfed.files.shipped import find_tower
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.description import TIMM_CONFIG
 from dpfed.models.images import preprocessing_of
+from dpfed.models.options import PROCEDURAL
 from dpfed.paths import path_of
 from dpfed.privacy.method import method_named
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory, scalars
 from dpfed.artifacts.provenance import ID_CHARACTERS, UNKNOWN
-from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError, goes_on
 from dpfed.evaluation.suite import Evaluation
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.files.atomic import remove_drafts
 from dpfed.files.reading import read_bytes
 from dpfed.models.folder import save_encoder
+from dpfed.models.options import PROCEDURAL
 from dpfed.models.summary import start_of
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan

@@ -15,11 +15,11 @@ from typing import Any
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import AdaptationConfig, Config, parse_config
 from dpfed.config.effects import effective
-from dpfed.config.sections import PROCEDURAL
 from dpfed.data.generated.dead_leaves import VERSION
 from dpfed.errors import UserError
 from dpfed.files.shipped import shipped_file
 from dpfed.files.toml_file import read_toml
+from dpfed.models.options import PROCEDURAL
 from dpfed.models.starting import MissingStart, StartingWeights, find_start
 
 RECIPE = "start"  # the shipped configuration

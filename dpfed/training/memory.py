@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from dpfed.config import Config
-from dpfed.config.sections import ModelConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.centres import add_centres
 from dpfed.models.images import image_size
+from dpfed.models.options import ModelConfig
 from dpfed.privacy.method import method_named
 
 _FURTHER_COPIES = 3  # of the trained parameters: one group's gradient, their sum, the optimizer's moments

@@ -15,7 +15,6 @@ from dpfed.config import BoundingConfig, Config, OptimizerConfig, PrivacyConfig,
 from dpfed.console import terminal
 from dpfed.data.sampling import draw_step
 from dpfed.errors import UserError
-from dpfed.objectives import loss_of
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
@@ -83,7 +82,7 @@ def test_the_sum_is_that_of_the_plain_gradients(without, engine):
         members = draw.members(group)
         embeddings = parts.model(worker._views(members, randomness, 0, torch.device("cpu")))
         present = torch.ones(len(members), dtype=torch.bool)
-        losses.append(loss_of(parts.config.objective)(embeddings, present, parts.model.temperature, None))
+        losses.append(parts.config.objective.group_loss()(embeddings, present, parts.model.temperature, None))
     trainable = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(sum(losses), trainable)])
     assert torch.allclose(total.values, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 def _engine(build: Build) -> Engine:
     from dpfed.bounding.engines.gradient_cache import BatchEngine
-    from dpfed.objectives import loss_of
 
     config = build.config
-    return BatchEngine(build.model, config.training.precision, loss_of(config.objective), config.bounding.microbatch)
+    return BatchEngine(build.model, config.training.precision, config.objective.group_loss(), config.bounding.microbatch)
 
 
 METHOD = Method(

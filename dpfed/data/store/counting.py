@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dpfed.config import DataConfig, PrivacyConfig
+from dpfed.config import PrivacyConfig
+from dpfed.data.options import DataConfig
 from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError
 from dpfed.paths import is_store, local_path

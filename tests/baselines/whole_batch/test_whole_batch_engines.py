@@ -12,7 +12,7 @@ from dpfed.bounding.engines.gradient_cache import BatchEngine
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
-from dpfed.objectives import OBJECTIVES, loss_of
+from dpfed.objectives import OBJECTIVES
 from dpfed.objectives.infonce import group_loss
 from dpfed.privacy.plan import PrivacyPlan
 from tests.bounding.engines.test_engines_towers import build
@@ -121,7 +121,7 @@ def test_the_batch_engine_is_one_gradient_of_the_mean_loss(name, loss, microbatc
     config, batch = MODELS[name], case(name)[1]
     model = build_model(config, ObjectiveConfig(name=loss, learn_temperature=loss in ("infonce", "siglip")))
     z, parameters = in_float64(model, batch)
-    named = loss_of(ObjectiveConfig(name=loss))
+    named = ObjectiveConfig(name=loss).group_loss()
     value = named(z, torch.ones(COUNT, dtype=torch.bool), model.temperature, model.bias)
     expected = flat_gradient(value / COUNT, parameters)
     model.float()

@@ -9,7 +9,8 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.centres import add_centres
 from dpfed.models.parameters import TrainableVector
-from dpfed.objectives import OBJECTIVES, centred, loss_of
+from dpfed.objectives import OBJECTIVES
+from dpfed.objectives.of_groups import centred
 from dpfed.privacy.plan import PrivacyPlan
 from tests.objectives.test_two_view_losses import barlow_twins
 from tests.sparing import sparing
@@ -79,7 +80,7 @@ def test_every_engine_clips_the_gradient_of_what_a_record_adds(objective, kind, 
     assert max(norms) > clip_norm
     for name in ENGINES:
         into = TrainableVector(model).zeros()
-        build_engine(name, model, "fp32", loss_of(wanted, M), 1 + M).add_clipped(batch, clip_norm, into)
+        build_engine(name, model, "fp32", wanted.group_loss(M), 1 + M).add_clipped(batch, clip_norm, into)
         assert (into - expected).norm() <= 1e-4 * expected.norm(), name
 
 
@@ -89,15 +90,15 @@ def test_gradients_flow_through_public_records_and_their_own_terms_do_not_count(
     z = torch.nn.functional.normalize(torch.randn(1 + M, 2, 8, generator=generator), dim=-1).requires_grad_()
     present, tau, bias = torch.ones(1 + M, dtype=torch.bool), torch.tensor(0.1), torch.tensor(-1.0)
     wanted = ObjectiveConfig(name=objective)
-    own = loss_of(wanted, M)({"image": z}, present, tau, bias)
+    own = wanted.group_loss(M)({"image": z}, present, tau, bias)
     (slope,) = torch.autograd.grad(own, z)
     assert all(slope[row].norm() > 0 for row in range(1 + M))
     if OBJECTIVES[objective].own_terms:
-        assert own < loss_of(wanted)({"image": z}, present, tau, bias)
+        assert own < wanted.group_loss()({"image": z}, present, tau, bias)
     # Padding behind the group changes nothing, whatever it holds.
     padded = torch.cat([z, torch.randn(2, 2, 8, generator=generator)])
     present = torch.arange(3 + M) < 1 + M
-    assert torch.allclose(loss_of(wanted, M)({"image": padded}, present, tau, bias), own, atol=1e-6)
+    assert torch.allclose(wanted.group_loss(M)({"image": padded}, present, tau, bias), own, atol=1e-6)
 
 
 @pytest.mark.parametrize("objective", ["infonce", "barlow_twins"])
@@ -120,7 +121,7 @@ def test_every_engine_clips_the_gradient_in_the_centres_too(objective, kind):
     assert expected[-model.centres.table.weight.numel() :].norm() > 0
     for name in ENGINES:
         into = vector.zeros()
-        build_engine(name, model, "fp32", loss_of(wanted, M, weight), 1 + M).add_clipped(batch, clip_norm, into)
+        build_engine(name, model, "fp32", wanted.group_loss(M, weight), 1 + M).add_clipped(batch, clip_norm, into)
         assert (into - expected).norm() <= 1e-4 * expected.norm(), name
 
 
