@@ -19,9 +19,9 @@ from dpfed.planning.proxy import Proxy
 from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher
+from dpfed.runs.memory import memory_of, needs_of
 from dpfed.runs.resolution import settle
 from dpfed.runs.starts import starting_weights
-from dpfed.training.memory import memory_of, needs_of
 
 ENOUGH, SOME = 20.0, 8.0  # of a reach, see docs/recipes.md
 _RECORDS = 1_000  # public ones that are looked at

@@ -43,13 +43,13 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress, signs_of_life
 from dpfed.runs.closed_form import FeatureViews, add_moment_heads
 from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
+from dpfed.runs.memory import require_memory
 from dpfed.runs.preflight import guarded, refuse_many_owners, refuse_uncaptioned
 from dpfed.runs.records import public_records_of, records_of
 from dpfed.runs.starts import starting_weights
 from dpfed.training.checkpoint import load_weights
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.curve import Curve
-from dpfed.training.memory import require_memory
 from dpfed.training.post_processing import post_processors
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker

@@ -28,10 +28,10 @@ from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher, signs_of_life
 from dpfed.runs.dummy_batch import dummy_batch
+from dpfed.runs.memory import records_of_a_pass, require_memory
 from dpfed.runs.preflight import refuse_inexact
 from dpfed.runs.records import public_digest, with_absolute_paths
 from dpfed.runs.starts import starting_weights
-from dpfed.training.memory import records_of_a_pass, require_memory
 
 
 def resolve(config: Config, watcher: Watcher | None = None) -> ResolvedConfig:
