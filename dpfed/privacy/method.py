@@ -2,7 +2,7 @@
 
 ``bounding.method = NAME`` loads ``NAME.py`` of `dpfed.bounding.methods`, or of `dpfed.baselines.methods` where that room is
 installed, and takes its `METHOD`; that file's docstring proves the sensitivity. Plan, sampler, accounting, card and table take
-all that they say about a method from that object.
+all that they say about a method from that object. Its arithmetic takes `MechanismParameters` and no plan.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dpfed.objectives import GroupLoss
 from dpfed.privacy.accounting import Accountant
 from dpfed.privacy.geometric_skips import block_length
 from dpfed.privacy.mechanism import Mechanism
+from dpfed.privacy.parameters import MechanismParameters
 from dpfed.privacy.samplers import PoissonSampler
 from dpfed.schema.section import NoOptions, Section
 from dpfed.schema.wording import problem
@@ -60,15 +61,15 @@ class Build:
     owner: int = 0
 
 
-def poisson(plan: PrivacyPlan, shares: tuple[float, ...] = ()) -> Mechanism:
-    """Every record is drawn independently, and one sum is released in each step, at the plan's noise multiplier.
+def poisson(given: MechanismParameters, shares: tuple[float, ...] = ()) -> Mechanism:
+    """Every record is drawn independently, and one sum is released in each step, at the noise multiplier.
 
     Args:
-        plan: of the run.
+        given: rate, steps and noise multiplier.
         shares: see `Mechanism`.
     """
-    rate = plan.sampling.rate
-    return Mechanism(PoissonSampler(rate, block_length(rate, plan.steps)), plan.noise.multiplier, shares=shares)
+    sampler = PoissonSampler(given.rate, block_length(given.rate, given.steps))
+    return Mechanism(sampler, given.noise_multiplier, shares=shares)
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,11 @@ class Method:
         name: in configurations; the name of its file.
         title: for people, such as ``group clipping (DP-GCL)``.
         claim: a sentence or two for card and table: what is clipped, and what one record can move.
-        sensitivity: largest L2 change of the sum when one record is added or removed, of a plan.
+        sensitivity: largest L2 change of the sum when one record is added or removed.
         engine: makes what computes the sum.
         sound: whether the claim holds. A method that is not sound is for comparison, and its runs get no privacy card.
         whole_batch: all drawn records make one group; otherwise they draw groups of S.
-        capped: a whole batch has at most `plan.bounding.max_batch` records, because the sensitivity, or memory, grows with it.
+        capped: a whole batch has at most `max_batch` records, because the sensitivity, or memory, grows with it.
         spread: the longest sum there can be, over the sensitivity; what rounding may move the sum goes by it. K / 2 by default.
         divisor: what a noisy sum is divided by, public; K by default.
         gradient_share: of a step's privacy, measured as 1 / sigma^2, what the noise on the sum gets; the rest pays for
@@ -106,20 +107,20 @@ class Method:
             group is then there before and after, or comes and goes, as its gradient does. Progress is released of such alone,
             and other rules of clipping are for them.
         accountants: that can account for its mechanism; the first is the default where a configuration's cannot.
-        mechanism: who takes part in a step, and what it releases, of a plan; see `poisson`.
+        mechanism: who takes part in a step, and what it releases; see `poisson`.
     """
 
     name: str
     title: str
     claim: str
-    sensitivity: Callable[[PrivacyPlan], float]
+    sensitivity: Callable[[MechanismParameters], float]
     engine: Callable[[Build], Engine]
     sound: bool = True
     whole_batch: bool = False
     capped: bool = False
-    spread: Callable[[PrivacyPlan], float] = lambda plan: plan.groups / 2
-    divisor: Callable[[PrivacyPlan], int] = lambda plan: plan.groups
-    gradient_share: Callable[[PrivacyPlan], float] = lambda plan: 1.0
+    spread: Callable[[MechanismParameters], float] = lambda given: given.groups / 2
+    divisor: Callable[[MechanismParameters], int] = lambda given: given.groups
+    gradient_share: Callable[[MechanismParameters], float] = lambda given: 1.0
     options: type[Section] | Mapping[str, type[Section]] = NoOptions
     numbers: Callable[[Config, Any], dict[str, Any]] = lambda config, options: {}
     alone: bool = False
@@ -131,7 +132,7 @@ class Method:
     proven_in_floats: bool = False
     measured: bool = False
     accountants: tuple[Accountant, ...] = ("pld", "rdp")
-    mechanism: Callable[[PrivacyPlan], Mechanism] = poisson
+    mechanism: Callable[[MechanismParameters], Mechanism] = poisson
 
     def public_numbers(self, config: Config) -> dict[str, Any]:
         """The method's part of a plan.

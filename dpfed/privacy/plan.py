@@ -21,6 +21,7 @@ from dpfed.privacy.group_statistics import GroupStatistics
 from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.noise import DiscreteGaussianNoise, GaussianNoise, Noise
+from dpfed.privacy.parameters import MechanismParameters
 from dpfed.privacy.plan_checks import (
     MOST_RECORDS,
     MOST_STEPS,
@@ -288,20 +289,46 @@ class PrivacyPlan:
         """K = round(B/S), fixed in advance, however many groups happen to be empty; 1 where the batch is one group."""
         return 1 if self.bounding.method.whole_batch else max(1, round(self.sampling.batch / self.bounding.group_size))
 
+    @functools.cached_property
+    def parameters(self) -> MechanismParameters:
+        """The numbers from which the method computes all that follows."""
+        return MechanismParameters(
+            records=self.sampling.records,
+            batch=self.sampling.batch,
+            steps=self.steps,
+            groups=self.groups,
+            clip_norm=self.bounding.clip_norm,
+            noise_multiplier=self.noise.multiplier,
+            max_batch=self.bounding.max_batch,
+            options=self.bounding.options,
+        )
+
     @property
     def divisor(self) -> int:
         """What every noisy sum is divided by, public: K, as a rule."""
-        return self.bounding.method.divisor(self)
+        return self.bounding.method.divisor(self.parameters)
+
+    @property
+    def spread(self) -> float:
+        """The longest sum that there can be, over the sensitivity."""
+        return self.bounding.method.spread(self.parameters)
+
+    @property
+    def gradient_share(self) -> float:
+        """Of a step's privacy, measured as 1 / sigma^2, what the noise on the sum gets; the rest pays for other statistics."""
+        return self.bounding.method.gradient_share(self.parameters)
 
     @property
     def longest_sum(self) -> float:
         """The largest L2 norm that the sum can have without noise, for all practical purposes."""
-        return self.bounding.method.spread(self) * self.sensitivity
+        return self.spread * self.sensitivity
 
     @functools.cached_property
     def statistics(self) -> GroupStatistics | None:
         """What is released of the groups beside their gradients, in the same sum; ``None``: nothing."""
-        return GroupStatistics.of(self)
+        if self.progress is None:
+            return None
+        return GroupStatistics.of(self.progress, self.sampling, self.bounding, self.parameters, self.noise_std)
 
     @property
     def statistics_count(self) -> int:
@@ -311,7 +338,7 @@ class PrivacyPlan:
     @property
     def sensitivity(self) -> float:
         """Most that one record (or unit) can move the sum, L2; 2C for groups, and a little more with their statistics."""
-        return self.bounding.method.sensitivity(self) / self._gradient_part
+        return self.bounding.method.sensitivity(self.parameters) / self._gradient_part
 
     def sensitivity_of(self, step: int) -> float:
         """Most that one record (or unit) can move the sum of a step, L2.
@@ -343,7 +370,7 @@ class PrivacyPlan:
     @property
     def mechanism(self) -> Mechanism:
         """Who takes part in a step, and what accounting accounts for."""
-        return self.bounding.method.mechanism(self)
+        return self.bounding.method.mechanism(self.parameters)
 
     def noise_of(self, shares: int = 1) -> Noise:
         """What is added to the sum; with `shares`, what each of so many parties adds to its own, so that all add as much.
@@ -354,7 +381,7 @@ class PrivacyPlan:
             return GaussianNoise(0.0)
         if self.noise.kind == "discrete":
             return DiscreteGaussianNoise(self.sensitivity, self.noise.multiplier, shares)
-        whole = self.noise.multiplier * self.sensitivity / math.sqrt(self.bounding.method.gradient_share(self))
+        whole = self.noise.multiplier * self.sensitivity / math.sqrt(self.gradient_share)
         return GaussianNoise(whole / math.sqrt(shares))
 
     @property

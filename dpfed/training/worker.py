@@ -94,7 +94,7 @@ class Worker:
         self._companions, self._microbatch = companions, max(1, microbatch // (1 + public))
         self._groups = plan.groups if groups is None else groups
         shared = {"shared": 0.0} if bounding.method.closed_form else {}  # all is added up in float64
-        self._clip_norm = clip_norm_in_float32(bounding.bound, bounding.method.spread(plan), owners, **shared)
+        self._clip_norm = clip_norm_in_float32(bounding.bound, plan.spread, owners, **shared)
         self._bounding, self.threshold = bounding, bounding.clip_norm
         if plan.statistics is not None:
             plan.statistics.refuse_many_owners(owners)

@@ -186,7 +186,7 @@ def test_figures_that_are_no_numbers_never_clear_a_claim():
 @pytest.mark.parametrize("sums", [math.nan, math.inf])
 def test_sums_that_are_not_finite_are_no_small_distance(monkeypatch, sums):
     """`max(0.0, nan)` is 0.0: such a mechanism would have passed as one that no record moves."""
-    plan = SimpleNamespace(bounding=SimpleNamespace(method=SimpleNamespace(gradient_share=lambda plan: 1, picks_engine=False)))
+    plan = SimpleNamespace(gradient_share=1, bounding=SimpleNamespace(method=SimpleNamespace(picks_engine=False)))
     case = SimpleNamespace(sums=lambda present, randomness: [torch.full((3,), sums)])
     under = SimpleNamespace(
         parts=SimpleNamespace(plan=plan), canaries=4, fillers=1, present=lambda rows: rows, with_model=lambda *_: case

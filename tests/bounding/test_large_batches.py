@@ -135,7 +135,7 @@ PIECES = {
 )
 def test_the_spread_of_every_method_is_its_longest_sum_over_its_sensitivity(name):
     one = plan(name)
-    assert one.bounding.method.spread(one) >= PIECES[name](one) * one.bounding.clip_norm / one.sensitivity * (1 - 1e-12)
+    assert one.spread >= PIECES[name](one) * one.bounding.clip_norm / one.sensitivity * (1 - 1e-12)
 
 
 def test_a_worker_leaves_room_for_rounding(tiny):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dpfed.baselines.methods.released import refuse_augmentations
 from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.method import Build, Method
+from dpfed.privacy.parameters import MechanismParameters
 from dpfed.privacy.samplers import FixedSizeSampler
 from dpfed.schema.section import NoOptions
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine
     from dpfed.config import Config
     from dpfed.privacy.noise import KeyedNoise
-    from dpfed.privacy.plan import PrivacyPlan
 
 # Noisy releases in a step, the gradient's among them: the similarities; or the mean and the variance of either view.
 _RELEASES = {"infonce": 2, "barlow_twins": 5}
@@ -62,9 +62,8 @@ def _engine(build: Build) -> Engine:
     return StatisticsEngine(build.model, config.training.precision, _statistics(build), by_view=True)
 
 
-def _fixed_size(plan: PrivacyPlan) -> Mechanism:
-    sampler = FixedSizeSampler(plan.sampling.records, plan.sampling.batch)
-    return Mechanism(sampler, plan.noise.multiplier, plan.bounding.options["releases"])
+def _fixed_size(given: MechanismParameters) -> Mechanism:
+    return Mechanism(FixedSizeSampler(given.records, given.batch), given.noise_multiplier, given.options["releases"])
 
 
 METHOD = Method(
@@ -72,12 +71,12 @@ METHOD = Method(
     title="DPCL as published (unsound)",
     claim="Similarities, or means and variances, get noise; each view's gradient is clipped. The published claim is that the "
     "sum moves by 4C when one record is replaced; in fact every view's gradient may change.",
-    sensitivity=lambda plan: 4 * plan.bounding.clip_norm,
-    spread=lambda plan: plan.sampling.batch / 2,
+    sensitivity=lambda given: 4 * given.clip_norm,
+    spread=lambda given: given.batch / 2,
     engine=_engine,
     sound=False,
     whole_batch=True,
-    divisor=lambda plan: plan.sampling.batch,
+    divisor=lambda given: given.batch,
     options=dict.fromkeys(_RELEASES, NoOptions),
     numbers=_numbers,
     accountants=("rdp",),

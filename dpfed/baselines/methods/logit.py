@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from dpfed.baselines.whole_batch.pair_options import LogitOptions, contrastive_change, refuse_unbounded, spread_out_change
 from dpfed.privacy.method import Build, Method, options_of
+from dpfed.privacy.parameters import MechanismParameters
 
 if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine
     from dpfed.config import Config
-    from dpfed.privacy.plan import PrivacyPlan
 
 
 def _numbers(config: Config, options: LogitOptions) -> dict[str, Any]:
@@ -37,19 +37,19 @@ def _numbers(config: Config, options: LogitOptions) -> dict[str, Any]:
     }
 
 
-def _sensitivity(plan: PrivacyPlan) -> float:
-    given = plan.bounding.options
-    change = contrastive_change(plan.bounding.whole_batch_cap, given["temperature"], given["candidates"])
-    change += given["spread_out"] * spread_out_change()
-    return given["directions"] * change * plan.bounding.clip_norm
+def _sensitivity(given: MechanismParameters) -> float:
+    options = given.options
+    change = contrastive_change(given.cap, options["temperature"], options["candidates"])
+    change += options["spread_out"] * spread_out_change()
+    return options["directions"] * change * given.clip_norm
 
 
-def _spread(plan: PrivacyPlan) -> float:
+def _spread(given: MechanismParameters) -> float:
     """An anchor's weights are 2 / tau at most, added up in absolute value, and those of its regulariser 2."""
-    bounds, given = plan.bounding, plan.bounding.options
-    weights = 2 / given["temperature"] + 2 * given["spread_out"]
-    longest = bounds.whole_batch_cap * given["directions"] * weights * bounds.clip_norm
-    return longest / _sensitivity(plan)
+    options = given.options
+    weights = 2 / options["temperature"] + 2 * options["spread_out"]
+    longest = given.cap * options["directions"] * weights * given.clip_norm
+    return longest / _sensitivity(given)
 
 
 def _engine(build: Build) -> Engine:
@@ -69,7 +69,7 @@ METHOD = Method(
     engine=_engine,
     whole_batch=True,
     capped=True,
-    divisor=lambda plan: plan.sampling.batch,
+    divisor=lambda given: given.batch,
     options={"infonce": LogitOptions},
     numbers=_numbers,
 )

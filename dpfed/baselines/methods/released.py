@@ -97,12 +97,12 @@ METHOD = Method(
     title="released statistics (DPCL, made sound)",
     claim="Noisy statistics of the batch are released first; given them, each record's gradient is its own and is clipped: one "
     "record moves the sum by C. Release and sum are accounted for together.",
-    sensitivity=lambda plan: plan.bounding.clip_norm,
-    spread=lambda plan: 2 * plan.sampling.batch + 100,  # records: a Poisson batch is larger once in 10^60
+    sensitivity=lambda given: given.clip_norm,
+    spread=lambda given: 2 * given.batch + 100,  # records: a Poisson batch is larger once in 10^60
     engine=_engine,
     whole_batch=True,
-    divisor=lambda plan: plan.sampling.batch,
-    gradient_share=lambda plan: 1 - plan.bounding.options["release_share"],
+    divisor=lambda given: given.batch,
+    gradient_share=lambda given: 1 - given.options["release_share"],
     options={"infonce": _Slots, "barlow_twins": _Moments},  # slots stay noisy at any share, so the gradient gets more
     numbers=_numbers,
 )

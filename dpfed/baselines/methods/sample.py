@@ -44,12 +44,12 @@ METHOD = Method(
     title="per-record clipping (DP-SGD)",
     claim="All drawn records, at most b, are contrasted, and the gradient of each one's loss is clipped: a record changes all "
     "of these gradients, and moves their sum by 2bC.",
-    sensitivity=lambda plan: 2 * plan.bounding.whole_batch_cap * plan.bounding.clip_norm,
-    spread=lambda plan: 1 / 2,
+    sensitivity=lambda given: 2 * given.cap * given.clip_norm,
+    spread=lambda given: 1 / 2,
     engine=_engine,
     whole_batch=True,
     capped=True,
-    divisor=lambda plan: plan.sampling.batch,
+    divisor=lambda given: given.batch,
     options={"infonce": PairOptions},
     numbers=_numbers,
 )

@@ -102,10 +102,10 @@ METHOD = Method(
     claim="Towers are frozen. The means of their features are released with noise, then the moments of image and text, from "
     "which heads follow in closed form. A record adds one vector to each sum: at most sqrt(0.05) long, then sqrt(0.95). The "
     "root of the sum of their squares is the sensitivity, 1.",
-    sensitivity=lambda plan: plan.bounding.clip_norm,
-    spread=lambda plan: plan.sampling.records,
-    divisor=lambda plan: plan.sampling.records,
-    mechanism=lambda plan: poisson(plan, (plan.bounding.options["mean_share"], 1 - plan.bounding.options["mean_share"])),
+    sensitivity=lambda given: given.clip_norm,
+    spread=lambda given: given.records,
+    divisor=lambda given: given.records,
+    mechanism=lambda given: poisson(given, (given.options["mean_share"], 1 - given.options["mean_share"])),
     closed_form=True,
     alone=True,
     units=True,

@@ -46,9 +46,9 @@ METHOD = Method(
     title="public contrast",
     claim="Every drawn record forms its own group together with public records, and the gradient of what it adds to the "
     "loss is clipped. No other private record has a part in it: a record adds one such gradient, and moves the sum by C.",
-    sensitivity=lambda plan: plan.bounding.clip_norm,
-    spread=lambda plan: 2 * plan.sampling.batch + 100,  # groups: a Poisson batch is larger once in 10^60
-    divisor=lambda plan: plan.sampling.batch,
+    sensitivity=lambda given: given.clip_norm,
+    spread=lambda given: 2 * given.batch + 100,  # groups: a Poisson batch is larger once in 10^60
+    divisor=lambda given: given.batch,
     engine=group_engine,
     alone=True,
     public_records=True,

@@ -220,7 +220,7 @@ def test_no_rounding_of_the_float32_sum_reaches_the_room_that_is_left():
     plan = plan_of(records=400)
     engine, views = engine_of(2, plan), {name: view[:1].expand(400, -1, -1) for name, view in features(2, 1).items()}
     rest = {name: view[:-1] for name, view in views.items()}
-    clip = clip_norm_in_float32(1.0, plan.bounding.method.spread(plan), 1, 0.0)
+    clip = clip_norm_in_float32(1.0, plan.spread, 1, 0.0)
     for step in (0, 1):
         sums = [(clip * sum_of(engine, some, step)).float().double() for some in (views, rest)]
         assert (sums[0] - sums[1]).norm().item() <= plan.sensitivity_of(step)
