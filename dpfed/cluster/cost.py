@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpfed.building.plan import plan_of
 from dpfed.cluster.estimate import Estimate, Machines, bottleneck, estimate
 from dpfed.config import Config, load_config
 from dpfed.console.terminal import say
@@ -40,7 +41,7 @@ def plan(
     """Step time, bytes, sigma, epsilon, hours and dollars of a run with many workers: no records and no cluster needed."""
     say(f"planning for {', '.join(map(str, workers))} workers", True)
     wanted = load_config(config, assignments or [])
-    promise = PrivacyPlan.from_config(records, wanted)
+    promise = plan_of(records, wanted)
     machines = _machines(assumed or [])
     trained = _trained(wanted)
     rows = [estimate(promise, machines, trained, count) for count in workers]

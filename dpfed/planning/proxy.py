@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfed.building.plan import plan_of, sketch_of
 from dpfed.config import Config, DataConfig, PrivacyConfig
 from dpfed.data.store.counting import known_count
 from dpfed.data.store.layout import read_layout
@@ -59,7 +60,7 @@ def declared_plan(config: Config, records: int | None, watcher: Watcher) -> Priv
     Raises:
         UserError: for an impossible plan, a number that nobody knows yet, or a method without groups or without noise.
     """
-    plan = PrivacyPlan.sketch(config) if records is None else PrivacyPlan.sketch(config, records)
+    plan = sketch_of(config) if records is None else sketch_of(config, records)
     if not plan.private:
         raise UserError(
             "bounding.method = 'none' adds no noise, so there is nothing to forecast: set bounding.method = 'group', and "
@@ -78,9 +79,9 @@ def declared_plan(config: Config, records: int | None, watcher: Watcher) -> Priv
             f"the number of records of data.source = '{config.data.source}' is known only after an import: give it, as a "
             "public number, with --records N. [forecast-plan-records]"
         )
-    PrivacyPlan.sketch(config, records)
+    sketch_of(config, records)
     watcher.note(f"accounting for {records:,} records")
-    plan = PrivacyPlan.from_config(records, config)
+    plan = plan_of(records, config)
     plan.require_finite()
     return plan
 

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpfed.errors import UserError, nearest
 from dpfed.privacy import accounting
@@ -22,22 +22,11 @@ from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.noise import DiscreteGaussianNoise, GaussianNoise, Noise
 from dpfed.privacy.parameters import MechanismParameters
-from dpfed.privacy.plan_checks import (
-    MOST_RECORDS,
-    MOST_STEPS,
-    plain_number,
-    require,
-    require_epsilon,
-    require_within,
-    settle_numbers,
-)
+from dpfed.privacy.plan_checks import MOST_STEPS, plain_number, require, require_epsilon, require_within, settle_numbers
 from dpfed.privacy.plan_parts import Bounding, NoiseScale, PrivateProgress, Promise, Sampling
 from dpfed.privacy.promise import round_up
 
-if TYPE_CHECKING:
-    from dpfed.config import Config
-
-_RELEASES = 2  # steps of a run in closed form: means, then moments
+STEPS_IN_CLOSED_FORM = 2  # means, then moments
 # Raised when engines round or add up in another way in float32 on a CPU: a dpfed with another number does not resume a run.
 # Other bits alone release nothing twice: a step that was charged is repeated as it was kept, or refused if it comes out
 # differently. It is in the noise's keys, so that another number changes every seeded run.
@@ -97,9 +86,9 @@ class PrivacyPlan:
             f"got {bounding.max_batch}",
         )
         require(
-            not method.closed_form or (batch == self.sampling.records and steps == _RELEASES),
-            f"with method '{name}' every record takes part in each of {_RELEASES} steps, so batch must be the "
-            f"{self.sampling.records:,} training records and steps {_RELEASES}, got {batch} and {steps}",
+            not method.closed_form or (batch == self.sampling.records and steps == STEPS_IN_CLOSED_FORM),
+            f"with method '{name}' every record takes part in each of {STEPS_IN_CLOSED_FORM} steps, so batch must be the "
+            f"{self.sampling.records:,} training records and steps {STEPS_IN_CLOSED_FORM}, got {batch} and {steps}",
         )
         require(
             self.promise.unit == "user" or per_unit == 1,
@@ -197,44 +186,14 @@ class PrivacyPlan:
             require_epsilon("epsilon", epsilon)
             rest |= {"noise_multiplier": 1.0, "target_epsilon": epsilon}
         delta = default_delta(plain_number("records", int, records)) if delta is None else delta
-        return cls.of(records, batch, steps=steps, delta=delta, **rest)._calibrated()
+        return cls.of(records, batch, steps=steps, delta=delta, **rest).calibrated()
 
-    @classmethod
-    def from_config(cls, records: int, config: Config) -> PrivacyPlan:
-        """The plan that a configuration describes for `records` training records (or units, where they are protected)."""
-        plan = cls._draft(records, config)._calibrated()
-        if plan.statistics is not None:
-            plan.statistics.refuse_noise_alone(plan.noise_std)
-        return plan
-
-    @classmethod
-    def sketch(cls, config: Config, at_most: int = MOST_RECORDS) -> PrivacyPlan:
-        """A plan before the number of training records is known, with N = `at_most` and noise that is not calibrated yet.
+    def calibrated(self) -> PrivacyPlan:
+        """The same plan, which is a new one, with the least noise that keeps its target, if it has one.
 
         Raises:
-            UserError: for whatever cannot be a plan, however many records there are, up to `at_most`.
+            UserError: for numbers that nobody means: those of a plan from a file are taken as they are.
         """
-        draft = cls._draft(at_most, config)
-        if draft.private and draft.promise.accountant == "pld" and config.privacy.delta is not None:
-            same = draft.mechanism.poisson_steps(draft.steps)
-            accounting.require_resolution(draft.steps if same is None else same[-1], draft.promise.delta)
-        return draft
-
-    @classmethod
-    def _draft(cls, records: int, config: Config) -> PrivacyPlan:
-        """A plan whose noise is given, or still to be calibrated for its target."""
-        privacy, closed_form = config.privacy, method_named(config.bounding.method).closed_form
-        return cls(
-            noise=NoiseScale.of_config(config),
-            promise=Promise.of_config(records, config),
-            sampling=Sampling(records, records if closed_form else privacy.batch, privacy.per_unit),
-            bounding=Bounding.of_config(config),
-            steps=_RELEASES if closed_form else privacy.steps,
-            progress=PrivateProgress.of_config(config),
-        )
-
-    def _calibrated(self) -> PrivacyPlan:
-        """The same plan with the least noise that keeps its target, if it has one."""
         self._refuse_large_delta()
         self.bounding.refuse_unmeant()
         promise = self.promise
@@ -252,18 +211,6 @@ class PrivacyPlan:
             f"{self.promise.protected}, drawn at random, would keep such a promise; leave delta out for the default, "
             "1/(N ln N), or give less than 1/N",
         )
-
-    def is_of(self, config: Config) -> bool:
-        """Whether a configuration describes this plan: the same mechanism, with enough noise for its epsilon.
-
-        The noise is not searched for again, for another version of an accountant may find a little more or less.
-        """
-        delta, target = self.promise.delta, self.promise.target_epsilon
-        given = {"epsilon": None, "noise_multiplier": self.noise.multiplier if self.private else None, "delta": delta}
-        privacy = config.privacy.model_copy(update=given)
-        same = PrivacyPlan.from_config(self.sampling.records, config.model_copy(update={"privacy": privacy}))
-        kept = not self.private or target is None or self.epsilon() <= target * (1 + 1e-6)
-        return same.replace(target_epsilon=config.privacy.epsilon) == self and kept and config.privacy.delta in (None, delta)
 
     def require_finite(self) -> None:
         """Refuses noise that is given, and whose epsilon is infinite or cannot be said.

@@ -12,6 +12,9 @@ import torch
 from torch import nn
 
 from dpfed.bounding.engines import GroupBatch, exact_arithmetic, require_fitting
+from dpfed.building.engine import engine_for
+from dpfed.building.method import group_loss
+from dpfed.building.plan import plan_of, sketch_of
 from dpfed.config import AdaptationConfig, Config
 from dpfed.config.configuration import ResolvedConfig
 from dpfed.data.public_records import Companions
@@ -37,7 +40,7 @@ from dpfed.models.summary import image_start_of
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.privacy.blocks import block_length
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.method import Build, method_named
+from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress, signs_of_life
@@ -180,7 +183,7 @@ class Components:
         return Worker(
             plan=self.plan,
             model=model,
-            engine=self.plan.bounding.method.engine(Build(model, self.plan, self.config, randomness, share.owner)),
+            engine=engine_for(model, self.plan, self.config, randomness, share.owner),
             views=self._training_views(self.store, indices),
             indices=indices,
             keys=keys,
@@ -261,7 +264,7 @@ def assemble(
         torch.random.fork_rng(devices=[]),
         signs_of_life(watcher.note, "trying the model on noise: does a record change others?"),
     ):
-        tried = largest_pass(config, agreed or PrivacyPlan.sketch(config))
+        tried = largest_pass(config, agreed or sketch_of(config))
         text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
         check_independence(model, random_group(image_size(config), text, records=2), tried)
     watcher.note(f"opening the records: {_source(config)}")
@@ -271,7 +274,7 @@ def assemble(
     if agreed:
         plan = agreed
     else:
-        plan = PrivacyPlan.from_config(protected_count(store, config.privacy), config)
+        plan = plan_of(protected_count(store, config.privacy), config)
         plan.require_finite()
     refuse_many_owners(plan, owners)
     tasks_of(store, config)
@@ -284,7 +287,7 @@ def assemble(
     parts = Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms, public)
     if engine == "layerwise":  # it has rules for kinds of layers, and must not misread one
         trained = from_features(model) if config.cached_views else model
-        require_fitting(trained, parts.dummy_batch(device), config.training.precision, method.loss(config))
+        require_fitting(trained, parts.dummy_batch(device), config.training.precision, group_loss(config))
     return parts
 
 

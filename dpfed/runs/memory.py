@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from dpfed.building.method import contrasted
 from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
@@ -115,7 +116,7 @@ def records_of_a_pass(config: Config, device: torch.device) -> int | None:
     except (UserError, RuntimeError):  # there are models that cannot be built without memory
         return None
     trained = (needs.model / _FLOAT - needs.parameters) / _FURTHER_COPIES
-    gradients = 1.25 * _FLOAT * trained / method_named(config.bounding.method).contrasted(config)
+    gradients = 1.25 * _FLOAT * trained / contrasted(config)
     fit = int(memory_of(device) / 3 / (2 * needs.record + gradients))
     return next((records for records in _PASSES if records <= fit), _PASSES[-1])
 
@@ -123,7 +124,7 @@ def records_of_a_pass(config: Config, device: torch.device) -> int | None:
 def _records_of_a_group(config: Config) -> int:
     """Records whose outputs are kept together, at least."""
     method = method_named(config.bounding.method)
-    return 2 if method.whole_batch else max(2, method.contrasted(config))
+    return 2 if method.whole_batch else max(2, contrasted(config))
 
 
 def memory_of(device: torch.device) -> int:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.building.method import contrasted
+from dpfed.building.plan import plan_of, sketch_of
 from dpfed.config import Config
 from dpfed.config.effects import refuse_without_effect
 from dpfed.data.importers.detection import refuse_unknown
@@ -90,9 +92,9 @@ def known_plan(config: Config, watcher: Watcher | None = None, owners: int = 1) 
     records = known_count(config.data, config.privacy)
     if records is None:
         return None
-    PrivacyPlan.sketch(config, records)
+    sketch_of(config, records)
     (watcher or Silent()).note(f"accounting for {records:,} records")
-    plan = PrivacyPlan.from_config(records, config)
+    plan = plan_of(records, config)
     plan.require_finite()
     return plan
 
@@ -108,7 +110,7 @@ def refuse_impossible(config: Config, owners: int = 1, opens: bool = True) -> No
     Raises:
         UserError: saying what to change.
     """
-    refuse_many_owners(PrivacyPlan.sketch(config), owners)
+    refuse_many_owners(sketch_of(config), owners)
     refuse_inexact(config)
     _refuse_few_contrasted(config)
     refuse_records(config, opens)
@@ -121,10 +123,10 @@ def _refuse_few_contrasted(config: Config) -> None:
         UserError: naming the loss and the key to change.
     """
     method, loss = method_named(config.bounding.method), config.objective.loss
-    if (contrasted := method.contrasted(config)) < loss.least:
+    if (count := contrasted(config)) < loss.least:
         key, own = ("public.records", 1) if method.public_records else ("bounding.group_size", 0)
         raise UserError(
-            f"objective.name = '{config.objective.name}' learns nothing from {contrasted} records: set {key} to "
+            f"objective.name = '{config.objective.name}' learns nothing from {count} records: set {key} to "
             f"{loss.least - own} or more. [run-contrast-few]"
         )
 
@@ -226,7 +228,7 @@ def guarded(progress: Progress, config: Config) -> Progress:
         nonlocal seen
         if total is not None and not seen:
             seen = True
-            PrivacyPlan.sketch(config, total)
+            sketch_of(config, total)
         progress(done, total)
 
     return advance

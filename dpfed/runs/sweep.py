@@ -18,6 +18,7 @@ from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.view import RunView
+from dpfed.building.plan import plan_of
 from dpfed.config import Config, parse_config
 from dpfed.data.sampling import protected_count
 from dpfed.data.store.records import RecordStore
@@ -166,7 +167,7 @@ def _reserve(configs: dict[Path, Config]) -> None:
             continue
         settled = settle(config)
         store = records_of(settled)
-        plan = PrivacyPlan.from_config(protected_count(store, config.privacy), settled)
+        plan = plan_of(protected_count(store, config.privacy), settled)
         preflight_budget(folder, settled, store, plan)
         if plan.promises:
             stores[store.path] = store

@@ -8,10 +8,10 @@ from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.clipping import add_weighted, clip_factors, clip_norm_in_float32
 from dpfed.bounding.engines import ENGINES, GroupBatch, build_engine
+from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.method import METHODS, method_named
-from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
@@ -115,7 +115,7 @@ def plan(name):
     }
     tree |= {"public": {"source": "shapes"}} if name == "public" else {}
     tree["bounding"] = {key: value for key, value in tree["bounding"].items() if value is not None}
-    return PrivacyPlan.from_config(2000, parse_config(tree))
+    return plan_of(2000, parse_config(tree))
 
 
 # The longest sum of each method: so many pieces of length C.

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
@@ -88,7 +89,7 @@ TREE = {"diagnostics": "private", "privacy": {"noise_multiplier": 1.0, "batch": 
 )
 def test_what_cannot_be_is_refused_in_a_sentence(changes, said):
     with pytest.raises(UserError, match=said):
-        PrivacyPlan.from_config(2000, parse_config(TREE | changes))
+        plan_of(2000, parse_config(TREE | changes))
 
 
 def test_an_error_that_is_no_number_is_noise_alone():

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from dpfed.artifacts.view import RunView
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.clipping import clip_factors
+from dpfed.building.plan import plan_of
 from dpfed.config import BoundingConfig, Config, OptimizerConfig, PrivacyConfig, parse_config
 from dpfed.console import terminal
 from dpfed.data.sampling import draw_step
@@ -46,10 +47,10 @@ def strict(text):
 
 
 def test_the_plan_promises_nothing():
-    plan = PrivacyPlan.from_config(1000, Config(privacy=PrivacyConfig(batch=100, steps=7), bounding=NONE))
+    plan = plan_of(1000, Config(privacy=PrivacyConfig(batch=100, steps=7), bounding=NONE))
     assert (plan.noise.multiplier, plan.noise_std) == (0, 0)
     assert plan.sensitivity == plan.bounding.bound == plan.epsilon() == plan.epsilon(1, "rdp") == math.inf
-    private = PrivacyPlan.from_config(
+    private = plan_of(
         1000, Config(privacy=PrivacyConfig(batch=100, steps=7, epsilon=8.0), bounding=BoundingConfig(group_size=4))
     )
     assert private.sampling.rate == plan.sampling.rate and private.groups == plan.groups
@@ -60,7 +61,7 @@ def test_the_plan_promises_nothing():
 @pytest.mark.parametrize("asked", [{"epsilon": 8.0}, {"noise_multiplier": 1.0}, {"noise_multiplier": 0.0}])
 def test_a_promise_without_privacy_is_refused(asked):
     with pytest.raises(UserError, match="without privacy, so leave privacy.epsilon"):
-        PrivacyPlan.from_config(1000, Config(privacy=PrivacyConfig(batch=100, **asked), bounding=NONE))
+        plan_of(1000, Config(privacy=PrivacyConfig(batch=100, **asked), bounding=NONE))
 
 
 def test_gradients_keep_their_length_unless_they_are_not_finite():

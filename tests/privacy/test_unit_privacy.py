@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from dpfed.building.plan import plan_of
 from dpfed.config import BoundingConfig, Config, PrivacyConfig
 from dpfed.data.sampling import draw_step, owner_keys, protected_count, unit_keys
 from dpfed.data.store.record import RecordInput, record_key
@@ -106,9 +107,7 @@ def test_the_plan_counts_units(tmp_path):
     privacy = PrivacyConfig(unit="user", per_unit=2, noise_multiplier=1.0, batch=2, steps=5)
     assert protected_count(store, privacy) == 6  # three people and three records without one
     assert protected_count(store, PrivacyConfig()) == 8
-    made = PrivacyPlan.from_config(
-        protected_count(store, privacy), Config(privacy=privacy, bounding=BoundingConfig(group_size=1))
-    )
+    made = plan_of(protected_count(store, privacy), Config(privacy=privacy, bounding=BoundingConfig(group_size=1)))
     assert (made.sampling.records, made.promise.unit, made.sampling.per_unit, made.sampling.rate) == (6, "user", 2, 2 / 6)
     assert (made.promise.protected, protected_by("user"), protected_by("record")) == ("unit", "unit", "record")
     assert np.array_equal(unit_keys(store, privacy), store.units) and unit_keys(store, PrivacyConfig()) is None

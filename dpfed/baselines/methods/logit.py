@@ -16,22 +16,19 @@ memory: no better than clipping every record's gradient.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpfed.baselines.whole_batch.pair_options import LogitOptions, contrastive_change, refuse_unbounded, spread_out_change
-from dpfed.privacy.method import Build, Method, options_of
+from dpfed.privacy.method import Method, MethodInputs
 from dpfed.privacy.parameters import MechanismParameters
 
-if TYPE_CHECKING:
-    from dpfed.bounding.engines import Engine
-    from dpfed.config import Config
 
-
-def _numbers(config: Config, options: LogitOptions) -> dict[str, Any]:
-    refuse_unbounded(config)
+def _numbers(inputs: MethodInputs) -> dict[str, Any]:
+    refuse_unbounded(inputs)
+    options: LogitOptions = inputs.options
     return {
-        "temperature": config.objective.temperature,
-        "candidates": 1 + config.objective.augmentations,
+        "temperature": inputs.loss_options.temperature,
+        "candidates": 1 + inputs.loss_options.augmentations,
         "directions": 1 if options.one_sided else 2,
         "spread_out": options.spread_out,
     }
@@ -52,13 +49,6 @@ def _spread(given: MechanismParameters) -> float:
     return longest / _sensitivity(given)
 
 
-def _engine(build: Build) -> Engine:
-    from dpfed.baselines.whole_batch.pair_engines import LogitEngine
-
-    options = options_of(build.config).model_dump()
-    return LogitEngine(build.model, build.plan.bounding.whole_batch_cap, **options)
-
-
 METHOD = Method(
     name="logit",
     title="similarity clipping (Logit-DP)",
@@ -66,7 +56,6 @@ METHOD = Method(
     "weighted sum by G C, G being the most that the weights can change (docs/methods.md).",
     sensitivity=_sensitivity,
     spread=_spread,
-    engine=_engine,
     whole_batch=True,
     capped=True,
     divisor=lambda given: given.batch,

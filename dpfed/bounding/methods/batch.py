@@ -8,27 +8,13 @@ tight. The same holds for a unit of several records.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dpfed.privacy.method import Build, Method
-
-if TYPE_CHECKING:
-    from dpfed.bounding.engines import Engine
-
-
-def _engine(build: Build) -> Engine:
-    from dpfed.bounding.engines.gradient_cache import BatchEngine
-
-    config = build.config
-    return BatchEngine(build.model, config.training.precision, config.objective.group_loss(), config.bounding.microbatch)
-
+from dpfed.privacy.method import Method
 
 METHOD = Method(
     name="batch",
     title="batch clipping (DP-CLIP)",
     claim="All drawn records are contrasted, and the gradient of their mean loss is clipped: a record moves it by 2C.",
     sensitivity=lambda given: 2 * given.clip_norm,
-    engine=_engine,
     whole_batch=True,
     capped=True,
     divisor=lambda given: 1,

@@ -33,17 +33,13 @@ Units: the parts of a unit's records are averaged, so a unit moves the sum as on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
 from dpfed.errors import UserError
-from dpfed.privacy.method import Build, Method, poisson
+from dpfed.privacy.method import Method, MethodInputs, poisson
 from dpfed.schema.section import Section
-
-if TYPE_CHECKING:
-    from dpfed.bounding.engines import Engine
-    from dpfed.config import Config
 
 MEAN_SHARE, CROSS_SHARE = 0.05, 0.8  # a and b: near the best at every epsilon (docs/moments.md)
 _VIEWS = 8  # of images alone
@@ -58,42 +54,12 @@ class _Options(Section):
     )
 
 
-def _numbers(config: Config, options: _Options) -> dict[str, Any]:
-    model, adaptation = config.model, config.adaptation
-    if adaptation.image not in ("auto", "frozen"):
-        raise UserError(
-            f"bounding.method = 'moments' trains no tower, and adaptation.image = '{adaptation.image}' would: set it to "
-            "'frozen', or leave it out. [moments-adaptation]"
-        )
-    if config.training.precision != "fp32":
-        raise UserError("bounding.method = 'moments' computes in float32: set training.precision = 'fp32'. [moments-fp32]")
-    _refuse_without_weights(config)
-    views = options.views if options.views is not None else 0 if model.reads_text else _VIEWS
-    if not model.reads_text and views < 2:
+def _numbers(inputs: MethodInputs) -> dict[str, Any]:
+    options: _Options = inputs.options
+    views = options.views if options.views is not None else 0 if inputs.reads_text else _VIEWS
+    if not inputs.reads_text and views < 2:
         raise UserError(f"images alone need two views or more: set bounding.options.views = 2, got {views}. [moments-views]")
     return {"dimensions": options.dimensions, "views": views, "mean_share": MEAN_SHARE, "cross_share": CROSS_SHARE}
-
-
-def _refuse_without_weights(config: Config) -> None:
-    """Refuses towers that have learnt nothing: what is released would be moments of noise."""
-    model = config.model
-    own = (model.architecture or "").startswith("local-dir:")
-    if model.start is None and model.weights is None and not own:
-        raise UserError(
-            "bounding.method = 'moments' needs a pretrained image tower, and this one has random weights: set "
-            "model.weights (open_clip, timm) or model.start. [moments-image-tower]"
-        )
-    if model.kind == "image-text" and model.start is None and model.pretrained_text is None:
-        raise UserError(
-            "bounding.method = 'moments' needs a pretrained text tower: set model.text = "
-            "'sentence-transformers/NAME' or a folder, or model.start. [moments-text-tower]"
-        )
-
-
-def _engine(build: Build) -> Engine:
-    from dpfed.bounding.pair_moments import MomentsEngine
-
-    return MomentsEngine(build.model, build.plan)
 
 
 METHOD = Method(
@@ -110,7 +76,6 @@ METHOD = Method(
     alone=True,
     units=True,
     proven_in_floats=True,
-    engine=_engine,
     options=_Options,
     numbers=_numbers,
 )

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dpfed.bounding.engines import ENGINES, GroupBatch, build_engine
+from dpfed.building.plan import plan_of
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
@@ -11,7 +12,6 @@ from dpfed.models.centres import add_centres
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives import OBJECTIVES
 from dpfed.objectives.of_groups import centred
-from dpfed.privacy.plan import PrivacyPlan
 from tests.objectives.test_two_view_losses import barlow_twins
 from tests.sparing import sparing
 
@@ -126,14 +126,14 @@ def test_every_engine_clips_the_gradient_in_the_centres_too(objective, kind):
 
 
 def test_the_plan_has_sensitivity_c_and_as_many_groups_as_expected_records():
-    plan = PrivacyPlan.from_config(1000, config(bounding={"method": "public", "clip_norm": 0.7}))
+    plan = plan_of(1000, config(bounding={"method": "public", "clip_norm": 0.7}))
     assert (plan.sensitivity, plan.groups, plan.divisor, plan.bounding.group_size) == (0.7, 32, 32, 1)
     assert plan.noise_std == pytest.approx(0.7 * plan.noise.multiplier) and plan.bounding.options == {"public_records": 3}
-    assert PrivacyPlan.from_config(1000, config(public={**PUBLIC, "records": 5})).bounding.options == {"public_records": 5}
-    group = PrivacyPlan.from_config(1000, config(bounding={"method": "group", "clip_norm": 0.7}, public={}))
+    assert plan_of(1000, config(public={**PUBLIC, "records": 5})).bounding.options == {"public_records": 5}
+    group = plan_of(1000, config(bounding={"method": "group", "clip_norm": 0.7}, public={}))
     assert plan.noise.multiplier == group.noise.multiplier and plan.noise_std == group.noise_std / 2
 
 
 def test_a_missing_path_is_refused_before_any_record_is_read():
     with pytest.raises(UserError, match="bounding-public-path"):
-        PrivacyPlan.from_config(1000, config(public={}))
+        plan_of(1000, config(public={}))

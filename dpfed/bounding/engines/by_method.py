@@ -1,0 +1,93 @@
+"""Which engine computes the sum of each method of bounding, and how it is made: a method's own file is arithmetic and proof.
+
+Engines of methods for comparison stand in the room of these (`dpfed.baselines.engines`), which is looked up by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from dpfed.bounding.engines.choice import build_engine
+from dpfed.bounding.engines.engine import Engine, Precision
+from dpfed.bounding.engines.gradient_cache import BatchEngine
+from dpfed.bounding.pair_moments import MomentsEngine
+from dpfed.objectives import GroupLoss
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+
+
+@dataclass(frozen=True)
+class EngineInputs:
+    """What an engine is made from; each engine takes what it needs.
+
+    Attributes:
+        model: on its device.
+        plan: what is promised.
+        randomness: the owner's secret, for methods that release noisy statistics on the way (`GroupBatch.step` says the step).
+        owner: the owner's number.
+        precision: of the forward pass.
+        loss: of one group.
+        loss_name: one of `dpfed.objectives.OBJECTIVES`, for engines that are made for certain losses.
+        loss_options: of that loss.
+        contrasted: records that are contrasted with each other, expected.
+        reads_text: whether the model contrasts images with captions.
+        options: the method's own, checked.
+        engine: one of `dpfed.bounding.engines.ENGINES`, for methods that have several.
+        microbatch: records whose activations are in memory at a time.
+        pass_records: of a pass over several groups; ``None``: as many as the engine takes by itself.
+    """
+
+    model: nn.Module
+    plan: PrivacyPlan
+    randomness: Randomness
+    owner: int
+    precision: Precision
+    loss: GroupLoss
+    loss_name: str
+    loss_options: Any
+    contrasted: int
+    reads_text: bool
+    options: Any
+    engine: str
+    microbatch: int
+    pass_records: int | None = None
+
+
+MakeEngine = Callable[[EngineInputs], Engine]
+
+
+def engine_of(given: EngineInputs) -> Engine:
+    """The engine of the plan's method."""
+    name = given.plan.bounding.method_name
+    makers: Mapping[str, MakeEngine] = _MAKERS
+    if name not in makers:
+        makers = importlib.import_module("dpfed.baselines.engines").MAKERS
+    return makers[name](given)
+
+
+def _of_groups(given: EngineInputs) -> Engine:
+    """The chosen one for gradients of groups."""
+    chosen, size, records = given.engine, given.contrasted, given.pass_records
+    return build_engine(chosen, given.model, given.precision, given.loss, size, records=records)
+
+
+def _of_batches(given: EngineInputs) -> Engine:
+    return BatchEngine(given.model, given.precision, given.loss, given.microbatch)
+
+
+def _of_moments(given: EngineInputs) -> Engine:
+    return MomentsEngine(given.model, given.plan)
+
+
+_MAKERS: dict[str, MakeEngine] = {
+    "batch": _of_batches,
+    "group": _of_groups,
+    "moments": _of_moments,
+    "none": _of_groups,
+    "public": _of_groups,
+}
