@@ -82,7 +82,7 @@ class Board:
         parts, present = self.under.parts, self.under.present(np.ones(count, bool))
         places, alone = np.full(count, -1), np.zeros(count, bool)
         certain = parts.plan.replace(batch=parts.plan.sampling.records)
-        units = unit_keys(parts.store, parts.config.privacy)
+        units = unit_keys(parts.store, parts.config.privacy.unit)
 
         def draw(plan: PrivacyPlan, indices: np.ndarray, groups: int) -> StepDraw:
             own = None if units is None else units[indices]

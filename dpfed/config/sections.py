@@ -17,6 +17,7 @@ from dpfed.models.options import AdaptationConfig, ModelConfig
 from dpfed.objectives import ObjectiveConfig
 from dpfed.privacy.method import METHODS
 from dpfed.privacy.plan_checks import wrong_clip_norm, wrong_stability
+from dpfed.privacy.promise import Unit
 from dpfed.schema.section import Section
 from dpfed.training.options import OptimizerConfig
 
@@ -82,7 +83,7 @@ class PrivacyConfig(Section):
     accountant: Literal["pld", "rdp"] = Field(
         "pld", description="how epsilon is computed; pld is tighter, rdp is used in the papers"
     )
-    unit: Literal["record", "user"] = Field("record", description="what is protected: a record, or all records of one unit")
+    unit: Unit = Field("record", description="what is protected: a record, or all records of one unit")
     per_unit: int = Field(1, ge=1, description="unit = 'user': the most records of a unit that take part in a step")
     batch: int = Field(1024, description="B: expected records (or units) in a step; each is drawn with q = B/N")
     steps: int = Field(100, description="T: noisy steps in the whole run")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.building.plan import plan_of, sketch_of
-from dpfed.config import Config, DataConfig, PrivacyConfig
+from dpfed.config import Config, DataConfig
 from dpfed.data.store.counting import known_count
 from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError
@@ -73,7 +73,7 @@ def declared_plan(config: Config, records: int | None, watcher: Watcher) -> Priv
         )
     refuse_impossible(config, opens=False)
     if records is None:
-        records = known_count(config.data, config.privacy)
+        records = known_count(config.data, config.privacy.unit)
     if records is None:
         raise UserError(
             f"the number of records of data.source = '{config.data.source}' is known only after an import: give it, as a "
@@ -116,7 +116,7 @@ def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
             f"--public: the records of {path} join every group as public ones (public.path), so they cannot replace the "
             f"private ones as well: give others, or '{PROCEDURAL}'. [proxy-joins-groups]"
         )
-    count = known_count(DataConfig(source="store", path=str(path)), PrivacyConfig())
+    count = known_count(DataConfig(source="store", path=str(path)), "record")
     assert count is not None  # it is a store on this machine
     least = LEAST_GROUPS * max(2, plan.bounding.group_size)
     if count < least:

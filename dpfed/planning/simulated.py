@@ -68,7 +68,7 @@ class SimulatedRun:
     @property
     def protected(self) -> int:
         """How many records stand in, or units where these are protected."""
-        units = unit_keys(self.parts.store, self.parts.config.privacy)
+        units = unit_keys(self.parts.store, self.parts.config.privacy.unit)
         return len(self.indices) if units is None else len(np.unique(units[self.indices]))
 
     def worker(self, plan: PrivacyPlan, randomness: Randomness, groups: int) -> Worker:

@@ -23,7 +23,7 @@ from dpfed.privacy.plan_checks import (
     wrong_clip_norm,
     wrong_stability,
 )
-from dpfed.privacy.promise import protected_by
+from dpfed.privacy.promise import Unit, protected_by
 
 Clipping = Literal["fixed", "automatic", "adaptive"]
 _MOST_DISCRETE = 1e3
@@ -44,7 +44,7 @@ class Promise:
     delta: float
     accountant: Accountant = "pld"
     target_epsilon: float | None = None
-    unit: Literal["record", "user"] = "record"
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         settle_numbers(self)

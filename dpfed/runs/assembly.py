@@ -173,7 +173,7 @@ class Components:
             model: to be trained, if not `model` itself but a copy of it.
             share: what is this owner's; default: what `owner` and `owners` say.
         """
-        units = unit_keys(self.store, self.config.privacy)
+        units = unit_keys(self.store, self.config.privacy.unit)
         model, share = model or self.model, share or self.share()
         indices, keys = share.indices, self.store.keys
         if not isinstance(indices, OwnRows):
@@ -198,7 +198,7 @@ class Components:
 
     def share(self) -> Share:
         """What `owner` and `owners` say: this owner's part of the records and groups."""
-        own = OwnRows(self.store, owner_keys(self.store, self.config.privacy), self.owner, self.owners)
+        own = OwnRows(self.store, owner_keys(self.store, self.config.privacy.unit), self.owner, self.owners)
         return Share(self.owner, own, self.plan.groups_of(self.owner, self.owners))
 
     def dummy_batch(self, device: torch.device) -> GroupBatch:
@@ -274,7 +274,7 @@ def assemble(
     if agreed:
         plan = agreed
     else:
-        plan = plan_of(protected_count(store, config.privacy), config)
+        plan = plan_of(protected_count(store, config.privacy.unit), config)
         plan.require_finite()
     refuse_many_owners(plan, owners)
     tasks_of(store, config)

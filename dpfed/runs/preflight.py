@@ -89,7 +89,7 @@ def known_plan(config: Config, watcher: Watcher | None = None, owners: int = 1) 
         UserError: for an impossible plan.
     """
     refuse_impossible(config, owners)
-    records = known_count(config.data, config.privacy)
+    records = known_count(config.data, config.privacy.unit)
     if records is None:
         return None
     sketch_of(config, records)

@@ -167,7 +167,7 @@ def _reserve(configs: dict[Path, Config]) -> None:
             continue
         settled = settle(config)
         store = records_of(settled)
-        plan = plan_of(protected_count(store, config.privacy), settled)
+        plan = plan_of(protected_count(store, config.privacy.unit), settled)
         preflight_budget(folder, settled, store, plan)
         if plan.promises:
             stores[store.path] = store
