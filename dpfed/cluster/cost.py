@@ -81,15 +81,12 @@ def _machines(assumed: list[str]) -> Machines:
 
 def _trained(config: Config) -> int:
     """P: of the configuration's model, built with random weights."""
-    from dpfed.models.building import build_model
-    from dpfed.models.centres import add_centres
+    from dpfed.building.model import model_of
     from dpfed.models.parameters import TrainableVector
     from dpfed.runs.resolution import settle_model
 
     config = settle_model(config)
-    model = build_model(config.model, config.objective, config.adaptation, config.data.size, load_weights=False)
-    add_centres(model, config)
-    return TrainableVector(model).numel
+    return TrainableVector(model_of(config, load_weights=False)).numel
 
 
 def _as_json(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Estimate]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from dpfed.schema.section import Pair, Section
 
+Resize = Literal["model", "crop", "squash", "pad"]
+
 
 class DataConfig(Section):
     """Which records, and whether anyone may see them."""
@@ -23,7 +25,7 @@ class DataConfig(Section):
     size: int | None = Field(
         None, ge=8, le=4096, description="side of the square images, pixels; default 32, or what open_clip or timm expects"
     )
-    resize: Literal["model", "crop", "squash", "pad"] = Field("model", description="how an image becomes square")
+    resize: Resize = Field("model", description="how an image becomes square")
     stores: str = Field("stores", description="folder for the stores that a run imports or generates")
     public: bool = Field(False, description="the records are public: the report may show them")
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dpfed.config import Config
 from dpfed.models.blueprints import blueprint
-from dpfed.privacy.method import method_named
+from dpfed.models.options import ModelConfig
 
 ATTRIBUTE = "centres"  # of a model, and the name of what they give
 
@@ -39,16 +38,13 @@ class Centres(nn.Module):
         return self.table(torch.zeros(records, 1, dtype=torch.int64, device=self.table.weight.device))
 
 
-def add_centres(model: nn.Module, config: Config) -> None:
-    """Gives a model centres, at zero, where its configuration asks for them; draws nothing.
+def add_centres(model: nn.Module, options: ModelConfig) -> None:
+    """Gives a model centres, at zero; draws nothing.
 
     Args:
         model: of `dpfed.models.building.build_model`.
-        config: settled.
+        options: that it was built with.
     """
-    if not method_named(config.bounding.method).public_records or not config.public.centring:
-        return
-    clip = config.model.kind == "open_clip"
-    width = blueprint(config.model).model_cfg["embed_dim"] if clip else config.model.embedding
+    width = blueprint(options).model_cfg["embed_dim"] if options.kind == "open_clip" else options.embedding
     with torch.random.fork_rng(devices=[]):
-        setattr(model, ATTRIBUTE, Centres(1 + config.model.reads_text, width))
+        setattr(model, ATTRIBUTE, Centres(1 + options.reads_text, width))

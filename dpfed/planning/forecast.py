@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dpfed.building.model import trained_of
 from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.models.options import PROCEDURAL
 from dpfed.models.starting import MissingStart
-from dpfed.models.summary import trained_part
 from dpfed.planning.gradient_signal import Signal, measured
 from dpfed.planning.plan_grid import Row, finite, grid
 from dpfed.planning.proxy import Proxy
@@ -129,7 +129,7 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, watcher: Watcher |
         rows=rows,
         signal=signal,
         epsilon=epsilon,
-        trained=str(trained_part(parts.model, parts.config)),
+        trained=str(trained_of(parts.model, parts.config)),
         measured_on=f"{signal.groups} groups of {stand.title}",
         records_needed=_records_needed(rows[0]),
         memory=_memory(parts.config),

@@ -116,7 +116,7 @@ def _measures(config: ResolvedConfig, store: RecordStore) -> EvaluationConfig:
     for tasks in (asked.tasks, ()):
         wanted = asked.model_copy(update={"tasks": tasks})
         try:
-            found = tasks_of(store, config.model_copy(update={"evaluation": wanted}))
+            found = tasks_of(store, wanted, config.model)
         except UserError:  # these records do not allow what the private ones may
             continue
         if found:

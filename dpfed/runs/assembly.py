@@ -13,7 +13,9 @@ from torch import nn
 
 from dpfed.bounding.engines import GroupBatch, exact_arithmetic, require_fitting
 from dpfed.building.engine import engine_for
+from dpfed.building.images import image_size
 from dpfed.building.method import group_loss
+from dpfed.building.model import model_of
 from dpfed.building.plan import plan_of, sketch_of
 from dpfed.config import AdaptationConfig, Config
 from dpfed.config.configuration import ResolvedConfig
@@ -31,9 +33,8 @@ from dpfed.features.cache import Features
 from dpfed.features.extraction import features_of
 from dpfed.features.towers import from_features, frozen_towers
 from dpfed.features.views import CachedViews
-from dpfed.models.building import Tokenizer, build_model, tokenizer_for
-from dpfed.models.centres import add_centres
-from dpfed.models.images import image_size, preprocessing_of
+from dpfed.models.building import Tokenizer, tokenizer_for
+from dpfed.models.images import preprocessing_of
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.summary import image_start_of
@@ -222,8 +223,9 @@ class Components:
 
     def evaluate(self, which: Which, step: int) -> list[Evaluation]:
         """Measures the model as it is now."""
+        options, tasks = self.config.evaluation, tasks_of(self.store, self.config.evaluation, self.config.model)
         return evaluate(
-            self.model, self.store, self.read, self.config, self.views.plain, self.tokenizer, which, step, self.device
+            self.model, self.store, self.read, options, tasks, self.views.plain, self.tokenizer, which, step, self.device
         )
 
 
@@ -277,12 +279,12 @@ def assemble(
         plan = plan_of(protected_count(store, config.privacy.unit), config)
         plan.require_finite()
     refuse_many_owners(plan, owners)
-    tasks_of(store, config)
+    tasks_of(store, config.evaluation, config.model)
     public = public_records_of(config, store, import_progress(watcher, "public records"))
     if method.closed_form:
         add_moment_heads(model, config, plan, noise_std_of(plan, terms) or plan.noise_std, tokenizer)
     model.to(device)
-    preprocessing = preprocessing_of(config)
+    preprocessing = preprocessing_of(config.model, config.data.resize)
     views = ImageViews(config.views, preprocessing)
     parts = Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms, public)
     if engine == "layerwise":  # it has rules for kinds of layers, and must not misread one
@@ -297,9 +299,8 @@ def _built(config: ResolvedConfig, randomness: Randomness | None) -> nn.Module:
     start = starting_weights(config) if fresh else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
-        adaptation = AdaptationConfig(image="frozen", text="frozen") if method.closed_form else config.adaptation
-        model = build_model(config.model, config.objective, adaptation, image_size(config), fresh, start)
-    add_centres(model, config)
+        frozen = AdaptationConfig(image="frozen", text="frozen") if method.closed_form else None
+        model = model_of(config, fresh, start, frozen)
     validate(model)
     if not method.picks_engine:
         refuse_mixing(model, f"bounding.method = '{method.name}'")
@@ -317,7 +318,7 @@ def _refuse_cached(config: Config) -> None:
     cached, needed = config.cached_views, views_per_image(config)
     if 0 < cached < needed:
         raise UserError(f"a step contrasts {needed} views, and views.cached = {cached}: set {needed} or more. [run-views-few]")
-    if cached and image_start_of(config) == "random":
+    if cached and image_start_of(config.model) == "random":
         raise UserError(
             "views.cached computes the features of a frozen image tower once, and its weights are random: set model.weights or "
             "model.start. [run-views-random]"

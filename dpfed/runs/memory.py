@@ -13,12 +13,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from dpfed.building.images import image_size
 from dpfed.building.method import contrasted
+from dpfed.building.model import model_of
 from dpfed.config import Config
 from dpfed.errors import UserError
-from dpfed.models.building import build_model
-from dpfed.models.centres import add_centres
-from dpfed.models.images import image_size
 from dpfed.models.options import ModelConfig
 from dpfed.privacy.method import method_named
 
@@ -151,8 +150,7 @@ def _count(config: Config) -> tuple[int, int, float]:
 
     size = image_size(config)
     with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
-        model = build_model(config.model, config.objective, config.adaptation, size, load_weights=False)
-        add_centres(model, config)
+        model = model_of(config, load_weights=False)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         for module in model.modules():

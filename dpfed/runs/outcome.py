@@ -16,10 +16,11 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import AUDITED, LABELLED_FIGURES, uses_labelled_bank, with_origin
 from dpfed.artifacts.verification import ledger_of
 from dpfed.artifacts.view import RunView
+from dpfed.building.model import trained_of
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.models.folder import weights_digest
 from dpfed.models.moments import ATTRIBUTE, MomentHeads
-from dpfed.models.summary import Trained, trained_part
+from dpfed.models.summary import Trained
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.phase import spent_curve
 from dpfed.privacy.plan import PrivacyPlan
@@ -183,7 +184,7 @@ def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: 
         "clipping": plan.bounding.clipping,
         "progress": plan.as_dict()["progress"],
         "noise_std": plan.noise_std,
-        "trained_parameters": trained_part(parts.model, parts.config).trainable,
+        "trained_parameters": trained_of(parts.model, parts.config).trainable,
         "noise": plan.noise.kind,
         "sound": plan.bounding.method.sound,
         "max_batch": plan.bounding.max_batch,
@@ -205,7 +206,7 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
     """
     plan, config = parts.plan, parts.config
     other = plan.other_accountant
-    trained = trained_part(parts.model, config)
+    trained = trained_of(parts.model, config)
     protected = (_unit_name(parts) or "unit") if plan.promise.unit == "user" else "record"
     captioned = _WITH_CAPTIONS if plan.bounding.method.closed_form else _CAPTIONED
     unit = captioned if config.model.reads_text else _IMAGE
@@ -266,7 +267,7 @@ def _marks(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> tup
         return (NOT_PRIVATE,)
     marks = [UNSOUND] * (not parts.plan.bounding.method.sound)
     marks += [FIXED_SEED] * ledger.marks.get("fixed_seed", False)
-    planned = not store.public and uses_labelled_bank(tasks_of(store, parts.config))
+    planned = not store.public and uses_labelled_bank(tasks_of(store, parts.config.evaluation, parts.config.model))
     marks += [LABELLED_BANK] * (planned or LABELLED_FIGURES in disclosed)
     if (name := _unit_name(parts)) is not None and parts.plan.promise.unit == "record":
         marks.append(shared_unit(name))

@@ -150,9 +150,9 @@ def refuse_records(config: Config, opens: bool = True) -> None:
         layout = read_layout(path)
         refuse_uncaptioned(layout.header["kind"], layout.header["name"], config)
         _refuse_shrinking(path, layout.header["images"].get("size"), config)
-        refuse_empty_split(layout.splits, layout.header["name"], config)
+        refuse_empty_split(layout.splits, layout.header["name"], config.evaluation)
         if opens:
-            tasks_of(RecordStore.open(path), config)
+            tasks_of(RecordStore.open(path), config.evaluation, config.model)
     if method_named(config.bounding.method).public_records and config.public.source == "store":
         given_public(config.public, config.model.reads_text)
 

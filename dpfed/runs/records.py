@@ -32,7 +32,7 @@ def records_of(config: Config, progress: Progress | None = None, say: Callable[[
         progress: called while records are imported.
         say: told what an import did not use.
     """
-    return open_records(config.data, progress, preprocessing_of(config).interpolation, say)
+    return open_records(config.data, progress, preprocessing_of(config.model, config.data.resize).interpolation, say)
 
 
 def public_records_of(config: Config, private: RecordStore, progress: Progress | None = None) -> RecordStore | None:
@@ -45,7 +45,7 @@ def public_records_of(config: Config, private: RecordStore, progress: Progress |
     """
     if not method_named(config.bounding.method).public_records:
         return None
-    wanted = preprocessing_of(config).interpolation
+    wanted = preprocessing_of(config.model, config.data.resize).interpolation
     return open_public(config.public, config.data, private, config.model.reads_text, wanted, progress)
 
 

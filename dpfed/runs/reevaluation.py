@@ -59,7 +59,7 @@ def evaluate_run(
         raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it. [run-checkpoint-missing]")
     watcher = watcher or Silent()
     parts = assemble(resolve(read_back(tree, "evaluation"), watcher), watcher=watcher, terms=terms_of(run))
-    if not parts.store.public and uses_labelled_bank(tasks_of(parts.store, parts.config)):
+    if not parts.store.public and uses_labelled_bank(tasks_of(parts.store, parts.config.evaluation, parts.config.model)):
         why = not_covered or parts.config.privacy.not_covered
         budgeting.not_covered(run, parts.store, "k-NN and linear probe are exact functions of training labels", why)
         run.disclose(LABELLED_FIGURES)

@@ -13,15 +13,15 @@ from torch import nn
 
 from dpfed.bounding.engines import choose_engine
 from dpfed.building.method import contrasted, group_loss
+from dpfed.building.model import model_of
 from dpfed.building.plan import sketch_of
 from dpfed.config import Config, ModelConfig
 from dpfed.config.configuration import ResolvedConfig
 from dpfed.errors import UserError
 from dpfed.features.towers import from_features, frozen_towers
 from dpfed.models.blueprints import blueprint
-from dpfed.models.building import build_model, tokenizer_for
-from dpfed.models.centres import add_centres
-from dpfed.models.images import default_size, image_size, preprocessing_of
+from dpfed.models.building import tokenizer_for
+from dpfed.models.images import default_size, preprocessing_of
 from dpfed.models.starting import MissingStart
 from dpfed.models.text_blueprints import text_blueprint
 from dpfed.models.timm_blueprints import timm_blueprint
@@ -79,7 +79,7 @@ def settle(config: Config) -> Config:
         chosen["bias"] = objective.loss.bias(contrasted(config))
     return _with(
         config,
-        data={"resize": preprocessing_of(config).resize},
+        data={"resize": preprocessing_of(config.model, config.data.resize).resize},
         objective=chosen,
         model={"start_digest": _start_digest(config)},
         adaptation={"image": "frozen" if frozen else config.adaptation.of_images(model.kind)} if model.external else {},
@@ -146,8 +146,7 @@ def _engine(config: Config, device: torch.device, watcher: Watcher) -> str:
 def _proxy(config: Config) -> nn.Module:
     """A model of the run's kind, with any weights."""
     with torch.random.fork_rng(devices=[]):
-        model = build_model(config.model, config.objective, config.adaptation, image_size(config), load_weights=False)
-        add_centres(model, config)
+        model = model_of(config, load_weights=False)
     validate(model)
     return model
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory, scalars
 from dpfed.artifacts.provenance import ID_CHARACTERS, UNKNOWN
+from dpfed.building.model import facts_of
 from dpfed.errors import UserError, goes_on
 from dpfed.evaluation.suite import Evaluation
 from dpfed.evaluation.tasks import tasks_of
@@ -95,7 +96,7 @@ def _carry_out(
     hold(run, parts, ledger, watcher)
     if interrupted:
         ledger.note_resumed(start)
-    measured = bool(tasks_of(parts.store, config))
+    measured = bool(tasks_of(parts.store, config.evaluation, config.model))
     if start == 0 and measured:
         watcher.note("measuring the model before training")
     untrained = parts.evaluate("untrained", 0) if start == 0 else None
@@ -144,7 +145,7 @@ def _carry_out(
         # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
         untrained = _untrained_again(parts, checkpoints, watcher) if untrained is None else untrained
         _record(run, [figure.compared(untrained) for figure in trained], watcher)
-        save_encoder(run.model, parts.model, config, _runs_of(run, parts, ledger))
+        save_encoder(run.model, parts.model, facts_of(config), _runs_of(run, parts, ledger))
         write_outcome(run, parts, ledger)
     run.delete_secrets()
     settle_at_end(run, parts, ledger, watcher)
@@ -281,7 +282,7 @@ def _runs_of(run: RunDirectory, parts: Components, ledger: Ledger) -> list[dict[
     before: list[dict[str, Any]] = []
     if start is not None:
         before = start["trained"] or [UNKNOWN]
-    elif start_of(parts.config) != "random":
+    elif start_of(parts.config.model) != "random":
         before = [UNKNOWN]  # those of an open_clip model
     plan, institutions = parts.plan, parts.terms is not None and not run.simulation.is_file()
     guarantee = plan.promises and not ledger.marks.get("fixed_seed", False) and math.isfinite(ledger.epsilon)

@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.view import RunView
+from dpfed.building.model import facts_of
 from dpfed.config import parse_config
 from dpfed.models import starting
 from dpfed.models.building import build_model
@@ -79,7 +80,7 @@ def test_all_workers_train_from_the_starting_weights(tiny, tmp_path):
     tiny["privacy"]["steps"] = 1
     config = parse_config({**tiny, "evaluation": {"split": "none"}})
     torch.manual_seed(3)
-    save_encoder(tmp_path / "start", build_model(config.model, config.objective, size=16), resolve(config))
+    save_encoder(tmp_path / "start", build_model(config.model, config.objective, size=16), facts_of(resolve(config)))
     config = config.model_copy(update={"model": config.model.model_copy(update={"start": str(tmp_path / "start")})})
     start = load_file(tmp_path / "start" / "model.safetensors")
     for seen in seen_by_two(config, tmp_path / "out", _only_the_first_has_the_weights):

@@ -106,7 +106,7 @@ def test_gradients_flow_through_public_records_and_their_own_terms_do_not_count(
 def test_every_engine_clips_the_gradient_in_the_centres_too(objective, kind):
     wanted, weight, clip_norm = ObjectiveConfig(name=objective), 0.3, 0.5
     model, batch = build_model(MODELS[kind], wanted), batch_of(kind, (1, 3, 2))
-    add_centres(model, config(model=MODELS[kind].model_dump(exclude_none=True)))
+    add_centres(model, MODELS[kind])
     torch.nn.init.normal_(model.centres.table.weight, std=0.1)
     vector, expected = TrainableVector(model), 0
     for group, count in enumerate((1, 3, 2)):
