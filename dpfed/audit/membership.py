@@ -30,7 +30,7 @@ from dpfed.errors import UserError
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher
-from dpfed.protocol.statement import terms_of
+from dpfed.protocol.statement import terms_at
 from dpfed.runs import budgeting
 from dpfed.runs.assembly import assemble
 from dpfed.runs.outcome import rewrite_artifacts
@@ -146,7 +146,7 @@ def audit_membership(
             records with a lifetime budget, without a reason.
     """
     run, watcher = _finished(folder), watcher or Silent()
-    parts = assemble(resolve(run.config(), watcher), watcher=watcher, terms=terms_of(run))
+    parts = assemble(resolve(run.config(), watcher), watcher=watcher, terms=terms_at(run.terms))
     sides = Sides.draw(parts, non_members, records, randomness or Randomness.fresh())
     for store in {side.store.path: side.store for side in sides.parts}.values():
         budgeting.not_covered(run, store, "the figures of an audit are exact functions of them", not_covered)

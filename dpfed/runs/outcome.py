@@ -15,7 +15,6 @@ from dpfed.artifacts import provenance
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import AUDITED, LABELLED_FIGURES, uses_labelled_bank, with_origin
 from dpfed.artifacts.verification import ledger_of
-from dpfed.artifacts.view import RunView
 from dpfed.building.model import trained_of
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.models.folder import weights_digest
@@ -24,7 +23,7 @@ from dpfed.models.summary import Trained
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.phase import spent_curve
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.protocol.statement import facts_of_federation, terms_of
+from dpfed.protocol.statement import facts_of_federation, terms_at
 from dpfed.report.audit import on_card
 from dpfed.report.card import card_digest, is_void, privacy_card
 from dpfed.report.facts import (
@@ -46,6 +45,7 @@ from dpfed.report.facts import (
 )
 from dpfed.report.gallery import Gallery, build_gallery
 from dpfed.report.html import write_report
+from dpfed.report.view import RunView
 from dpfed.runs.assembly import Components
 from dpfed.runs.budgeting import stated
 
@@ -111,7 +111,7 @@ def rewrite_artifacts(run: RunDirectory, parts: Components, results: dict[str, A
     """
     ledger, own = ledger_of(run), run.config()
     config = parts.config.model_copy(update={"evaluation": own.evaluation})
-    parts = dataclasses.replace(parts, config=config, plan=ledger.plan, terms=terms_of(run))
+    parts = dataclasses.replace(parts, config=config, plan=ledger.plan, terms=terms_at(run.terms))
     results["run"]["ledger"] = ledger.head
     _write_artifacts(run, facts_of_run(run, parts, ledger, results["evaluations"]), results, ledger)
 
@@ -142,7 +142,7 @@ def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluatio
         disclosed.add(LABELLED_FIGURES)
     facts = card_facts(parts, ledger, disclosed)
     if parts.terms:
-        facts = facts_of_federation(facts, run, parts.terms)
+        facts = facts_of_federation(facts, run.journal, run.simulation.is_file(), parts.terms)
     institutions = parts.terms is not None and not run.simulation.is_file()
     written = run.provenance
     facts = with_origin(facts, written.get("start"))

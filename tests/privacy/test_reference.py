@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpfed.artifacts.view import RunView
+from dpfed.artifacts.view import read_view
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.clipping import clip_factors
 from dpfed.building.plan import plan_of
@@ -125,10 +125,10 @@ def test_a_run_says_everywhere_that_there_is_no_guarantee(without, tmp_path, cap
 
     without["bounding"]["method"], without["privacy"]["epsilon"] = "group", 8.0
     private = pretrain(parse_config(without | {"name": "private"}), tmp_path / "private")
-    write_report(tmp_path / "both.html", [RunView.read(run.path), RunView.read(private.path)])
+    write_report(tmp_path / "both.html", [read_view(run.path), read_view(private.path)])
     html = (tmp_path / "both.html").read_text()
     assert "no guarantee" in html and "(8.00," in html
-    assert RunView.read(run.path).epsilon == math.inf
+    assert read_view(run.path).epsilon == math.inf
 
 
 def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(without, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.view import RunView
+from dpfed.artifacts.view import read_view
 from dpfed.building.plan import plan_of
 from dpfed.config import Config, ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
@@ -96,7 +96,7 @@ def test_the_plan_keeps_the_promise_and_differs_in_its_method_only(name):
 def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, run_of):
     run, sound = run_of(name), method_named(name).sound
     assert run.card.exists() == sound and run.no_card.exists() != sound
-    assert sound or RunView.read(run.path).void
+    assert sound or read_view(run.path).void
     assert json.loads(run.results.read_text(encoding="utf-8"))["privacy"]["guarantee"] == (sound and name != "none")
     assert ("no guarantee holds" in run.report.read_text(encoding="utf-8")) == (not sound or name == "none")
     paper = (run.card if sound else run.no_card).read_text(encoding="utf-8")
