@@ -1,6 +1,8 @@
-"""How the engines of the methods for comparison are made; `dpfed.bounding.engines.by_method` finds this file by its name."""
+"""How the engines of the methods for comparison are made."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from dpfed.baselines.methods.released import release_multiplier
 from dpfed.baselines.noisy_statistics.published_dpcl import PublishedMoments, PublishedSimilarity
@@ -57,4 +59,4 @@ def _published_statistics(given: EngineInputs) -> Statistics:
     )
 
 
-MAKERS: dict[str, MakeEngine] = {"dpcl": _dpcl, "logit": _logit, "released": _released, "sample": _sample}
+MAKERS: Mapping[str, MakeEngine] = {"dpcl": _dpcl, "logit": _logit, "released": _released, "sample": _sample}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
+from dpfed import discovery
 from dpfed.bounding.engines import Engine
-from dpfed.bounding.engines.by_method import EngineInputs, engine_of
+from dpfed.bounding.engines.by_method import MAKERS, EngineInputs, MakeEngine, of_groups
 from dpfed.building.method import contrasted, group_loss, options_of
 from dpfed.config import Config
+from dpfed.privacy.method import Method
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
@@ -22,7 +24,7 @@ def engine_for(model: nn.Module, plan: PrivacyPlan, config: Config, randomness: 
         randomness: the owner's.
         owner: the owner's number.
     """
-    return engine_of(
+    return _maker(plan.bounding.method)(
         EngineInputs(
             model=model,
             plan=plan,
@@ -40,3 +42,11 @@ def engine_for(model: nn.Module, plan: PrivacyPlan, config: Config, randomness: 
             pass_records=config.bounding.pass_records,
         )
     )
+
+
+def _maker(method: Method) -> MakeEngine:
+    if method.picks_engine:
+        return of_groups
+    if method.name in MAKERS:
+        return MAKERS[method.name]
+    return discovery.part("baselines", "engines").MAKERS[method.name]

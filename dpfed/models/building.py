@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from dpfed import discovery
 from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.models.blueprints import blueprint
@@ -127,10 +127,10 @@ def _text_encoder(model: ModelConfig, load_weights: bool) -> TextTransformer | T
 
 
 def _image_encoder(model: ModelConfig, size: int | None, load_weights: bool) -> Any:
-    """Features ``(n, features_dim)`` of images; BatchNorm is a baseline's, whose room is looked up by name."""
+    """Features ``(n, features_dim)`` of images; BatchNorm is a baseline's (`dpfed.optional`)."""
     if model.timm is not None:
         return build_timm(model, size, load_weights)
-    anchored = importlib.import_module("dpfed.baselines.anchored_batch_norm") if model.normalisation == "batch" else None
+    anchored = discovery.part("baselines", "anchored_batch_norm") if model.normalisation == "batch" else None
     norm: Norm = anchored.AnchoredBatchNorm if anchored else {"group": group_norm, "layer": layer_norm}[model.normalisation]
     if model.image == "cnn":
         own: dict[str, Any] = {} if norm is group_norm else {"norm": norm}  # its own GroupNorm has 8 groups

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from dpfed import discovery
 from dpfed.errors import nearest
 from dpfed.schema.section import Items, Section
 
@@ -66,7 +66,7 @@ class ModelConfig(Section):
     @field_validator("normalisation")
     @classmethod
     def _there(cls, normalisation: str) -> str:
-        if normalisation == "batch" and importlib.util.find_spec("dpfed.baselines") is None:
+        if normalisation == "batch" and not discovery.has("baselines"):
             raise ValueError("expected one of group, layer: BatchNorm is in dpfed.baselines, which is not installed")
         return normalisation
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
+from dpfed import discovery
 from dpfed.errors import UserError
 from dpfed.privacy.accounting import Accountant
 from dpfed.privacy.geometric_skips import block_length
@@ -27,10 +26,7 @@ from dpfed.privacy.samplers import PoissonSampler
 from dpfed.schema.section import NoOptions, Section
 from dpfed.schema.wording import problem
 
-_HAS_BASELINES = importlib.util.find_spec("dpfed.baselines") is not None
-_ROOMS = ("dpfed.bounding.methods", *["dpfed.baselines.methods"] * _HAS_BASELINES)
-# All names and their rooms, without loading any: a method's file may be heavy, and most runs need one.
-_FILES = {file.name: room for room in _ROOMS for file in pkgutil.iter_modules(importlib.import_module(room).__path__)}
+_FILES = discovery.methods()
 METHODS = tuple(sorted(_FILES))
 
 
@@ -171,4 +167,4 @@ class Method:
 @functools.cache
 def method_named(name: str) -> Method:
     """The method of a name that is in `METHODS`."""
-    return importlib.import_module(f"{_FILES[name]}.{name}").METHOD
+    return importlib.import_module(_FILES[name]).METHOD

@@ -1,11 +1,11 @@
 """Which engine computes the sum of each method of bounding, and how it is made: a method's own file is arithmetic and proof.
 
-Engines of methods for comparison stand in the room of these (`dpfed.baselines.engines`), which is looked up by name.
+A method that lets the configuration choose (`Method.picks_engine`) has one of those for gradients of groups. The others stand
+in a table; methods for comparison have theirs in their own room (`dpfed.baselines.engines`).
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -61,16 +61,7 @@ class EngineInputs:
 MakeEngine = Callable[[EngineInputs], Engine]
 
 
-def engine_of(given: EngineInputs) -> Engine:
-    """The engine of the plan's method."""
-    name = given.plan.bounding.method_name
-    makers: Mapping[str, MakeEngine] = _MAKERS
-    if name not in makers:
-        makers = importlib.import_module("dpfed.baselines.engines").MAKERS
-    return makers[name](given)
-
-
-def _of_groups(given: EngineInputs) -> Engine:
+def of_groups(given: EngineInputs) -> Engine:
     """The chosen one for gradients of groups."""
     chosen, size, records = given.engine, given.contrasted, given.pass_records
     return build_engine(chosen, given.model, given.precision, given.loss, size, records=records)
@@ -84,10 +75,4 @@ def _of_moments(given: EngineInputs) -> Engine:
     return MomentsEngine(given.model, given.plan)
 
 
-_MAKERS: dict[str, MakeEngine] = {
-    "batch": _of_batches,
-    "group": _of_groups,
-    "moments": _of_moments,
-    "none": _of_groups,
-    "public": _of_groups,
-}
+MAKERS: Mapping[str, MakeEngine] = {"batch": _of_batches, "moments": _of_moments}
