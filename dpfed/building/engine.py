@@ -24,7 +24,7 @@ def engine_for(model: nn.Module, plan: PrivacyPlan, config: Config, randomness: 
         randomness: the owner's.
         owner: the owner's number.
     """
-    return _maker(plan.bounding.method)(
+    return maker_of(plan.bounding.method)(
         EngineInputs(
             model=model,
             plan=plan,
@@ -44,7 +44,8 @@ def engine_for(model: nn.Module, plan: PrivacyPlan, config: Config, randomness: 
     )
 
 
-def _maker(method: Method) -> MakeEngine:
+def maker_of(method: Method) -> MakeEngine:
+    """How the engine of a method is made."""
     if method.picks_engine:
         return of_groups
     if method.name in MAKERS:

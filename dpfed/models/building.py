@@ -127,7 +127,7 @@ def _text_encoder(model: ModelConfig, load_weights: bool) -> TextTransformer | T
 
 
 def _image_encoder(model: ModelConfig, size: int | None, load_weights: bool) -> Any:
-    """Features ``(n, features_dim)`` of images; BatchNorm is a baseline's (`dpfed.optional`)."""
+    """Features ``(n, features_dim)`` of images; BatchNorm is a baseline's (`dpfed.discovery`)."""
     if model.timm is not None:
         return build_timm(model, size, load_weights)
     anchored = discovery.part("baselines", "anchored_batch_norm") if model.normalisation == "batch" else None

@@ -2,7 +2,7 @@
 
 Private records and public ones are of two kinds. Without centres a model learns to tell the kinds apart: that alone makes
 every public record an easy negative, and what distinguishes private records from each other is hardly learnt. So the contrast
-sees what is left of an embedding when the centre of its kind is taken away (`dpfed.objectives`).
+sees what is left of an embedding when the centre of its kind is taken away (`dpfed.objectives.of_groups`).
 
 Centres are parameters like others. They follow the embeddings through the same clipped and noisy sums, so they cost no
 privacy of their own. They belong to training: no model that is published has them.
