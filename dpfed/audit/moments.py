@@ -25,12 +25,12 @@ from dpfed.config import Config, ModelConfig, ObjectiveConfig, parse_config
 from dpfed.models.building import build_model
 from dpfed.models.contrastive import SimCLRModel
 from dpfed.models.moment_heads import MomentNoise
-from dpfed.models.moment_layout import MomentLayout
 from dpfed.models.moments import MomentHeads, give_heads
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import Components, assemble
+from dpfed.runs.closed_form import layout_of
 from dpfed.runs.resolution import resolve
 from dpfed.training.trainer import InProcess, train
 
@@ -89,7 +89,7 @@ class MomentTrial:
             "evaluation": {"split": "none"},
         }
         parts = assemble(resolve(parse_config(tree)), Randomness.from_seed(0))
-        layout = MomentLayout(_WIDTH, 1, plan.bounding.options["mean_share"], plan.bounding.options["cross_share"])
+        layout = layout_of(parts.plan, _WIDTH, 1)
         model = SimCLRModel(CanaryTower(), nn.Identity()).requires_grad_(False)
         give_heads(model, MomentHeads(layout, MomentNoise(parts.plan.sampling.records, plan.noise_std), (_WIDTH,), True))
         return cls(dataclasses.replace(parts, model=model), owners, folder)
@@ -110,7 +110,7 @@ class MomentTrial:
         for seed in range(4):
             self._set(seed * torch.randn(self._released.numel(), generator=torch.Generator().manual_seed(seed)))
             for step in range(self.plan.steps):
-                one, two = (side.collect(step).values.double() for side in sides)
+                one, two = (side.collect(step).numbers() for side in sides)
                 most = max(most, (one - two).norm().item() / self.plan.sensitivity_of(step))
         return most * self.plan.sensitivity
 
@@ -130,7 +130,7 @@ class MomentTrial:
         coordinator = self.parts.coordinator(Randomness.fresh(), Ledger.create(path, self.plan), kept)
         total = 0.0
         for step in range(self.plan.steps):
-            with_, without = (sides[side].collect(step).values.double() for side in (True, False))
+            with_, without = (sides[side].collect(step).numbers() for side in (True, False))
             train(sides[there], coordinator, [step])
             shift = with_ - without
             total += (shift @ (kept.taken() - without) - shift.square().sum() / 2).item() / self.plan.noise_std**2

@@ -149,7 +149,7 @@ class UnderTest:
         transport = workers(dataclasses.replace(self.parts, model=model), present, self.owners, randomness)
         for step in range(self.parts.plan.steps):
             _turn(model, step)
-            yield transport.collect(step).values.double()
+            yield transport.collect(step).numbers()
 
     def live(self, present: np.ndarray, randomness: Randomness, noise: Randomness) -> Iterator[Leaving]:
         """Trains, and yields after each step what left the mechanism.
@@ -178,6 +178,8 @@ class UnderTest:
 def shares(parts: Components, rows: np.ndarray, owners: int) -> list[Share]:
     """What of some rows of a store is whose."""
     keys, plan = owner_keys(parts.store, parts.config.privacy.unit), parts.plan
+    if parts.divides_groups:
+        return [Share(owner, rows, plan.groups_of(owner, owners), owners) for owner in range(owners)]
     return [Share(owner, indices_of_owner(rows, keys, owner, owners), plan.groups_of(owner, owners)) for owner in range(owners)]
 
 

@@ -30,6 +30,7 @@ from dpfed.privacy.method import Method
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher
+from dpfed.runs.assembly import Share
 
 _TRIED = 8  # steps
 
@@ -84,15 +85,16 @@ class Board:
         certain = parts.plan.replace(batch=parts.plan.sampling.records)
         units = unit_keys(parts.store, parts.config.privacy.unit)
 
-        def draw(plan: PrivacyPlan, indices: np.ndarray, groups: int) -> StepDraw:
+        def draw(plan: PrivacyPlan, indices: np.ndarray, share: Share) -> StepDraw:
             own = None if units is None else units[indices]
-            return draw_step(plan, randomness, step, indices, parts.store.keys[indices], groups, own)
+            groups, divided = (plan.groups, (share.owner, share.owners)) if share.owners > 1 else (share.groups, (0, 1))
+            return draw_step(plan, randomness, step, indices, parts.store.keys[indices], groups, own, None, *divided)
 
         for share in self.under.shares(present):
             indices = np.asarray(share.indices)
             canary = self._numbers[indices] >= self.under.fillers
-            drawn = draw(parts.plan, indices[~canary], share.groups).indices
-            together = draw(certain, np.union1d(drawn, indices[canary]), share.groups)
+            drawn = draw(parts.plan, indices[~canary], share).indices
+            together = draw(certain, np.union1d(drawn, indices[canary]), share)
             for group in range(len(together)):
                 members = together.members(group)
                 canary = self._numbers[members] >= self.under.fillers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,38 +10,32 @@ from torch import Tensor, nn
 
 from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines.engine import Engine, GroupBatch
-from dpfed.models.moment_layout import Moments
 from dpfed.models.moments import MomentHeads, Side, bridges
 from dpfed.privacy.plan import PrivacyPlan
 
 _SHORTEST = 1e-4  # shorter vectors are not brought to unit length: rounding would decide where they point
-# Of a record's part, what rounding in float64 may move it by, between two neighbours: 2^-53 times a few hundred operations, and
-# twice the slope of what follows a projection.
-_ROUNDED = 1e-11
-_EXACT = 2.0**-53
+_SHORTENED = 1 - 2.0**-18  # by more than rounding to 2^-25 and in float64 may have made a vector of up to 65,536 numbers longer
+_EXACT = 52  # binary digits that float64 adds up without rounding, less one
+_PRODUCT = _EXACT // 2  # of each of two unit vectors, whose product is exact then
+_UNIT = 25  # of a unit vector, whose squares' sum is exact then
 
 
 @dataclass(frozen=True)
 class _Vectors:
-    """Unit vectors of a tower.
+    """A tower's vectors of some records, as whole numbers in float64. All products and sums of them are exact.
 
     Attributes:
-        all: ``(n, V, k)`` of every view, or caption.
-        means: ``(n, k)`` over these.
+        views: ``(n, V, k)`` each view or caption, at most 2^g / sqrt(V) long.
+        means: ``(n, k)`` the average of a record's, at most 2^g long.
     """
 
-    all: Tensor
+    views: Tensor
     means: Tensor
 
-    @classmethod
-    def of(cls, vectors: Tensor) -> _Vectors:
-        return cls(vectors, vectors.mean(1))
-
-    def auto(self, weights: Tensor) -> Tensor:
-        """``(k, k)`` the weighted sum over records of the mean product of a view with itself."""
-        views = self.all.shape[1]
-        flat = self.all.flatten(0, 1)
-        return (flat * (weights / views).repeat_interleave(views)[:, None]).T @ flat
+    def auto(self) -> Tensor:
+        """``(k, k)`` the sum of the products of all views with themselves."""
+        flat = self.views.flatten(0, 1)
+        return flat.T @ flat
 
 
 class MomentsEngine(Engine):
@@ -51,6 +46,9 @@ class MomentsEngine(Engine):
     Args:
         model: with `MomentHeads`.
         plan: what is promised.
+
+    Raises:
+        ValueError: if heads and plan differ in what a step may take.
     """
 
     name = "moments"
@@ -59,58 +57,86 @@ class MomentsEngine(Engine):
         super().__init__(model)
         heads = getattr(model, "moments", None)
         assert isinstance(heads, MomentHeads)  # `dpfed.runs.assembly` gave them
-        self._heads, self._layout, self._plan = heads, heads.layout, plan
+        self._heads, self._layout = heads, heads.layout
+        if self._layout.shares != plan.mechanism.shares:
+            raise ValueError(f"the heads have steps of shares {self._layout.shares}, and the plan {plan.mechanism.shares}")
         self._maps = {side: _map_of(bridge, heads.projection(side)) for side, bridge in bridges(model).items()}
-        # A sum of N parts errs by up to N^2 / 2 roundings of one of them, in each of two neighbours.
-        self._room = 1 + plan.sampling.records * _ROUNDED + plan.sampling.records**2 * _EXACT
 
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
     ) -> Tensor:
-        """See `Engine.add_clipped`: adds every group's part; a group is a record, or a unit whose records are averaged."""
-        assert isinstance(clip_norm, float)
+        """See `Engine.add_clipped`: adds every group's part; a group is a record, or a unit whose records are averaged.
+
+        Raises:
+            ValueError: if the sum's grid is not that of the heads.
+        """
+        bound = Clip.of(clip_norm).bound
         sizes = torch.tensor(batch.sizes, device=into.device)
-        weights = (1 / sizes.double()).repeat_interleave(sizes)
-        sides = [self._unit(side, batch.views[side]) for side in self._maps]
-        if batch.step == 0:
-            means = torch.stack([weights @ side.mean(1) for side in sides])
-            moments = Moments(means, *[means.new_zeros(0)] * 2)
-        else:
-            vectors = [_Vectors.of(self._centred(side, own)) for side, own in zip(self._maps, sides, strict=True)]
-            autos = torch.stack([own.auto(weights) for own in vectors])
-            moments = Moments(autos.new_zeros(0), self._cross(vectors, weights, autos), autos)
-        share = self._plan.mechanism.shares[batch.step] ** 0.5
-        scale = clip_norm * self._plan.sensitivity_of(batch.step) / share / self._room
-        into[self._layout.place(batch.step)] += scale * self._layout.encoded(batch.step, moments)
-        return into.new_zeros(0)
+        shares = (1 / sizes.double()).repeat_interleave(sizes)[:, None]
+        if not into.is_floating_point() and bound != self._layout.radius:
+            raise ValueError(f"parts are up to {self._layout.radius:g} steps long, and the sum's grid has {bound:g}")
+        views = max(own.shape[1] for own in batch.views.values())
+        exact = max(1, (1 << _EXACT - 2 * self._layout.bits) // views)  # records whose products have an exact sum
+        for some in torch.arange(len(shares), device=into.device).split(exact):
+            sides = {side: self._unit(self._maps[side], batch.views[side][some]) for side in self._maps}
+            added = self._layout.whole(batch.step, *self._sums(batch.step, sides, shares[some]))
+            into[self._layout.place(batch.step)] += added * (bound / self._layout.radius) if into.is_floating_point() else added
+        return torch.zeros(0, dtype=self._exact, device=into.device)
 
-    def _cross(self, vectors: list[_Vectors], weights: Tensor, autos: Tensor) -> Tensor:
-        """``(k, k)`` the weighted sum of the mean product of an image with a text, or of one view with another."""
-        first, last = vectors[0], vectors[-1]
-        products = (first.means * weights[:, None]).T @ last.means
-        if len(vectors) == 2:
-            return products
-        views = first.all.shape[1]
-        return (views * products - autos[0]) / (views - 1)
+    def _sums(self, step: int, sides: dict[Side, Tensor], shares: Tensor) -> tuple[Tensor, ...]:
+        """Of some records: the sums of their means; or of the products of image and text, and of each tower's with itself."""
+        if step == 0:
+            return (torch.stack([self._vectors(unit, shares, shares).means.sum(0) for unit in sides.values()]),)
+        centred = (self._centred(side, unit) for side, unit in sides.items())
+        first, *others = (self._vectors(unit, shares.sqrt(), shares.sqrt()) for unit in centred)
+        autos = torch.stack([own.auto() for own in (first, *others)])
+        if others:
+            return first.means.T @ others[0].means, autos
+        every = first.views.sum(1)  # of two different views: of all, less those of each view with itself
+        return every.T @ every - autos[0], autos
 
-    def _unit(self, side: Side, features: Tensor) -> Tensor:
-        """Projected features of unit length ``(n, V, k)`` float64; 0 for those that are not finite or zero."""
+    def _vectors(self, unit: Tensor, of_means: Tensor, of_views: Tensor) -> _Vectors:
+        """Unit vectors ``(n, V, k)`` as whole numbers, each record's times a number ``(n, 1)``."""
+        steps, views = 2.0**self._layout.bits * _SHORTENED, unit.shape[1]
+        total = (unit * 2.0**_UNIT).round().sum(1)
+        means = (total * (of_means * (steps / (views * 2.0**_UNIT)))).trunc()
+        if views == 1:
+            return _Vectors(means[:, None], means)
+        return _Vectors((unit * (of_views * (steps / math.sqrt(views)))[:, None]).trunc(), means)
+
+    def _unit(self, tower: tuple[Tensor, float], features: Tensor) -> Tensor:
+        """Projected features of unit length ``(n, V, k)`` float64; 0 for those that are not finite or zero.
+
+        Every sum is one of whole numbers, so that a record's vector has the same bits, whoever is computed beside it.
+        """
         raw = features.double()  # squares of what was a float32 are finite now
         raw = torch.where(raw.isfinite().all(-1, keepdim=True), raw, 0.0)
-        matrix, most = self._maps[side]
-        projected, least = raw @ matrix.T, _SHORTEST * most * raw.norm(dim=-1, keepdim=True)
-        return projected / torch.maximum(projected.norm(dim=-1, keepdim=True), torch.where(least > 0, least, 1.0))
+        largest = raw.abs().amax(-1, keepdim=True)
+        raw = raw / torch.where(largest > 0, largest, 1.0)
+        digits = 2.0 ** ((_EXACT - math.ceil(math.log2(raw.shape[-1]))) // 2)
+        matrix, steps = tower
+        projected = (_of_length_one((raw * digits).round(), 1.0) * steps).round() @ matrix.T
+        return _of_length_one((projected * (2.0**_UNIT / steps**2)).round(), _SHORTEST * 2.0**_UNIT)
 
     def _centred(self, side: Side, unit: Tensor) -> Tensor:
         """``(n, V, k)``: without the released centre, and of unit length again; 0 stays 0."""
-        moved = unit - self._heads.centre(side).to(unit)
-        moved = torch.where((unit == 0).all(-1, keepdim=True), 0.0, moved)
-        return moved / moved.norm(dim=-1, keepdim=True).clamp(min=_SHORTEST)
+        centre = self._heads.centre(side).to(unit)
+        steps = 2.0 ** math.floor(_PRODUCT - math.log2(1 + centre.norm().item()))
+        moved = (unit * steps).round() - (centre * steps).round()
+        return _of_length_one(torch.where((unit == 0).all(-1, keepdim=True), 0.0, moved), _SHORTEST * steps)
+
+
+def _of_length_one(whole: Tensor, least: float) -> Tensor:
+    """Vectors of whole numbers, divided by their lengths, or by the least one; squares add up to less than 2^53."""
+    return whole / whole.square().sum(-1, keepdim=True).sqrt().clamp(min=least)
 
 
 def _map_of(bridge: nn.Module, projection: Tensor) -> tuple[Tensor, float]:
-    """What a tower's features are multiplied by, ``(k, F)`` float64, and the most that it lengthens a vector."""
+    """What a tower's features are multiplied by: a matrix ``(k, F)`` of whole numbers in float64, and how many steps a unit
+    vector's product has at most."""
     matrix = projection.double()
     if isinstance(bridge, nn.Linear):
         matrix = matrix @ bridge.weight.double()
-    return matrix, torch.linalg.matrix_norm(matrix.cpu(), 2).item()
+    longest = torch.linalg.matrix_norm(matrix.cpu(), 2).item()
+    steps = 2.0**_PRODUCT
+    return (matrix * (steps * _SHORTENED / longest)).round(), steps

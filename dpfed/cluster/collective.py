@@ -146,4 +146,4 @@ class Collective:
         if own is None or failed:
             raise UserError(f"step {step}: worker {', '.join(failed)} cannot read its records: check the store. [worker-store]")
         dist.reduce(own.values, 0)
-        return BoundedSum(own.values, own.sensitivity, sum(groups for _, groups in reports))
+        return BoundedSum(own.values, own.sensitivity, sum(groups for _, groups in reports), unit=own.unit)

@@ -133,6 +133,8 @@ def draw_step(
     groups: int,
     units: np.ndarray | None = None,
     participants: Callable[[int], np.ndarray] | None = None,
+    owner: int = 0,
+    owners: int = 1,
 ) -> StepDraw:
     """Draws the records of one step and their groups.
 
@@ -142,9 +144,11 @@ def draw_step(
         step: training step.
         indices: ``(n,)`` int64 indices of the records that the owner holds; ``None``: 0 .. n - 1.
         keys: ``(n,)`` uint64 keys of those records.
-        groups: K_w, the owner's number of groups (K when there is one owner).
+        groups: among which the records choose: K_w; all K where several owners of the same records divide them.
         units: ``(n,)`` uint64 keys of their units; ``None`` where each record is protected for itself.
         participants: what `participants_of` returns for them, which keeps what it drew for later steps; default: a new one.
+        owner: 0 .. owners - 1.
+        owners: how many divide the groups: group g belongs to owner g modulo their number.
 
     Returns:
         The drawn records by group; possibly none at all. All records of one unit are in one group. Where the method has
@@ -159,6 +163,8 @@ def draw_step(
     else:
         uniforms = randomness.per_record("sample", step, protected[drawn], 2)[:, 1]
         group = np.minimum((uniforms * groups).astype(np.int64), groups - 1)
+        mine = group % owners == owner
+        drawn, group = drawn[mine], group[mine]
     if units is not None:
         _, unit = np.unique(units[drawn], return_inverse=True)
         kept = _least(unit, randomness.per_record("unit", step, keys[drawn], 1)[:, 0], plan.sampling.per_unit)

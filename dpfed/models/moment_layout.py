@@ -14,6 +14,7 @@ from torch import Tensor
 
 _LEAST, _MOST, _ROUND = 128, 384, 16  # dimensions
 _PER_ROOT = 8.0
+_WEIGHT_BITS = 8
 
 
 def dimensions_for(records: int, noise_multiplier: float, widths: tuple[int, ...]) -> int:
@@ -56,17 +57,26 @@ class MomentLayout:
     times sqrt(2): its length as a vector is then its Frobenius norm, and the noise is that of a full matrix after its two
     halves are averaged.
 
+    Sums are exact (`dpfed.privacy.sum_grid`): unit vectors have whole numbers of steps 2^-g, products of them of steps 2^-2g.
+    What scales them is a whole number, too, rounded down.
+
     Args:
         dimensions: k.
         towers: n.
         mean_share: of 1 / sigma^2, for the means together.
         cross_share: for the cross-moment; the rest is the auto-moments'.
+        radius: R, steps of the longest part of both sums together.
+        views: V, of an image, where these are compared with each other (n = 1).
+        length: C, of the longest part.
     """
 
     dimensions: int
     towers: int
     mean_share: float
     cross_share: float
+    radius: float = 2.0**46
+    views: int = 2
+    length: float = 1.0
 
     @property
     def shares(self) -> tuple[float, float]:
@@ -90,43 +100,89 @@ class MomentLayout:
         return slice(0, first) if step == 0 else slice(first, self.numel)
 
     @property
-    def scales(self) -> tuple[float, float, float]:
-        """By how much a mean, a cross-moment and an auto-moment are multiplied."""
+    def bits(self) -> int:
+        """g, so many that the factors of the moments have about 8 binary digits."""
+        return math.floor((math.log2(self.radius / self._pairs) - _WEIGHT_BITS) / 2)
+
+    @property
+    def _pairs(self) -> int:
+        """How long the sum of products of a record's different views may be, over that of one view with itself."""
+        return 1 if self.towers == 2 else self.views - 1
+
+    @functools.cached_property
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """By step, the factor of each number, int64: what is on a diagonal, and all else, is rounded down by itself."""
         auto = 1 - self.mean_share - self.cross_share
-        return math.sqrt(self.mean_share / self.towers), math.sqrt(self.cross_share), math.sqrt(auto / self.towers)
+        of_means = math.floor(self.radius * math.sqrt(self.mean_share / self.towers) / 2.0**self.bits)
+        finest = self.radius / 4.0**self.bits
+        row, column = self._upper
+
+        def triangle(scale: float) -> Tensor:
+            on, off = math.floor(finest * scale), math.floor(finest * scale * math.sqrt(2))
+            return torch.where(row == column, on, off)
+
+        cross = math.sqrt(self.cross_share) / self._pairs
+        across = triangle(cross) if self.towers == 1 else torch.full((self.lengths[1],), math.floor(finest * cross))
+        autos = [triangle(math.sqrt(auto / self.towers))] * self.towers
+        return torch.full((self.lengths[0],), of_means), torch.cat([across, *autos])
+
+    @functools.cached_property
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        """By step, what each number of `Moments` is multiplied by, float64."""
+        step = self.length / self.radius
+        means, moments = (weights.double() for weights in self.weights)
+        steps = torch.full_like(moments, 4.0**self.bits)
+        steps[: self.lengths[1]] *= self._pairs
+        return means * (2.0**self.bits * step), moments * steps * step
+
+    @property
+    def scales(self) -> tuple[float, float, float]:
+        """By how much a mean, a cross-moment and an auto-moment are multiplied; off a triangle's diagonal by sqrt(2) more."""
+        means, moments = self._factors
+        return means[0].item(), moments[0].item(), moments[self.lengths[1]].item()
+
+    def whole(self, step: int, *sums: Tensor) -> Tensor:
+        """A step's part of the vector, int64, in steps of the grid.
+
+        Args:
+            step: 0 or 1.
+            sums: float64 whole numbers: the means ``(n, k)`` in 2^-g; or the products of an image with a text, or of different
+                views, ``(k, k)``, and those of each tower's vectors with themselves ``(n, k, k)``, in 2^-2g.
+        """
+        flat = self._flat(step, *sums)
+        return flat.long() * self.weights[step].to(flat.device)
 
     def encoded(self, step: int, moments: Moments) -> Tensor:
         """Moments as a step's part of the vector."""
-        mean, cross, auto = self.scales
-        if step == 0:
-            return mean * moments.means.reshape(-1)
-        across = moments.cross.reshape(-1) if self.towers == 2 else self._triangle(moments.cross)
-        return torch.cat([cross * across, *(auto * self._triangle(own) for own in moments.autos)])
+        flat = self._flat(step, moments.means) if step == 0 else self._flat(step, moments.cross, moments.autos)
+        return flat * self._factors[step].to(flat)
 
     def decoded(self, vector: Tensor) -> Moments:
         """The moments of a whole vector ``(numel,)``."""
+        vector = vector / torch.cat(self._factors).to(vector)
         means, cross, autos = vector.split(list(self.lengths))
-        k, (of_mean, of_cross, of_auto) = self.dimensions, self.scales
-        across = cross.view(k, k) if self.towers == 2 else self._symmetric(cross)
+        k = self.dimensions
         return Moments(
-            means.view(self.towers, k) / of_mean,
-            across / of_cross,
-            torch.stack([self._symmetric(own) / of_auto for own in autos.chunk(self.towers)]),
+            means.view(self.towers, k),
+            cross.view(k, k) if self.towers == 2 else self._symmetric(cross),
+            torch.stack([self._symmetric(own) for own in autos.chunk(self.towers)]),
         )
+
+    def _flat(self, step: int, *sums: Tensor) -> Tensor:
+        if step == 0:
+            return sums[0].reshape(-1)
+        cross, autos = sums
+        across = cross.reshape(-1) if self.towers == 2 else cross[self._upper]
+        return torch.cat([across, *(own[self._upper] for own in autos)])
 
     @functools.cached_property
     def _upper(self) -> tuple[Tensor, Tensor]:
         row, column = torch.triu_indices(self.dimensions, self.dimensions)
         return row, column
 
-    def _triangle(self, matrix: Tensor) -> Tensor:
-        row, column = self._upper
-        return matrix[row, column] * torch.where(row == column, 1.0, math.sqrt(2)).to(matrix)
-
     def _symmetric(self, triangle: Tensor) -> Tensor:
         row, column = self._upper
-        values = triangle / torch.where(row == column, 1.0, math.sqrt(2)).to(triangle)
         matrix = triangle.new_zeros(self.dimensions, self.dimensions)
-        matrix[row, column] = values
-        matrix[column, row] = values
+        matrix[row, column] = triangle
+        matrix[column, row] = triangle
         return matrix

@@ -71,7 +71,7 @@ def measured(simulated: SimulatedRun, plan: PrivacyPlan, budget: float) -> Signa
     sums, times = [], []
     for number in range(_SUMS):
         started = time.perf_counter()
-        sums.append(worker.bounded_sum(number).values[:numbers] / groups)
+        sums.append(worker.bounded_sum(number).numbers()[:numbers].float() / groups)
         times.append(time.perf_counter() - started)
     means = torch.stack(sums)
     seconds = min(times) / (groups * size)  # the least disturbed by whatever else this machine does

@@ -60,7 +60,8 @@ class ScaledUp:
     def collect(self, step: int) -> BoundedSum:
         """See `Transport`."""
         own = self._worker.bounded_sum(step)
-        return BoundedSum(own.values * self._scale, self._plan.sensitivity, self._plan.groups)
+        values = (own.values.double() * self._scale).to(own.values.dtype)
+        return BoundedSum(values, self._plan.sensitivity, self._plan.groups, unit=own.unit)
 
     def tell(self, threshold: float) -> None:
         """See `Transport`."""

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpfed.privacy.noise import GaussianNoise, KeyedNoise, Noise, digest_of
+from dpfed.privacy.noise import GaussianNoise, KeyedNoise, Noise, digest_of, in_floats
 from dpfed.privacy.randomness import Randomness
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused without it
@@ -97,13 +97,9 @@ class SumNoise:
         randomness: the coordinator's.
         blocks: of the sum.
         context: public: the fingerprint of the plan.
-
-    Raises:
-        UserError: if the sum is too long for the noise.
     """
 
     def __init__(self, noise: Noise, randomness: Randomness, blocks: Blocks, context: str) -> None:
-        noise.require_fit(blocks.size)
         self.noise, self.blocks, self.context = noise, blocks, context
         self._randomness = randomness
 
@@ -117,43 +113,57 @@ class SumNoise:
             raise ValueError("the noise of a sum of one block is the coordinator's alone")
         return [self._randomness.key("block of noise", block, step) for block in range(first, end)]
 
-    def add_(self, values: Tensor, step: int) -> None:
-        """Adds the noise of a step to a whole sum, in place."""
+    def noisy(self, values: Tensor, step: int) -> Tensor:
+        """A whole exact sum with the noise of a step.
+
+        Args:
+            values: ``(P,)`` int64, in steps of the sum's grid.
+            step: training step.
+
+        Returns:
+            ``(P,)`` float32: what it stands for.
+        """
         if self.blocks.count == 1:
-            KeyedNoise(self.noise, self._randomness, PURPOSE, self.context).add_(values, step)
-        else:
-            context = self.context_of(self.blocks.digest(values))
-            add_to_blocks_(self.blocks, values, self.noise, self.keys(step, 0, self.blocks.count), context, step)
+            return KeyedNoise(self.noise, self._randomness, PURPOSE, self.context).noisy(values, step)
+        context = self.context_of(self.blocks.digest(values))
+        return noisy_blocks(self.blocks, values, self.noise, self.keys(step, 0, self.blocks.count), context, step)
 
     def context_of(self, clean: str) -> str:
         """What keys the noise besides: the digest of the whole clean sum. Another sum gets other noise, in every block."""
         return f"{self.context}/{clean}"
 
 
-def add_to_blocks_(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[bytes], context: str, step: int) -> None:
-    """Adds the noise of a step to some blocks, in place.
+def noisy_blocks(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[bytes], context: str, step: int) -> Tensor:
+    """Some blocks of an exact sum with the noise of a step, float32.
 
     Args:
         blocks: of the sum.
-        values: of these blocks, see `Blocks.cut`.
+        values: of these blocks, int64, see `Blocks.cut`.
         noise: how much.
         keys: of these blocks, see `SumNoise.keys`.
         context: see `SumNoise.context_of`.
         step: training step.
     """
+    import torch
+
     if len(keys) != len(blocks.cut(values)):  # a key that two blocks share would give both the same noise
         raise ValueError(f"{len(keys)} keys for {len(blocks.cut(values))} blocks")
-    whole = 0
+    noisy, whole = torch.empty(values.shape, device=values.device), 0
     if isinstance(noise, GaussianNoise) and blocks.length is not None and has_kernel(blocks, values):
         from dpfed.privacy.keystream_kernel import words
 
         whole = values.numel() // blocks.length  # the last block may be shorter
         for first in range(0, whole, _TOGETHER):
-            some = values[blocks.length * first : blocks.length * min(first + _TOGETHER, whole)].view(-1, blocks.length)
+            place = slice(blocks.length * first, blocks.length * min(first + _TOGETHER, whole))
+            some = values[place].view(-1, blocks.length)
             own = [Randomness(key).stream_key(PURPOSE, step, 0, context) for key in keys[first : first + len(some)]]
-            noise.add_together_(some, words(own, blocks.length, values.device))
-    rest, others = blocks.cut(values)[whole:], keys[whole:]
-    _beside(lambda block, key: noise.add_(block, Randomness(key), PURPOSE, step, 0, context), rest, others)
+            noisy[place] = in_floats(noise.steps_of(some, words(own, blocks.length, values.device)), noise).view(-1)
+
+    def make(block: Tensor, out: Tensor, key: bytes) -> None:
+        out.copy_(in_floats(noise.steps(block, Randomness(key), PURPOSE, step, 0, context), noise))
+
+    _beside(make, blocks.cut(values)[whole:], blocks.cut(noisy)[whole:], keys[whole:])
+    return noisy
 
 
 def on_host(values: Tensor) -> Tensor:

@@ -18,10 +18,6 @@ from dpfed.privacy.parameters import MechanismParameters
 from dpfed.privacy.plan_parts import Bounding, PrivateProgress, Sampling
 
 BELOW, LOSS, WITHIN = "below", "loss", "within"
-_MOST_OWNERS = 128  # whose sums may be added up in float32, within the room below
-# Of its range, what rounding may move a figure by of a group that a record is not in, twice over (`clip_norm_in_float32`): ten
-# times as much as it moves the norm, see `dpfed.bounding.statistics`, and the rounding of `_MOST_OWNERS` sums.
-_ROUNDING = 4e-5
 _FINE = 0.025  # standard deviation of a phase's figure, as a part of its range, that is wanted
 _MOST_PHASES, _LEAST_PHASES = 20, 4
 _TELLING = 0.5  # standard deviation of a phase's figure, as a part of its range, above which there is nothing to see
@@ -63,8 +59,7 @@ class GroupStatistics:
         """
         names = (BELOW, LOSS, WITHIN) if bounding.clipping == "fixed" else (BELOW, LOSS)
         share = progress.share
-        room = 1 + bounding.method.spread(given) * _ROUNDING
-        unit = 2 * given.clip_norm * math.sqrt(share / ((1 - share) * len(names))) / room
+        unit = 2 * given.clip_norm * math.sqrt(share / ((1 - share) * len(names)))
         groups, groups_std = _groups(sampling, bounding, given.groups)
         statistics = cls(names, progress, progress.phase or given.steps, unit, groups, groups_std)
         if progress.phase:
@@ -95,18 +90,6 @@ class GroupStatistics:
                 f"diagnostics = 'private' would release noise alone: a figure of a phase of {self.phase:,} steps has an error "
                 f"of {error:.3g} times its range. Raise progress.share (now {self.progress.share:g}) or progress.phase, have "
                 "more groups, or set diagnostics = 'none'. [noise-alone]"
-            )
-
-    def refuse_many_owners(self, owners: int) -> None:
-        """Refuses more owners than there is room for: each rounds its sum once.
-
-        Raises:
-            UserError: saying how many there may be.
-        """
-        if owners > _MOST_OWNERS:
-            raise UserError(
-                f"diagnostics = 'private' adds up the figures of at most {_MOST_OWNERS} workers (or sites), got {owners:,}: "
-                "use fewer, or set diagnostics = 'none'. [plan-too-many-owners]"
             )
 
 

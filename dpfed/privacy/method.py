@@ -76,7 +76,9 @@ class Method:
         sound: whether the claim holds. A method that is not sound is for comparison, and its runs get no privacy card.
         whole_batch: all drawn records make one group; otherwise they draw groups of S.
         capped: a whole batch has at most `max_batch` records, because the sensitivity, or memory, grows with it.
-        spread: the longest sum there can be, over the sensitivity; what rounding may move the sum goes by it. K / 2 by default.
+        spread: the longest sum there can be, over the sensitivity. K / 2 by default.
+        radius: R, the longest part of a sum in steps of its grid, at most (`dpfed.privacy.sum_grid`). 2^24 by default, so that
+            the clipped gradients of a pass have a sum that fits into int32.
         divisor: what a noisy sum is divided by, public; K by default.
         gradient_share: of a step's privacy, measured as 1 / sigma^2, what the noise on the sum gets; the rest pays for
             statistics that the engine releases. Their noise has multiplier ``sigma / sqrt(1 - share)``.
@@ -108,6 +110,7 @@ class Method:
     whole_batch: bool = False
     capped: bool = False
     spread: Callable[[MechanismParameters], float] = lambda given: given.groups / 2
+    radius: Callable[[MechanismParameters], float] = lambda given: 2.0**24
     divisor: Callable[[MechanismParameters], int] = lambda given: given.groups
     gradient_share: Callable[[MechanismParameters], float] = lambda given: 1.0
     options: type[Section] | Mapping[str, type[Section]] = NoOptions

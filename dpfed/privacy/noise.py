@@ -7,18 +7,13 @@ same noise the two could be subtracted from each other.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, Protocol
 
-import numpy as np
-
-from dpfed.errors import UserError
 from dpfed.privacy.discrete_gaussian import Coins, discrete_gaussian
+from dpfed.privacy.sum_grid import NOISE_BITS
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused without it
     from torch import Tensor
@@ -27,11 +22,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused withou
 
 
 NoiseKind = Literal["gaussian", "discrete"]
-_BITS = 31  # of the discrete noise: 2^31 steps of its grid are one standard deviation
-_ROUNDING = 1 << 16  # steps by which rounding a vector may move neighbours apart: the square root of the most numbers in it
-_SCALE_DIGITS = 29  # binary ones, so that the product with a float32 (24) has 53, and is exact in float64
-_ROOT_DIGITS = 60  # binary ones behind the point, of the square root of a number of parties
-_FARTHEST = 2**62  # steps
 _CHUNK = 1 << 17  # numbers at a time: bounds the workspace
 
 
@@ -48,38 +38,59 @@ class Noise(Protocol):
         """What kind it is, in words."""
         ...
 
-    def require_fit(self, count: int) -> None:
-        """Refuses a sum of so many numbers, if that is too many for the noise: a `UserError`."""
+    def steps(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> Tensor:
+        """Exact sums with their noise, in steps of the noise's own grid.
+
+        Args:
+            values: flat, int64, in steps of the sum's grid; left as they are.
+            randomness: the party's secret; with all that follows, the key: see `Randomness.add_normal_`.
+            purpose: of the noise.
+            step: training step.
+            owner: the party's number.
+            context: what keys it besides.
+
+        Returns:
+            int64, in steps of `step_length`.
+        """
         ...
 
-    def add_(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> None:
-        """Adds it in place; the arguments behind `values` are the key, see `Randomness.add_normal_`."""
+    @property
+    def step_length(self) -> float:
+        """What one of these steps stands for."""
         ...
 
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """Independent noise of one standard deviation on every number."""
+    """Independent noise of one standard deviation on every number.
+
+    Args:
+        std: standard deviation.
+        unit: what a step of the grid of exact sums stands for.
+    """
 
     std: float
+    unit: float = 1.0
     said = "Gaussian, in floating point"
 
     def __post_init__(self) -> None:
         if not 0 <= self.std < math.inf:
             raise ValueError(f"noise has a standard deviation of 0 or more, and a finite one; got {self.std}")
 
-    def require_fit(self, count: int) -> None:
-        """See `Noise`: any number will do."""
-
-    def add_(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> None:
+    @property
+    def step_length(self) -> float:
         """See `Noise`."""
-        randomness.add_normal_(values, self.std, purpose, step, owner, context)
+        return self.unit
 
-    def add_together_(self, values: Tensor, words: Tensor) -> None:
-        """Adds to every row what `add_` adds by the bits of its key's stream: on a GPU in a few launches for all rows.
+    def steps(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> Tensor:
+        """See `Noise`; the noise is rounded down to whole steps."""
+        return randomness.normal_steps(values, self.std / self.unit, purpose, step, owner, context)
+
+    def steps_of(self, values: Tensor, words: Tensor) -> Tensor:
+        """Every row with the noise that `steps` adds by the bits of its key's stream: on a GPU in a few launches for all rows.
 
         Args:
-            values: ``(rows, n)`` float32 or float64, n even.
+            values: ``(rows, n)`` int64, n even.
             words: ``(rows, n)`` int64, these bits.
         """
         from dpfed.privacy.randomness import box_muller
@@ -87,112 +98,54 @@ class GaussianNoise:
         if words.shape != values.shape:  # fewer would be repeated
             raise ValueError(f"expected bits of shape {tuple(values.shape)}, got {tuple(words.shape)}")
         noise = box_muller(words.to(values.device, non_blocking=True))
-        values.copy_(values.double().add_(noise, alpha=self.std))
+        return values + noise.mul_(self.std / self.unit).floor_().long()
+
+    def add_(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> None:
+        """Adds it in place to float32 or float64 numbers; the arguments behind them are the key, as of `steps`."""
+        randomness.add_normal_(values, self.std, purpose, step, owner, context)
 
 
 @dataclass(frozen=True)
 class DiscreteGaussianNoise:
-    """The sum is rounded to a grid, and integers are added to it: what is promised holds for the bits that are released.
+    """Whole numbers are added to whole numbers: what is promised holds for the bits that are released.
 
-    docs/guarantee.md has the proof (Noise to the last bit). The grid follows from the numbers of the plan, and from how many
-    parties share the noise, alone.
+    docs/guarantee.md has the proof (Noise to the last bit).
 
     Args:
-        sensitivity: most that one record moves the sum, L2.
-        multiplier: sigma.
-        shares: how many parties' noise together is sigma times the sensitivity; each adds the same.
+        unit: what a step of the grid of exact sums stands for.
+        finer: how many steps of the noise are one of these, so that 2^31 steps are one standard deviation
+            (`dpfed.privacy.sum_grid`).
     """
 
-    sensitivity: float
-    multiplier: float
-    shares: int = 1
+    unit: float
+    finer: int
 
-    @functools.cached_property
-    def scale(self) -> float:
-        """Steps of the grid in a unit: the finest grid on which 2^31 steps of one party's noise are its part of sigma times the
-        sensitivity, rounding included.
-
-        One step less than 2^31 is asked for, which leaves room for the difference between discrete and continuous.
-        """
-        exact = ((2**_BITS - 1) / Fraction(self.multiplier) - _ROUNDING) / Fraction(self.sensitivity)
-        root = Fraction(math.isqrt(self.shares << 2 * _ROOT_DIGITS), 1 << _ROOT_DIGITS)  # of the number of shares, or less
-        return _shortened(Fraction(_shortened(exact)) * root)
+    @property
+    def step_length(self) -> float:
+        """See `Noise`."""
+        return self.unit / self.finer
 
     @property
     def std(self) -> float:
         """See `Noise`; of one party."""
-        return 2**_BITS / self.scale
-
-    @property
-    def rounded_sensitivity(self) -> float:
-        """Most that one record moves the rounded sum, L2."""
-        return self.sensitivity + _ROUNDING / self.scale
+        return 2.0**NOISE_BITS * self.step_length
 
     @property
     def said(self) -> str:
         """See `Noise`."""
-        whose = "The sum" if self.shares == 1 else "Each party's sum"
-        return (
-            f"discrete Gaussian, drawn exactly, on multiples of {1 / self.scale:.3g}. {whose} is rounded to these first. A "
-            f"record then moves it by up to {self.rounded_sensitivity:.9g}, and the noise goes by that"
-        )
+        return f"discrete Gaussian, drawn exactly, in steps of {self.step_length:.3g}; sums are whole numbers of such steps"
 
-    def require_fit(self, count: int) -> None:
-        """See `Noise`: the rounding of all numbers together has its room."""
-        if count > _ROUNDING**2:
-            raise UserError(
-                f"privacy.noise = 'discrete' is for up to {_ROUNDING**2:,} trained numbers, got {count:,}: train fewer, or set "
-                "privacy.noise = 'gaussian'. [noise-many-numbers]"
-            )
-
-    def add_(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> None:
-        """See `Noise`; the values are float32."""
+    def steps(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> Tensor:
+        """See `Noise`."""
         import torch
 
-        for start, steps in self.noisy_steps(values, randomness, purpose, step, owner, context):
-            values[start : start + len(steps)].copy_(torch.from_numpy((steps / self.scale).astype(np.float32)))
-
-    def noisy_steps(
-        self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        """What `add_` makes of the values, as integers: chunk by chunk, where it begins, and ``(n,)`` int64 steps of the grid.
-
-        Args:
-            values: flat float32; left as they are.
-            randomness: see `Noise.add_`, also for the others.
-            purpose: of the noise.
-            step: training step.
-            owner: the party's number.
-            context: what keys it besides.
-        """
-        import torch
-
-        if values.dtype != torch.float32:
-            raise TypeError(f"discrete noise is for sums in float32, got {values.dtype}")
-        self.require_fit(values.numel())
+        if values.dtype != torch.int64:
+            raise TypeError(f"discrete noise is for whole numbers, got {values.dtype}")
         coins = Coins(randomness.stream(purpose, step, owner, context))
-        for start in range(0, values.numel(), _CHUNK):
-            part = values[start : start + _CHUNK]
-            steps = self.rounded(part.cpu().numpy())
-            steps += discrete_gaussian(coins, len(steps), _BITS)
-            yield start, steps
-
-    def rounded(self, values: np.ndarray) -> np.ndarray:
-        """The nearest points of the grid, as integers; no further away from zero than 2^62.
-
-        Args:
-            values: ``(n,)`` float32.
-
-        Returns:
-            ``(n,)`` int64.
-        """
-        return np.rint(values.astype(np.float64) * self.scale).clip(-_FARTHEST, _FARTHEST).astype(np.int64)
-
-
-def _shortened(exact: Fraction) -> float:
-    """The largest number of 29 binary digits that is not above another."""
-    exponent = math.frexp(float(exact))[1] - _SCALE_DIGITS
-    return math.ldexp(math.floor(exact / Fraction(2) ** exponent), exponent)
+        noisy = values.cpu() * self.finer
+        for part in noisy.split(_CHUNK):
+            part += torch.from_numpy(discrete_gaussian(coins, part.numel(), NOISE_BITS))
+        return noisy.to(values.device)
 
 
 class KeyedNoise:
@@ -214,26 +167,29 @@ class KeyedNoise:
         self._randomness, self._purpose, self._context = randomness, purpose, context
         self._owner, self._letters = owner, letters
 
-    def add_(self, values: Tensor, step: int, of: Tensor | None = None) -> Tensor:
-        """Adds the noise of a step in place, and returns the values.
+    def steps(self, values: Tensor, step: int) -> Tensor:
+        """Exact sums, int64, with the noise of a step, see `Noise.steps`."""
+        return self.noise.steps(values.view(-1), *self._key(step, values))
 
-        Args:
-            values: float32 or float64, contiguous.
-            step: training step.
-            of: the numbers that key the noise, where `values` are these in another type; default: `values` themselves.
-        """
-        self.noise.add_(values.view(-1), *self._key(step, values if of is None else of))
+    def noisy(self, values: Tensor, step: int) -> Tensor:
+        """The same as float32 numbers: what they stand for."""
+        return in_floats(self.steps(values, step), self.noise)
+
+    def add_(self, values: Tensor, step: int) -> Tensor:
+        """Adds the noise of a step in place to contiguous float32 or float64 numbers, and returns them; Gaussian noise only."""
+        if not isinstance(self.noise, GaussianNoise):
+            raise TypeError(f"only Gaussian noise is added to numbers in floating point, this is {self.noise}")
+        self.noise.add_(values.view(-1), *self._key(step, values))
         return values
-
-    def noisy_steps(self, values: Tensor, step: int) -> Iterator[tuple[int, np.ndarray]]:
-        """The values with the noise of a step on them, see `DiscreteGaussianNoise.noisy_steps`: of such noise only."""
-        if not isinstance(self.noise, DiscreteGaussianNoise):
-            raise TypeError(f"only discrete noise has steps, this is {self.noise}")
-        return self.noise.noisy_steps(values.view(-1), *self._key(step, values))
 
     def _key(self, step: int, of: Tensor) -> tuple[Randomness, str, int, int, str]:
         context = f"{self._context}/{digest_of(of, self._letters)}"
         return self._randomness, self._purpose, step, self._owner, context
+
+
+def in_floats(steps: Tensor, noise: Noise) -> Tensor:
+    """``(n,)`` float32: what steps of a noise's grid stand for, rounded once. Never called before the noise is there."""
+    return (steps.double() * noise.step_length).float()
 
 
 def digest_of(vector: Tensor, letters: int = 32) -> str:

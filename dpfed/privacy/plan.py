@@ -25,12 +25,14 @@ from dpfed.privacy.parameters import MechanismParameters
 from dpfed.privacy.plan_checks import MOST_STEPS, plain_number, require, require_epsilon, require_within, settle_numbers
 from dpfed.privacy.plan_parts import Bounding, NoiseScale, PrivateProgress, Promise, Sampling
 from dpfed.privacy.promise import round_up
+from dpfed.privacy.sum_grid import LONGEST, SumGrid
 
 STEPS_IN_CLOSED_FORM = 2  # means, then moments
 # Raised when engines round or add up in another way in float32 on a CPU: a dpfed with another number does not resume a run.
 # Other bits alone release nothing twice: a step that was charged is repeated as it was kept, or refused if it comes out
 # differently. It is in the noise's keys, so that another number changes every seeded run.
-ARITHMETIC = 3
+ARITHMETIC = 4
+_FARTHEST = 16  # standard deviations: no number's noise is larger
 # The numbers of a plan as files name and order them: the fields of its parts, those of the noise with their prefix.
 _NAMES = (
     "records batch group_size clip_norm steps noise_multiplier delta accountant max_group_size target_epsilon unit per_unit "
@@ -117,6 +119,14 @@ class PrivacyPlan:
             bounding.require_measured("diagnostics = 'private'")
             if progress.phase is not None:
                 require_within("progress.phase", progress.phase, 1, steps, " (the steps)")
+        if self.private:
+            grid = self.grid_of()
+            longest = (self.longest_sum + _FARTHEST * self.noise_std) / grid.unit * grid.finer
+            require(
+                longest < LONGEST,
+                f"sums of up to {self.longest_sum:.3g} with noise of standard deviation {self.noise_std:.3g} do not fit into "
+                "whole numbers of 64 bits: give a smaller batch, or a smaller noise_multiplier",
+            )
 
     @classmethod
     def of(cls, *values: Any, **named: Any) -> PrivacyPlan:
@@ -291,12 +301,10 @@ class PrivacyPlan:
         """Most that one record (or unit) can move the sum of a step, L2.
 
         Where the mechanism's steps have shares, it is the root of the step's share times `sensitivity`, and the noise is the
-        same in all. Room is left for the rounding of discrete noise, so that what is rounded keeps to the share, too.
+        same in all.
         """
-        if not (shares := self.mechanism.shares):
-            return self.sensitivity
-        part = math.sqrt(shares[step])
-        return part * self.sensitivity - (1 - part) * (self.rounded_sensitivity - self.sensitivity)
+        shares = self.mechanism.shares
+        return math.sqrt(shares[step]) * self.sensitivity if shares else self.sensitivity
 
     @property
     def longest_part(self) -> float:
@@ -308,11 +316,16 @@ class PrivacyPlan:
         """What the sensitivity of the gradients is of the sum's."""
         return math.sqrt(1 - self.progress.share) if self.progress else 1.0
 
-    @property
-    def rounded_sensitivity(self) -> float:
-        """Most that one record (or unit) can move what the noise is added to: the sum, rounded to a grid where that is done."""
-        noise = self.noise_of()
-        return noise.rounded_sensitivity if isinstance(noise, DiscreteGaussianNoise) else self.sensitivity
+    def grid_of(self, shares: int = 1) -> SumGrid:
+        """The grid on which sums are exact, of a plan with privacy.
+
+        Args:
+            shares: how many parties add the noise together, see `noise_of`.
+        """
+        bound, most = self.bounding.bound, self.bounding.method.radius(self.parameters)
+        if self.noise.kind == "gaussian":
+            return SumGrid.of(bound, most)
+        return SumGrid.for_discrete(bound, most, self.sensitivity / bound, self.noise.multiplier, shares)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -326,10 +339,11 @@ class PrivacyPlan:
         """
         if not self.private:
             return GaussianNoise(0.0)
+        grid = self.grid_of(shares)
         if self.noise.kind == "discrete":
-            return DiscreteGaussianNoise(self.sensitivity, self.noise.multiplier, shares)
+            return DiscreteGaussianNoise(grid.unit, grid.finer)
         whole = self.noise.multiplier * self.sensitivity / math.sqrt(self.gradient_share)
-        return GaussianNoise(whole / math.sqrt(shares))
+        return GaussianNoise(whole / math.sqrt(shares), grid.unit)
 
     @property
     def noise_std(self) -> float:

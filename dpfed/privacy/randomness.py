@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -143,13 +143,42 @@ class Randomness:
         """
         import torch
 
+        for part, noise in self._normals(out, purpose, step, owner, context):
+            part.copy_(part.to(noise.device, torch.float64).add_(noise, alpha=scale))
+
+    def normal_steps(
+        self, values: torch.Tensor, scale: float, purpose: str, step: int, owner: int = 0, context: str = ""
+    ) -> torch.Tensor:
+        """Whole numbers plus Gaussian noise, which is rounded down: the sum is exact, and so it is the rounded noisy sum.
+
+        Args:
+            values: flat int64 tensor.
+            scale: standard deviation of each element; for all else, see `add_normal_`.
+            purpose: see there.
+            step: see there.
+            owner: see there.
+            context: see there.
+
+        Returns:
+            int64.
+        """
+        noisy = values.clone()
+        for part, noise in self._normals(noisy, purpose, step, owner, context):
+            part.add_(noise.mul_(scale).floor_().long().to(part.device))
+        return noisy
+
+    def _normals(
+        self, out: torch.Tensor, purpose: str, step: int, owner: int, context: str
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Pieces of a flat tensor, and as many standard normal numbers, float64."""
+        import torch
+
         stream = self.stream(purpose, step, owner, context)
         exact = torch.device("cpu") if out.device.type == "mps" else out.device  # mps has no float64
         for start in range(0, out.numel(), _CHUNK):
             part = out[start : start + _CHUNK]
             words = np.frombuffer(stream(16 * -(-part.numel() // 2)), dtype=np.int64)
-            noise = box_muller(torch.from_numpy(words.copy()).to(exact))[: part.numel()]
-            part.copy_(part.to(exact, torch.float64).add_(noise, alpha=scale))
+            yield part, box_muller(torch.from_numpy(words.copy()).to(exact))[: part.numel()]
 
 
 def box_muller(words: torch.Tensor) -> torch.Tensor:

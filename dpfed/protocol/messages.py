@@ -65,7 +65,7 @@ def failure_of(packet: Packet) -> Failure | None:
 _FAILURES = {failed(reason).header: reason for reason in Failure}
 
 
-PROTOCOL = 2  # a party that speaks another version is refused; raise it when a message changes its meaning
+PROTOCOL = 3  # a party that speaks another version is refused; raise it when a message changes its meaning
 LONGEST_HEADER = 1 << 20  # bytes: offers for thousands of sites
 _DOMAIN = b"dpfed message 1\0"  # a signature for this purpose fits no other
 

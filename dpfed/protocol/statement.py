@@ -90,7 +90,7 @@ def confirmation(terms: Terms, own: int, confirmed: Collection[str]) -> str:
         return f"{said}. The promise does not depend on who the other members are"
     if part >= 1:
         return f"{said}. The promise holds if these are honest" + (", whoever the others are" * (len(known) + 1 < trust.sites))
-    multiplier = plan.noise_std * math.sqrt(part) / plan.rounded_sensitivity
+    multiplier = plan.noise_std * math.sqrt(part) / plan.sensitivity
     delta, message = plan.promise.delta, dataclasses.replace(plan.mechanism, noise_multiplier=multiplier)
     left = epsilon(message, plan.steps, delta, plan.promise.accountant)
     if not math.isfinite(left):

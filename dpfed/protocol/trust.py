@@ -146,7 +146,7 @@ class Trust:
         """Noise over sensitivity of what the server sees of one site; infinity where it sees nothing of one site."""
         if self.mode == "secure":
             return math.inf
-        return self.share_std(plan) / plan.rounded_sensitivity
+        return self.share_std(plan) / plan.sensitivity
 
     def __str__(self) -> str:
         known = _KNOWN.format(colluders=self.colluders) if self.colluders else _NONE_KNOWN

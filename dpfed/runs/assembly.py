@@ -71,13 +71,15 @@ class Share:
 
     Attributes:
         owner: the owner's number.
-        indices: ``(n,)`` of the store, its training records, or which rows of the store these are.
+        indices: ``(n,)`` of the store, records from which its groups are drawn, or which rows of the store these are.
         groups: K_w, its part of the K groups.
+        owners: among how many owners of the same records the K groups are divided; 1: its records are its own.
     """
 
     owner: int
     indices: np.ndarray | OwnRows
     groups: int
+    owners: int = 1
 
 
 @dataclass(frozen=True)
@@ -192,15 +194,26 @@ class Components:
             microbatch=self.config.bounding.microbatch,
             owner=share.owner,
             groups=share.groups,
-            owners=self.owners if self.terms is None else len(self.terms.sites),
+            owners=share.owners,
+            noise_shares=noise_shares_of(self.terms),
             units=units,
             companions=self._companions(),
         )
 
     def share(self) -> Share:
-        """What `owner` and `owners` say: this owner's part of the records and groups."""
+        """What `owner` and `owners` say: this owner's part of the groups, and of the records."""
+        groups = self.plan.groups_of(self.owner, self.owners)
+        if self.divides_groups:
+            return Share(self.owner, OwnRows(self.store, self.store.keys), groups, self.owners)
         own = OwnRows(self.store, owner_keys(self.store, self.config.privacy.unit), self.owner, self.owners)
-        return Share(self.owner, own, self.plan.groups_of(self.owner, self.owners))
+        return Share(self.owner, own, groups)
+
+    @property
+    def divides_groups(self) -> bool:
+        """Whether several owners of the same records divide the groups of a step. Then the groups, and their sum, are the same
+        for any number of owners. Otherwise each has records of its own: where every record makes a group, which comes to the
+        same, and where features of frozen towers are computed once, each record's by one owner."""
+        return not self.plan.bounding.method.alone and not self.config.cached_views
 
     def dummy_batch(self, device: torch.device) -> GroupBatch:
         """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""
@@ -282,7 +295,7 @@ def assemble(
     tasks_of(store, config.evaluation, config.model)
     public = public_records_of(config, store, import_progress(watcher, "public records"))
     if method.closed_form:
-        add_moment_heads(model, config, plan, noise_std_of(plan, terms) or plan.noise_std, tokenizer)
+        add_moment_heads(model, config, plan, noise_std_of(plan, terms) or plan.noise_std, tokenizer, noise_shares_of(terms))
     model.to(device)
     preprocessing = preprocessing_of(config.model, config.data.resize)
     views = ImageViews(config.views, preprocessing)
@@ -323,6 +336,11 @@ def _refuse_cached(config: Config) -> None:
             "views.cached computes the features of a frozen image tower once, and its weights are random: set model.weights or "
             "model.start. [run-views-random]"
         )
+
+
+def noise_shares_of(terms: Terms | None) -> int:
+    """How many parties add the noise together, see `PrivacyPlan.noise_of`."""
+    return terms.trust_model.honest if terms is not None and terms.trust_model.shared else 1
 
 
 def noise_std_of(plan: PrivacyPlan, terms: Terms | None) -> float | None:

@@ -22,7 +22,7 @@ from dpfed.privacy.randomness import Randomness
 
 
 def add_moment_heads(
-    model: nn.Module, config: Config, plan: PrivacyPlan, noise_std: float, tokenizer: Tokenizer | None
+    model: nn.Module, config: Config, plan: PrivacyPlan, noise_std: float, tokenizer: Tokenizer | None, noise_shares: int = 1
 ) -> None:
     """Freezes the towers of a model, and puts heads of moments behind them.
 
@@ -32,6 +32,7 @@ def add_moment_heads(
         plan: of the run.
         noise_std: of each number of the noisy sums.
         tokenizer: of models that read text.
+        noise_shares: how many parties add the noise together, see `PrivacyPlan.noise_of`.
 
     Raises:
         UserError: for fewer records, or narrower towers, than dimensions.
@@ -48,8 +49,29 @@ def add_moment_heads(
     k = given or dimensions_for(plan.sampling.records, plan.noise.multiplier, widths)
     if aligned and not given:
         k = min(*widths, plan.sampling.records)  # what towers have in common already is not thrown away
-    layout = MomentLayout(k, len(widths), plan.bounding.options["mean_share"], plan.bounding.options["cross_share"])
+    layout = layout_of(plan, k, len(widths), noise_shares)
     give_heads(model, MomentHeads(layout, MomentNoise(plan.sampling.records, noise_std), widths, aligned))
+
+
+def layout_of(plan: PrivacyPlan, dimensions: int, towers: int, noise_shares: int = 1) -> MomentLayout:
+    """How a plan's two sums are laid out.
+
+    Args:
+        plan: of the run.
+        dimensions: k.
+        towers: 2 for image and text, 1 for images alone.
+        noise_shares: see `add_moment_heads`.
+    """
+    options = plan.bounding.options
+    return MomentLayout(
+        dimensions,
+        towers,
+        options["mean_share"],
+        options["cross_share"],
+        plan.grid_of(noise_shares).radius,
+        max(2, options["views"]),
+        plan.bounding.bound,
+    )
 
 
 class FeatureViews(ViewMaker):

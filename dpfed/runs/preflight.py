@@ -206,8 +206,6 @@ def refuse_many_owners(plan: PrivacyPlan, owners: int) -> None:
     Raises:
         UserError: saying how many there may be.
     """
-    if plan.statistics is not None:
-        plan.statistics.refuse_many_owners(owners)
     if owners > plan.groups:
         raise UserError(
             f"{owners:,} workers would share {plan.groups} groups (privacy.batch / bounding.group_size, or 1 where the "

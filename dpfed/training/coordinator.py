@@ -130,7 +130,7 @@ class Coordinator:
 
         Args:
             step: 0 .. T - 1.
-            total: the sum over all K groups; its values are overwritten.
+            total: the sum over all K groups.
 
         Returns:
             Public figures of the step.
@@ -187,7 +187,7 @@ class Coordinator:
         if recorded is None:
             self._ledger.check_budget(step)
         if self._plan.private and not total.noise_std:
-            self.noise.add_(noisy, step)
+            noisy = self.noise.noisy(noisy, step)
         if recorded is None:
             self._committing = self._pool.submit(self._keep_and_pay, step, noisy)
             return noisy
@@ -214,6 +214,16 @@ class Coordinator:
     def _check_sum(self, step: int, total: BoundedSum) -> None:
         plan, size = self._plan, self.blocks.size
         most = plan.sensitivity_of(step)
+        bare = plan.private and not total.noise_std
+        if bare and (total.values.dtype != torch.int64 or total.unit != plan.grid_of().unit):
+            raise UserError(
+                f"step {step}: expected whole numbers of steps {plan.grid_of().unit:g}, got {total.values.dtype} and steps "
+                f"{total.unit:g}. [training-other-grid]"
+            )
+        if not bare and not total.values.is_floating_point():
+            raise UserError(
+                f"step {step}: a sum that has its noise came as whole numbers; it was not used. [training-no-floats]"
+            )
         if not total.sensitivity <= most or total.groups != plan.groups or total.values.numel() != size:
             raise UserError(
                 f"step {step}: expected a sum over {plan.groups} groups and {size} numbers with sensitivity "
@@ -225,7 +235,7 @@ class Coordinator:
                 f"step {step}: the owners' noise has standard deviation {total.noise_std:g}, and the plan's is "
                 f"{plan.noise_std:g}: expected as much or more, and a finite number. The sum was not used. [training-noise-low]"
             )
-        if not _all_finite([total.values]):
+        if not bare and not _all_finite([total.values]):
             raise UserError(f"step {step}: an owner sent a sum that is not finite; it was not used. [training-sum-infinite]")
 
     def _update(self, step: int, noisy: Tensor) -> StepSummary:

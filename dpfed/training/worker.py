@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import BoundedSum
-from dpfed.bounding.clipping import Clip, clip_norm_in_float32
+from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines import Engine, GroupBatch
 from dpfed.bounding.statistics import sum_of_statistics
 from dpfed.data.public_records import Companions
@@ -49,7 +49,8 @@ class Worker:
         microbatch: records whose views are in memory at a time; one group is never divided.
         owner: this owner's number.
         groups: K_w, how many of the plan's K groups are this owner's; ``None``: all.
-        owners: how many owners' sums are added up.
+        owners: among how many owners of the same records the K groups are divided; 1: these records are this owner's alone.
+        noise_shares: how many parties add the noise together, where owners add it (`PrivacyPlan.noise_of`).
         units: ``(n,)`` as `keys`, the keys of the records' units where the plan protects units, otherwise ``None``.
         companions: the public records that join every group, where the method has any.
 
@@ -58,7 +59,6 @@ class Worker:
 
     Raises:
         ValueError: if the units or the companions are missing, or given, against the plan.
-        UserError: if more owners would round their statistics than there is room for.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class Worker:
         owner: int = 0,
         groups: int | None = None,
         owners: int = 1,
+        noise_shares: int = 1,
         units: np.ndarray | None = None,
         companions: Companions | None = None,
     ) -> None:
@@ -93,12 +94,10 @@ class Worker:
         self._participants = participants_of(plan, randomness, keys, units, own)
         self._companions, self._microbatch = companions, max(1, microbatch // (1 + public))
         self._groups = plan.groups if groups is None else groups
-        shared = {"shared": 0.0} if bounding.method.closed_form else {}  # all is added up in float64
-        self._clip_norm = clip_norm_in_float32(bounding.bound, plan.spread, owners, **shared)
+        self._divided = (owner, owners) if owners > 1 else (0, 1)
         self._bounding, self.threshold = bounding, bounding.clip_norm
-        if plan.statistics is not None:
-            plan.statistics.refuse_many_owners(owners)
         self._vector = TrainableVector(model)
+        self._grid = plan.grid_of(noise_shares) if plan.private else None
         self._drawn_ahead: tuple[int, StepDraw] | None = None
 
     @property
@@ -113,37 +112,53 @@ class Worker:
             step: training step; all randomness follows from it.
 
         Returns:
-            The sum over this owner's groups, rounded to float32: zeros if nothing was drawn, for an empty step is still a step.
+            The exact sum over this owner's groups: zeros if nothing was drawn, for an empty step is still a step.
         """
         draw = self._drawn(step)
         total = self._engine.zeros()
+        if self._grid is not None and self._engine.adds_whole_parts:
+            total = total.long()
         torch.manual_seed(self._randomness.seed("model", step, self._owner))  # dropout and the like repeat on resume
         self._model.train()
         losses: list[Tensor] = []
         norms = self._add_groups(draw, step, total, losses)
         if step + 1 < self._plan.steps:
             self._prefetch(step + 1)
-        total = total.float()
+        sensitivity = self._plan.sensitivity_of(step)
+        if self._grid is None:
+            return BoundedSum(total.float(), sensitivity, self._groups)
+        total = total.long()
         if self._plan.statistics is not None:
             total = torch.cat([total, self._statistics(self._plan.statistics, norms, losses)])
-        return BoundedSum(total, self._plan.sensitivity_of(step), self._groups)
+        return BoundedSum(total, sensitivity, self._groups, unit=self._grid.unit)
 
     def _statistics(self, wanted: GroupStatistics, norms: list[Tensor], losses: list[Tensor]) -> Tensor:
-        """What goes behind the sum of the gradients: the sum of the groups' statistics, float32."""
+        """What goes behind the sum of the gradients: the sum of the groups' statistics, int64."""
+        assert self._grid is not None  # only a plan with privacy has statistics
         if not norms:
-            return torch.zeros(len(wanted.names), device=self._vector.device)
+            return torch.zeros(len(wanted.names), dtype=torch.int64, device=self._vector.device)
         public = 0 if self._companions is None else self._companions.count
         every, of_groups = torch.cat(norms), torch.cat(losses, dim=1)
-        return sum_of_statistics(wanted, every, of_groups, self.threshold, self._bounding.clip_norm, public).float()
+        unit, clip_norm = self._grid.unit, self._bounding.clip_norm
+        return sum_of_statistics(wanted, every, of_groups, self.threshold, clip_norm, unit, public).to(every.device)
 
     @property
     def _clip(self) -> float | Clip:
-        """How the groups of the next step are clipped; the norm of what comes out is the same bound with all rules."""
+        """How the groups of the next step are clipped, in steps of the grid: all rules give parts of R steps at most.
+
+        C enters here, once: a number of the gradient is R / C steps.
+        """
+        if self._grid is None:
+            return math.inf
+        bound, steps = self._grid.radius, 1 / self._grid.unit
+        if not self._engine.adds_whole_parts:
+            # Cutting off what is behind the point of the sum moves neighbours by one step in each number; rounding, by less.
+            bound /= 1 + 2 * math.sqrt(self._vector.numel) * self._grid.unit / self._plan.sensitivity
         if self._bounding.clipping == "automatic":
-            return Clip(self._clip_norm, math.inf, self._bounding.stability)
+            return Clip(bound, math.inf, self._bounding.stability)
         if self._bounding.clipping == "adaptive":
-            return Clip(self._clip_norm, self._bounding.clip_norm / self.threshold)
-        return self._clip_norm
+            return Clip(bound, steps * self._bounding.clip_norm / self.threshold)
+        return Clip(bound, steps)
 
     def _add_groups(self, draw: StepDraw, step: int, total: Tensor, losses: list[Tensor]) -> list[Tensor]:
         """Adds the clipped gradients of a draw's groups, a microbatch at a time; returns their norms before clipping."""
@@ -164,8 +179,17 @@ class Worker:
         """The step's draw: a function of key and step, so that it may have been made ahead."""
         if self._drawn_ahead is not None and self._drawn_ahead[0] == step:
             return self._drawn_ahead[1]
+        groups = self._groups if self._divided == (0, 1) else self._plan.groups
         return draw_step(
-            self._plan, self._randomness, step, self._indices, self._keys, self._groups, self._units, self._participants
+            self._plan,
+            self._randomness,
+            step,
+            self._indices,
+            self._keys,
+            groups,
+            self._units,
+            self._participants,
+            *self._divided,
         )
 
     def _prefetch(self, step: int) -> None:

@@ -17,6 +17,7 @@ from tests.bounding.engines.test_engines import MODELS, STARTS, batch_for
 
 PROGRESS = {"share": 0.01, "quantile": 0.5, "loss_range": 4.0, "phase": 5}
 PLAN = PrivacyPlan.of(2000, 256, 4, 0.7, 100, 1.3, 1e-5, progress=PROGRESS)
+UNIT = PLAN.grid_of().unit
 HOSTILE = [0.0, -0.0, 1e-300, 1e-9, 0.69, 0.7, 0.71, 1e30, math.inf, -math.inf, math.nan]
 
 
@@ -25,7 +26,7 @@ HOSTILE = [0.0, -0.0, 1e-300, 1e-9, 0.69, 0.7, 0.71, 1e30, math.inf, -math.inf, 
 def test_whatever_a_group_is_it_moves_the_sum_within_its_box(norm, loss):
     statistics = PLAN.statistics
     losses = torch.tensor([[loss], [2.0]], dtype=torch.float64)
-    found = sum_of_statistics(statistics, torch.tensor([norm], dtype=torch.float64), losses, 0.7, 0.7)
+    found = UNIT * sum_of_statistics(statistics, torch.tensor([norm], dtype=torch.float64), losses, 0.7, 0.7, UNIT).double()
     assert found.abs().max() <= statistics.unit / 2
     # So with the gradient of norm C that it may have beside it, it lies in the ball that the noise is for.
     assert math.hypot(PLAN.bounding.clip_norm, found.norm().item()) <= PLAN.longest_part
@@ -36,10 +37,12 @@ def test_the_figures_are_what_they_are_called():
     norms = torch.rand(500, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
     norms = norms[((norms - 0.7).abs() > 0.05) & ((norms - 2).abs() > 0.15)]
     losses = torch.stack([torch.rand(len(norms), dtype=torch.float64) * 8, torch.full((len(norms),), 2.0)])
-    found = sum_of_statistics(PLAN.statistics, norms, losses, 2.0, 0.7) / PLAN.statistics.unit / len(norms) + 0.5
+    found = UNIT * sum_of_statistics(PLAN.statistics, norms, losses, 2.0, 0.7, UNIT) / PLAN.statistics.unit / len(norms) + 0.5
     expected = [(norms < 2).double().mean(), losses[0].mean() / 2 / 4.0, (norms < 0.7).double().mean()]
     assert PLAN.statistics.names == ("below", "loss", "within")
-    assert found.tolist() == pytest.approx([value.item() for value in expected], abs=1e-12)
+    assert found.tolist() == pytest.approx(
+        [value.item() for value in expected], abs=1e-5
+    )  # a step of the grid is 1e-6 of a figure's range
 
 
 @pytest.mark.parametrize("model", ["cnn", "two towers"])
@@ -63,8 +66,8 @@ def test_every_engine_gives_the_losses_of_its_groups(model, name):
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
-def test_others_figures_stay_what_they_are_within_the_room(name):
-    """A hard step at a threshold would not do: here it lies on a norm, and another group shares the pass."""
+def test_others_figures_stay_what_they_are(name):
+    """Here the threshold lies on a norm, and another group shares the pass."""
     batch, network = batch_for(MODELS["two towers"]), build_model(MODELS["two towers"], ObjectiveConfig())
     engine, found = build_engine(name, network, "fp32", group_loss, 4), []
     for records in (0, 2, 40):
@@ -72,9 +75,15 @@ def test_others_figures_stay_what_they_are_within_the_room(name):
         norms = engine.add_clipped(one, 1.0, engine.zeros(), losses)
         found.append((norms[torch.isfinite(norms)], losses[0][:, torch.isfinite(losses[0][0])]))
     threshold = found[0][0].median().item()
-    sums = [sum_of_statistics(PLAN.statistics, norms, losses, threshold, threshold) for norms, losses in found]
-    for other in sums[1:]:  # four groups, each by 2e-5 of half its box at most
-        assert (other - sums[0]).abs().max() <= 4 * 1e-5 * PLAN.statistics.unit
+    sums = [sum_of_statistics(PLAN.statistics, norms, losses, threshold, threshold, UNIT) for norms, losses in found]
+    assert torch.equal(sums[0], sums[1]) and torch.equal(sums[0], sums[2])
+
+
+def test_a_figure_is_the_same_at_every_place_among_others():
+    norms, losses = torch.rand(37, dtype=torch.float64) * 2, torch.rand(2, 37, dtype=torch.float64) + 1
+    whole = sum_of_statistics(PLAN.statistics, norms, losses, 1.0, 0.7, UNIT)
+    each = [sum_of_statistics(PLAN.statistics, norms[n : n + 1], losses[:, n : n + 1], 1.0, 0.7, UNIT) for n in range(37)]
+    assert torch.equal(whole, sum(each))
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-12, 0.01, 1.0, 1e6, 1e20])
@@ -83,9 +92,9 @@ def test_rules_of_clipping_keep_every_gradient_within_c(norm):
     for most, stability in ((1.0, 0.0), (250.0, 0.0), (math.inf, 0.01)):
         assert (norms * clip_factors(norms, Clip(0.7, most, stability))).item() <= 0.7
     normalised = (norms * clip_factors(norms, Clip(0.7, math.inf, 0.01))).item()
-    assert normalised == pytest.approx(0.7 * norm / (norm + 0.01), rel=2e-5)
+    assert normalised == pytest.approx(0.7 * norm / (norm + 0.01), rel=6e-5)
     adapted = (norms * clip_factors(norms, Clip(0.7, 0.7 / 0.02))).item() * 0.02 / 0.7  # clipped to 0.02, in units of it
-    assert adapted == pytest.approx(min(norm, 0.02), rel=2e-5)
+    assert adapted == pytest.approx(min(norm, 0.02), rel=6e-5)
 
 
 def test_numbers_that_are_none_are_left_out_by_every_rule():

@@ -172,7 +172,7 @@ def test_neighbours_stay_within_the_bound(parts):
     for gone in whole._drawn(0).indices[:4]:
         fewer = parts.worker(SECRET)
         keep_only(fewer, rows[rows != gone], parts.store.keys)
-        moved = (whole.bounded_sum(0).values.double() - fewer.bounded_sum(0).values.double()).norm()
+        moved = (whole.bounded_sum(0).numbers() - fewer.bounded_sum(0).numbers()).norm()
         assert 0 < moved <= parts.plan.sensitivity * (1 + 1e-6)
 
 

@@ -62,7 +62,7 @@ def moved(parts, seed) -> float:
     for gone in (None, *drawn[:: len(drawn) // 3]):
         worker = parts.worker(randomness)
         keep_only(worker, rows if gone is None else rows[rows != gone], keys)
-        sums.append(worker.bounded_sum(0).values.double())
+        sums.append(worker.bounded_sum(0).numbers())
     return max((sums[0] - less).norm().item() / parts.plan.sensitivity for less in sums[1:])
 
 

@@ -54,7 +54,7 @@ def draw_of(parts) -> StepDraw:
 def sum_of(parts, kept) -> torch.Tensor:
     one = parts.worker(RANDOMNESS)
     keep_only(one, kept, parts.store.keys)
-    return one.bounded_sum(0).values.double()
+    return one.bounded_sum(0).numbers()
 
 
 def moved(parts, count: int = 8) -> list[float]:
@@ -230,7 +230,7 @@ def unit_sums(parts, per_unit: int):
             units=units[kept],
             companions=template._companions,
         )
-        results.append(one.bounded_sum(0).values.double())
+        results.append(one.bounded_sum(0).numbers())
     return (results[0] - results[1]).norm().item(), plan
 
 

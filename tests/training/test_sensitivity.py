@@ -24,7 +24,7 @@ def sum_of(parts, kept, step: int = 0) -> torch.Tensor:
     """The sum of some training records."""
     one = parts.worker(Randomness.from_seed(5))
     keep_only(one, kept, parts.store.keys)
-    return one.bounded_sum(step).values.double()
+    return one.bounded_sum(step).numbers()
 
 
 def sums(parts, gone: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,7 +57,7 @@ def test_stores_that_differ_by_a_record_give_sums_within_the_bound(kind, request
     whole = parts_of(indices)
     gone = whole.worker(randomness)._drawn(0).indices.min()  # an early one: all others move up
     fewer = dataclasses.replace(parts_of(np.delete(indices, gone)), plan=whole.plan, model=whole.model)
-    sums = [parts.worker(randomness).bounded_sum(0).values.double() for parts in (whole, fewer)]
+    sums = [parts.worker(randomness).bounded_sum(0).numbers() for parts in (whole, fewer)]
     assert 0 < (sums[0] - sums[1]).norm() <= whole.plan.sensitivity * (1 + 1e-6)
 
 
@@ -214,7 +214,7 @@ def sums_of_units(parts, per_unit: int) -> tuple[torch.Tensor, torch.Tensor, Pri
             microbatch=64,
             units=units[kept],
         )
-        results.append(one.bounded_sum(0).values.double())
+        results.append(one.bounded_sum(0).numbers())
     return *results, plan
 
 

@@ -39,13 +39,15 @@ _SUM_WORKSPACE = 1 << 24  # floats of the cotangents of some records' losses
 
 
 class _PairEngine(Engine):
-    """What the two engines share.
+    """What the two engines share. What they clip has no gradient of its own, so that only its sum could be whole numbers.
 
     Args:
         model: with towers ``embed_images`` and, for records with text, ``embed_text``; its temperature is fixed.
         max_batch: largest number of records in a batch: public, so that the choice of norms depends on no record.
         norms: ``exact``, ``bound``, or ``auto``: exact where memory and work for a full batch are within reason.
     """
+
+    adds_whole_parts = False
 
     def __init__(self, model: nn.Module, max_batch: int, norms: WhichNorms = "auto") -> None:
         super().__init__(model)

@@ -77,9 +77,11 @@ class Engine(ABC):
 
     Attributes:
         name: in configurations and messages.
+        adds_whole_parts: whether it adds exactly to sums of whole numbers: each group's part is a vector of whole numbers.
     """
 
     name: ClassVar[str]
+    adds_whole_parts: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module) -> None:
         exact_arithmetic()
@@ -98,8 +100,8 @@ class Engine(ABC):
 
         Args:
             batch: the groups.
-            clip_norm: C, or another `Clip`.
-            into: ``(P,)``, see `zeros`; added to in place.
+            clip_norm: C, or another `Clip`. In steps of the sum's grid, where it is a sum of whole numbers.
+            into: ``(P,)``, see `zeros`, or int64: then the sum is exact (`dpfed.bounding.foreach.add_`). Added to in place.
             losses: gets a ``(2, G)`` tensor, float64 where the device has it: the loss of each group that has at least two
                 records, and how many it has; private. Only methods that are `Method.measured` are asked for it.
 

@@ -64,7 +64,7 @@ class BatchEngine(Engine):
             norm = torch.linalg.vector_norm(gradient, dtype=self._exact)
             factor = clip_factors(norm, clip_norm).item()
             if factor > 0:  # 0 * inf is not 0: leave the gradient out altogether
-                into.add_(gradient, alpha=factor)
+                foreach.add_([into], [gradient], factor)
             count = torch.full_like(norm, len(next(iter(views.values()))))
             figures.append(torch.stack([norm, loss.to(norm) * count, count])[:, None])
         return shared_out(torch.cat(figures, dim=1), losses)

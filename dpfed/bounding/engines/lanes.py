@@ -33,7 +33,7 @@ class Lanes:
     def __init__(self, model: nn.Module, vector: TrainableVector) -> None:
         random = any(draws(module) for module in model.modules())
         self.count = 1 if random or vector.device.type != "cpu" else torch.get_num_threads()
-        self._extra = [vector.zeros() for _ in range(self.count - 1)]
+        self._extra: list[Tensor] = []
         many = self.count > 1
         self._pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,)) if many else None
 
@@ -55,6 +55,8 @@ class Lanes:
         Returns:
             All figures ``(..., G)``, in the order of the lanes.
         """
+        if self.count > 1 and (not self._extra or self._extra[0].dtype != into.dtype):
+            self._extra = [torch.empty_like(into) for _ in range(self.count - 1)]
         sums = [into, *(extra.zero_() for extra in self._extra)]
         figures = torch.cat(self.each(lambda k: work(k, sums[k])), dim=-1)
         for extra in self._extra:

@@ -5,6 +5,7 @@ The field calls it ghost clipping, and the use of one backward pass for norms an
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -105,7 +106,7 @@ class LayerwiseEngine(Engine):
         if self._takes_turns:
             return self._loop.add_clipped(batch, clip_norm, into, losses)
         passes, alone = self._shape.passes(batch, self._lanes.count), self._shape.alone(batch)
-        repeated = self._repeated_for(batch.views)
+        repeated = self._repeated_for(batch.views, into.dtype)
         norms = shared_out((repeated or self._add)(batch, passes, clip_norm, into), losses)
         if not alone:
             return norms
@@ -136,25 +137,28 @@ class LayerwiseEngine(Engine):
                     self._takes_turns = True
         self._is_checked = True
 
-    def _repeated_for(self, views: Views) -> Add | None:
-        """What repeats a recorded pass over such views, where the device can: a pass is recorded for each kind of views, and
-        anew where the model's weights have moved."""
+    def _repeated_for(self, views: Views, sum_type: torch.dtype) -> Add | None:
+        """What repeats a recorded pass over such views, where the device can. One is recorded for each kind of views and sums,
+        and anew where the model's weights have moved."""
         recording = recording_on(self._vector.device)
         if recording is None or self._if_unlike == "go on":
             return None
         weights = (*self._loss.model.parameters(), *self._loss.model.buffers())
-        kind = (*((name, view.shape[1:], view.dtype) for name, view in views.items()), *(part.data_ptr() for part in weights))
+        shapes = ((name, view.shape[1:], view.dtype) for name, view in views.items())
+        kind = (sum_type, *shapes, *(part.data_ptr() for part in weights))
         if kind not in self._repeated:
             if len(self._repeated) == _MOST_RECORDED:
                 self._repeated.clear()
-            self._repeated[kind] = self._recorded(recording, views)
+            self._repeated[kind] = self._recorded(recording, views, sum_type)
         return self._repeated[kind]
 
-    def _recorded(self, recording: Callable[[], Recording], views: Views) -> Add | None:
+    def _recorded(self, recording: Callable[[], Recording], views: Views, sum_type: torch.dtype) -> Add | None:
         """A recorded pass that comes to the same bits as the pass itself; ``None``, and a sentence, where there is none."""
         try:
-            repeated = RepeatedPass(recording(), self._at_once, views, self._shape, self._exact).add
-            unlike = first_unlike(repeated, self._add, views, self._shape, self._vector.zeros)
+            kind = torch.float32 if sum_type.is_floating_point else torch.int32
+            summed = functools.partial(self._at_once, kind)
+            repeated = RepeatedPass(recording(), summed, views, self._shape, self._exact).add
+            unlike = first_unlike(repeated, self._add, views, self._shape, self._vector.zeros().to(sum_type))
         except RuntimeError as error:
             if self._if_unlike == "raise":
                 raise
@@ -172,15 +176,15 @@ class LayerwiseEngine(Engine):
             reading, lanes = self._reading(), self._lanes.count
             return self._lanes.add(lambda k, part: self._lane(batch, passes[k::lanes], clip_norm, part, reading), into)
 
-    def _at_once(self, views: Views, starts: Tensor, clip: Clip) -> Summed:
-        """A pass whose groups the device alone knows; it reads the weights anew."""
+    def _at_once(self, kind: torch.dtype, views: Views, starts: Tensor, clip: Clip) -> Summed:
+        """A pass whose groups the device alone knows; it reads the weights anew. Its sum is of that type."""
         shape = self._shape
         places = shape.typical, shape.groups, shape.slots, shape.room
         grouping = Grouping([], self._vector.device, self._exact, *places, starts=starts)
         with parametrize.cached(), self._loss.kernels():
             with torch.enable_grad():
                 terms, losses = terms_of(self._loss, views, grouping, self._reading())
-            total = torch.zeros(self._vector.numel, device=self._vector.device)
+            total = torch.zeros(self._vector.numel, dtype=kind, device=self._vector.device)
             norms = add_up(terms, clip, grouping, self._vector.split(total))
         return Summed(norms, losses, total)
 
@@ -210,7 +214,9 @@ class LayerwiseEngine(Engine):
     ) -> Tensor:
         """Adds a lane's groups; returns ``(3, g)``: norms, losses and numbers of records."""
         kind = precise_type(self._vector.parameters[0])
-        one_pass = torch.zeros_like(into, dtype=kind)  # long sums would lose digits in float32
+        if not into.is_floating_point():
+            kind = foreach.WHOLE[kind]
+        one_pass = torch.zeros_like(into, dtype=kind)  # half as long as a whole step's sum
         parts = self._vector.split(one_pass)
         figures = [into.new_zeros(3, 0, dtype=self._exact)]
         passed = self._passer(reading)

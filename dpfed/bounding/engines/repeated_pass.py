@@ -23,7 +23,8 @@ from dpfed.data.transfer import to_device
 
 T = TypeVar("T")
 _WARM_UP = 3  # passes before one is recorded: kernels are compiled and libraries choose their ways
-_CLIPS = (Clip(1.0), Clip(1e-3, 1e30, 1e-2))
+_SCALE = 2.0**24  # of gradients that are clipped to 1: most of their numbers are then whole ones that are not zero
+_CLIPS = (Clip(_SCALE, _SCALE), Clip(1e-3 * _SCALE, 1e30, 1e-2))
 
 
 class Summed(NamedTuple):
@@ -32,7 +33,7 @@ class Summed(NamedTuple):
     Attributes:
         norms: of each place's gradient, before clipping; private.
         losses: of each place; private.
-        total: ``(P,)`` float32, the clipped gradients' sum.
+        total: ``(P,)`` int32, the clipped gradients' sum; float32 without privacy.
     """
 
     norms: Tensor
@@ -144,7 +145,7 @@ class RepeatedPass:
 Add = Callable[[GroupBatch, list[list[int]], "float | Clip", Tensor], Tensor]
 
 
-def first_unlike(repeated: Add, direct: Add, views: Views, shape: PassShape, zeros: Callable[[], Tensor]) -> str | None:
+def first_unlike(repeated: Add, direct: Add, views: Views, shape: PassShape, zeros: Tensor) -> str | None:
     """Compares repetitions with the pass itself, bit by bit, on noise: what an earlier repetition left behind would show.
 
     Args:
@@ -160,7 +161,7 @@ def first_unlike(repeated: Add, direct: Add, views: Views, shape: PassShape, zer
     noise = list(trials(views, shape, shape.totals * 3))
     for number, trial in enumerate([*noise, *noise[:2]]):  # the first two again, after others
         batch = GroupBatch(trial.views, [0, *itertools.accumulate(trial.sizes)])
-        groups, sums = [list(range(len(trial.sizes)))], (zeros(), zeros())
+        groups, sums = [list(range(len(trial.sizes)))], (zeros.clone(), zeros.clone())
         clip = _CLIPS[number % 2]
         found = [add(batch, groups, clip, into) for add, into in zip((repeated, direct), sums, strict=True)]
         if not same(*found):

@@ -146,7 +146,7 @@ def add_up(terms: list[Term], clip_norm: float | Clip, grouping: Grouping, parts
         terms: of all trainable parameters.
         clip_norm: C, or another `Clip`.
         grouping: of the records. All that is added up over the terms has a column for each place, whoever is there.
-        parts: of a float32 sum, one for each trainable parameter; added to in place.
+        parts: of a sum, one for each trainable parameter; added to in place.
 
     Returns:
         ``(G,)`` norms before clipping.

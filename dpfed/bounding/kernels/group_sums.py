@@ -27,16 +27,16 @@ def _square(gradients, out, length, PIECE: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def _weigh(gradients, factors, out, length, groups, BLOCK: tl.constexpr, TILE: tl.constexpr):
+def _weigh(gradients, factors, out, length, groups, KIND: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr):
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     own = gradients + at
-    total = tl.zeros((TILE,), tl.float32)
+    total = tl.zeros((TILE,), KIND)
     for first in range(0, groups, BLOCK):
-        block = tl.zeros((TILE,), tl.float32)
+        block = tl.zeros((TILE,), KIND)
         for number in tl.static_range(BLOCK):
             factor = tl.load(factors + first + number)
             # A group of factor 0 is not read: it need not be finite.
-            block += factor * tl.load(own, mask=at < tl.where(factor > 0, length, 0), other=0.0)
+            block += (factor * tl.load(own, mask=at < tl.where(factor > 0, length, 0), other=0.0)).to(KIND)
             own += length
         total += block
     tl.store(out + at, total, mask=at < length)
@@ -58,20 +58,22 @@ def squares(gradients: Tensor) -> Tensor:
     return out.sum(1)
 
 
-def weighted_sum(gradients: Tensor, factors: Tensor, block: int) -> Tensor:
-    """The sum of gradients, each times its factor.
+def weighted_sum(gradients: Tensor, factors: Tensor, block: int, kind: torch.dtype = torch.float32) -> Tensor:
+    """The sum of gradients, each times its factor. Of whole numbers, what stands before the point of each is added up.
 
     Args:
         gradients: ``(G, N)`` float32; those of factor 0 need not be finite.
         factors: ``(G,)`` float32, of which none is negative.
         block: groups that are added up before their sum is added to that of others; a divisor of G.
+        kind: of the sum: float32 or int32.
 
     Returns:
-        ``(N,)`` float32.
+        ``(N,)`` of that type.
     """
     groups, length = gradients.shape
     if groups % block:
         raise ValueError(f"{groups} groups do not make whole blocks of {block}")
-    out = torch.empty(length, device=gradients.device)
-    _weigh[(triton.cdiv(length, _TILE),)](gradients.contiguous(), factors, out, length, groups, block, _TILE)
+    out = torch.empty(length, dtype=kind, device=gradients.device)
+    number = tl.int32 if kind == torch.int32 else tl.float32
+    _weigh[(triton.cdiv(length, _TILE),)](gradients.contiguous(), factors, out, length, groups, number, block, _TILE)
     return out

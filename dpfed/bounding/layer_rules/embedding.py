@@ -75,7 +75,10 @@ class EmbeddingWeight:
         into = self.target.of(parts)
         for rows, tokens, factor in zip(self._rows, self._tokens, factors.tolist(), strict=False):
             if factor > 0:
-                into.index_add_(0, tokens, rows.to(into.dtype), alpha=factor)
+                if into.is_floating_point():
+                    into.index_add_(0, tokens, rows.to(into.dtype), alpha=factor)
+                else:
+                    into.index_add_(0, tokens, foreach.whole(rows, factor, into.dtype))
 
 
 class EmbeddingOfPlaces:
@@ -115,9 +118,10 @@ class EmbeddingOfPlaces:
         return [whole.unflatten(0, (self._grouping.records, -1))[own] for whole in (self._rows, self._tokens)]
 
     def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
-        """See `Term`; in float64, for these are more groups than may be added up in float32."""
+        """See `Term`; in float64, which is exact for whole numbers."""
+        into = self.target.of(parts)
         weights = torch.cat([factors, factors.new_zeros(1)])[self._owner][:, None]
         rows = self._rows.to(self._grouping.exact).masked_fill(weights == 0, 0.0) * weights
+        rows = rows if into.is_floating_point() else rows.trunc_()
         added = torch.ops.aten.embedding_dense_backward(rows, self._tokens, self._vocabulary, -1, False)
-        into = self.target.of(parts)
-        into.copy_(into + added)
+        into.add_(added.to(into.dtype))

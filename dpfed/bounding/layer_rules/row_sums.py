@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dpfed.bounding.layer_rules.grouping import Gradients, Grouping, precise_type
+from dpfed.bounding.layer_rules.grouping import Gradients, Grouping
 from dpfed.bounding.layer_rules.term import Target, Term, add_weighted, squares_of
 
 
@@ -55,7 +55,7 @@ class RowSums:
 
     def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
         """See `Term`."""
-        total = self.rows.new_zeros(self.rows.shape[1], dtype=precise_type(self.rows))
+        total = self.rows.new_zeros(self.rows.shape[1], dtype=parts[0].dtype)
         add_weighted(self._gradients, factors, total)
         for (target, _), part in zip(self.targets, total.split([size for _, size in self.targets]), strict=True):
             place = target.of(parts)

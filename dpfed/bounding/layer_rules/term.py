@@ -70,12 +70,12 @@ class Term(Protocol):
         """All that the group's gradient is computed from: the gradient itself, or rows of the pass."""
 
     def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
-        """Adds the groups' gradients up, each times its factor: no more float32 additions to an entry than there are groups,
-        and one. A group of factor 0 is left out: it need not be finite.
+        """Adds the groups' gradients up, each times its factor (`dpfed.bounding.foreach.add_`). A group of factor 0 is left
+        out: it need not be finite.
 
         Args:
             factors: ``(G,)`` float32.
-            parts: of a float32 sum, one for each trainable parameter; added to in place.
+            parts: of a sum, one for each trainable parameter; added to in place. Whole numbers, or floats without privacy.
         """
 
 
@@ -126,15 +126,15 @@ def add_weighted(gradients: Gradients, factors: Tensor, place: Tensor) -> None:
         if flat.dtype != torch.float64:
             from dpfed.bounding.kernels import weighted_sum
 
-            place.add_(weighted_sum(flat, factors, BLOCK).view(place.shape))
+            place.add_(weighted_sum(flat, factors, BLOCK, place.dtype).view(place.shape))
             return
-        flat = flat.masked_fill((factors == 0).unsqueeze(1), 0.0)  # 0 * inf is not 0
-        blocks = torch.bmm(factors.to(flat.dtype).view(-1, 1, BLOCK), flat.view(-1, BLOCK, flat.shape[1]))
-        place.add_(blocks.sum((0, 1)).view(place.shape))
+        weights = factors.to(flat.dtype).unsqueeze(1)
+        weighted = flat.masked_fill(weights == 0, 0.0) * weights  # 0 * inf is not 0
+        place.add_(weighted.to(place.dtype).sum(0).view(place.shape))
         return
     for gradient, factor in zip(gradients, factors.tolist(), strict=False):
         if factor > 0:
-            place.add_(gradient.view(place.shape), alpha=factor)
+            foreach.add_([place], [gradient.view(place.shape)], factor)
 
 
 def squares_of(gradients: Gradients, grouping: Grouping) -> Tensor:
@@ -224,16 +224,14 @@ class OuterProducts:
         if not self._rows:
             add_weighted(self._products, factors, into if self._place is None else self._place(into))
             return
-        total = into if self._place is None else None
         product: Tensor | None = None
+        total = into if self._place is None else None  # a place may lie here and there in a sum: it is added to once
         for group, factor in enumerate(factors.tolist()):
             if factor > 0:
                 a, g = self._rows[group]
                 product = torch.mm(g.mT, a) if product is None else torch.mm(g.mT, a, out=product)
-                if total is None:
-                    total = product * factor
-                else:
-                    total.add_(product.view(total.shape), alpha=factor)
+                total = torch.zeros(product.shape, dtype=into.dtype) if total is None else total
+                foreach.add_([total], [product.view(total.shape)], factor)
         if self._place is not None and total is not None:
             place = self._place(into)
             place.add_(total.view(place.shape))

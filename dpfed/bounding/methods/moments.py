@@ -33,12 +33,14 @@ Units: the parts of a unit's records are averaged, so a unit moves the sum as on
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pydantic import Field
 
 from dpfed.errors import UserError
 from dpfed.privacy.method import Method, MethodInputs, poisson
+from dpfed.privacy.parameters import MechanismParameters
 from dpfed.schema.section import Section
 
 MEAN_SHARE, CROSS_SHARE = 0.05, 0.8  # a and b: near the best at every epsilon (docs/moments.md)
@@ -62,6 +64,12 @@ def _numbers(inputs: MethodInputs) -> dict[str, Any]:
     return {"dimensions": options.dimensions, "views": views, "mean_share": MEAN_SHARE, "cross_share": CROSS_SHARE}
 
 
+def _radius(given: MechanismParameters) -> float:
+    """2^46, which gives unit vectors steps of 2^-19; less where the sum, or its noise, would leave no room in 64 bits."""
+    of_sum, of_noise = 60 - math.log2(given.records), 56 - math.log2(given.noise_multiplier)
+    return 2.0 ** math.floor(min(46, of_sum, of_noise))
+
+
 METHOD = Method(
     name="moments",
     title="private moments",
@@ -70,6 +78,7 @@ METHOD = Method(
     "root of the sum of their squares is the sensitivity, 1.",
     sensitivity=lambda given: given.clip_norm,
     spread=lambda given: given.records,
+    radius=_radius,
     divisor=lambda given: given.records,
     mechanism=lambda given: poisson(given, (given.options["mean_share"], 1 - given.options["mean_share"])),
     closed_form=True,

@@ -26,7 +26,7 @@ from dpfed.protocol.identity import Identity
 from dpfed.protocol.journal import ArrivalLog, Journal
 from dpfed.protocol.messages import LONGEST_HEADER, Content, Packet, digest_of, sign
 from dpfed.protocol.terms import Terms
-from dpfed.protocol.vectors import encoded, grid_of, sum_of
+from dpfed.protocol.vectors import encoded, form_of_sums, grid_of, sum_of
 
 if TYPE_CHECKING:
     from dpfed.federation.coordinator.secure_sum import SecureSum
@@ -74,7 +74,8 @@ class Federation:
         self._plan, self._trust = terms.privacy_plan, terms.trust_model
         self._vector = TrainableVector(model)
         self._members = Members(terms, identity, frozen_digest(model), note, backoff, left)
-        self._secure, self._grid = terms.trust == "secure", grid_of(terms)
+        self._secure, self._grid, self._form = terms.trust == "secure", grid_of(terms), form_of_sums(terms)
+        self._unit = self._plan.grid_of().unit if self._form == "int64" else 1.0
         self._numbers = self._vector.numel + self._plan.statistics_count  # of a sum
         self._threshold: dict[str, float] = {}  # what the steps ask about beside their gradients
         self._arrival_log = arrival_log or ArrivalLog()
@@ -108,14 +109,15 @@ class Federation:
             if self._secure:
                 total, reason = self._unmasked(step, arrived, missing)
             else:  # in the order of the terms: the same, bit for bit, in whatever order the answers came
-                total = sum_of([arrived[number] for number in sorted(arrived)], self._grid)
+                total = sum_of([arrived[number] for number in sorted(arrived)], self._grid, self._form)
         if total is None:
             self._journal.write("discarded", step, reason=reason, arrived=names, missing=missing)
             self._note(f"step {step} is discarded and charged: {reason}")
             return None
         std = self._trust.carried_std(self._plan, len(arrived))
         self._journal.write("collected", step, arrived=names, missing=missing, noise_of_sites=std)
-        return BoundedSum(total.to(self._vector.device), self._plan.sensitivity_of(step), self._plan.groups, std)
+        sensitivity, groups = self._plan.sensitivity_of(step), self._plan.groups
+        return BoundedSum(total.to(self._vector.device), sensitivity, groups, std, self._unit)
 
     def tell(self, threshold: float) -> None:
         """See `Transport`."""
@@ -189,7 +191,7 @@ class Federation:
         names = [site.name for site in self._terms.sites]
         missing = self._members.missing(step)
         waiting = set(roster)
-        most = LONGEST_HEADER + 4 * self._numbers
+        most = LONGEST_HEADER + self._bytes_of_a_sum
         self._arrival_log.ask(step, [names[number] for number in roster], self._terms.deadline)
         for address, reply in self._channel.exchange(greetings | packets, self._terms.deadline, most):
             if address in greetings:
@@ -252,17 +254,22 @@ class Federation:
             Rejected: for another shape, values that are not finite, or a norm that no honest sum of this site has; of a masked
                 one, which may be any bits, if the site has not signed the roster.
         """
-        if len(content) != 4 * self._numbers:
+        if len(content) != self._bytes_of_a_sum:
             raise Rejected("a sum of another shape")
         if self._masked is not None:
             self._masked.add(number, answer, content)
             return b""  # it is in the sum already
-        norm = torch.linalg.vector_norm(sum_of([content], self._grid), dtype=torch.float64).item()
+        numbers = sum_of([content], self._grid, self._form).double()
+        norm = self._unit * torch.linalg.vector_norm(numbers).item()
         if not np.isfinite(norm):
             raise Rejected("a sum that is not finite")
         if norm > self._most([number]):
             raise Rejected("a sum larger than its groups allow")
         return content
+
+    @property
+    def _bytes_of_a_sum(self) -> int:
+        return (8 if self._form == "int64" else 4) * self._numbers
 
     def _most(self, sites: Any) -> float:
         """Largest norm that an honest sum over some sites has."""

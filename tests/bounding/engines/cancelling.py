@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from dpfed.bounding.clipping import _SHARED_PASS, Clip
+from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines import GroupBatch, build_engine
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model
@@ -19,7 +19,7 @@ MODELS = {
     ),
 }
 KINDS = ("noise", "near", "equal", "black")
-ROOM = _SHARED_PASS  # of C, for each group
+STEPS = 2.0**24  # of the longest part
 
 
 def model_of(name: str, temperature: float = 0.2, bias: float = 0.0, tiny: float = 1.0):
@@ -69,6 +69,13 @@ def a_further_group_of_nothing(batch: GroupBatch, count: int) -> GroupBatch:
     return GroupBatch(views, [0, *(count + start for start in batch.starts)])
 
 
+def in_steps(clip: float | Clip) -> Clip:
+    """The same rule for sums of whole numbers."""
+    clip = Clip.of(clip)
+    scale = STEPS / clip.bound
+    return Clip(STEPS, clip.most * scale, clip.stability)
+
+
 def moved_by_a_stranger(
     engine: str,
     model,
@@ -81,22 +88,22 @@ def moved_by_a_stranger(
     others: int = 14,
     side: int = 16,
 ) -> float:
-    """How far a further group, which adds nothing itself, moves the sum of the others, over the room that there is for it."""
+    """By how many steps a further group, which adds nothing itself, moves a number of the exact sum of the others."""
     text = hasattr(model, "embed_text")
     sizes = (torch.poisson(torch.full((others,), float(size)), generator=generator).int() + 2).tolist()
     groups = [records(kind, count, text, generator, side) for count in sizes]
     made = build_engine(engine, model, precision, group_loss, size, **({"if_unlike": "raise"} if engine == "layerwise" else {}))
 
     def total(groups) -> torch.Tensor:
-        into = made.zeros()
-        made.add_clipped(batch_of(groups), clip, into)
+        into = made.zeros().long()
+        made.add_clipped(batch_of(groups), in_steps(clip), into)
         return into
 
     alone, most = total(groups), 0.0
-    bound = clip.bound if isinstance(clip, Clip) else clip
+    assert alone.any() or kind != "noise"
     for count in counts:
         stranger = records("noise", count, text, generator, side)
         stranger["image"] = stranger["image"] * math.inf  # not finite: it contributes zero
         for place in (0, len(groups) // 2, len(groups)):
-            most = max(most, ((total([*groups[:place], stranger, *groups[place:]]) - alone).norm() / bound).item())
-    return most / (len(groups) * ROOM)
+            most = max(most, (total([*groups[:place], stranger, *groups[place:]]) - alone).abs().max().item())
+    return most

@@ -133,7 +133,7 @@ def test_large_models_stay_within_the_clip_norm_in_floating_point():
     assert into.double().norm().item() <= 1e-4
     whole = TrainableVector(model).zeros()
     LoopEngine(model).add_clipped(batch, 1e6, whole)
-    assert norms.item() == pytest.approx(whole.double().norm().item(), rel=1e-6)
+    assert norms.item() == pytest.approx(whole.double().norm().item(), rel=3.1e-5)
 
 
 @pytest.mark.parametrize("name", list(ENGINES))

@@ -33,20 +33,20 @@ CLIPS = {"C = 0.1": 0.1, "C = 1e-5": 1e-5, "normalised": NORMALISED, "blown up":
 def test_a_stranger_moves_nobody(name, kind, precision):
     generator = torch.Generator().manual_seed(7)
     for clip in CLIPS.values():
-        assert moved_by_a_stranger("layerwise", model_of(name), kind, clip, generator, precision) <= 1
+        assert moved_by_a_stranger("layerwise", model_of(name), kind, clip, generator, precision) == 0
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_loop_has_no_company(precision):
     generator = torch.Generator().manual_seed(7)
     for name in ("cnn", "two towers"):
-        assert moved_by_a_stranger("loop", model_of(name), "near", CLIPS["blown up"], generator, precision) <= 1
+        assert moved_by_a_stranger("loop", model_of(name), "near", CLIPS["blown up"], generator, precision) == 0
 
 
 @pytest.mark.parametrize(("name", "kind"), halved(["resnet18", "resnet18, ImageNet stem"], ["near", "black"]))
 def test_a_stranger_moves_nobody_in_a_deep_network(name, kind):
     generator = torch.Generator().manual_seed(8)
-    assert moved_by_a_stranger("layerwise", model_of(name), kind, CLIPS["blown up"], generator) <= 1
+    assert moved_by_a_stranger("layerwise", model_of(name), kind, CLIPS["blown up"], generator) == 0
 
 
 @pytest.mark.parametrize(("name", "kind"), halved(["cnn", "two towers"], ["near", "black"]))
@@ -56,7 +56,7 @@ def test_a_stranger_moves_nobody_where_norms_are_measured_in_gram_matrices(name,
         monkeypatch.setattr(module, "gram_is_cheaper", lambda *_: True)
     generator = torch.Generator().manual_seed(10)
     for clip in (CLIPS["C = 1e-5"], CLIPS["blown up"]):
-        assert moved_by_a_stranger("layerwise", model_of(name), kind, clip, generator) <= 1
+        assert moved_by_a_stranger("layerwise", model_of(name), kind, clip, generator) == 0
 
 
 @pytest.mark.parametrize("bias", [pytest.param(1e2, marks=pytest.mark.slow), 1e6])
@@ -65,7 +65,7 @@ def test_a_stranger_moves_nobody_where_embeddings_collapse(name, clip, bias):
     generator = torch.Generator().manual_seed(9)
     model = model_of(name, 0.05, bias)
     for kind in KINDS:
-        assert moved_by_a_stranger("layerwise", model, kind, CLIPS[clip], generator) <= 1
+        assert moved_by_a_stranger("layerwise", model, kind, CLIPS[clip], generator) == 0
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_no_search_finds_a_stranger_who_moves_others(
     generator = torch.Generator().manual_seed(seed)
     moved = moved_by_a_stranger("layerwise", model, kind, clip, generator, precision, size, counts=(2, 3, 7, 12))
     target(moved)
-    assert moved <= 1
+    assert moved == 0
 
 
 @pytest.mark.parametrize(("engine", "precision"), halved(["layerwise", "loop"], ["bf16", "fp32"]))

@@ -94,8 +94,9 @@ def squares(gradients):
     return torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64).square()
 
 
-def weighted_sum(gradients, factors, block):
-    return factors @ gradients.masked_fill((factors == 0).unsqueeze(1), 0.0)
+def weighted_sum(gradients, factors, block, kind=torch.float32):
+    weights = factors.unsqueeze(1)
+    return (weights * gradients.masked_fill(weights == 0, 0.0)).to(kind).sum(0, dtype=kind)
 
 
 def plain_kernels(monkeypatch):

@@ -1,6 +1,7 @@
 """What a GPU's pass dispatches and asks: not more for more groups, not much more than a step without privacy, and nothing."""
 
 import contextlib
+import functools
 import importlib
 from collections import Counter
 
@@ -82,10 +83,12 @@ def test_the_host_waits_for_nothing_in_a_gpus_passes(name, monkeypatch, host_wai
     engine._shape = shape = PassShape.on("cuda", 4, None, 3 * 32 * 32)
     batch = batch_of([3, 4] * 40, config.reads_text)
     batch = GroupBatch({name: view.to("meta") for name, view in batch.views.items()}, batch.starts)
-    passes, sums = shape.passes(batch, 1), engine.zeros()
+    passes, sums = shape.passes(batch, 1), engine.zeros().long()
     assert len(passes) > 1
     with host_waits() as waits:
-        RepeatedPass(Once(), engine._at_once, batch.views, shape, engine._exact).add(batch, passes, Clip(1.0), sums)
+        RepeatedPass(Once(), functools.partial(engine._at_once, torch.int32), batch.views, shape, engine._exact).add(
+            batch, passes, Clip(1.0), sums
+        )
         engine._add(batch, passes, 1.0, sums)
     assert waits == []
 

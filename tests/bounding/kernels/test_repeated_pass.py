@@ -14,7 +14,7 @@ from dpfed.bounding.engines.same_bits import DependsOnOthers
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.errors import Notice
 from dpfed.models.building import build_model
-from tests.bounding.engines.cancelling import MODELS, batch_of, moved_by_a_stranger, records
+from tests.bounding.engines.cancelling import MODELS, batch_of, in_steps, moved_by_a_stranger, records
 
 pytest.importorskip("triton")
 from dpfed.bounding import kernels  # noqa: E402
@@ -45,8 +45,8 @@ def batches(text, seed=3, sizes=SIZES):
 
 
 def summed(engine, batch, clip):
-    into, losses = engine.zeros(), []
-    return into, engine.add_clipped(batch, clip, into, losses), *losses
+    into, losses = engine.zeros().long(), []
+    return into, engine.add_clipped(batch, in_steps(clip), into, losses), *losses
 
 
 def directly(model, batch, clip, monkeypatch):
@@ -69,7 +69,7 @@ def test_repetitions_have_the_bits_of_the_pass_itself(name, tapes, monkeypatch):
                     parameter.mul_(1.01)
         found, expected = summed(engine, batch, clip), directly(model, batch, clip, monkeypatch)
         assert all(torch.equal(one.nan_to_num(-1), other.nan_to_num(-1)) for one, other in zip(found, expected, strict=True))
-        assert found[0].isfinite().all() and found[0].norm() > 0
+        assert found[0].any()
     assert len(tapes) == 1 and tapes[0].repetitions > len(SIZES)
 
 
@@ -89,7 +89,7 @@ def test_adapters_are_merged_anew_in_every_repetition(tapes, monkeypatch):
 def test_a_stranger_moves_nobody_in_repeated_passes(name, tapes):
     generator = torch.Generator().manual_seed(7)
     moved = moved_by_a_stranger("layerwise", model_of(NAMES[name]), "near", 1e-5, generator, counts=(3,), others=5)
-    assert moved <= 1 and sum(tape.repetitions for tape in tapes) > 4
+    assert moved == 0 and sum(tape.repetitions for tape in tapes) > 4
 
 
 def test_a_kernel_that_looks_at_neighbours_is_found_out(tapes, monkeypatch):
