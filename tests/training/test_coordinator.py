@@ -17,6 +17,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.training.coordinator import DISCARDED, Coordinator
 from dpfed.training.post_processing import states_of
 from dpfed.training.releases import Releases
+from tests.exact_sums import exact
 
 PLAN = PrivacyPlan.of(1000, 64, 4, 0.5, 20, 1.3, 1e-5)  # 16 groups, sensitivity 1, noise 1.3
 SIZE = 200_000
@@ -38,7 +39,7 @@ def make(tmp_path):
 
 
 def zeros(groups=PLAN.groups, size=SIZE, sensitivity=PLAN.sensitivity):
-    return BoundedSum(torch.zeros(size), sensitivity, groups)
+    return exact(torch.zeros(size), PLAN, groups, sensitivity)
 
 
 def test_the_noise_on_an_empty_step_is_the_plans_neither_more_nor_less(make):
@@ -82,7 +83,7 @@ def test_noise_is_fresh_in_every_step(make):
 def test_the_sum_goes_through_unchanged_beside_the_noise(make):
     other, with_signal, _ = make()
     signal = torch.linspace(-1, 1, SIZE)
-    with_signal.apply(0, BoundedSum(signal.clone(), PLAN.sensitivity, PLAN.groups))
+    with_signal.apply(0, exact(signal, PLAN))
     update = other.weight.detach()[0] * -PLAN.groups
     # Least squares of the update on the signal: 1, up to the noise (here 4 standard errors).
     assert abs((update @ signal / (signal @ signal)).item() - 1) < 4 * PLAN.noise_std / signal.norm().item()
@@ -118,7 +119,7 @@ def test_a_bit_identical_replay_is_free_and_any_other_sum_is_refused(make):
 
     other, differs, ledger = make()
     sum_ = zeros()
-    sum_.values[0] = 1e-3
+    sum_.values[0] = 1
     with pytest.raises(UserError, match="training-step-differs"):
         differs.apply(0, sum_)
     assert ledger.charged == 1 and not other.weight.any()

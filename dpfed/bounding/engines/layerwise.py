@@ -28,6 +28,7 @@ from dpfed.bounding.layer_rules.grouping import Grouping, Unsupported, precise_t
 from dpfed.bounding.layer_rules.indirect import AdaptedWeight
 from dpfed.bounding.layer_rules.recorder import Source
 from dpfed.bounding.layer_rules.term import Target
+from dpfed.bounding.places import Watched
 from dpfed.errors import Notice
 from dpfed.models.lora import adapted
 from dpfed.models.norm import refuse_mixing
@@ -55,6 +56,7 @@ class LayerwiseEngine(Engine):
         loss: of one group; torch.func.vmap must be able to batch it.
         records: of a usual pass; by default few on CPUs.
         group_size: S, expected records in a group.
+        check_every: steps after which the device is asked again, briefly, at the weights of then; ``None``: never.
         if_unlike: what to do on a device that computes a group by who shares its pass: ``warn``, and take one group at a time;
             ``raise``; ``try``, which raises after a brief check, where no record is private; or ``go on``, without asking,
             likewise.
@@ -70,6 +72,7 @@ class LayerwiseEngine(Engine):
         records: int | None = None,
         group_size: int | None = None,
         if_unlike: IfUnlike = "warn",
+        check_every: int | None = None,
     ) -> None:
         refuse_mixing(model, "bounding.engine = 'layerwise'")
         super().__init__(model)
@@ -77,7 +80,9 @@ class LayerwiseEngine(Engine):
         self._group_size, self._records = group_size, records
         self._lanes = Lanes(model, self._vector)
         self._loop = LoopEngine(model, precision, loss)
-        self._is_checked = self._takes_turns = False
+        self._takes_turns = self._at_places = False
+        self._vocabulary, self._checks = 3, 0
+        self._check_every, self._checked_at = check_every, 0
         self._repeated: dict[tuple[Any, ...], Add | None] = {}
 
     def add_clipped(
@@ -99,10 +104,13 @@ class LayerwiseEngine(Engine):
             raise Unsupported(f"a kernel of Triton failed on this GPU: {said} [layer-kernel]") from error
 
     def _add_passes(self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None) -> Tensor:
-        if not self._is_checked:
+        if not self._checks:
             pixels = math.prod(batch.views["image"].shape[1:]) // 3
             self._shape = PassShape.on(self._vector.device.type, self._group_size, self._records, pixels)
+            self._checked_at = batch.step
+        if not self._checks or (self._check_every and batch.step - self._checked_at >= self._check_every):
             self._check(batch.views)
+            self._checked_at = batch.step
         if self._takes_turns:
             return self._loop.add_clipped(batch, clip_norm, into, losses)
         passes, alone = self._shape.passes(batch, self._lanes.count), self._shape.alone(batch)
@@ -122,20 +130,31 @@ class LayerwiseEngine(Engine):
         return any(repeated is not None for repeated in self._repeated.values())
 
     def _check(self, views: Views) -> None:
-        """Asks the model and the device, once, whether passes may be shared."""
+        """Asks the model and the device whether passes may be shared, at the weights of now."""
         with parametrize.cached(), self._loss.kernels():
-            reading = self._reading()
-            check_rows(self._loss, views, reading.sources, self._vector.device)
-            if self._if_unlike != "go on":
+            if not self._checks:
+                check_rows(self._loss, views, self._reading().sources, self._vector.device)
+                self._watch(views)
+            if self._if_unlike != "go on" and not self._takes_turns:
                 try:
-                    brief, passed = self._if_unlike == "try", self._passer(reading)
-                    self._lanes.first(lambda: require_same_bits(passed, views, self._shape, self._loss.model, brief))
+                    brief, passed = self._if_unlike == "try", self._passer(self._reading())
+                    asked = self._shape, self._loss.model, self._vocabulary, brief, self._checks
+                    self._lanes.first(lambda: require_same_bits(passed, views, *asked))
                 except DependsOnOthers as refusal:
                     if self._if_unlike != "warn":
                         raise
                     warnings.warn(refusal.sentence, Notice, stacklevel=2)
                     self._takes_turns = True
-        self._is_checked = True
+        self._checks += 1
+
+    def _watch(self, views: Views) -> None:
+        """Looks, in a pass over blank records, at what decides how passes are made and compared."""
+        blank = {name: view.new_ones(2, *view.shape[1:]) for name, view in views.items()}
+        watched = Watched(blank.get("text"))
+        with watched, torch.random.fork_rng(devices=[self._vector.device] if self._vector.device.type == "cuda" else []):
+            self._passer(self._reading())(blank, [2])
+        self._at_places = watched.by_place and self._vector.device.type == "cpu"
+        self._vocabulary = watched.vocabulary
 
     def _repeated_for(self, views: Views, sum_type: torch.dtype) -> Add | None:
         """What repeats a recorded pass over such views, where the device can. One is recorded for each kind of views and sums,
@@ -190,7 +209,7 @@ class LayerwiseEngine(Engine):
 
     def _reading(self) -> Reading:
         """What passes read now."""
-        return Reading.of(self._loss, self._vector, self._sources())
+        return Reading.of(self._loss, self._vector, self._sources(), self._at_places)
 
     def _sources(self) -> list[tuple[Tensor, Source]]:
         """What layers read: trainable parameters, and weights with adapters, which are merged once for all passes."""

@@ -1,15 +1,16 @@
 """Whether a device computes a group alike, bit by bit, whoever shares its pass, and wherever in the pass it stands.
 
-No library promises that. So an engine asks the device before its first pass: it compares groups of noise, of nearly equal and
-of equal records with themselves, in every public shape of a pass, at other places, beside others that are ordinary, huge or no
-numbers. Everything that a group's part of the sum is computed from is compared. Where something differs, the operations of the
-two passes are compared one by one, and the refusal names the first that differs.
+No library promises that. So an engine asks the device before its first pass, and again now and then: it compares groups with
+themselves, in every public shape of a pass, at other places, beside others that are ordinary, huge or no numbers. The groups
+have every size, and are of noise, of nearly equal and of equal records. Everything that a group's part of the sum is computed
+from is compared. Where something differs, the operations of the two passes are compared one by one, and the refusal names the
+first that differs.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -90,15 +91,19 @@ class Trial:
         return sum(self.sizes[:place]), sum(self.sizes[: place + 1])
 
 
-def require_same_bits(passed: Passed, views: Views, shape: PassShape, model: nn.Module, brief: bool = False) -> None:
-    """Compares groups with themselves in passes of every shape.
+def require_same_bits(
+    passed: Passed, views: Views, shape: PassShape, model: nn.Module, vocabulary: int = 3, brief: bool = False, before: int = 0
+) -> None:
+    """Compares groups with themselves in passes of every shape, at the model's weights of now.
 
     Args:
         passed: makes a pass.
         views: of any records; only their shapes and types are read.
         shape: of passes.
         model: what is passed.
+        vocabulary: numbers of tokens that a text may have.
         brief: compares in the smallest, the largest and a middle shape alone, for a first opinion; no record may be private.
+        before: how many comparisons were made already: further ones are short, of other noise, and begin with other groups.
 
     Raises:
         DependsOnOthers: if a group comes out differently, or if the model draws random numbers, which hides it.
@@ -109,38 +114,76 @@ def require_same_bits(passed: Passed, views: Views, shape: PassShape, model: nn.
             "gradients: the engine takes one group at a time, as bounding.engine = 'loop' does. [engine-dropout]"
         )
     seen: dict[int, tuple[Trial, int, list[Tensor]]] = {}
-    totals = (shape.totals[0], shape.totals[-1], shape.totals[len(shape.totals) // 2]) if brief else shape.totals
-    count = len(totals) if brief else max(_TRIALS, len(totals))
-    for trial in trials(views, shape, list(itertools.islice(itertools.cycle(totals), count))):
+    if brief:
+        totals: Iterable[int] = (shape.totals[0], shape.totals[-1], shape.totals[len(shape.totals) // 2])
+    elif before:
+        totals = itertools.islice(itertools.cycle(shape.totals), 5 * before, 5 * before + _TRIALS)
+    else:
+        totals = itertools.cycle(shape.totals)
+    sizes = (2, _usual(shape)) if brief else None
+    for trial in trials(views, shape, totals, vocabulary, before, sizes):
         found = passed(trial.views, trial.sizes, trial.total)
         for place, probe in trial.probes.items():
             parts = found.of(place)
             if probe not in seen:
                 seen[probe] = trial, place, [part.clone() for part in parts]
                 continue
-            before, first_place, expected = seen[probe]
+            earlier, first_place, expected = seen[probe]
             if not all(same(one, other) for one, other in zip(parts, expected, strict=True)):
-                what = _first_difference(passed, (before, first_place), (trial, place))
+                what = _first_difference(passed, vocabulary, (earlier, first_place), (trial, place))
                 raise DependsOnOthers(
                     f"on this device ({parts[0].device.type}), a group's gradient depends on the other groups of its pass "
                     f"({what}), so the engine takes one group at a time, as bounding.engine = 'loop' does. [engine-not-alike]"
                 )
 
 
-def trials(views: Views, shape: PassShape, totals: Sequence[int]) -> Iterator[Trial]:
-    """Passes of noise, of so many records each, in which a few groups come again and again, in other places beside others."""
-    generator = torch.Generator().manual_seed(0)
-    probes = _probes(views, shape, generator)
+def trials(
+    views: Views,
+    shape: PassShape,
+    totals: Iterable[int],
+    vocabulary: int = 3,
+    before: int = 0,
+    sizes: Iterable[int] | None = None,
+) -> Iterator[Trial]:
+    """Passes of noise, in which some groups come again and again, in other places beside others.
+
+    Args:
+        views: see `require_same_bits`, as the others.
+        shape: see there.
+        totals: records of each pass. Where there is no end to them, the last pass is that which has shown every group twice, in
+            every shape at least one.
+        vocabulary: see there.
+        before: see there.
+        sizes: of the groups of noise; default: all that share a pass.
+    """
+    generator = torch.Generator().manual_seed(before)
+    probes = _probes(views, shape, vocabulary, generator, range(2, shape.slots + 1) if sizes is None else sizes)
+    times, least = [0] * len(probes), max(_TRIALS, len(shape.totals))
+    endless = isinstance(totals, itertools.cycle)
     for number, total in enumerate(totals):
-        yield _trial(number, total, probes, views, shape, generator)
+        # Those that were seen once come first, so that they are seen twice, then those that were not. Large ones fit rarely.
+        rank, large = {1: 0, 0: 1}, [own.size for own in probes]
+        turn = [(probe - number - before) % len(probes) for probe in range(len(probes))]
+        order = sorted(range(len(probes)), key=lambda probe: (rank.get(times[probe], 2), -large[probe], turn[probe]))
+        trial = _trial(number, total, probes, order, views, shape, vocabulary, generator)
+        for probe in trial.probes.values():
+            times[probe] += 1
+        yield trial
+        if endless and number + 1 >= least and min(times) >= 2:
+            return
 
 
-def _probes(views: Views, shape: PassShape, generator: torch.Generator) -> list[_Probe]:
-    """Groups of two records, of a usual number and of the most: of noise, of nearly equal records, of equal ones."""
-    usual = max(2, min(shape.typical, shape.slots))
+def _usual(shape: PassShape) -> int:
+    return max(2, min(shape.typical, shape.slots))
+
+
+def _probes(views: Views, shape: PassShape, vocabulary: int, generator: torch.Generator, sizes: Iterable[int]) -> list[_Probe]:
+    """Groups of noise of these sizes, and some of nearly equal and of equal records."""
+    usual = _usual(shape)
+    kinds = [(2, _NEARLY), (usual, _NEARLY), (usual, 0.0), (shape.slots, _NEARLY)]
     made = []
-    for size, apart in ((2, 1.0), (2, _NEARLY), (usual, 1.0), (usual, _NEARLY), (usual, 0.0), (shape.slots, _NEARLY)):
-        one, others = _noise(views, 1, generator), _noise(views, size, generator)
+    for size, apart in [*kinds, *((size, 1.0) for size in sizes)]:
+        one, others = _noise(views, 1, vocabulary, generator), _noise(views, size, vocabulary, generator)
         own = {}
         for name, view in one.items():
             if view.is_floating_point():
@@ -151,13 +194,22 @@ def _probes(views: Views, shape: PassShape, generator: torch.Generator) -> list[
     return made
 
 
-def _trial(number: int, total: int, probes: list[_Probe], views: Views, shape: PassShape, generator: torch.Generator) -> Trial:
-    """A pass of so many records, in which as many probes as there is room for stand among others."""
+def _trial(
+    number: int,
+    total: int,
+    probes: list[_Probe],
+    first: list[int],
+    views: Views,
+    shape: PassShape,
+    vocabulary: int,
+    generator: torch.Generator,
+) -> Trial:
+    """A pass of so many records, of which probes have three quarters, in the order of `first`; or one that has more."""
     chosen: list[tuple[int | None, int]] = []
     room = total
-    # Each time other probes come first, so that all of them are seen in several passes.
-    for probe in sorted(range(len(probes)), key=lambda probe: (probe - number) % len(probes)):
-        if len(chosen) < max(1, shape.groups - 1) and probes[probe].size <= room:
+    for probe in first:
+        fits = probes[probe].size <= (room - total // 4 if chosen else room)
+        if len(chosen) < max(1, shape.groups - 1) and fits:
             chosen.append((probe, probes[probe].size))
             room -= probes[probe].size
     while len(chosen) < shape.groups and room >= 2:
@@ -168,22 +220,22 @@ def _trial(number: int, total: int, probes: list[_Probe], views: Views, shape: P
     others = {0: 1.0, 1: _HUGE, 2: torch.nan}[number % 3]
     parts = []
     for probe, size in order:
-        noise = _noise(views, size, generator) if probe is None else probes[probe].views
+        noise = _noise(views, size, vocabulary, generator) if probe is None else probes[probe].views
         parts.append({n: v * others if probe is None and v.is_floating_point() else v for n, v in noise.items()})
     together = {name: torch.cat([part[name] for part in parts]) for name in views}
     places = {place: probe for place, (probe, _) in enumerate(order) if probe is not None}
     return Trial(together, [size for _, size in order], total, places)
 
 
-def _noise(views: Views, records: int, generator: torch.Generator) -> Views:
-    """Images of noise, and texts of two tokens."""
+def _noise(views: Views, records: int, vocabulary: int, generator: torch.Generator) -> Views:
+    """Images of noise, and texts of any tokens."""
     found = {}
     for name, view in views.items():
         shape = (records, *view.shape[1:])
         if view.is_floating_point():
             drawn = torch.randn(shape, generator=generator)
         else:
-            drawn = torch.randint(1, 3, shape, generator=generator)
+            drawn = torch.randint(1, vocabulary, shape, generator=generator)
         found[name] = drawn.to(view)
     return found
 
@@ -195,10 +247,10 @@ def same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _first_difference(passed: Passed, *passes: tuple[Trial, int]) -> str:
+def _first_difference(passed: Passed, vocabulary: int, *passes: tuple[Trial, int]) -> str:
     """The first operation of two passes whose rows of a group differ."""
     first, place = passes[0]
-    noise = _noise(first.views, sum(first.sizes), torch.Generator().manual_seed(1))
+    noise = _noise(first.views, sum(first.sizes), vocabulary, torch.Generator().manual_seed(1))
     seen = []
     for trial, own in (*passes, (replace(first, views=noise), place)):
         with _RowsOfAGroup(trial.total, trial.rows(own)) as mode:

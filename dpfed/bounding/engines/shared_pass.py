@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from dpfed.bounding.layer_rules.recorder import Recorder, Source
 from dpfed.bounding.layer_rules.row_sums import side_by_side
 from dpfed.bounding.layer_rules.rules import RULES
 from dpfed.bounding.layer_rules.term import Materialised, Target, Term
+from dpfed.bounding.places import same_at_all_places
 from dpfed.models.parameters import TrainableVector, exact_type
 
 Sources = list[tuple[Tensor, Source]]
@@ -29,22 +31,25 @@ class Reading:
         sources: what layers read in place of trainable parameters, and where its gradient goes.
         scalars: temperature and bias, as they are now.
         names: of the trainable parameters.
+        at_places: whether products need `dpfed.bounding.places.same_at_all_places`.
     """
 
     sources: Sources
     scalars: list[Scalar]
     names: list[str]
+    at_places: bool = False
 
     @classmethod
-    def of(cls, loss: LossOfViews, vector: TrainableVector, sources: Sources) -> Reading:
+    def of(cls, loss: LossOfViews, vector: TrainableVector, sources: Sources, at_places: bool = False) -> Reading:
         """What a model's passes read now.
 
         Args:
             loss: model and objective.
             vector: the trainable parameters.
             sources: see above.
+            at_places: see above.
         """
-        return cls(sources, [Scalar(vector, scalar) for scalar in loss.scalars()], vector.names)
+        return cls(sources, [Scalar(vector, scalar) for scalar in loss.scalars()], vector.names, at_places)
 
 
 class Scalar:
@@ -87,6 +92,11 @@ def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, reading: Readi
     Raises:
         Unsupported: if a layer uses a trainable parameter in a way that no rule covers, or uses it twice.
     """
+    with same_at_all_places() if reading.at_places else contextlib.nullcontext():
+        return _passed(loss, views, grouping, reading)
+
+
+def _passed(loss: LossOfViews, views: Views, grouping: Grouping, reading: Reading) -> tuple[list[Term], Tensor]:
     with Recorder(RULES, reading.sources, grouping) as recorder:
         embeddings = loss.embed(views)
     by_group = {name: grouping.by_place(z) for name, z in embeddings.items()}

@@ -12,6 +12,7 @@ from torch import Tensor
 from dpfed.bounding import foreach
 from dpfed.bounding.clipping import BLOCK
 from dpfed.bounding.layer_rules.grouping import Gradients, Grouping, precise
+from dpfed.bounding.places import aligned
 
 View = Callable[[Tensor], Tensor]
 
@@ -207,7 +208,8 @@ class OuterProducts:
         d, p = inputs.shape[-1], gradients.shape[-1]
         usual = grouping.typical * grouping.per_record(inputs) * (inputs[0].numel() // d)
         if inputs.device.type == "cpu" and gram_is_cheaper(usual, d, p):
-            self._rows = list(zip(a, g, strict=True))
+            # A Gram matrix goes by where its rows lie in memory, and so by the group's place.
+            self._rows = [(aligned(own_a), aligned(own_g)) for own_a, own_g in zip(a, g, strict=True)]
             found = [gram_squares(own_a, own_g, grouping.exact) for own_a, own_g in self._rows]
             self.squares, self.slack = (torch.stack(part) for part in zip(*found, strict=True))
         else:

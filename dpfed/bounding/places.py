@@ -1,0 +1,118 @@
+"""Products on a CPU whose bits depend on where a record stands in a pass, computed so that they do not.
+
+Seen with torch 2.15 and MKL: `torch.bmm` gives the same matrix other bits at another index of the batch, unless each product
+begins at a multiple of 64 bytes. A product with fewer than 12 columns gives the same row other bits at another place. Attention
+whose heads are no multiples of 16 wide does so, too. Wider and aligned products, which are the rule, are left as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_LINE = 64  # bytes of a line of the cache
+_WIDE = 16  # columns of a product, and numbers of a head
+
+
+def aligned(rows: Tensor) -> Tensor:
+    """The same numbers, contiguous, at a multiple of 64 bytes on a CPU: there, a product with itself goes by that."""
+    rows = rows.contiguous()
+    return rows.clone() if rows.device.type == "cpu" and rows.data_ptr() % _LINE else rows
+
+
+class Watched(TorchDispatchMode):
+    """Notes what matters of a pass that is computed as torch does it.
+
+    Args:
+        tokens: of the texts in it; ``None``: it reads none.
+
+    Attributes:
+        by_place: whether it has a product whose bits depend on places.
+        vocabulary: how many tokens the table has that the texts' vectors come from; 3 where none gets the tokens themselves.
+    """
+
+    def __init__(self, tokens: Tensor | None = None) -> None:
+        super().__init__()
+        self.by_place, self.vocabulary, self._tokens = False, 3, tokens
+
+    def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Called in place of every operation while the mode is on."""
+        rule = _RULES.get(func)
+        self.by_place |= rule is not None and rule(*args) is not None
+        self.by_place |= "scaled_dot_product" in str(func) and args[0].shape[-1] % _WIDE > 0
+        if func is torch.ops.aten.embedding.default and self._tokens is not None:
+            if args[1].numel() == self._tokens.numel() and torch.equal(args[1].flatten(), self._tokens.flatten()):
+                self.vocabulary = len(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def same_at_all_places() -> Iterator[None]:
+    """A block whose products on a CPU give a record's numbers the same bits at all places."""
+    with _Heads(), _Products():
+        yield
+
+
+def _bmm(left: Tensor, right: Tensor) -> Callable[[], Tensor] | None:
+    rows, columns = left.shape[1], right.shape[2]
+    each = _LINE // left.element_size()
+    if rows * columns % each == 0:
+        return None
+
+    def product() -> Tensor:
+        stride = -(-rows * columns // each) * each
+        out = left.new_empty(len(left) * stride).as_strided((len(left), rows, columns), (stride, columns, 1))
+        return torch.bmm(left, right, out=out).contiguous()
+
+    return product
+
+
+def _mm(left: Tensor, right: Tensor) -> Callable[[], Tensor] | None:
+    columns = right.shape[1]
+    if columns >= _WIDE:
+        return None
+    return lambda: (left @ F.pad(right, (0, _WIDE - columns)))[:, :columns].contiguous()
+
+
+def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Callable[[], Tensor] | None:
+    product = _mm(left, right)
+    return None if product is None else lambda: product() + bias
+
+
+_RULES: dict[Any, Callable[..., Callable[[], Tensor] | None]] = {
+    torch.ops.aten.bmm.default: _bmm,
+    torch.ops.aten.mm.default: _mm,
+    torch.ops.aten.addmm.default: _addmm,
+}
+
+
+class _Products(TorchDispatchMode):
+    """Matrices of a batch whose product begins at multiples of 64 bytes, and products of 16 columns or more."""
+
+    def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Called in place of every operation while the mode is on."""
+        rule = _RULES.get(func)
+        product = None if rule is None or kwargs else rule(*args)
+        return func(*args, **(kwargs or {})) if product is None else product()
+
+
+class _Heads(TorchFunctionMode):
+    """Heads of attention are filled up with zeros to a multiple of 16."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Called in place of every function while the mode is on."""
+        if func is not F.scaled_dot_product_attention or not args[0].shape[-1] % _WIDE:
+            return func(*args, **(kwargs or {}))
+        query, key, value, *rest = args
+        width, missing = value.shape[-1], -query.shape[-1] % _WIDE
+        scale = (kwargs or {}).get("scale")
+        options = {**(kwargs or {}), "scale": query.shape[-1] ** -0.5 if scale is None else scale}
+        filled = (F.pad(part, (0, missing)) for part in (query, key))
+        return func(*filled, F.pad(value, (0, -width % _WIDE)), *rest, **options)[..., :width]
