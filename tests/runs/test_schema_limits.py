@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin
 import pytest
 
 from dpfed.config import Config, parse_config
-from dpfed.config.toml_file import put
+from dpfed.files.toml_file import put
 from dpfed.errors import UserError
 from dpfed.runs.pretraining import pretrain
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpfed.config import parse_config
-from dpfed.config.toml_file import put
+from dpfed.files.toml_file import put
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
