@@ -40,7 +40,7 @@ def engine_for(model: nn.Module, plan: PrivacyPlan, config: Config, randomness: 
             engine=config.bounding.engine,
             microbatch=config.bounding.microbatch,
             pass_records=config.bounding.pass_records,
-            check_every=config.training.checkpoint_every,
+            check_every=config.training.checkpointed(plan.steps),
         )
     )
 
