@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: two folders of the repository are installed inside dpfed (dpfed/config/shipped.py)."""
+"""What pyproject.toml cannot say: two folders of the repository are installed inside dpfed (dpfed/files/shipped.py)."""
 
 from setuptools import find_packages, setup
 

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from dpfed.building.engine import engine_for
+from dpfed.building.plan import plan_of
 from dpfed.config import Config, parse_config
 from dpfed.data.public_records import Companions
 from dpfed.data.store.records import RecordStore
@@ -26,7 +28,6 @@ from dpfed.features.cache import Features
 from dpfed.features.extraction import features_of
 from dpfed.models.moments import MomentHeads
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.method import Build
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import Components, assemble
@@ -130,7 +131,7 @@ def carry_out(
     randomness = Randomness.from_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.jsonl", plan)
-        engine = plan.bounding.method.engine(Build(model, plan, config, randomness.for_owners(), 0))
+        engine = engine_for(model, plan, config, randomness.for_owners(), 0)
         keys = store.keys[rows]
         own, microbatch = randomness.for_owners(), config.bounding.microbatch
         worker = Worker(plan, model, engine, views, rows, keys, own, microbatch, companions=companions)
@@ -143,7 +144,7 @@ def moments(bench: Bench, count: int, epsilon: float | None, seed: int) -> Momen
     noise = {"epsilon": epsilon} if epsilon else {"epsilon": None, "noise_multiplier": 0.1}  # the least that a plan takes
     privacy = config.privacy.model_copy(update=noise)
     config = config.model_copy(update={"privacy": privacy})
-    plan = PrivacyPlan.from_config(count, config)
+    plan = plan_of(count, config)
     model = copy.deepcopy(bench.parts.model)
     add_moment_heads(model, config, plan, plan.noise_std, bench.parts.tokenizer)
     carry_out(bench.store, config, plan, model, FeatureViews(bench.train, 1, True), rows, seed)

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from benchmarks.frozen_towers import Bench, carry_out, figure_of, moments, tree
+from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
 from dpfed.data.public_records import Companions
 from dpfed.features.views import CachedViews
 from dpfed.models.contrastive import TwoTowerModel
 from dpfed.models.moments import Head
-from dpfed.privacy.plan import PrivacyPlan
 
 # Of each: the rates that are tried on icons; T; the share of the records in a step, of 4,096 at most.
 RATES = {"DP-GCL heads": (3e-3, 1e-2, 3e-2), "public contrast": (3e-3, 1e-2, 3e-2), "DP-GCL after moments": (3e-4, 1e-3, 3e-3)}
@@ -54,7 +54,7 @@ def heads(bench: Bench, row: dict[str, Any], seed: int, public: Bench | None = N
         image, text = (nn.Linear(width, DIMENSIONS, bias=False) for width in widths)
         model = TwoTowerModel(nn.Identity(), text, image, TEMPERATURE)
     joined = None if public is None else Companions(_views(public), public.rows, GROUP - 1)
-    plan = PrivacyPlan.from_config(count, config)
+    plan = plan_of(count, config)
     carry_out(bench.store, config, plan, model, _views(bench), bench.rows[:count], seed, joined)
     return figure_of(bench, model.project_images, model.project_text)
 

@@ -19,11 +19,11 @@ from benchmarks.frozen_towers import carry_out, towers
 from benchmarks.moments import SEEDS, Row
 from benchmarks.picture_sets import cifar_store
 from benchmarks.record import RESULTS, figures, write_result
+from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
 from dpfed.evaluation.knn import knn_right
 from dpfed.features.cache import Features
 from dpfed.features.extraction import features_of
-from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import Components, assemble
 from dpfed.runs.closed_form import FeatureViews, add_moment_heads
@@ -83,7 +83,7 @@ def _head(parts: Components, views: Features, count: int, epsilon: float | None,
     noise = {"epsilon": epsilon} if epsilon else {"epsilon": None, "noise_multiplier": 0.1}
     config = parts.config
     config = config.model_copy(update={"privacy": config.privacy.model_copy(update=noise)})
-    plan, model = PrivacyPlan.from_config(count, config), copy.deepcopy(parts.model)
+    plan, model = plan_of(count, config), copy.deepcopy(parts.model)
     add_moment_heads(model, config, plan, plan.noise_std, None)
     carry_out(parts.store, config, plan, model, FeatureViews(views, VIEWS, False), views.rows[:count], seed)
     return model.moments.head("image")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from dpfed.evaluation.suite import Evaluation
+    from dpfed.evaluation.measured import Evaluation
 
 _SEEN = 20  # last changes that are remembered
 _APART = 0.25  # seconds: what is nearer says nothing of the pace, such as the records of one batch

@@ -16,13 +16,13 @@ from typing import Any
 from dpfed.artifacts.provenance import wrong_provenance
 from dpfed.config import Config, read_back
 from dpfed.config.effects import without_effect
-from dpfed.config.toml_file import leaves, read_toml
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.atomic import DRAFT, create_file, draft_of, new_folder, write_atomically
 from dpfed.files.json_lines import DamagedLine, append_line, read_lines
 from dpfed.files.locking import noted_lock
 from dpfed.files.reading import read_bytes, read_text
+from dpfed.files.toml_file import leaves, read_toml
 from dpfed.paths import path_of
 from dpfed.privacy.phase import Phase
 from dpfed.privacy.randomness import KEY_BYTES, Randomness

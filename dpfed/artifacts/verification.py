@@ -19,6 +19,7 @@ from typing import Any
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import LEDGER, MODEL
 from dpfed.artifacts.view import results_in
+from dpfed.building.plan import describes
 from dpfed.errors import UserError
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.models.folder import weights_digest
@@ -108,7 +109,7 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
         _same("the card states the ledger's hash", "it says", stated.get(LEDGER), ledger.head),
         Check(
             "the plan of the ledger is that of config.toml",
-            "" if ledger.plan.is_of(run.config()) else "config.toml asks for another mechanism",
+            "" if describes(run.config(), ledger.plan) else "config.toml asks for another mechanism",
         ),
         _results(run, ledger),
         _model(run, stated.get(MODEL), ledger.artifacts),

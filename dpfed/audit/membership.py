@@ -28,10 +28,9 @@ from dpfed.audit.sides import Sides
 from dpfed.audit.signals import Signals, signals_of
 from dpfed.errors import UserError
 from dpfed.files.atomic import make_folder, write_atomically
-from dpfed.objectives import loss_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher
-from dpfed.protocol.statement import terms_of
+from dpfed.protocol.statement import terms_at
 from dpfed.runs import budgeting
 from dpfed.runs.assembly import assemble
 from dpfed.runs.outcome import rewrite_artifacts
@@ -147,7 +146,7 @@ def audit_membership(
             records with a lifetime budget, without a reason.
     """
     run, watcher = _finished(folder), watcher or Silent()
-    parts = assemble(resolve(run.config(), watcher), watcher=watcher, terms=terms_of(run))
+    parts = assemble(resolve(run.config(), watcher), watcher=watcher, terms=terms_at(run.terms))
     sides = Sides.draw(parts, non_members, records, randomness or Randomness.fresh())
     for store in {side.store.path: side.store for side in sides.parts}.values():
         budgeting.not_covered(run, store, "the figures of an audit are exact functions of them", not_covered)
@@ -162,7 +161,7 @@ def audit_membership(
     for weights, path in both.items():
         parts.load_weights(path)
         advance = watcher.stage(f"{weights} model", len(sides.member))
-        signals = signals_of(parts.model, loss_of(parts.config.objective), sides.views(), sides.reference_views(), advance)
+        signals = signals_of(parts.model, parts.config.objective.group_loss(), sides.views(), sides.reference_views(), advance)
         watcher.note(f"fitting the attacks on the {weights} model")
         outcomes += attack_all(signals, sides.member, sides.known, weights, promise)
     members, others = (int((~sides.known & side).sum()) for side in (sides.member, ~sides.member))

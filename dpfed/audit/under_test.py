@@ -177,7 +177,7 @@ class UnderTest:
 
 def shares(parts: Components, rows: np.ndarray, owners: int) -> list[Share]:
     """What of some rows of a store is whose."""
-    keys, plan = owner_keys(parts.store, parts.config.privacy), parts.plan
+    keys, plan = owner_keys(parts.store, parts.config.privacy.unit), parts.plan
     if parts.divides_groups:
         return [Share(owner, rows, plan.groups_of(owner, owners), owners) for owner in range(owners)]
     return [Share(owner, indices_of_owner(rows, keys, owner, owners), plan.groups_of(owner, owners)) for owner in range(owners)]

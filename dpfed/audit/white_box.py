@@ -83,7 +83,7 @@ class Board:
         parts, present = self.under.parts, self.under.present(np.ones(count, bool))
         places, alone = np.full(count, -1), np.zeros(count, bool)
         certain = parts.plan.replace(batch=parts.plan.sampling.records)
-        units = unit_keys(parts.store, parts.config.privacy)
+        units = unit_keys(parts.store, parts.config.privacy.unit)
 
         def draw(plan: PrivacyPlan, indices: np.ndarray, share: Share) -> StepDraw:
             own = None if units is None else units[indices]
@@ -168,7 +168,7 @@ def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness
     """
     under, plan = board.under, board.under.parts.plan
     # Statistics that a method releases besides have noise of their own, in which the two sums would differ.
-    known = plan.bounding.method.gradient_share(plan) == 1
+    known = plan.gradient_share == 1
     advance = (watcher or Silent()).stage("steps", plan.steps)
     alone, taken, rest = [], [], []
     channels: dict[str, list[np.ndarray]] = {}
@@ -223,7 +223,7 @@ def most_moved(under: UnderTest) -> float:
         under: a mechanism with a canary, in which every record is drawn in every step.
     """
     plan = under.parts.plan
-    if plan.bounding.method.gradient_share(plan) != 1:
+    if plan.gradient_share != 1:
         return 0.0
     everyone = under.present(np.ones(under.canaries, bool))
     nobody = under.present(np.zeros(under.canaries, bool))

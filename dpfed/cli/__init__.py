@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from typing import Annotated
 
 import click
@@ -11,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import dpfed
+from dpfed import discovery
 from dpfed.cli import embedding, forecast, live, runs, starts, sweep
 from dpfed.cli.cluster import cluster
 from dpfed.cli.lazy import group_in
@@ -80,8 +79,8 @@ live.register(app)
 starts.register(app)
 forecast.register(app)
 sweep.register(app)
-if importlib.util.find_spec("dpfed.reproduce"):  # by name: the room may be absent
-    importlib.import_module("dpfed.reproduce.command").register(app)
+if discovery.has("reproduce"):
+    discovery.part("reproduce", "command").register(app)
 for _name, _help in GROUPS.items():
     app.add_typer(typer.Typer(cls=group_in(f"dpfed.cli.{_name}"), help=_help, no_args_is_help=True), name=_name)
 app.add_typer(cluster, name="cluster")

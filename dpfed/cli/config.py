@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.config import Config, load_config
-from dpfed.config.shipped import config_names, configs, sweep_names
+from dpfed.files.shipped import config_names, configs, sweep_names
 from dpfed.privacy.promise import round_up
 
 app = typer.Typer(no_args_is_help=True)
@@ -60,7 +60,7 @@ def show(
     name: Annotated[str, typer.Argument(help="Such as quickstart; `dpfed config list` has them all.", show_default=False)],
 ) -> None:
     """Print a shipped configuration, sweep or tower as it is: `dpfed config show quickstart > mine.toml`."""
-    from dpfed.config.shipped import shipped_file
+    from dpfed.files.shipped import shipped_file
 
     typer.echo(shipped_file(name).read_bytes(), nl=False)  # as it is, whatever the terminal's encoding
 

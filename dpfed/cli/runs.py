@@ -203,10 +203,10 @@ def report(
     say(f"writing the report of {', '.join(map(str, run))}")
     if len(run) > 1 and pictures:
         raise UserError("--pictures belongs to the report of one run: give one run. [report-pictures-many]")
-    from dpfed.artifacts.view import RunView
+    from dpfed.artifacts.view import read_view
     from dpfed.report.html import write_report
 
-    views = [RunView.read(folder) for folder in run]
+    views = [read_view(folder) for folder in run]
     if pictures:
         from dpfed.artifacts.directory import RunDirectory
         from dpfed.encoder import load

@@ -23,8 +23,8 @@ def start(
     """
     from rich.markup import escape
 
-    from dpfed.config.sections import PROCEDURAL
     from dpfed.console.terminal import chosen_config, console, on_command_line, say, watching
+    from dpfed.models.options import PROCEDURAL
     from dpfed.runs.starts import recipe_for
 
     # As the run that begins there will be: what has no effect then is refused now.

@@ -8,9 +8,8 @@ its layers, so any element may change until the last group is in, and what is se
 
 The sums travel without noise: the network between the workers lies inside the trust boundary.
 
-Also here: messages between the processes of a cluster: what rank 0 announces, and what all report back.
-
-Everything here is small and lies in main memory; parameters and sums travel in `dpfed.cluster.collective`.
+Also here: messages between the processes of a cluster (`Link`): what rank 0 announces, and what all report back. They are small
+and lie in main memory.
 """
 
 from __future__ import annotations

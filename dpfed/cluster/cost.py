@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpfed.building.plan import plan_of
 from dpfed.cluster.estimate import Estimate, Machines, bottleneck, estimate
 from dpfed.config import Config, load_config
 from dpfed.console.terminal import say
@@ -40,7 +41,7 @@ def plan(
     """Step time, bytes, sigma, epsilon, hours and dollars of a run with many workers: no records and no cluster needed."""
     say(f"planning for {', '.join(map(str, workers))} workers", True)
     wanted = load_config(config, assignments or [])
-    promise = PrivacyPlan.from_config(records, wanted)
+    promise = plan_of(records, wanted)
     machines = _machines(assumed or [])
     trained = _trained(wanted)
     rows = [estimate(promise, machines, trained, count) for count in workers]
@@ -80,15 +81,12 @@ def _machines(assumed: list[str]) -> Machines:
 
 def _trained(config: Config) -> int:
     """P: of the configuration's model, built with random weights."""
-    from dpfed.models.building import build_model
-    from dpfed.models.centres import add_centres
+    from dpfed.building.model import model_of
     from dpfed.models.parameters import TrainableVector
     from dpfed.runs.resolution import settle_model
 
     config = settle_model(config)
-    model = build_model(config.model, config.objective, config.adaptation, config.data.size, load_weights=False)
-    add_centres(model, config)
-    return TrainableVector(model).numel
+    return TrainableVector(model_of(config, load_weights=False)).numel
 
 
 def _as_json(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Estimate]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The configuration of a run: its schema, how it is read and checked, and what comes with dpfed."""
 
-from dpfed.config.configuration import Config, first_problem, load_config, parse_config, read_back
+from dpfed.config.configuration import Config
+from dpfed.config.reading import first_problem, load_config, parse_config, read_back
 from dpfed.config.sections import (
     AdaptationConfig,
     BoundingConfig,

@@ -8,20 +8,39 @@ limits that are not reached do what they say, and so have an effect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from dpfed.config.sections import PROCEDURAL
+from dpfed.config.configuration import Config
 from dpfed.errors import UserError
+from dpfed.models.options import PROCEDURAL
 from dpfed.objectives import keys_of_losses
 from dpfed.privacy.method import Method, method_named
-from dpfed.schema.section import Rule, needs
 from dpfed.schema.wording import shown
 
-if TYPE_CHECKING:
-    from dpfed.config import Config
+
+class Rule(NamedTuple):
+    """When some keys have an effect.
+
+    Attributes:
+        keys: with spaces between them.
+        because: the keys whose values decide, likewise.
+        holds: whether the keys have an effect in a configuration.
+        remedy: what would give them one.
+    """
+
+    keys: str
+    because: str
+    holds: Callable[[Config], bool]
+    remedy: str
+
+
+def needs(keys: str, key: str, *values: str, why: str = "") -> Rule:
+    """Keys that have an effect only where another has one of a few values."""
+    remedy = f"{why}set {key} = {' or '.join(map(repr, values))}"
+    return Rule(keys, key, lambda c: attrgetter(key)(c) in values, remedy)
 
 
 def _method(c: Config) -> Method:

@@ -57,7 +57,7 @@ def on_command_line(given: Path | str, options: Iterable[tuple[str, str | None]]
 
 def say_if_shipped(given: Path) -> None:
     """Says, beside the output, that a name was taken for a shipped file: a user's own may have been meant."""
-    from dpfed.config.shipped import shipped_name
+    from dpfed.files.shipped import shipped_name
 
     if name := shipped_name(given):
         text = f"{name}: as shipped with dpfed {dpfed.__version__}"

@@ -8,13 +8,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dpfed.config import DataConfig
 from dpfed.data.generated.procedural import procedural_store
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.importers import Progress, detect, import_records
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.detection import refuse_unknown
 from dpfed.data.importers.listing import walk
+from dpfed.data.options import DataConfig
 from dpfed.data.store.counting import given_path, require_something_at
 from dpfed.data.store.layout import FORMAT_VERSION
 from dpfed.data.store.records import RecordStore, open_or_write

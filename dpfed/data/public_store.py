@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfed.config import DataConfig, PublicConfig
 from dpfed.data.generated.procedural import Progress, procedural_store
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.opening import refuse_other_squares
+from dpfed.data.options import DataConfig, PublicConfig
 from dpfed.data.store.layout import read_layout
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from dpfed.config import PrivacyConfig
 from dpfed.data.store.counting import no_units
 from dpfed.data.store.index import blocks
 from dpfed.data.store.records import RecordStore
 from dpfed.privacy.geometric_skips import Own
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.promise import Unit
 from dpfed.privacy.randomness import Randomness
 
 
@@ -64,12 +64,12 @@ class StepDraw:
         return cuts
 
 
-def unit_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray | None:
+def unit_keys(store: RecordStore, unit: Unit) -> np.ndarray | None:
     """The unit of every record where units are protected, otherwise ``None``.
 
     Args:
         store: the records.
-        privacy: says what is protected.
+        unit: what is protected.
 
     Returns:
         ``(N,)`` uint64, by index in the store; equal for records that share a unit.
@@ -77,24 +77,24 @@ def unit_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray | None:
     Raises:
         UserError: if units are to be protected and the records name none.
     """
-    if privacy.unit == "record":
+    if unit == "record":
         return None
     if store.units is None:
         raise no_units(store.name)
     return store.units
 
 
-def protected_count(store: RecordStore, privacy: PrivacyConfig) -> int:
+def protected_count(store: RecordStore, unit: Unit) -> int:
     """N of a store's training split: the number of its records, or of its units where units are protected.
 
     Raises:
         UserError: see `unit_keys`.
     """
-    units = None if unit_keys(store, privacy) is None else store.training_units
+    units = None if unit_keys(store, unit) is None else store.training_units
     return store.training_records if units is None else units
 
 
-def owner_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray:
+def owner_keys(store: RecordStore, unit: Unit) -> np.ndarray:
     """What decides the owner of every record, see `dpfed.training.worker.indices_of_owner`.
 
     A function of the record's own key, or of its unit's, so that a protected unit has one owner.
@@ -105,7 +105,7 @@ def owner_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray:
     Raises:
         UserError: see `unit_keys`.
     """
-    units = unit_keys(store, privacy)
+    units = unit_keys(store, unit)
     return store.keys if units is None else units
 
 

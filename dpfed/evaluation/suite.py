@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_captions, embed_images, extract
 from dpfed.evaluation.intervals import Outcomes
 from dpfed.evaluation.knn import knn_right
 from dpfed.evaluation.linear_probe import linear_probe_right
 from dpfed.evaluation.measured import Evaluation, Which
+from dpfed.evaluation.options import EvaluationConfig
 from dpfed.evaluation.retrieval import chance_of_recall, retrieval_ranks, right_pairs, summary
-from dpfed.evaluation.tasks import class_columns, label_columns, tasks_of
+from dpfed.evaluation.tasks import class_columns, label_columns
 from dpfed.evaluation.zero_shot import class_embeddings, zero_shot_right
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def evaluate(
     model: nn.Module,
     store: RecordStore,
     read: ReadImages,
-    config: Config,
+    options: EvaluationConfig,
+    tasks: tuple[str, ...],
     images_fn: ImagesFn,
     tokenizer: Tokenizer | None,
     which: Which,
@@ -45,7 +46,8 @@ def evaluate(
         model: with ``features``, and for retrieval and zero-shot ``embed_images`` and ``embed_text``.
         store: the records; labels of the training split are read for k-NN and the linear probe.
         read: images of indices of the store, uint8 ``(n, 3, size, size)``, as the model expects them.
-        config: ``evaluation`` chooses tasks, split and sizes.
+        options: choose split and sizes.
+        tasks: that are measured (`tasks_of`).
         images_fn: normally ``ImageViews.plain``.
         tokenizer: texts to int64 tokens ``(n, L)``; only retrieval and zero-shot need it.
         which: is this the trained or the untrained model.
@@ -53,9 +55,8 @@ def evaluate(
         device: where the model is.
 
     Raises:
-        UserError: see `tasks_of`.
+        UserError: if no record that is chosen has a caption or a label.
     """
-    tasks = tasks_of(store, config)
     if tokenizer is None and {"retrieval", "zero_shot"} & set(tasks):
         raise ValueError("retrieval and zero-shot need the tokenizer of the text tower")
 
@@ -71,12 +72,12 @@ def evaluate(
 
     figures: list[Figure] = []
     if "retrieval" in tasks:
-        figures += _retrieval(store, config, images, texts)
+        figures += _retrieval(store, options, images, texts)
     if "zero_shot" in tasks:
-        figures += _zero_shot(store, config, images, texts)
+        figures += _zero_shot(store, options, images, texts)
     if "knn" in tasks or "linear" in tasks:
-        figures += _classification(store, config, features, tasks)
-    split = config.evaluation.split
+        figures += _classification(store, options, features, tasks)
+    split = options.split
     return [
         Evaluation(
             name,
@@ -101,14 +102,14 @@ def subset(store: RecordStore, indices: np.ndarray, limit: int) -> np.ndarray:
     return np.sort(indices[np.argsort(store.keys[indices], kind="stable")[:limit]])
 
 
-def _retrieval(store: RecordStore, config: Config, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
-    indices = store.split(config.evaluation.split)
+def _retrieval(store: RecordStore, options: EvaluationConfig, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
+    indices = store.split(options.split)
     captions = store.captions(indices)
     captioned = np.array([bool(own) for own in captions])
     if not captioned.any():
-        raise UserError(f"no record of the '{config.evaluation.split}' split of {store.name} has a caption. [eval-no-caption]")
-    indices = subset(store, indices[captioned], config.evaluation.records)
-    units = store.units[indices] if config.evaluation.match == "unit" and store.units is not None else None
+        raise UserError(f"no record of the '{options.split}' split of {store.name} has a caption. [eval-no-caption]")
+    indices = subset(store, indices[captioned], options.records)
+    units = store.units[indices] if options.match == "unit" and store.units is not None else None
     candidates, of_images, of_captions = right_pairs(store.captions(indices), units)
     image_z, text_z = images(indices), texts(candidates)
     right = "all images with an equal caption" if units is None else f"all that show the same {store.unit_name}"
@@ -133,13 +134,13 @@ def _retrieval(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
     ]
 
 
-def _zero_shot(store: RecordStore, config: Config, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
-    columns = class_columns(store, config)
-    indices = store.split(config.evaluation.split)
+def _zero_shot(store: RecordStore, options: EvaluationConfig, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
+    columns = class_columns(store, options)
+    indices = store.split(options.split)
     labelled = np.stack([store.labels[name][indices] >= 0 for name in columns]).any(axis=0)
-    indices = subset(store, indices[labelled], config.evaluation.records)
+    indices = subset(store, indices[labelled], options.records)
     image_z = images(indices)
-    templates = config.evaluation.templates
+    templates = options.templates
     figures: list[Figure] = []
     for column in columns:
         data, labels = _with_labels(store.labels[column][indices], image_z)
@@ -158,10 +159,10 @@ def _zero_shot(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
     return figures
 
 
-def _classification(store: RecordStore, config: Config, features: EmbedRows, tasks: tuple[str, ...]) -> list[Figure]:
-    columns = label_columns(store, config)
+def _classification(store: RecordStore, options: EvaluationConfig, features: EmbedRows, tasks: tuple[str, ...]) -> list[Figure]:
+    columns = label_columns(store, options)
     sides = []
-    for split, limit in (("train", config.evaluation.bank), (config.evaluation.split, config.evaluation.records)):
+    for split, limit in (("train", options.bank), (options.split, options.records)):
         indices = np.sort(store.smallest(_labelled(store, columns, split), limit or len(store)))
         sides.append((indices, features(indices)))
     figures: list[Figure] = []

@@ -7,37 +7,43 @@ from typing import TYPE_CHECKING
 
 from dpfed.data.store.index import blocks
 from dpfed.errors import UserError
+from dpfed.evaluation.options import EvaluationConfig
+from dpfed.models.options import ModelConfig
 
 if TYPE_CHECKING:
-    from dpfed.config import Config
     from dpfed.data.store.records import RecordStore
 
 HELD_OUT = ("validation", "test")
 CLASS = "{}"  # stands for the class in a template
 
 
-def tasks_of(store: RecordStore, config: Config) -> tuple[str, ...]:
-    """The tasks that `evaluate` will run: those the config names or, if it names none, all that the records allow.
+def tasks_of(store: RecordStore, options: EvaluationConfig, model: ModelConfig) -> tuple[str, ...]:
+    """The tasks that `evaluate` is to run: those the options name or, if they name none, all that the records allow.
 
     ``evaluation.split = "none"`` measures nothing.
 
     Call it before training, so that an impossible task is known before any budget is spent.
 
+    Args:
+        store: the records.
+        options: names tasks and split.
+        model: that is measured; whether it reads text.
+
     Raises:
-        UserError: for an empty split, a task that the config names and this store or model cannot do, ``match = "unit"``
+        UserError: for an empty split, a task that the options name and this store or model cannot do, ``match = "unit"``
             without units, or a zero-shot template without a place for the class.
     """
-    if config.evaluation.split == "none":
+    if options.split == "none":
         return ()
-    tasks: tuple[str, ...] = config.evaluation.tasks
-    refuse_empty_split({name: store.count(name) for name in HELD_OUT}, store.name, config)
+    tasks: tuple[str, ...] = options.tasks
+    refuse_empty_split({name: store.count(name) for name in HELD_OUT}, store.name, options)
     reasons = {
         "retrieval": f"the records of {store.name} have no captions"
         if store.kind != "image-text"
-        else _no_text_tower(config, "retrieval"),
-        "zero_shot": _no_zero_shot(store, config),
-        "knn": _no_labels(store, config),
-        "linear": _no_labels(store, config),
+        else _no_text_tower(model, "retrieval"),
+        "zero_shot": _no_zero_shot(store, options, model),
+        "knn": _no_labels(store, options),
+        "linear": _no_labels(store, options),
     }
     for task in tasks:
         if reasons[task] is not None:
@@ -47,25 +53,25 @@ def tasks_of(store: RecordStore, config: Config) -> tuple[str, ...]:
             )
     if not tasks:
         tasks = tuple(task for task, reason in reasons.items() if reason is None)
-    if "retrieval" in tasks and config.evaluation.match == "unit" and store.units is None:
+    if "retrieval" in tasks and options.match == "unit" and store.units is None:
         raise UserError(f"evaluation.match = 'unit', but {store.name} names no units; set it to 'record'. [eval-no-units]")
     if "zero_shot" in tasks:
-        check_templates(config.evaluation.templates)
+        check_templates(options.templates)
     return tasks
 
 
-def refuse_empty_split(counts: Mapping[str, int], name: str, config: Config) -> None:
+def refuse_empty_split(counts: Mapping[str, int], name: str, options: EvaluationConfig) -> None:
     """Refuses to measure on records that are not there: a store's header tells.
 
     Args:
         counts: records of the held-out splits.
         name: of the data set.
-        config: of the run.
+        options: names the split.
 
     Raises:
         UserError: naming the split that has records.
     """
-    split = config.evaluation.split
+    split = options.split
     if split == "none" or counts[split]:
         return
     other = next((other for other in HELD_OUT if counts[other]), None)
@@ -75,7 +81,7 @@ def refuse_empty_split(counts: Mapping[str, int], name: str, config: Config) -> 
         if other
         else f"hold records out at the import (--{split} 1000, or data.{split} = 1000), or"
     )
-    without = " without evaluation.tasks" if config.evaluation.tasks else ""
+    without = " without evaluation.tasks" if options.tasks else ""
     raise UserError(
         f"the '{split}' split of {name} is empty: {advice} do not measure (evaluation.split = 'none'{without}). [eval-empty]"
     )
@@ -94,40 +100,40 @@ def check_templates(templates: Sequence[str]) -> None:
             )
 
 
-def _no_zero_shot(store: RecordStore, config: Config) -> str | None:
-    if reason := _no_text_tower(config, "zero-shot"):
+def _no_zero_shot(store: RecordStore, options: EvaluationConfig, model: ModelConfig) -> str | None:
+    if reason := _no_text_tower(model, "zero-shot"):
         return reason
-    if not class_columns(store, config):
-        return f"the '{config.evaluation.split}' split of {store.name} has no labels whose classes have names"
+    if not class_columns(store, options):
+        return f"the '{options.split}' split of {store.name} has no labels whose classes have names"
     return None
 
 
-def _no_text_tower(config: Config, task: str) -> str | None:
-    if not config.model.reads_text:
-        return f"model.kind = '{config.model.kind}' has no text tower; {task} needs 'image-text' or 'open_clip'"
+def _no_text_tower(model: ModelConfig, task: str) -> str | None:
+    if not model.reads_text:
+        return f"model.kind = '{model.kind}' has no text tower; {task} needs 'image-text' or 'open_clip'"
     return None
 
 
-def _no_labels(store: RecordStore, config: Config) -> str | None:
-    if not label_columns(store, config):
-        return f"{store.name} has no labels in both its 'train' and its '{config.evaluation.split}' split"
+def _no_labels(store: RecordStore, options: EvaluationConfig) -> str | None:
+    if not label_columns(store, options):
+        return f"{store.name} has no labels in both its 'train' and its '{options.split}' split"
     return None
 
 
-def label_columns(store: RecordStore, config: Config) -> list[str]:
+def label_columns(store: RecordStore, options: EvaluationConfig) -> list[str]:
     """Labels that are in both the training and the held-out split: those that k-NN and the linear probe predict."""
-    splits = ("train", config.evaluation.split)
+    splits = ("train", options.split)
     return [name for name in store.labels if all(_any_labelled(store, name, split) for split in splits)]
 
 
-def class_columns(store: RecordStore, config: Config) -> list[str]:
-    """Labels that zero-shot predicts; those whose classes are called by numbers only when the config asks for the task."""
-    asked = "zero_shot" in config.evaluation.tasks
+def class_columns(store: RecordStore, options: EvaluationConfig) -> list[str]:
+    """Labels that zero-shot predicts; those whose classes are called by numbers only when the options ask for the task."""
+    asked = "zero_shot" in options.tasks
     return [
         name
         for name in store.labels
         if any(asked or any(character.isalpha() for character in text) for text in store.label_names.get(name, []))
-        and _any_labelled(store, name, config.evaluation.split)
+        and _any_labelled(store, name, options.split)
     ]
 
 

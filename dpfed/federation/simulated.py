@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from dpfed.building.plan import sketch_of
 from dpfed.config import Config, Section
-from dpfed.privacy.plan import PrivacyPlan
 from dpfed.protocol.trust import Mode, Trust
 
 
@@ -34,7 +34,7 @@ class Simulation(Section):
             UserError: saying what to change.
         """
         self.trust_model  # noqa: B018 refuses numbers that cannot be
-        PrivacyPlan.sketch(config).apportioned([1] * self.sites)
+        sketch_of(config).apportioned([1] * self.sites)
 
     def __str__(self) -> str:
         return f"{self.sites} sites ({', '.join(f'{name} {value}' for name, value in self if name != 'sites')})"

@@ -110,7 +110,7 @@ def _agreed(config: Config, simulation: Simulation, parties: list[Identity], wat
     """Terms for the sites that the records of a settled configuration are divided among."""
     watcher.note("opening the records, and dividing them among the sites")
     store = records_of(config, guarded(import_progress(watcher), config), say=watcher.note)
-    indices, units = _divided(store, simulation), unit_keys(store, config.privacy)
+    indices, units = _divided(store, simulation), unit_keys(store, config.privacy.unit)
     cards = [
         SiteCard(
             name=f"site-{number}",

@@ -46,7 +46,7 @@ class RunState:
         card: the privacy card, or the page of a run that gets none; empty: none yet.
         rounds: of a federation, the journal's last line about each step, in order.
         sites: of a federation, each with what it answered.
-        arrivals: when answers to the last steps came, while the run continues.
+        arrival_log: when answers to the last steps came, while the run continues.
         model: whether a model is there.
     """
 

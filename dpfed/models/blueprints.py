@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from dpfed.config import ModelConfig
-from dpfed.config.shipped import find_tower
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError, nearest
 from dpfed.files.reading import read_text
+from dpfed.files.shipped import find_tower
+from dpfed.models.options import ModelConfig
 
 LOCAL_DIR = "local-dir:"
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"

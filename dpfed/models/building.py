@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
-from dpfed.config.sections import SIZE
+from dpfed import discovery
 from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.models.blueprints import blueprint
@@ -19,6 +17,7 @@ from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.encoders import Norm, ResNet, SmallCNN, resnet
 from dpfed.models.lora import add_adapters
 from dpfed.models.norm import StandardisedWeight, group_norm, layer_norm
+from dpfed.models.options import SIZE, AdaptationConfig, ModelConfig
 from dpfed.models.parameters import train_part
 from dpfed.models.starting import StartingWeights
 from dpfed.models.text import TextTransformer
@@ -26,6 +25,7 @@ from dpfed.models.text_blueprints import text_blueprint
 from dpfed.models.text_tower import TextTokenizer, TextTower, build_text_tower
 from dpfed.models.timm_encoders import build_timm
 from dpfed.models.towers import ClipModel, adapt, build_clip
+from dpfed.objectives import ObjectiveConfig
 
 _DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 Model = SimCLRModel | TwoTowerModel | ClipModel
@@ -127,10 +127,10 @@ def _text_encoder(model: ModelConfig, load_weights: bool) -> TextTransformer | T
 
 
 def _image_encoder(model: ModelConfig, size: int | None, load_weights: bool) -> Any:
-    """Features ``(n, features_dim)`` of images; BatchNorm is a baseline's, whose room is looked up by name."""
+    """Features ``(n, features_dim)`` of images; BatchNorm is a baseline's (`dpfed.discovery`)."""
     if model.timm is not None:
         return build_timm(model, size, load_weights)
-    anchored = importlib.import_module("dpfed.baselines.anchored_batch_norm") if model.normalisation == "batch" else None
+    anchored = discovery.part("baselines", "anchored_batch_norm") if model.normalisation == "batch" else None
     norm: Norm = anchored.AnchoredBatchNorm if anchored else {"group": group_norm, "layer": layer_norm}[model.normalisation]
     if model.image == "cnn":
         own: dict[str, Any] = {} if norm is group_norm else {"norm": norm}  # its own GroupNorm has 8 groups

@@ -2,7 +2,7 @@
 
 Private records and public ones are of two kinds. Without centres a model learns to tell the kinds apart: that alone makes
 every public record an easy negative, and what distinguishes private records from each other is hardly learnt. So the contrast
-sees what is left of an embedding when the centre of its kind is taken away (`dpfed.objectives`).
+sees what is left of an embedding when the centre of its kind is taken away (`dpfed.objectives.of_groups`).
 
 Centres are parameters like others. They follow the embeddings through the same clipped and noisy sums, so they cost no
 privacy of their own. They belong to training: no model that is published has them.
@@ -13,9 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dpfed.config import Config
 from dpfed.models.blueprints import blueprint
-from dpfed.privacy.method import method_named
+from dpfed.models.options import ModelConfig
 
 ATTRIBUTE = "centres"  # of a model, and the name of what they give
 
@@ -39,16 +38,13 @@ class Centres(nn.Module):
         return self.table(torch.zeros(records, 1, dtype=torch.int64, device=self.table.weight.device))
 
 
-def add_centres(model: nn.Module, config: Config) -> None:
-    """Gives a model centres, at zero, where its configuration asks for them; draws nothing.
+def add_centres(model: nn.Module, options: ModelConfig) -> None:
+    """Gives a model centres, at zero; draws nothing.
 
     Args:
         model: of `dpfed.models.building.build_model`.
-        config: settled.
+        options: that it was built with.
     """
-    if not method_named(config.bounding.method).public_records or not config.public.centring:
-        return
-    clip = config.model.kind == "open_clip"
-    width = blueprint(config.model).model_cfg["embed_dim"] if clip else config.model.embedding
+    width = blueprint(options).model_cfg["embed_dim"] if options.kind == "open_clip" else options.embedding
     with torch.random.fork_rng(devices=[]):
-        setattr(model, ATTRIBUTE, Centres(1 + config.model.reads_text, width))
+        setattr(model, ATTRIBUTE, Centres(1 + options.reads_text, width))

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpfed.config import ModelConfig
 from dpfed.errors import UserError
 from dpfed.files.reading import read_bytes
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
+from dpfed.models.options import ModelConfig
 
 FORMAT = 1
 WEIGHTS, DESCRIPTION, HEAD = "model.safetensors", "model.json", "head.safetensors"

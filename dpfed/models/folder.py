@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
-from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
-from dpfed.config.configuration import ResolvedConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
@@ -48,41 +47,59 @@ from dpfed.models.description import (
     digest_of,
     weight_parts,
 )
-from dpfed.models.images import image_size, preprocessing_of
 from dpfed.models.lora import merged_state
 from dpfed.models.moments import ATTRIBUTE, PublishedHeads, give_heads, has_own_heads, keep_towers, published_heads
+from dpfed.models.options import AdaptationConfig, ModelConfig
 from dpfed.models.text_tower import FrozenTextTower, TextTokenizer, save_tower_files
 from dpfed.models.timm_encoders import TimmEncoder, local_dir_config
 from dpfed.models.towers import ClipModel
+from dpfed.objectives import ObjectiveConfig
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a model was built with, as its folder keeps it.
+
+    Attributes:
+        options: encoders and their sizes.
+        objective: temperature and bias, which live in the model.
+        image_size: side of the images, pixels.
+        preprocessing: of the images.
+    """
+
+    options: ModelConfig
+    objective: ObjectiveConfig
+    image_size: int
+    preprocessing: Preprocessing
 
 
 def save_encoder(
-    folder: str | Path, model: nn.Module, config: ResolvedConfig, trained: Sequence[Mapping[str, Any]] | None = None
+    folder: str | Path, model: nn.Module, facts: ModelFacts, trained: Sequence[Mapping[str, Any]] | None = None
 ) -> None:
     """Writes a trained model.
 
     Args:
         folder: made if missing; a model that is there is replaced.
-        model: built by `build_model` from `config`.
-        config: the run's, resolved, of which the model, the objective and the image size are kept.
+        model: built by `build_model`.
+        facts: what it was built with.
         trained: the runs that made it, oldest first, for those that start from it (`dpfed.runs.starts`).
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(model, ClipModel):
-        files = _save_clip(folder, model, config)
+        files = _save_clip(folder, model, facts)
     else:
-        files = _save_parts(model, config)
-        if config.model.timm is not None:
+        files = _save_parts(model, facts.options)
+        if facts.options.timm is not None:
             # What stock timm reads beside the weights.
-            encoder = model.get_submodule(weight_parts(config.model)[0].prefix.removesuffix(".timm."))
+            encoder = model.get_submodule(weight_parts(facts.options)[0].prefix.removesuffix(".timm."))
             assert isinstance(encoder, TimmEncoder)
-            stock = local_dir_config(encoder, str(config.model.timm), preprocessing_of(config), image_size(config))
+            stock = local_dir_config(encoder, str(facts.options.timm), facts.preprocessing, facts.image_size)
             files[TIMM_CONFIG] = _text(stock)
-        if config.model.pretrained_text is not None:
+        if facts.options.pretrained_text is not None:
             # What transformers reads beside the weights of a text tower.
             (folder / TEXT).mkdir(exist_ok=True)
-            tower, tokenizer = model.get_submodule("text_encoder.backbone"), tokenizer_for(config.model)
+            tower, tokenizer = model.get_submodule("text_encoder.backbone"), tokenizer_for(facts.options)
             assert isinstance(tower, FrozenTextTower) and isinstance(tokenizer, TextTokenizer)
             save_tower_files(tower, tokenizer, folder / TEXT)
     moments = {}
@@ -91,37 +108,37 @@ def save_encoder(
         moments = {MOMENTS: {"projected": has_own_heads(model)}}
     for name, content in files.items():
         write_atomically(folder / name, content)
-    preprocessing = preprocessing_of(config)
+    preprocessing = facts.preprocessing
     description = {
         "format": FORMAT,
-        "model": _described(config.model),
-        "objective": config.objective.model_dump(mode="json"),
-        "image_size": image_size(config),
+        "model": _described(facts.options),
+        "objective": facts.objective.model_dump(mode="json"),
+        "image_size": facts.image_size,
         "normalisation": {"mean": list(preprocessing.mean), "std": list(preprocessing.std)},
         "resize": preprocessing.resize,
         "interpolation": preprocessing.interpolation,
         "parameters": sum(value.numel() for value in _published(dict(model.named_parameters())).values()),
         **moments,
-        **{part.hash: hashlib.sha256(files[part.file]).hexdigest() for part in described_parts(config.model, moments)},
+        **{part.hash: hashlib.sha256(files[part.file]).hexdigest() for part in described_parts(facts.options, moments)},
         **({} if trained is None else {"trained": list(trained)}),
     }
     description["digest"] = digest_of(description)
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")
 
 
-def _save_clip(folder: Path, model: ClipModel, config: ResolvedConfig) -> dict[str, bytes]:
+def _save_clip(folder: Path, model: ClipModel, facts: ModelFacts) -> dict[str, bytes]:
     """Writes the tokenizer; returns what stock open_clip reads by the names of the files."""
-    stock = {"model_cfg": model.model_cfg, "preprocess_cfg": preprocess_cfg(preprocessing_of(config), image_size(config))}
-    tokenizer = tokenizer_for(config.model)
+    stock = {"model_cfg": model.model_cfg, "preprocess_cfg": preprocess_cfg(facts.preprocessing, facts.image_size)}
+    tokenizer = tokenizer_for(facts.options)
     if isinstance(tokenizer, ClipTokenizer) and hasattr(tokenizer.stock, "save_pretrained"):
         tokenizer.stock.save_pretrained(str(folder))  # where open_clip does not ship its files
     return {CLIP_CONFIG: _text(stock), CLIP_WEIGHTS: save(_portable(merged_state(model.clip)))}
 
 
-def _save_parts(model: nn.Module, config: ResolvedConfig) -> dict[str, bytes]:
+def _save_parts(model: nn.Module, options: ModelConfig) -> dict[str, bytes]:
     """The files of a model's weights, adapters merged in; what has no prefix takes what no other file has."""
     state, files = _portable(_published(merged_state(model))), {}
-    for part in sorted(weight_parts(config.model), key=lambda part: -len(part.prefix)):
+    for part in sorted(weight_parts(options), key=lambda part: -len(part.prefix)):
         own = [name for name in state if name.startswith(part.prefix)]
         files[part.file] = save({name.removeprefix(part.prefix): state.pop(name) for name in own})
     return files

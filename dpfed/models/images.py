@@ -1,14 +1,14 @@
-"""What a configuration's model expects of its images. torch is imported for a timm model only."""
+"""What a model expects of its images. torch is imported for a timm model only."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from dpfed.config import Config, ModelConfig
-from dpfed.config.sections import SIZE
+from dpfed.data.options import Resize
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.models.blueprints import blueprint
+from dpfed.models.options import SIZE, ModelConfig
 
 
 def default_size(model: ModelConfig) -> int:
@@ -22,26 +22,19 @@ def default_size(model: ModelConfig) -> int:
     return timm_blueprint(model).size
 
 
-def image_size(config: Config) -> int:
-    """Side of the images, pixels, in a configuration whose size is settled (`dpfed.runs.resolution.settle`)."""
-    if config.data.size is None:
-        raise ValueError("the size of the images is not settled")
-    return config.data.size
-
-
-def preprocessing_of(config: Config) -> Preprocessing:
-    """What the image tower expects; ``data.resize`` wins where it is not ``model``."""
-    if config.model.kind == "open_clip":
-        found = blueprint(config.model).preprocessing
-    elif config.model.timm is None:
+def preprocessing_of(model: ModelConfig, resize: Resize = "model") -> Preprocessing:
+    """What the image tower expects; a `resize` other than ``model`` wins."""
+    if model.kind == "open_clip":
+        found = blueprint(model).preprocessing
+    elif model.timm is None:
         found = Preprocessing()
     else:
         from dpfed.models.timm_blueprints import timm_blueprint  # with torch
 
-        found = timm_blueprint(config.model).preprocessing
-        if found.resize == "pad" and config.data.resize == "model":
+        found = timm_blueprint(model).preprocessing
+        if found.resize == "pad" and resize == "model":
             raise UserError(
-                f"the weights of {config.model.image} were trained on images with borders of the mean colour, and dpfed makes "
+                f"the weights of {model.image} were trained on images with borders of the mean colour, and dpfed makes "
                 "black ones: set data.resize to pad, crop or squash. [weights-border]"
             )
-    return found if config.data.resize == "model" else dataclasses.replace(found, resize=config.data.resize)
+    return found if resize == "model" else dataclasses.replace(found, resize=resize)

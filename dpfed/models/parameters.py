@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dpfed.config.sections import Training
 from dpfed.errors import UserError
+from dpfed.models.options import Training
 
 
 def exact_type(device: torch.device) -> torch.dtype:

@@ -8,19 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfed.config import Config, ModelConfig
-from dpfed.config.effects import without_effect
-from dpfed.config.toml_file import leaves
 from dpfed.errors import UserError
 from dpfed.files.reading import open_regular, read_text
+from dpfed.files.toml_file import leaves
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 from dpfed.models.description import DESCRIPTION, HEAD, MOMENTS, WEIGHTS, Part, describe, read_file, weight_parts
+from dpfed.models.options import ModelConfig
 from dpfed.paths import path_of
 from dpfed.schema.wording import shown
 
@@ -60,8 +59,12 @@ class StartingWeights:
         """The runs that made the weights, oldest first; ``None``: nothing says which."""
         return None if self.description is None else self.description.get("trained")
 
-    def refuse_another_architecture(self, config: Config) -> None:
+    def refuse_another_architecture(self, model: ModelConfig, idle: Container[str] = ()) -> None:
         """Refuses weights of another model, as far as their folder says what model it is.
+
+        Args:
+            model: that starts from them.
+            idle: keys such as ``model.stem``, that have no effect on it.
 
         Raises:
             UserError: naming what differs.
@@ -73,7 +76,7 @@ class StartingWeights:
                 f"model.start: the heads in {self.path.parent} were released by private moments, and training cannot start "
                 "from these: start from the towers below them. [start-moments]"
             )
-        there, here, idle = self.description["model"], config.model.model_dump(mode="json"), without_effect(config)
+        there, here = self.description["model"], model.model_dump(mode="json")
         defaults = ModelConfig().model_dump(mode="json")
         keys = [key for key in here if key not in _NOT_OF_THE_ARCHITECTURE and f"model.{key}" not in idle]
         values = {f"model.{key}": (there.get(key, defaults[key]), here[key]) for key in keys}

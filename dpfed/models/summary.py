@@ -8,12 +8,10 @@ from pathlib import Path
 
 from torch import nn
 
-from dpfed.config import Config
-from dpfed.config.sections import PROCEDURAL, SENTENCES, Training
 from dpfed.models.blueprints import blueprint
+from dpfed.models.options import PROCEDURAL, SENTENCES, AdaptationConfig, ModelConfig, Training
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.timm_blueprints import timm_blueprint
-from dpfed.privacy.method import method_named
 
 _WORDS = {"full": "in full", "last": "the last block", "bias": "biases and scales", "frozen": "frozen"}
 
@@ -44,15 +42,21 @@ class Trained:
         return f"{part} parameters ({self.how}); starting weights: {self.start}"
 
 
-def trained_part(model: nn.Module, config: Config) -> Trained:
-    """Counts what a model trains and words it as the configuration has it."""
-    total = sum(parameter.numel() for parameter in model.parameters())
-    return Trained(TrainableVector(model).numel, total, _how(config), start_of(config))
+def trained_part(net: nn.Module, model: ModelConfig, adaptation: AdaptationConfig, closed_form: bool = False) -> Trained:
+    """Counts what a model trains and words it.
+
+    Args:
+        net: the model.
+        model: what it was built with.
+        adaptation: what of its towers is trained.
+        closed_form: towers are frozen, and heads follow from moments.
+    """
+    total = sum(parameter.numel() for parameter in net.parameters())
+    return Trained(TrainableVector(net).numel, total, _how(model, adaptation, closed_form), start_of(model))
 
 
-def _how(config: Config) -> str:
-    model, adaptation = config.model, config.adaptation
-    if method_named(config.bounding.method).closed_form:
+def _how(model: ModelConfig, adaptation: AdaptationConfig, closed_form: bool) -> str:
+    if closed_form:
         return "moments, of which heads follow; towers frozen"
     rest = "text tower and projection" if model.reads_text else "head"
     if model.pretrained_text is not None:
@@ -72,27 +76,27 @@ def _how(config: Config) -> str:
     return f"{image}; {rest}: in full"
 
 
-def start_of(config: Config) -> str:
-    """Where the weights of a configuration come from, in words; ``random``: from nowhere."""
-    image, text = image_start_of(config), config.model.pretrained_text
-    if text is None or config.model.start is not None:
+def start_of(model: ModelConfig) -> str:
+    """Where the weights of a model come from, in words; ``random``: from nowhere."""
+    image, text = image_start_of(model), model.pretrained_text
+    if text is None or model.start is not None:
         return image
     name = "/".join(Path(text).parts[-2:])
     return f"'{name}' (text tower)" if image == "random" else f"{image} and '{name}'"
 
 
-def image_start_of(config: Config) -> str:
+def image_start_of(model: ModelConfig) -> str:
     """The same of the image tower."""
-    if config.model.start is not None:
-        return "procedural images" if config.model.start == PROCEDURAL else f"'{'/'.join(Path(config.model.start).parts[-2:])}'"
-    if config.model.timm is not None:
-        encoder = timm_blueprint(config.model)
+    if model.start is not None:
+        return "procedural images" if model.start == PROCEDURAL else f"'{'/'.join(Path(model.start).parts[-2:])}'"
+    if model.timm is not None:
+        encoder = timm_blueprint(model)
         if encoder.file is not None:
-            return f"'{'/'.join(Path(str(config.model.weights)).parts[-2:])}'"
-        return "random" if encoder.random else f"'{config.model.weights}'"
-    if config.model.kind != "open_clip":
+            return f"'{'/'.join(Path(str(model.weights)).parts[-2:])}'"
+        return "random" if encoder.random else f"'{model.weights}'"
+    if model.kind != "open_clip":
         return "random"
-    spec = blueprint(config.model)
+    spec = blueprint(model)
     if spec.tag is not None:
         return f"'{spec.tag}'"
     return "random" if spec.file is None else f"'{'/'.join(spec.file.parts[-3:-1] if spec.folder else spec.file.parts[-1:])}'"

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfed.config.sections import SENTENCES
 from dpfed.errors import UserError
 from dpfed.files.reading import read_text
 from dpfed.models.blueprints import LOCAL_DIR, quiet
+from dpfed.models.options import SENTENCES
 from dpfed.models.weight_files import words
 
 CONFIG, WEIGHTS, MODULES, LENGTH = "config.json", "model.safetensors", "modules.json", "sentence_bert_config.json"

@@ -20,12 +20,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dpfed.config import ModelConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError, nearest
 from dpfed.files.reading import read_text
 from dpfed.models.blueprints import LOCAL_DIR, quiet
 from dpfed.models.description import DESCRIPTION, TIMM_CONFIG, WEIGHTS
+from dpfed.models.options import ModelConfig
 from dpfed.models.torchvision_encoders import PREFIX as TORCHVISION
 from dpfed.models.torchvision_encoders import create as create_torchvision
 from dpfed.models.torchvision_encoders import described, weights_of

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpfed.config import ModelConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.models.blueprints import preprocess_cfg, quiet
 from dpfed.models.description import BLACK_BORDERS, RGB_LAST
 from dpfed.models.norm import fix_batch_norm
+from dpfed.models.options import ModelConfig
 from dpfed.models.timm_blueprints import RESIZE, TimmBlueprint, batch_norm_without_weights, create, timm_blueprint
 from dpfed.models.torchvision_encoders import PREFIX as TORCHVISION
 from dpfed.models.torchvision_encoders import create as create_torchvision

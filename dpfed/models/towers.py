@@ -12,15 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpfed.config import AdaptationConfig, ObjectiveConfig
 from dpfed.errors import UserError
 from dpfed.models.blueprints import CONFIG, LOCAL_DIR, Blueprint, quiet
 from dpfed.models.contrastive import MIN_TEMPERATURE, per_view
 from dpfed.models.lora import add_adapters
 from dpfed.models.norm import fix_batch_norm
+from dpfed.models.options import AdaptationConfig
 from dpfed.models.parameters import train_part
 from dpfed.models.starting import StartingWeights
 from dpfed.models.weight_files import reading_weights, words
+from dpfed.objectives import ObjectiveConfig
 
 _NOT_TEXT = ("visual.", "logit_", "text_decoder.")
 

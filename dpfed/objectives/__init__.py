@@ -1,60 +1,20 @@
-"""The loss of one group: a file for each, found by its name.
-
-Also here: embeddings without the centre of their kind, private or public, and how centres follow: `dpfed.models.centres` says
-why.
-
-Shapes: S records in the group, padding included; V views of a modality; D dimensions.
-"""
+"""The loss of one group: a file for each, found by its name. Its keys stand in the section ``[objective]``."""
 
 from __future__ import annotations
 
-import functools
+import copy
 import importlib
 import pkgutil
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, create_model, model_validator
 
 from dpfed.objectives.objective import GroupLoss, Objective
+from dpfed.objectives.of_groups import loss_of
+from dpfed.schema.section import Section
+from dpfed.schema.wording import complaint
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dpfed.config import ObjectiveConfig
-
-
-def centred(
-    embeddings: dict[str, Tensor], centres: Tensor, own: Tensor, present: Tensor, unit_length: bool
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Takes the centre of its kind away from every embedding.
-
-    Args:
-        embeddings: ``{"image": (S, V, D)[, "text": (S, W, D)]}``.
-        centres: ``(S, 2 * modalities * D)``, the own ones of each modality in the order of `embeddings`, then the public ones.
-        own: ``(S,)`` bool, the records that are not public.
-        present: ``(S,)`` bool, False for padding.
-        unit_length: whether the results are to have length 1.
-
-    Returns:
-        The embeddings, through which gradients reach the model but not the centres; and a scalar whose gradient reaches the
-        centres alone: half the squared distance of the own records' embeddings from their centre, summed over the records, and
-        of the public ones' from theirs, with as much weight.
-    """
-    import torch
-    from torch.nn.functional import normalize
-
-    found, distance = {}, centres.new_zeros(())
-    shares = torch.where(own, 1.0, own.sum() / (present & ~own).sum().clamp(min=1)) * present
-    halves = centres.chunk(2, dim=1)
-    for name, mine, theirs in zip(embeddings, *(half.chunk(len(embeddings), dim=1) for half in halves), strict=True):
-        centre = torch.where(own[:, None], mine, theirs)[:, None]
-        z = embeddings[name] - centre.detach()
-        found[name] = normalize(z, dim=-1) if unit_length else z
-        away = (embeddings[name].detach() - centre).square().sum(dim=2).mean(dim=1)
-        distance = distance + 0.5 * (shares * away).sum()
-    return found, distance
-
-
-__all__ = ["OBJECTIVES", "GroupLoss", "Objective", "keys_of_losses", "loss_of"]
+__all__ = ["OBJECTIVES", "GroupLoss", "Objective", "ObjectiveConfig", "keys_of_losses", "loss_of"]
 
 
 def _found() -> dict[str, Objective]:
@@ -63,46 +23,6 @@ def _found() -> dict[str, Objective]:
 
 
 OBJECTIVES: dict[str, Objective] = _found()
-
-
-def loss_of(objective: ObjectiveConfig, public: int = 0, centring: float = 0.0) -> GroupLoss:
-    """The loss of one group that a configuration names, with the options that it gives.
-
-    Args:
-        objective: of a configuration.
-        public: so many records at the end of each group are public: the loss is then what the others add to it.
-        centring: how much the centres of a model that has some are drawn to the embeddings; see `dpfed.objectives`.
-    """
-    loss = functools.partial(objective.loss.loss, options=objective.options)
-    return functools.partial(_added, loss, objective.loss, public, centring) if public else loss
-
-
-def _added(
-    loss: Callable[..., Tensor],
-    objective: Objective,
-    public: int,
-    centring: float,
-    embeddings: dict[str, Tensor],
-    present: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-) -> Tensor:
-    """What the records of a group that stand before its public ones add to its loss; padding comes last.
-
-    Their own terms, where the loss has such; otherwise the loss of the group without the loss of the public records alone.
-    """
-    import torch
-
-    own = torch.arange(len(present), device=present.device) < present.sum() - public
-    embeddings = dict(embeddings)
-    following = torch.zeros((), device=present.device)
-    if (centres := embeddings.pop("centres", None)) is not None:
-        embeddings, distance = centred(embeddings, centres[:, 0], own, present, objective.unit_length)
-        following = centring * distance
-    if objective.own_terms:
-        return loss(embeddings, present, temperature, bias, counted=own) + following
-    rest = loss(embeddings, present & ~own, temperature, bias)
-    return loss(embeddings, present, temperature, bias) - rest + following
 
 
 def keys_of_losses() -> dict[str, tuple[str, ...]]:
@@ -119,3 +39,42 @@ def keys_of_losses() -> dict[str, tuple[str, ...]]:
                 raise ValueError(f"the losses '{others[0]}' and '{name}' mean different things by 'objective.{key}'")
             found[key] = (*others, name)
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def _keys_of_losses() -> Any:
+    """The keys of all losses side by side, each described with the names of the losses that have it."""
+    fields: dict[str, Any] = {}
+    for key, losses in keys_of_losses().items():
+        field = copy.copy(OBJECTIVES[losses[0]].options.model_fields[key])
+        field.description = f"{' and '.join(losses)}: {field.description}"
+        fields[key] = (field.annotation, field)
+    titles = "; ".join(f"{name}: {loss.title}" for name, loss in OBJECTIVES.items())
+    names: Any = Literal[tuple(OBJECTIVES)]  # type: ignore[valid-type]
+    return create_model("KeysOfLosses", __base__=Section, name=(names, Field("infonce", description=titles)), **fields)
+
+
+class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are those of the files in this folder
+    """The loss of one group."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> ObjectiveConfig:
+        try:
+            self.options  # noqa: B018 refuses values that do not go together
+        except ValidationError as error:
+            raise ValueError(complaint(error)) from None
+        return self
+
+    @property
+    def loss(self) -> Objective:
+        """What `name` names."""
+        return OBJECTIVES[self.name]
+
+    @property
+    def options(self) -> Section:
+        """The keys of the loss, and no other's."""
+        kind = self.loss.options
+        return kind(**{key: getattr(self, key) for key in kind.model_fields})
+
+    def group_loss(self, public: int = 0, centring: float = 0.0) -> GroupLoss:
+        """The loss of one group, with these options; see `loss_of`."""
+        return loss_of(self.loss, self.options, public, centring)

@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dpfed.building.model import trained_of
 from dpfed.config import Config
-from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError
+from dpfed.models.options import PROCEDURAL
 from dpfed.models.starting import MissingStart
-from dpfed.models.summary import trained_part
 from dpfed.planning.gradient_signal import Signal, measured
 from dpfed.planning.plan_grid import Row, finite, grid
 from dpfed.planning.proxy import Proxy
 from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher
+from dpfed.runs.memory import memory_of, needs_of
 from dpfed.runs.resolution import settle
 from dpfed.runs.starts import starting_weights
-from dpfed.training.memory import memory_of, needs_of
 
 ENOUGH, SOME = 20.0, 8.0  # of a reach, see docs/recipes.md
 _RECORDS = 1_000  # public ones that are looked at
@@ -129,7 +129,7 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, watcher: Watcher |
         rows=rows,
         signal=signal,
         epsilon=epsilon,
-        trained=str(trained_part(parts.model, parts.config)),
+        trained=str(trained_of(parts.model, parts.config)),
         measured_on=f"{signal.groups} groups of {stand.title}",
         records_needed=_records_needed(rows[0]),
         memory=_memory(parts.config),

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpfed.config import Config, DataConfig, PrivacyConfig
+from dpfed.building.plan import plan_of, sketch_of
+from dpfed.config import Config, DataConfig
 from dpfed.data.store.counting import known_count
 from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError
@@ -59,7 +60,7 @@ def declared_plan(config: Config, records: int | None, watcher: Watcher) -> Priv
     Raises:
         UserError: for an impossible plan, a number that nobody knows yet, or a method without groups or without noise.
     """
-    plan = PrivacyPlan.sketch(config) if records is None else PrivacyPlan.sketch(config, records)
+    plan = sketch_of(config) if records is None else sketch_of(config, records)
     if not plan.private:
         raise UserError(
             "bounding.method = 'none' adds no noise, so there is nothing to forecast: set bounding.method = 'group', and "
@@ -72,15 +73,15 @@ def declared_plan(config: Config, records: int | None, watcher: Watcher) -> Priv
         )
     refuse_impossible(config, opens=False)
     if records is None:
-        records = known_count(config.data, config.privacy)
+        records = known_count(config.data, config.privacy.unit)
     if records is None:
         raise UserError(
             f"the number of records of data.source = '{config.data.source}' is known only after an import: give it, as a "
             "public number, with --records N. [forecast-plan-records]"
         )
-    PrivacyPlan.sketch(config, records)
+    sketch_of(config, records)
     watcher.note(f"accounting for {records:,} records")
-    plan = PrivacyPlan.from_config(records, config)
+    plan = plan_of(records, config)
     plan.require_finite()
     return plan
 
@@ -115,7 +116,7 @@ def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
             f"--public: the records of {path} join every group as public ones (public.path), so they cannot replace the "
             f"private ones as well: give others, or '{PROCEDURAL}'. [proxy-joins-groups]"
         )
-    count = known_count(DataConfig(source="store", path=str(path)), PrivacyConfig())
+    count = known_count(DataConfig(source="store", path=str(path)), "record")
     assert count is not None  # it is a store on this machine
     least = LEAST_GROUPS * max(2, plan.bounding.group_size)
     if count < least:

@@ -21,11 +21,11 @@ import dpfed
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import Config, parse_config
 from dpfed.config.effects import without_effect
-from dpfed.config.toml_file import put
 from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError, goes_on
 from dpfed.files.atomic import write_atomically
 from dpfed.files.json_lines import DamagedLine, append_line, drop_torn_line, read_lines
+from dpfed.files.toml_file import put
 from dpfed.planning.proxy import Proxy, declared_plan
 from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.ledger import Ledger

@@ -68,7 +68,7 @@ class SimulatedRun:
     @property
     def protected(self) -> int:
         """How many records stand in, or units where these are protected."""
-        units = unit_keys(self.parts.store, self.parts.config.privacy)
+        units = unit_keys(self.parts.store, self.parts.config.privacy.unit)
         return len(self.indices) if units is None else len(np.unique(units[self.indices]))
 
     def worker(self, plan: PrivacyPlan, randomness: Randomness, groups: int) -> Worker:
@@ -116,7 +116,7 @@ def _measures(config: ResolvedConfig, store: RecordStore) -> EvaluationConfig:
     for tasks in (asked.tasks, ()):
         wanted = asked.model_copy(update={"tasks": tasks})
         try:
-            found = tasks_of(store, config.model_copy(update={"evaluation": wanted}))
+            found = tasks_of(store, wanted, config.model)
         except UserError:  # these records do not allow what the private ones may
             continue
         if found:

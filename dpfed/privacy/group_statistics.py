@@ -12,13 +12,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dpfed.errors import UserError
-
-if TYPE_CHECKING:
-    from dpfed.privacy.plan import PrivacyPlan
-    from dpfed.privacy.plan_parts import PrivateProgress
+from dpfed.privacy.parameters import MechanismParameters
+from dpfed.privacy.plan_parts import Bounding, PrivateProgress, Sampling
 
 BELOW, LOSS, WITHIN = "below", "loss", "within"
 _FINE = 0.025  # standard deviation of a phase's figure, as a part of its range, that is wanted
@@ -48,20 +45,28 @@ class GroupStatistics:
     groups_std: float
 
     @classmethod
-    def of(cls, plan: PrivacyPlan) -> GroupStatistics | None:
-        """What a plan releases; ``None``: nothing."""
-        if (progress := plan.progress) is None:
-            return None
-        names = (BELOW, LOSS, WITHIN) if plan.bounding.clipping == "fixed" else (BELOW, LOSS)
+    def of(
+        cls, progress: PrivateProgress, sampling: Sampling, bounding: Bounding, given: MechanismParameters, noise_std: float
+    ) -> GroupStatistics:
+        """What a plan with these parts releases.
+
+        Args:
+            progress: what is asked for.
+            sampling: who takes part in a step.
+            bounding: how a group's gradient is clipped.
+            given: the numbers of the mechanism.
+            noise_std: of the noise on each number of the sum.
+        """
+        names = (BELOW, LOSS, WITHIN) if bounding.clipping == "fixed" else (BELOW, LOSS)
         share = progress.share
-        unit = 2 * plan.bounding.clip_norm * math.sqrt(share / ((1 - share) * len(names)))
-        groups, groups_std = _groups(plan)
-        statistics = cls(names, progress, progress.phase or plan.steps, unit, groups, groups_std)
+        unit = 2 * given.clip_norm * math.sqrt(share / ((1 - share) * len(names)))
+        groups, groups_std = _groups(sampling, bounding, given.groups)
+        statistics = cls(names, progress, progress.phase or given.steps, unit, groups, groups_std)
         if progress.phase:
             return statistics
         # As many steps as make a phase whose figures can be distinguished.
-        fine = (statistics.error(plan.noise_std) / _FINE) ** 2
-        phase = math.ceil(min(max(fine, plan.steps / _MOST_PHASES), plan.steps / _LEAST_PHASES))
+        fine = (statistics.error(noise_std) / _FINE) ** 2
+        phase = math.ceil(min(max(fine, given.steps / _MOST_PHASES), given.steps / _LEAST_PHASES))
         return dataclasses.replace(statistics, phase=phase)
 
     def error(self, noise_std: float, steps: int = 1) -> float:
@@ -88,13 +93,12 @@ class GroupStatistics:
             )
 
 
-def _groups(plan: PrivacyPlan) -> tuple[float, float]:
+def _groups(sampling: Sampling, bounding: Bounding, groups: int) -> tuple[float, float]:
     """Expected number of groups with at least two records, and its standard deviation; functions of public numbers."""
-    sampling = plan.sampling
-    if plan.bounding.method.public_records:  # every drawn record makes one
+    if bounding.method.public_records:  # every drawn record makes one
         return sampling.batch, math.sqrt(sampling.batch)
-    rate = sampling.rate / plan.groups
+    rate = sampling.rate / groups
     none = math.exp(sampling.records * math.log1p(-rate)) if rate < 1 else 0.0
     one = sampling.records * rate / (1 - rate) * none if rate < 1 else 0.0
     there = 1 - none - (one if sampling.per_unit == 1 else 0.0)  # a unit may bring several records
-    return plan.groups * there, math.sqrt(plan.groups * there * (1 - there))
+    return groups * there, math.sqrt(groups * there * (1 - there))

@@ -1,74 +1,67 @@
-"""What a method of bounding is: one object that states its sensitivity and makes its engine, in a file of its own.
+"""What a method of bounding is: one object that states its sensitivity, in a file of its own.
 
 ``bounding.method = NAME`` loads ``NAME.py`` of `dpfed.bounding.methods`, or of `dpfed.baselines.methods` where that room is
 installed, and takes its `METHOD`; that file's docstring proves the sensitivity. Plan, sampler, accounting, card and table take
-all that they say about a method from that object.
+all that they say about a method from that object. Its arithmetic takes `MechanismParameters` and no plan. What computes the
+sum stands apart (`dpfed.bounding.engines.by_method`).
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
+from dpfed import discovery
 from dpfed.errors import UserError
-from dpfed.objectives import GroupLoss, loss_of
 from dpfed.privacy.accounting import Accountant
 from dpfed.privacy.geometric_skips import block_length
 from dpfed.privacy.mechanism import Mechanism
+from dpfed.privacy.parameters import MechanismParameters
 from dpfed.privacy.samplers import PoissonSampler
 from dpfed.schema.section import NoOptions, Section
 from dpfed.schema.wording import problem
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from dpfed.bounding.engines import Engine
-    from dpfed.config import Config
-    from dpfed.privacy.plan import PrivacyPlan
-    from dpfed.privacy.randomness import Randomness
-
-_HAS_BASELINES = importlib.util.find_spec("dpfed.baselines") is not None
-_ROOMS = ("dpfed.bounding.methods", *["dpfed.baselines.methods"] * _HAS_BASELINES)
-# All names and their rooms, without loading any: a method's file may be heavy, and most runs need one.
-_FILES = {file.name: room for room in _ROOMS for file in pkgutil.iter_modules(importlib.import_module(room).__path__)}
+_FILES = discovery.methods()
 METHODS = tuple(sorted(_FILES))
 
 
 @dataclass(frozen=True)
-class Build:
-    """What an engine is made from.
+class MethodInputs:
+    """What a method's public numbers are made from: choices of a run, and nothing of its records.
 
     Attributes:
-        model: on its device.
-        plan: what is promised.
-        config: settled, nothing left to choose.
-        randomness: the owner's secret, for methods that release noisy statistics on the way (`GroupBatch.step` says the step).
-        owner: the owner's number.
+        method: its name, for refusals.
+        options: the method's own, checked (`Method.checked`).
+        loss: the name of the loss of a group.
+        loss_options: of that loss.
+        precision: of the forward pass.
+        reads_text: whether images are contrasted with captions.
+        public_records: M, public records that join every group, where the method has any.
     """
 
-    model: nn.Module
-    plan: PrivacyPlan
-    config: Config
-    randomness: Randomness
-    owner: int = 0
+    method: str
+    options: Any
+    loss: str
+    loss_options: Any
+    precision: str
+    reads_text: bool
+    public_records: int
 
 
-def poisson(plan: PrivacyPlan, shares: tuple[float, ...] = ()) -> Mechanism:
-    """Every record is drawn independently, and one sum is released in each step, at the plan's noise multiplier.
+def poisson(given: MechanismParameters, shares: tuple[float, ...] = ()) -> Mechanism:
+    """Every record is drawn independently, and one sum is released in each step, at the noise multiplier.
 
     Args:
-        plan: of the run.
+        given: rate, steps and noise multiplier.
         shares: see `Mechanism`.
     """
-    rate = plan.sampling.rate
-    return Mechanism(PoissonSampler(rate, block_length(rate, plan.steps)), plan.noise.multiplier, shares=shares)
+    sampler = PoissonSampler(given.rate, block_length(given.rate, given.steps))
+    return Mechanism(sampler, given.noise_multiplier, shares=shares)
 
 
 @dataclass(frozen=True)
@@ -79,11 +72,10 @@ class Method:
         name: in configurations; the name of its file.
         title: for people, such as ``group clipping (DP-GCL)``.
         claim: a sentence or two for card and table: what is clipped, and what one record can move.
-        sensitivity: largest L2 change of the sum when one record is added or removed, of a plan.
-        engine: makes what computes the sum.
+        sensitivity: largest L2 change of the sum when one record is added or removed.
         sound: whether the claim holds. A method that is not sound is for comparison, and its runs get no privacy card.
         whole_batch: all drawn records make one group; otherwise they draw groups of S.
-        capped: a whole batch has at most `plan.bounding.max_batch` records, because the sensitivity, or memory, grows with it.
+        capped: a whole batch has at most `max_batch` records, because the sensitivity, or memory, grows with it.
         spread: the longest sum there can be, over the sensitivity. K / 2 by default.
         radius: R, the longest part of a sum in steps of its grid, at most (`dpfed.privacy.sum_grid`). 2^24 by default, so that
             the clipped gradients of a pass have a sum that fits into int32.
@@ -92,8 +84,7 @@ class Method:
             statistics that the engine releases. Their noise has multiplier ``sigma / sqrt(1 - share)``.
         options: its keys in the section ``[bounding.options]``. A method that is made for certain losses has them by the
             name of the loss, and refuses all others.
-        numbers: the method's public numbers, of a configuration and its checked options; they become a part of the plan.
-            Refuses a configuration that the method cannot bound.
+        numbers: the method's public numbers; they become a part of the plan. Refuses choices that the method cannot bound.
         alone: every drawn record (or unit) makes a group of its own.
         public_records: public records join each of these groups; the section ``[public]`` says which. The loss of a group is
             then the private records' own terms.
@@ -108,23 +99,22 @@ class Method:
             group is then there before and after, or comes and goes, as its gradient does. Progress is released of such alone,
             and other rules of clipping are for them.
         accountants: that can account for its mechanism; the first is the default where a configuration's cannot.
-        mechanism: who takes part in a step, and what it releases, of a plan; see `poisson`.
+        mechanism: who takes part in a step, and what it releases; see `poisson`.
     """
 
     name: str
     title: str
     claim: str
-    sensitivity: Callable[[PrivacyPlan], float]
-    engine: Callable[[Build], Engine]
+    sensitivity: Callable[[MechanismParameters], float]
     sound: bool = True
     whole_batch: bool = False
     capped: bool = False
-    spread: Callable[[PrivacyPlan], float] = lambda plan: plan.groups / 2
-    radius: Callable[[PrivacyPlan], float] = lambda plan: 2.0**24
-    divisor: Callable[[PrivacyPlan], int] = lambda plan: plan.groups
-    gradient_share: Callable[[PrivacyPlan], float] = lambda plan: 1.0
+    spread: Callable[[MechanismParameters], float] = lambda given: given.groups / 2
+    radius: Callable[[MechanismParameters], float] = lambda given: 2.0**24
+    divisor: Callable[[MechanismParameters], int] = lambda given: given.groups
+    gradient_share: Callable[[MechanismParameters], float] = lambda given: 1.0
     options: type[Section] | Mapping[str, type[Section]] = NoOptions
-    numbers: Callable[[Config, Any], dict[str, Any]] = lambda config, options: {}
+    numbers: Callable[[MethodInputs], dict[str, Any]] = lambda inputs: {}
     alone: bool = False
     public_records: bool = False
     closed_form: bool = False
@@ -134,54 +124,50 @@ class Method:
     proven_in_floats: bool = False
     measured: bool = False
     accountants: tuple[Accountant, ...] = ("pld", "rdp")
-    mechanism: Callable[[PrivacyPlan], Mechanism] = poisson
+    mechanism: Callable[[MechanismParameters], Mechanism] = poisson
 
-    def public_numbers(self, config: Config) -> dict[str, Any]:
-        """The method's part of a plan.
+    def contrasted(self, group_size: int, batch: int, public: int) -> int:
+        """How many records are contrasted with each other, as a rule: those of a group, public ones included, or the batch.
+
+        Args:
+            group_size: S, where groups are drawn.
+            batch: B.
+            public: M, public records of a group, where the method has any.
+        """
+        if self.public_records:
+            return 1 + public
+        return batch if self.whole_batch else group_size
+
+    def checked(self, loss: str, given: Mapping[str, Any]) -> Any:
+        """The method's own options: of the kind that it declares.
+
+        Args:
+            loss: the name of the loss of a group.
+            given: as ``[bounding.options]`` has them.
 
         Raises:
-            UserError: for a loss, an option or a setting that the method cannot take.
+            UserError: for a loss that the method is not made for, an option that it does not have, or a value that it cannot
+                have.
         """
-        return self.numbers(config, options_of(config))
-
-    def contrasted(self, config: Config) -> int:
-        """How many records are contrasted with each other, as a rule: those of a group, public ones included, or the batch."""
-        if self.public_records:
-            return 1 + config.public.records
-        return config.privacy.batch if self.whole_batch else config.bounding.group_size
-
-    def loss(self, config: Config) -> GroupLoss:
-        """The loss of one group."""
-        public = config.public
-        return loss_of(config.objective, public.records, public.centring) if self.public_records else loss_of(config.objective)
+        kind, chosen = self.options, f"bounding.method = '{self.name}'"
+        if isinstance(kind, Mapping):
+            if loss not in kind:
+                raise UserError(
+                    f"{chosen} is made for objective.name = {' or '.join(map(repr, kind))}, got '{loss}': choose such a loss, "
+                    "or another method, such as 'group'. [setting-method-loss]"
+                )
+            kind, chosen = kind[loss], f"{chosen} with objective.name = '{loss}'"
+        if given and not kind.model_fields:
+            raise UserError(
+                f"{chosen} has no options, got {', '.join(given)}: leave [bounding.options] out. [setting-no-options]"
+            )
+        try:
+            return kind(**given)
+        except ValidationError as error:
+            raise UserError(f"[bounding.options] of {chosen}: {problem(error, kind)}. [setting-options]") from None
 
 
 @functools.cache
 def method_named(name: str) -> Method:
     """The method of a name that is in `METHODS`."""
-    return importlib.import_module(f"{_FILES[name]}.{name}").METHOD
-
-
-def options_of(config: Config) -> Any:
-    """The checked ``[bounding.options]`` of a configuration: what its method declares.
-
-    Raises:
-        UserError: for a loss that the method is not made for, an option that it does not have, or a value that it cannot have.
-    """
-    bounding, loss = config.bounding, config.objective.name
-    kind, chosen = method_named(bounding.method).options, f"bounding.method = '{bounding.method}'"
-    if isinstance(kind, Mapping):
-        if loss not in kind:
-            raise UserError(
-                f"{chosen} is made for objective.name = {' or '.join(map(repr, kind))}, got '{loss}': choose such a loss, or "
-                "another method, such as 'group'. [setting-method-loss]"
-            )
-        kind, chosen = kind[loss], f"{chosen} with objective.name = '{loss}'"
-    if bounding.options and not kind.model_fields:
-        raise UserError(
-            f"{chosen} has no options, got {', '.join(bounding.options)}: leave [bounding.options] out. [setting-no-options]"
-        )
-    try:
-        return kind(**bounding.options)
-    except ValidationError as error:
-        raise UserError(f"[bounding.options] of {chosen}: {problem(error, kind)}. [setting-options]") from None
+    return importlib.import_module(_FILES[name]).METHOD

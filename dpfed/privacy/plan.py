@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpfed.errors import UserError, nearest
 from dpfed.privacy import accounting
@@ -21,24 +21,13 @@ from dpfed.privacy.group_statistics import GroupStatistics
 from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.noise import DiscreteGaussianNoise, GaussianNoise, Noise
-from dpfed.privacy.plan_checks import (
-    MOST_RECORDS,
-    MOST_STEPS,
-    plain_number,
-    require,
-    require_batch,
-    require_epsilon,
-    require_within,
-    settle_numbers,
-)
+from dpfed.privacy.parameters import MechanismParameters
+from dpfed.privacy.plan_checks import MOST_STEPS, plain_number, require, require_epsilon, require_within, settle_numbers
 from dpfed.privacy.plan_parts import Bounding, NoiseScale, PrivateProgress, Promise, Sampling
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.sum_grid import LONGEST, SumGrid
 
-if TYPE_CHECKING:
-    from dpfed.config import Config
-
-_RELEASES = 2  # steps of a run in closed form: means, then moments
+STEPS_IN_CLOSED_FORM = 2  # means, then moments
 # Raised when engines round or add up in another way in float32 on a CPU: a dpfed with another number does not resume a run.
 # Other bits alone release nothing twice: a step that was charged is repeated as it was kept, or refused if it comes out
 # differently. It is in the noise's keys, so that another number changes every seeded run.
@@ -99,9 +88,9 @@ class PrivacyPlan:
             f"got {bounding.max_batch}",
         )
         require(
-            not method.closed_form or (batch == self.sampling.records and steps == _RELEASES),
-            f"with method '{name}' every record takes part in each of {_RELEASES} steps, so batch must be the "
-            f"{self.sampling.records:,} training records and steps {_RELEASES}, got {batch} and {steps}",
+            not method.closed_form or (batch == self.sampling.records and steps == STEPS_IN_CLOSED_FORM),
+            f"with method '{name}' every record takes part in each of {STEPS_IN_CLOSED_FORM} steps, so batch must be the "
+            f"{self.sampling.records:,} training records and steps {STEPS_IN_CLOSED_FORM}, got {batch} and {steps}",
         )
         require(
             self.promise.unit == "user" or per_unit == 1,
@@ -207,50 +196,14 @@ class PrivacyPlan:
             require_epsilon("epsilon", epsilon)
             rest |= {"noise_multiplier": 1.0, "target_epsilon": epsilon}
         delta = default_delta(plain_number("records", int, records)) if delta is None else delta
-        return cls.of(records, batch, steps=steps, delta=delta, **rest)._calibrated()
+        return cls.of(records, batch, steps=steps, delta=delta, **rest).calibrated()
 
-    @classmethod
-    def from_config(cls, records: int, config: Config) -> PrivacyPlan:
-        """The plan that a configuration describes for `records` training records (or units, where they are protected)."""
-        plan = cls._draft(records, config)._calibrated()
-        if plan.statistics is not None:
-            plan.statistics.refuse_noise_alone(plan.noise_std)
-        return plan
-
-    @classmethod
-    def sketch(cls, config: Config, at_most: int = MOST_RECORDS) -> PrivacyPlan:
-        """A plan before the number of training records is known, with N = `at_most` and noise that is not calibrated yet.
+    def calibrated(self) -> PrivacyPlan:
+        """The same plan, which is a new one, with the least noise that keeps its target, if it has one.
 
         Raises:
-            UserError: for whatever cannot be a plan, however many records there are, up to `at_most`.
+            UserError: for numbers that nobody means: those of a plan from a file are taken as they are.
         """
-        draft = cls._draft(at_most, config)
-        if draft.private and draft.promise.accountant == "pld" and config.privacy.delta is not None:
-            same = draft.mechanism.poisson_steps(draft.steps)
-            accounting.require_resolution(draft.steps if same is None else same[-1], draft.promise.delta)
-        return draft
-
-    @classmethod
-    def _draft(cls, records: int, config: Config) -> PrivacyPlan:
-        """A plan whose noise is given, or still to be calibrated for its target."""
-        privacy, method = config.privacy, method_named(config.bounding.method)
-        closed_form = method.closed_form
-        noise, promise = NoiseScale.of_config(config), Promise.of_config(records, config)
-        if not closed_form and records >= 2:
-            grouped = not method.whole_batch and not method.alone
-            least = 1 if method.alone else config.objective.loss.least
-            require_batch(privacy.batch, records, config.bounding.group_size if grouped else 1, least)
-        return cls(
-            noise=noise,
-            promise=promise,
-            sampling=Sampling(records, records if closed_form else privacy.batch, privacy.per_unit),
-            bounding=Bounding.of_config(config),
-            steps=_RELEASES if closed_form else privacy.steps,
-            progress=PrivateProgress.of_config(config),
-        )
-
-    def _calibrated(self) -> PrivacyPlan:
-        """The same plan with the least noise that keeps its target, if it has one."""
         self._refuse_large_delta()
         self.bounding.refuse_unmeant()
         promise = self.promise
@@ -268,18 +221,6 @@ class PrivacyPlan:
             f"{self.promise.protected}, drawn at random, would keep such a promise; leave delta out for the default, "
             "1/(N ln N), or give less than 1/N",
         )
-
-    def is_of(self, config: Config) -> bool:
-        """Whether a configuration describes this plan: the same mechanism, with enough noise for its epsilon.
-
-        The noise is not searched for again, for another version of an accountant may find a little more or less.
-        """
-        delta, target = self.promise.delta, self.promise.target_epsilon
-        given = {"epsilon": None, "noise_multiplier": self.noise.multiplier if self.private else None, "delta": delta}
-        privacy = config.privacy.model_copy(update=given)
-        same = PrivacyPlan.from_config(self.sampling.records, config.model_copy(update={"privacy": privacy}))
-        kept = not self.private or target is None or self.epsilon() <= target * (1 + 1e-6)
-        return same.replace(target_epsilon=config.privacy.epsilon) == self and kept and config.privacy.delta in (None, delta)
 
     def require_finite(self) -> None:
         """Refuses noise that is given, and whose epsilon is infinite or cannot be said.
@@ -305,20 +246,46 @@ class PrivacyPlan:
         """K = round(B/S), fixed in advance, however many groups happen to be empty; 1 where the batch is one group."""
         return 1 if self.bounding.method.whole_batch else max(1, round(self.sampling.batch / self.bounding.group_size))
 
+    @functools.cached_property
+    def parameters(self) -> MechanismParameters:
+        """The numbers from which the method computes all that follows."""
+        return MechanismParameters(
+            records=self.sampling.records,
+            batch=self.sampling.batch,
+            steps=self.steps,
+            groups=self.groups,
+            clip_norm=self.bounding.clip_norm,
+            noise_multiplier=self.noise.multiplier,
+            max_batch=self.bounding.max_batch,
+            options=self.bounding.options,
+        )
+
     @property
     def divisor(self) -> int:
         """What every noisy sum is divided by, public: K, as a rule."""
-        return self.bounding.method.divisor(self)
+        return self.bounding.method.divisor(self.parameters)
+
+    @property
+    def spread(self) -> float:
+        """The longest sum that there can be, over the sensitivity."""
+        return self.bounding.method.spread(self.parameters)
+
+    @property
+    def gradient_share(self) -> float:
+        """Of a step's privacy, measured as 1 / sigma^2, what the noise on the sum gets; the rest pays for other statistics."""
+        return self.bounding.method.gradient_share(self.parameters)
 
     @property
     def longest_sum(self) -> float:
         """The largest L2 norm that the sum can have without noise, for all practical purposes."""
-        return self.bounding.method.spread(self) * self.sensitivity
+        return self.spread * self.sensitivity
 
     @functools.cached_property
     def statistics(self) -> GroupStatistics | None:
         """What is released of the groups beside their gradients, in the same sum; ``None``: nothing."""
-        return GroupStatistics.of(self)
+        if self.progress is None:
+            return None
+        return GroupStatistics.of(self.progress, self.sampling, self.bounding, self.parameters, self.noise_std)
 
     @property
     def statistics_count(self) -> int:
@@ -328,7 +295,7 @@ class PrivacyPlan:
     @property
     def sensitivity(self) -> float:
         """Most that one record (or unit) can move the sum, L2; 2C for groups, and a little more with their statistics."""
-        return self.bounding.method.sensitivity(self) / self._gradient_part
+        return self.bounding.method.sensitivity(self.parameters) / self._gradient_part
 
     def sensitivity_of(self, step: int) -> float:
         """Most that one record (or unit) can move the sum of a step, L2.
@@ -355,7 +322,7 @@ class PrivacyPlan:
         Args:
             shares: how many parties add the noise together, see `noise_of`.
         """
-        bound, most = self.bounding.bound, self.bounding.method.radius(self)
+        bound, most = self.bounding.bound, self.bounding.method.radius(self.parameters)
         if self.noise.kind == "gaussian":
             return SumGrid.of(bound, most)
         return SumGrid.for_discrete(bound, most, self.sensitivity / bound, self.noise.multiplier, shares)
@@ -363,7 +330,7 @@ class PrivacyPlan:
     @property
     def mechanism(self) -> Mechanism:
         """Who takes part in a step, and what accounting accounts for."""
-        return self.bounding.method.mechanism(self)
+        return self.bounding.method.mechanism(self.parameters)
 
     def noise_of(self, shares: int = 1) -> Noise:
         """What is added to the sum; with `shares`, what each of so many parties adds to its own, so that all add as much.
@@ -380,7 +347,7 @@ class PrivacyPlan:
     @property
     def promised_noise_std(self) -> float:
         """Standard deviation that the promise needs on each coordinate of the sum; discrete noise has up to 5e-9 of it more."""
-        return self.noise.multiplier * self.sensitivity / math.sqrt(self.bounding.method.gradient_share(self))
+        return self.noise.multiplier * self.sensitivity / math.sqrt(self.gradient_share)
 
     @property
     def noise_std(self) -> float:

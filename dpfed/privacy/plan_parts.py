@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dpfed.privacy import accounting
 from dpfed.privacy.accounting import Accountant
@@ -18,20 +18,14 @@ from dpfed.privacy.plan_checks import (
     MOST_RECORDS,
     positive,
     require,
-    require_epsilon,
     require_within,
     settle_numbers,
     wrong_clip_norm,
     wrong_stability,
 )
-from dpfed.privacy.promise import protected_by
-
-if TYPE_CHECKING:
-    from dpfed.config import Config
+from dpfed.privacy.promise import Unit, protected_by
 
 Clipping = Literal["fixed", "automatic", "adaptive"]
-_AUTOMATIC = 1.0  # C, where every gradient is normalised, or there are none
-_SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
 _MOST_DISCRETE = 1e3
 
 
@@ -49,7 +43,7 @@ class Promise:
     delta: float
     accountant: Accountant = "pld"
     target_epsilon: float | None = None
-    unit: Literal["record", "user"] = "record"
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -57,20 +51,6 @@ class Promise:
         require(0 < self.delta < 1, f"delta must lie strictly between 0 and 1, got {self.delta}")
         require(target is None or positive(target), f"target_epsilon must be positive and finite, got {target}")
         require(self.unit in ("record", "user"), f"unit must be 'record' or 'user', got {self.unit!r}")
-
-    @classmethod
-    def of_config(cls, records: int, config: Config) -> Promise:
-        """What a configuration promises for so many training records (or units)."""
-        privacy, known = config.privacy, method_named(config.bounding.method).accountants
-        if privacy.epsilon is not None:
-            require_epsilon("privacy.epsilon", privacy.epsilon)
-        delta = accounting.default_delta(records) if privacy.delta is None else privacy.delta
-        require(
-            0 < delta < 1,
-            f"delta must lie strictly between 0 and 1/N, where N counts the training records, got {delta}; leave it out for "
-            "the default, 1/(N ln N)",
-        )
-        return cls(delta, privacy.accountant if privacy.accountant in known else known[0], privacy.epsilon, privacy.unit)
 
     @property
     def protected(self) -> str:
@@ -162,24 +142,6 @@ class Bounding:
             f"max_group_size is for groups, and method '{name}' has none",
         )
 
-    @classmethod
-    def of_config(cls, config: Config) -> Bounding:
-        """How a configuration bounds."""
-        given, method, batch = config.bounding, method_named(config.bounding.method), config.privacy.batch
-        clipping, max_batch = given.clipping if method.private else "fixed", given.max_batch
-        if method.capped and max_batch is None:
-            max_batch = batch + math.ceil(_SPREAD * math.sqrt(max(0, min(batch, MOST_RECORDS))))
-        return cls(
-            group_size=1 if method.alone else given.group_size,
-            clip_norm=_AUTOMATIC if clipping == "automatic" or method.closed_form else given.clip_norm,
-            method_name=given.method,
-            options=method.public_numbers(config),
-            max_group_size=given.max_group_size,
-            max_batch=max_batch,
-            clipping=clipping,
-            stability=given.stability if clipping == "automatic" else 0.0,
-        )
-
     @property
     def method(self) -> Method:
         """The method itself."""
@@ -251,21 +213,6 @@ class NoiseScale:
             f"rounding would cost more than 3 %), got {sigma}",
         )
 
-    @classmethod
-    def of_config(cls, config: Config) -> NoiseScale:
-        """What a configuration adds: with `privacy.epsilon`, a multiplier of 1 until it is calibrated."""
-        target, sigma = config.privacy.epsilon, config.privacy.noise_multiplier
-        private = method_named(config.bounding.method).private
-        require(
-            private or target is sigma is None,
-            "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out",
-        )
-        require(
-            not private or (target is None) != (sigma is None),
-            "give exactly one of privacy.epsilon (the noise is calibrated) and privacy.noise_multiplier (epsilon follows)",
-        )
-        return cls((1.0 if sigma is None else sigma) if private else 0.0, config.privacy.noise)
-
 
 @dataclass(frozen=True)
 class PrivateProgress:
@@ -290,25 +237,3 @@ class PrivateProgress:
         require(positive(self.loss_range), f"progress.loss_range must be positive, got {self.loss_range}")
         if self.phase is not None:
             require_within("progress.phase", self.phase, 1)
-
-    @classmethod
-    def of_config(cls, config: Config) -> PrivateProgress | None:
-        """What a configuration releases, with every number that it leaves open; ``None``: nothing.
-
-        Raises:
-            UserError: if the loss does not say its range, and the configuration gives none.
-        """
-        if config.diagnostics != "private":
-            return None
-        given, objective = config.progress, config.objective
-        loss_range, known = given.loss_range, objective.loss.range
-        if loss_range is None:
-            require(
-                known is not None,
-                f"objective.name = '{objective.name}' does not say how large its loss per record is: give progress.loss_range, "
-                "the largest that diagnostics = 'private' is to tell from larger ones",
-            )
-            assert known is not None
-            contrasted = method_named(config.bounding.method).contrasted(config)
-            loss_range = round(known(objective.options, max(2, contrasted)), 3)
-        return cls(given.share, given.quantile, loss_range, given.phase)

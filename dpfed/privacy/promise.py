@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import math
 from decimal import ROUND_CEILING, Decimal
+from typing import Literal
+
+Unit = Literal["record", "user"]  # what is added or removed between neighbours
 
 # Up to `CLOSE` no result is more than 2.72 times as likely; beyond `LIMITED` a bound of 148 and more says little by itself.
 CLOSE, LIMITED = 1.0, 5.0

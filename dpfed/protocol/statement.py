@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dpfed.privacy.accounting import epsilon
 from dpfed.privacy.promise import factor, large_delta, meaning, round_up
@@ -16,10 +16,6 @@ from dpfed.protocol.journal import Journal
 from dpfed.protocol.terms import Terms
 from dpfed.protocol.trust import Mode
 from dpfed.report.facts import CardFacts, Mark
-
-if TYPE_CHECKING:
-    from dpfed.artifacts.directory import RunDirectory
-    from dpfed.report.facts import CardFacts
 
 _SIMULATED = Mark(
     "The institutions were simulated: one process held all records and all keys. Epsilon holds for the model. What this card "
@@ -148,15 +144,15 @@ def message_epsilon(terms: Terms, brief: bool = False) -> str:
     return f"{who}: epsilon {round_up(seen)} at the same delta. {words}"
 
 
-def facts_of_federation(facts: CardFacts, run: RunDirectory, terms: Terms) -> CardFacts:
+def facts_of_federation(facts: CardFacts, journal: Path, simulated: bool, terms: Terms) -> CardFacts:
     """The facts of a run's card, with what its federation adds to them.
 
     Args:
         facts: of the run.
-        run: its directory, with the federation's journal: which sites took part in which step.
+        journal: the federation's: which sites took part in which step.
+        simulated: all parties were in one process.
         terms: of the federation.
     """
-    journal, simulated = Journal(run.journal), run.simulation.is_file()
     plan, marks = terms.privacy_plan, facts.marks
     if simulated:
         marks += (_SIMULATED,)
@@ -170,7 +166,7 @@ def facts_of_federation(facts: CardFacts, run: RunDirectory, terms: Terms) -> Ca
         noise=noise.said if (noise := terms.trust_model.noise_of_site(plan)) else facts.noise,
         noise_from=_NOISE_FROM[terms.trust] if plan.private else facts.noise_from,
         marks=marks,
-        sites=tuple(_site(terms, number, journal) for number in range(len(terms.sites))),
+        sites=tuple(_site(terms, number, Journal(journal)) for number in range(len(terms.sites))),
     )
 
 
@@ -182,6 +178,6 @@ def _site(terms: Terms, number: int, journal: Journal) -> str:
     return text + (f", which cost its records epsilon {round_up(plan.epsilon(counted))}" if plan.private else "")
 
 
-def terms_of(run: RunDirectory) -> Terms | None:
-    """The terms of the federation that a run is for, if it is for one."""
-    return Terms.load(run.terms) if run.terms.is_file() else None
+def terms_at(path: Path) -> Terms | None:
+    """The terms of the federation that a run is for, if it is for one: where its directory has them."""
+    return Terms.load(path) if path.is_file() else None

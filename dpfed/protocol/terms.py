@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from dpfed.building.plan import describes, plan_of
 from dpfed.config import Config, DataConfig, Section, first_problem, read_back
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
@@ -72,7 +73,7 @@ class Terms(Section):
             if by_unit and card.units is None:
                 raise UserError(f"privacy.unit = 'user', and the records of {card.name} name no units. [terms-no-units]")
         counts = [(card.units or 0) if by_unit else card.records for card in cards]
-        plan = PrivacyPlan.from_config(sum(counts), config)
+        plan = plan_of(sum(counts), config)
         sites = [
             Member(**card.model_dump(), groups=groups) for card, groups in zip(cards, plan.apportioned(counts), strict=True)
         ]
@@ -124,7 +125,7 @@ class Terms(Section):
         terms.trust_model  # noqa: B018 refuses numbers that cannot be
         config, sites = terms.run_config(), terms.sites
         counts = [(site.units or 0) if plan.promise.unit == "user" else site.records for site in sites]
-        _check(plan.is_of(config), "the plan is not the configuration's")
+        _check(describes(config, plan), "the plan is not the configuration's")
         unnamed = plan.bounding.method.public_records and config.public.source == "store" and config.public.digest is None
         _check(not unnamed, "the public records have no fingerprint")
         unhashed = config.model.start is not None and config.model.start_digest is None

@@ -260,7 +260,7 @@ def _released(plan: PrivacyPlan) -> str:
             f"noise multiplier {plan.noise.multiplier / math.sqrt(share):.6g}, and the gradients "
             f"{plan.noise.multiplier / math.sqrt(1 - share):.6g}; together that of sigma on one sample"
         )
-    rest = 1 - plan.bounding.method.gradient_share(plan)
+    rest = 1 - plan.gradient_share
     if not rest:
         return ""
     return f"noise multiplier {plan.noise.multiplier / math.sqrt(rest):.6g}; with the sum's, that of sigma on one sample"

@@ -7,7 +7,6 @@ import io
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jinja2 import Environment, StrictUndefined
 from markdown_it import MarkdownIt
@@ -26,9 +25,7 @@ from dpfed.report.results import Result, headlines, label, shown, tied
 from dpfed.report.style import inline_svg, palette, uri
 from dpfed.report.timeline import TITLE as TIMELINE
 from dpfed.report.timeline import sites_in, timeline_plot
-
-if TYPE_CHECKING:  # whoever has a run makes one
-    from dpfed.artifacts.view import RunView
+from dpfed.report.view import RunView
 
 PIXEL_ART = 64  # pictures smaller than this are enlarged with hard edges
 NO_LOSS = (

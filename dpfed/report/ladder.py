@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from dpfed.config.toml_file import leaves
 from dpfed.evaluation.intervals import apart
+from dpfed.files.toml_file import leaves
 from dpfed.report.results import Result, difference, shown
-
-if TYPE_CHECKING:  # whoever has runs compares them
-    from dpfed.artifacts.view import RunView
+from dpfed.report.view import RunView
 
 _MOST = 6  # keys that a rung names
 _NAMES = ("name", "data.path", "data.stores")  # say which run or which files, and change nothing

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dpfed.config.shipped import configs
-from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError, nearest
+from dpfed.files.shipped import configs
+from dpfed.files.toml_file import read_toml
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfed.artifacts.view import RunView
+from dpfed.artifacts.view import read_view
 from dpfed.progress import Silent, Watcher
 from dpfed.report.html import write_report
+from dpfed.report.view import RunView
 from dpfed.reproduce.published import beside
 from dpfed.reproduce.runs import Planned, Request, differences, plan_runs, require_right_data, train
 from dpfed.runs.sweep import joint_promise
@@ -107,7 +108,7 @@ def reproduce(request: Request, watcher: Watcher | None = None) -> Outcome:
     planned = plan_runs(request)
     require_right_data(request, planned, watcher)
     train(planned, watcher)
-    views = {item.config.name: RunView.read(item.folder) for item in planned}
+    views = {item.config.name: read_view(item.folder) for item in planned}
     return Outcome(
         request,
         [row for item in planned for row in _rows(request, item, views[item.config.name])],

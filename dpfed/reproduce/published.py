@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dpfed.config import shipped
+from dpfed.files import shipped
 
 PAPERS = ("dp-gcl", "logit-dp", "dpcl", "batch-norm")
 

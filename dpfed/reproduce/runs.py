@@ -13,10 +13,10 @@ from typing import Any
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, PublicConfig, read_back
 from dpfed.config.effects import effective
-from dpfed.config.shipped import configs
-from dpfed.config.toml_file import put, read_toml
 from dpfed.data.importers import detect
 from dpfed.errors import UserError
+from dpfed.files.shipped import configs
+from dpfed.files.toml_file import put, read_toml
 from dpfed.paths import is_store
 from dpfed.privacy.method import method_named
 from dpfed.progress import Watcher, import_progress

@@ -12,6 +12,11 @@ import torch
 from torch import nn
 
 from dpfed.bounding.engines import GroupBatch, exact_arithmetic, require_fitting
+from dpfed.building.engine import engine_for
+from dpfed.building.images import image_size
+from dpfed.building.method import group_loss
+from dpfed.building.model import model_of
+from dpfed.building.plan import plan_of, sketch_of
 from dpfed.config import AdaptationConfig, Config
 from dpfed.config.configuration import ResolvedConfig
 from dpfed.data.public_records import Companions
@@ -28,28 +33,27 @@ from dpfed.features.cache import Features
 from dpfed.features.extraction import features_of
 from dpfed.features.towers import from_features, frozen_towers
 from dpfed.features.views import CachedViews
-from dpfed.models.building import Tokenizer, build_model, tokenizer_for
-from dpfed.models.centres import add_centres
-from dpfed.models.images import image_size, preprocessing_of
+from dpfed.models.building import Tokenizer, tokenizer_for
+from dpfed.models.images import preprocessing_of
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.summary import image_start_of
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.privacy.blocks import block_length
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.method import Build, method_named
+from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress, signs_of_life
 from dpfed.runs.closed_form import FeatureViews, add_moment_heads
 from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
+from dpfed.runs.memory import require_memory
 from dpfed.runs.preflight import guarded, refuse_many_owners, refuse_uncaptioned
 from dpfed.runs.records import public_records_of, records_of
 from dpfed.runs.starts import starting_weights
 from dpfed.training.checkpoint import load_weights
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.curve import Curve
-from dpfed.training.memory import require_memory
 from dpfed.training.post_processing import post_processors
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
@@ -172,7 +176,7 @@ class Components:
             model: to be trained, if not `model` itself but a copy of it.
             share: what is this owner's; default: what `owner` and `owners` say.
         """
-        units = unit_keys(self.store, self.config.privacy)
+        units = unit_keys(self.store, self.config.privacy.unit)
         model, share = model or self.model, share or self.share()
         indices, keys = share.indices, self.store.keys
         if not isinstance(indices, OwnRows):
@@ -182,7 +186,7 @@ class Components:
         return Worker(
             plan=self.plan,
             model=model,
-            engine=self.plan.bounding.method.engine(Build(model, self.plan, self.config, randomness, share.owner)),
+            engine=engine_for(model, self.plan, self.config, randomness, share.owner),
             views=self._training_views(self.store, indices),
             indices=indices,
             keys=keys,
@@ -201,7 +205,7 @@ class Components:
         groups = self.plan.groups_of(self.owner, self.owners)
         if self.divides_groups:
             return Share(self.owner, OwnRows(self.store, self.store.keys), groups, self.owners)
-        own = OwnRows(self.store, owner_keys(self.store, self.config.privacy), self.owner, self.owners)
+        own = OwnRows(self.store, owner_keys(self.store, self.config.privacy.unit), self.owner, self.owners)
         return Share(self.owner, own, groups)
 
     @property
@@ -232,8 +236,9 @@ class Components:
 
     def evaluate(self, which: Which, step: int) -> list[Evaluation]:
         """Measures the model as it is now."""
+        options, tasks = self.config.evaluation, tasks_of(self.store, self.config.evaluation, self.config.model)
         return evaluate(
-            self.model, self.store, self.read, self.config, self.views.plain, self.tokenizer, which, step, self.device
+            self.model, self.store, self.read, options, tasks, self.views.plain, self.tokenizer, which, step, self.device
         )
 
 
@@ -274,7 +279,7 @@ def assemble(
         torch.random.fork_rng(devices=[]),
         signs_of_life(watcher.note, "trying the model on noise: does a record change others?"),
     ):
-        tried = largest_pass(config, agreed or PrivacyPlan.sketch(config))
+        tried = largest_pass(config, agreed or sketch_of(config))
         text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
         check_independence(model, random_group(image_size(config), text, records=2), tried)
     watcher.note(f"opening the records: {_source(config)}")
@@ -284,20 +289,20 @@ def assemble(
     if agreed:
         plan = agreed
     else:
-        plan = PrivacyPlan.from_config(protected_count(store, config.privacy), config)
+        plan = plan_of(protected_count(store, config.privacy.unit), config)
         plan.require_finite()
     refuse_many_owners(plan, owners)
-    tasks_of(store, config)
+    tasks_of(store, config.evaluation, config.model)
     public = public_records_of(config, store, import_progress(watcher, "public records"))
     if method.closed_form:
         add_moment_heads(model, config, plan, noise_std_of(plan, terms) or plan.noise_std, tokenizer, noise_shares_of(terms))
     model.to(device)
-    preprocessing = preprocessing_of(config)
+    preprocessing = preprocessing_of(config.model, config.data.resize)
     views = ImageViews(config.views, preprocessing)
     parts = Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms, public)
     if engine == "layerwise":  # it has rules for kinds of layers, and must not misread one
         trained = from_features(model) if config.cached_views else model
-        require_fitting(trained, parts.dummy_batch(device), config.training.precision, method.loss(config))
+        require_fitting(trained, parts.dummy_batch(device), config.training.precision, group_loss(config))
     return parts
 
 
@@ -307,9 +312,8 @@ def _built(config: ResolvedConfig, randomness: Randomness | None) -> nn.Module:
     start = starting_weights(config) if fresh else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
-        adaptation = AdaptationConfig(image="frozen", text="frozen") if method.closed_form else config.adaptation
-        model = build_model(config.model, config.objective, adaptation, image_size(config), fresh, start)
-    add_centres(model, config)
+        frozen = AdaptationConfig(image="frozen", text="frozen") if method.closed_form else None
+        model = model_of(config, fresh, start, frozen)
     validate(model)
     if not method.picks_engine:
         refuse_mixing(model, f"bounding.method = '{method.name}'")
@@ -327,7 +331,7 @@ def _refuse_cached(config: Config) -> None:
     cached, needed = config.cached_views, views_per_image(config)
     if 0 < cached < needed:
         raise UserError(f"a step contrasts {needed} views, and views.cached = {cached}: set {needed} or more. [run-views-few]")
-    if cached and image_start_of(config) == "random":
+    if cached and image_start_of(config.model) == "random":
         raise UserError(
             "views.cached computes the features of a frozen image tower once, and its weights are random: set model.weights or "
             "model.start. [run-views-random]"

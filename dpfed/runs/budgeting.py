@@ -226,7 +226,7 @@ def _uncovered(config: Config, store: RecordStore, plan: PrivacyPlan) -> Iterato
         yield f"the claim of bounding.method = '{plan.bounding.method_name}' does not hold"
     if config.privacy.seed is not None and plan.private:
         yield "privacy.seed is fixed, so anybody can subtract the noise"
-    if not store.public and uses_labelled_bank(tasks_of(store, config)):
+    if not store.public and uses_labelled_bank(tasks_of(store, config.evaluation, config.model)):
         yield "k-NN and linear probe (evaluation.tasks) are exact functions of training labels"
 
 

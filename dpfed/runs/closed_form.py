@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpfed.building.images import image_size
 from dpfed.config import Config
 from dpfed.data.views.batches import ViewMaker
 from dpfed.errors import UserError
 from dpfed.features.cache import Features
 from dpfed.models.building import Tokenizer
-from dpfed.models.images import image_size
 from dpfed.models.moment_heads import MomentNoise
 from dpfed.models.moment_layout import MomentLayout, dimensions_for
 from dpfed.models.moments import MomentHeads, feature_widths, give_heads, keep_towers

@@ -7,11 +7,12 @@ import math
 import torch
 
 from dpfed.bounding.engines import GroupBatch
+from dpfed.building.images import image_size
+from dpfed.building.method import contrasted
 from dpfed.config import Config
 from dpfed.data.views.texts import TextViews
 from dpfed.features.towers import Towers
 from dpfed.models.building import Tokenizer
-from dpfed.models.images import image_size
 from dpfed.privacy.plan import PrivacyPlan
 
 _GROUPS = 16
@@ -51,7 +52,7 @@ def dummy_batch(
 
 def largest_pass(config: Config, plan: PrivacyPlan) -> int:
     """Records of a pass that is about as large as training will make, as far as trying it out is cheap."""
-    expected = plan.bounding.method.contrasted(config)
+    expected = contrasted(config)
     records = min(expected + math.ceil(4 * math.sqrt(expected)), plan.bounding.cap or plan.sampling.records)
     if plan.bounding.method.whole_batch:
         records = min(records, config.bounding.microbatch)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import began, environment
+from dpfed.building.model import trained_of
 from dpfed.config import Config
 from dpfed.config.effects import refuse_unmeasured
 from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.evaluation.tasks import tasks_of
-from dpfed.models.summary import trained_part
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components, assemble
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def say_what_is_trained(parts: Components, watcher: Watcher) -> None:
     """Tells the user, before the first step, what will be trained and what of the records is not read as it is."""
-    trained = trained_part(parts.model, parts.config)
+    trained = trained_of(parts.model, parts.config)
     watcher.note(f"trains {trained}; {trained.bytes_per_aggregate:,} bytes per aggregate")
     split = parts.config.evaluation.split
     if parts.store.public and split != "none" and parts.store.share_units("train", split):
@@ -82,7 +82,7 @@ def begin(
     starting_weights(config)  # before anything that takes seconds
     owners = preflight.owners if terms is None else 1  # a federation's terms say who shares the groups
     parts = assemble(resolve(config, watcher), randomness, watcher, owners=owners, terms=terms)
-    refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
+    refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config.evaluation, parts.config.model))
     try_step(parts)
     if terms is None or RunDirectory.SIMULATION in (files or {}):  # otherwise the records are the sites'
         if parts.config.model.reads_text and not parts.plan.bounding.method.public_records:

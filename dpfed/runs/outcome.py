@@ -15,15 +15,15 @@ from dpfed.artifacts import provenance
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import AUDITED, LABELLED_FIGURES, uses_labelled_bank, with_origin
 from dpfed.artifacts.verification import ledger_of
-from dpfed.artifacts.view import RunView
+from dpfed.building.model import trained_of
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.models.folder import weights_digest
 from dpfed.models.moments import ATTRIBUTE, MomentHeads
-from dpfed.models.summary import Trained, trained_part
+from dpfed.models.summary import Trained
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.phase import spent_curve
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.protocol.statement import facts_of_federation, terms_of
+from dpfed.protocol.statement import facts_of_federation, terms_at
 from dpfed.report.audit import on_card
 from dpfed.report.card import card_digest, is_void, privacy_card
 from dpfed.report.facts import (
@@ -45,6 +45,7 @@ from dpfed.report.facts import (
 )
 from dpfed.report.gallery import Gallery, build_gallery
 from dpfed.report.html import write_report
+from dpfed.report.view import RunView
 from dpfed.runs.assembly import Components
 from dpfed.runs.budgeting import stated
 
@@ -110,7 +111,7 @@ def rewrite_artifacts(run: RunDirectory, parts: Components, results: dict[str, A
     """
     ledger, own = ledger_of(run), run.config()
     config = parts.config.model_copy(update={"evaluation": own.evaluation})
-    parts = dataclasses.replace(parts, config=config, plan=ledger.plan, terms=terms_of(run))
+    parts = dataclasses.replace(parts, config=config, plan=ledger.plan, terms=terms_at(run.terms))
     results["run"]["ledger"] = ledger.head
     _write_artifacts(run, facts_of_run(run, parts, ledger, results["evaluations"]), results, ledger)
 
@@ -141,7 +142,7 @@ def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluatio
         disclosed.add(LABELLED_FIGURES)
     facts = card_facts(parts, ledger, disclosed)
     if parts.terms:
-        facts = facts_of_federation(facts, run, parts.terms)
+        facts = facts_of_federation(facts, run.journal, run.simulation.is_file(), parts.terms)
     institutions = parts.terms is not None and not run.simulation.is_file()
     written = run.provenance
     facts = with_origin(facts, written.get("start"))
@@ -183,7 +184,7 @@ def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: 
         "clipping": plan.bounding.clipping,
         "progress": plan.as_dict()["progress"],
         "noise_std": plan.noise_std,
-        "trained_parameters": trained_part(parts.model, parts.config).trainable,
+        "trained_parameters": trained_of(parts.model, parts.config).trainable,
         "noise": plan.noise.kind,
         "sound": plan.bounding.method.sound,
         "max_batch": plan.bounding.max_batch,
@@ -205,7 +206,7 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
     """
     plan, config = parts.plan, parts.config
     other = plan.other_accountant
-    trained = trained_part(parts.model, config)
+    trained = trained_of(parts.model, config)
     protected = (_unit_name(parts) or "unit") if plan.promise.unit == "user" else "record"
     captioned = _WITH_CAPTIONS if plan.bounding.method.closed_form else _CAPTIONED
     unit = captioned if config.model.reads_text else _IMAGE
@@ -266,7 +267,7 @@ def _marks(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> tup
         return (NOT_PRIVATE,)
     marks = [UNSOUND] * (not parts.plan.bounding.method.sound)
     marks += [FIXED_SEED] * ledger.marks.get("fixed_seed", False)
-    planned = not store.public and uses_labelled_bank(tasks_of(store, parts.config))
+    planned = not store.public and uses_labelled_bank(tasks_of(store, parts.config.evaluation, parts.config.model))
     marks += [LABELLED_BANK] * (planned or LABELLED_FIGURES in disclosed)
     if (name := _unit_name(parts)) is not None and parts.plan.promise.unit == "record":
         marks.append(shared_unit(name))

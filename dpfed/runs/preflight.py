@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.building.method import contrasted
+from dpfed.building.plan import plan_of, sketch_of
 from dpfed.config import Config
 from dpfed.config.effects import refuse_without_effect
-from dpfed.config.sections import SIZE
 from dpfed.data.importers.detection import refuse_unknown
 from dpfed.data.public_store import given_public
 from dpfed.data.store.counting import known_count, store_at_hand
@@ -21,6 +22,7 @@ from dpfed.data.store.layout import read_layout
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.evaluation.tasks import refuse_empty_split, tasks_of
+from dpfed.models.options import SIZE
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.plan_checks import MOST_RECORDS, require_within
@@ -88,15 +90,15 @@ def known_plan(config: Config, watcher: Watcher | None = None, owners: int = 1) 
         UserError: for an impossible plan.
     """
     try:
-        records = known_count(config.data, config.privacy)
+        records = known_count(config.data, config.privacy.unit)
     except UserError:  # what is wrong with the plan comes first, and the records are asked for again below
         records = None
     refuse_impossible(config, owners, at_most=records or MOST_RECORDS)
-    records = known_count(config.data, config.privacy)
+    records = known_count(config.data, config.privacy.unit)
     if records is None:
         return None
     (watcher or Silent()).note(f"accounting for {records:,} records")
-    plan = PrivacyPlan.from_config(records, config)
+    plan = plan_of(records, config)
     plan.require_finite()
     return plan
 
@@ -114,7 +116,7 @@ def refuse_impossible(config: Config, owners: int = 1, opens: bool = True, at_mo
         UserError: saying what to change.
     """
     _refuse_few_contrasted(config)
-    refuse_many_owners(PrivacyPlan.sketch(config, at_most), owners)
+    refuse_many_owners(sketch_of(config, at_most), owners)
     refuse_inexact(config)
     refuse_records(config, opens)
 
@@ -130,7 +132,7 @@ def _refuse_few_contrasted(config: Config) -> None:
     if method.closed_form or batch < 1:
         return
     each = config.privacy.per_unit if config.privacy.unit == "user" else 1
-    expected, keys, own = float(method.contrasted(config)), ["bounding.group_size"], 0
+    expected, keys, own = float(contrasted(config)), ["bounding.group_size"], 0
     if method.public_records:
         keys, own = ["public.records"], 1
     elif method.whole_batch:
@@ -175,9 +177,9 @@ def refuse_records(config: Config, opens: bool = True) -> None:
         layout = read_layout(path)
         refuse_uncaptioned(layout.header["kind"], layout.header["name"], config)
         _refuse_shrinking(path, layout.header["images"].get("size"), config)
-        refuse_empty_split(layout.splits, layout.header["name"], config)
+        refuse_empty_split(layout.splits, layout.header["name"], config.evaluation)
         if opens:
-            tasks_of(RecordStore.open(path), config)
+            tasks_of(RecordStore.open(path), config.evaluation, config.model)
     if method_named(config.bounding.method).public_records and config.public.source == "store":
         given_public(config.public, config.model.reads_text)
 
@@ -251,7 +253,7 @@ def guarded(progress: Progress, config: Config) -> Progress:
         nonlocal seen
         if total is not None and not seen:
             seen = True
-            PrivacyPlan.sketch(config, total)
+            sketch_of(config, total)
         progress(done, total)
 
     return advance

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from dpfed.config import Config
 from dpfed.config.effects import without_effect
-from dpfed.config.sections import PROCEDURAL
-from dpfed.config.shipped import find_tower
 from dpfed.data.importers import Progress
 from dpfed.data.opening import open_records
 from dpfed.data.public_store import open_public, public_fingerprint
 from dpfed.data.store.records import RecordStore
+from dpfed.files.shipped import find_tower
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.description import TIMM_CONFIG
 from dpfed.models.images import preprocessing_of
+from dpfed.models.options import PROCEDURAL
 from dpfed.paths import path_of
 from dpfed.privacy.method import method_named
 
@@ -32,7 +32,7 @@ def records_of(config: Config, progress: Progress | None = None, say: Callable[[
         progress: called while records are imported.
         say: told what an import did not use.
     """
-    return open_records(config.data, progress, preprocessing_of(config).interpolation, say)
+    return open_records(config.data, progress, preprocessing_of(config.model, config.data.resize).interpolation, say)
 
 
 def public_records_of(config: Config, private: RecordStore, progress: Progress | None = None) -> RecordStore | None:
@@ -45,7 +45,7 @@ def public_records_of(config: Config, private: RecordStore, progress: Progress |
     """
     if not method_named(config.bounding.method).public_records:
         return None
-    wanted = preprocessing_of(config).interpolation
+    wanted = preprocessing_of(config.model, config.data.resize).interpolation
     return open_public(config.public, config.data, private, config.model.reads_text, wanted, progress)
 
 

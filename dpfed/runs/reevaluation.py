@@ -16,7 +16,7 @@ from dpfed.evaluation.suite import Evaluation
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.models.parameters import TrainableVector
 from dpfed.progress import Silent, Watcher
-from dpfed.protocol.statement import terms_of
+from dpfed.protocol.statement import terms_at
 from dpfed.runs import budgeting
 from dpfed.runs.assembly import assemble
 from dpfed.runs.noise_alone import noise_alone
@@ -60,8 +60,8 @@ def evaluate_run(
     if not saved:
         raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it. [run-checkpoint-missing]")
     watcher = watcher or Silent()
-    parts = assemble(resolve(read_back(tree, "evaluation"), watcher), watcher=watcher, terms=terms_of(run))
-    if not parts.store.public and uses_labelled_bank(tasks_of(parts.store, parts.config)):
+    parts = assemble(resolve(read_back(tree, "evaluation"), watcher), watcher=watcher, terms=terms_at(run.terms))
+    if not parts.store.public and uses_labelled_bank(tasks_of(parts.store, parts.config.evaluation, parts.config.model)):
         why = not_covered or parts.config.privacy.not_covered
         budgeting.not_covered(run, parts.store, "k-NN and linear probe are exact functions of training labels", why)
         run.disclose(LABELLED_FIGURES)

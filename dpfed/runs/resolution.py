@@ -12,26 +12,27 @@ import torch
 from torch import nn
 
 from dpfed.bounding.engines import choose_engine
+from dpfed.building.method import contrasted, group_loss
+from dpfed.building.model import model_of
+from dpfed.building.plan import sketch_of
 from dpfed.config import Config, ModelConfig
 from dpfed.config.configuration import ResolvedConfig
 from dpfed.errors import UserError
 from dpfed.features.towers import from_features, frozen_towers
 from dpfed.models.blueprints import blueprint
-from dpfed.models.building import build_model, tokenizer_for
-from dpfed.models.centres import add_centres
-from dpfed.models.images import default_size, image_size, preprocessing_of
+from dpfed.models.building import tokenizer_for
+from dpfed.models.images import default_size, preprocessing_of
 from dpfed.models.starting import MissingStart
 from dpfed.models.text_blueprints import text_blueprint
 from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.models.validation import validate
 from dpfed.privacy.method import method_named
-from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher, signs_of_life
 from dpfed.runs.dummy_batch import dummy_batch
+from dpfed.runs.memory import records_of_a_pass, require_memory
 from dpfed.runs.preflight import refuse_inexact
 from dpfed.runs.records import public_digest, with_absolute_paths
 from dpfed.runs.starts import starting_weights
-from dpfed.training.memory import records_of_a_pass, require_memory
 
 
 def resolve(config: Config, watcher: Watcher | None = None) -> ResolvedConfig:
@@ -75,10 +76,10 @@ def settle(config: Config) -> Config:
     chosen: dict[str, object] = {}
     frozen = method_named(config.bounding.method).closed_form
     if objective.loss.bias is not None and objective.bias is None:
-        chosen["bias"] = objective.loss.bias(method_named(config.bounding.method).contrasted(config))
+        chosen["bias"] = objective.loss.bias(contrasted(config))
     return _with(
         config,
-        data={"resize": preprocessing_of(config).resize},
+        data={"resize": preprocessing_of(config.model, config.data.resize).resize},
         objective=chosen,
         model={"start_digest": _start_digest(config)},
         adaptation={"image": "frozen" if frozen else config.adaptation.of_images(model.kind)} if model.external else {},
@@ -132,11 +133,11 @@ def _engine(config: Config, device: torch.device, watcher: Watcher) -> str:
     """The engine for a model of this kind, with any weights, on this machine."""
     require_memory(config, device)
     model = _proxy(config)
-    plan, tokenizer = PrivacyPlan.sketch(config), tokenizer_for(config.model)
+    plan, tokenizer = sketch_of(config), tokenizer_for(config.model)
     towers = frozen_towers(model) if config.cached_views else None
     model = model if towers is None else from_features(model)
     batch = dummy_batch(config, plan, tokenizer, device, towers)
-    groups, loss = plan.steps * plan.groups, plan.bounding.method.loss(config)
+    groups, loss = plan.steps * plan.groups, group_loss(config)
     with signs_of_life(watcher.note, "trying the layerwise engine on noise"):
         records = config.bounding.pass_records
         return choose_engine(model.to(device), batch, config.training.precision, loss, groups, watcher.note, records)
@@ -145,8 +146,7 @@ def _engine(config: Config, device: torch.device, watcher: Watcher) -> str:
 def _proxy(config: Config) -> nn.Module:
     """A model of the run's kind, with any weights."""
     with torch.random.fork_rng(devices=[]):
-        model = build_model(config.model, config.objective, config.adaptation, image_size(config), load_weights=False)
-        add_centres(model, config)
+        model = model_of(config, load_weights=False)
     validate(model)
     return model
 

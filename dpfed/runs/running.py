@@ -13,13 +13,14 @@ from torch import Tensor
 
 from dpfed.artifacts.directory import RunDirectory, scalars
 from dpfed.artifacts.provenance import ID_CHARACTERS, UNKNOWN
-from dpfed.config.sections import PROCEDURAL
+from dpfed.building.model import facts_of
 from dpfed.errors import UserError, goes_on
 from dpfed.evaluation.suite import Evaluation
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.files.atomic import remove_drafts
 from dpfed.files.reading import read_bytes
 from dpfed.models.folder import save_encoder
+from dpfed.models.options import PROCEDURAL
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.summary import start_of
 from dpfed.privacy.ledger import Ledger
@@ -99,7 +100,7 @@ def _carry_out(
     hold(run, parts, ledger, watcher)
     if interrupted:
         ledger.note_resumed(start)
-    measured = bool(tasks_of(parts.store, config))
+    measured = bool(tasks_of(parts.store, config.evaluation, config.model))
     if start == 0 and measured:
         watcher.note("measuring the model before training")
     untrained = parts.evaluate("untrained", 0) if start == 0 else None
@@ -154,7 +155,7 @@ def _carry_out(
             watcher.note("measuring what noise alone does to the figures")
             noise = noise_alone(parts, weights)
         _record(run, [figure.compared(untrained, noise) for figure in trained], watcher)
-        save_encoder(run.model, parts.model, config, _runs_of(run, parts, ledger))
+        save_encoder(run.model, parts.model, facts_of(config), _runs_of(run, parts, ledger))
         write_outcome(run, parts, ledger)
     run.delete_secrets()
     settle_at_end(run, parts, ledger, watcher)
@@ -291,7 +292,7 @@ def _runs_of(run: RunDirectory, parts: Components, ledger: Ledger) -> list[dict[
     before: list[dict[str, Any]] = []
     if start is not None:
         before = start["trained"] or [UNKNOWN]
-    elif start_of(parts.config) != "random":
+    elif start_of(parts.config.model) != "random":
         before = [UNKNOWN]  # those of an open_clip model
     plan, institutions = parts.plan, parts.terms is not None and not run.simulation.is_file()
     guarantee = plan.promises and not ledger.marks.get("fixed_seed", False) and math.isfinite(ledger.epsilon)

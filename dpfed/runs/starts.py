@@ -14,12 +14,12 @@ from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import AdaptationConfig, Config, parse_config
-from dpfed.config.effects import effective
-from dpfed.config.sections import PROCEDURAL
-from dpfed.config.shipped import shipped_file
-from dpfed.config.toml_file import read_toml
+from dpfed.config.effects import effective, without_effect
 from dpfed.data.generated.dead_leaves import VERSION
 from dpfed.errors import UserError
+from dpfed.files.shipped import shipped_file
+from dpfed.files.toml_file import read_toml
+from dpfed.models.options import PROCEDURAL
 from dpfed.models.starting import MissingStart, StartingWeights, find_start
 
 RECIPE = "start"  # the shipped configuration
@@ -41,7 +41,7 @@ def starting_weights(config: Config) -> StartingWeights | None:
         return None
     procedural = config.model.start == PROCEDURAL
     found = procedural_start(procedural_path(config)) if procedural else find_start(config.model.start)
-    found.refuse_another_architecture(config)
+    found.refuse_another_architecture(config.model, without_effect(config))
     if config.model.start_digest not in (None, found.digest):
         raise UserError(
             f"model.start: the weights in {found.path} are not those that the run (or the federation) was started with: "
@@ -174,4 +174,4 @@ def origin_of(config: Config) -> dict[str, Any] | None:
     found = starting_weights(config)
     if found is None:
         return None
-    return {"weights": start_of(config), "sha256": found.digest, "trained": found.trained}
+    return {"weights": start_of(config.model), "sha256": found.digest, "trained": found.trained}

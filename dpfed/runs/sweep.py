@@ -17,18 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.view import RunView
+from dpfed.artifacts.view import read_view
+from dpfed.building.plan import plan_of
 from dpfed.config import Config, parse_config
-from dpfed.config.shipped import find_sweep
-from dpfed.config.toml_file import leaves, put, read_toml
 from dpfed.data.sampling import protected_count
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError, goes_on, nearest
 from dpfed.evaluation.suite import Evaluation
+from dpfed.files.shipped import find_sweep
+from dpfed.files.toml_file import leaves, put, read_toml
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import large_delta, meaning, protected_by, round_up
 from dpfed.progress import Silent, Watcher
 from dpfed.report.html import write_report
+from dpfed.report.view import RunView
 from dpfed.runs.budgeting import hold_sweep, may_have_budget, preflight_budget
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import carry_out
@@ -101,7 +103,7 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
     runs: list[RunView] = []
     with goes_on(lambda: f"stopped with {len(runs)} of {len(asked.configs)} runs finished; the same command resumes"):
         for name, preflight in preflights.items():
-            runs.append(RunView.read(carry_out(preflight, _Prefixed(watcher, name)).path))
+            runs.append(read_view(carry_out(preflight, _Prefixed(watcher, name)).path))
             advance(len(runs))
     comparison = target / "comparison.html"
     promise = joint_promise(runs)
@@ -166,7 +168,7 @@ def _reserve(configs: dict[Path, Config]) -> None:
             continue
         settled = settle(config)
         store = records_of(settled)
-        plan = PrivacyPlan.from_config(protected_count(store, config.privacy), settled)
+        plan = plan_of(protected_count(store, config.privacy.unit), settled)
         preflight_budget(folder, settled, store, plan)
         if plan.promises:
             stores[store.path] = store

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dpfed.bounding.engines import GroupBatch
 from dpfed.bounding.engines.loop import LoopEngine
+from dpfed.building.method import group_loss
 from dpfed.config import OptimizerConfig
 from dpfed.data.store.index import blocks
 from dpfed.data.store.records import RecordStore
@@ -69,7 +70,7 @@ def _gradient(parts: Components, batch: GroupBatch) -> Tensor:
     """The gradient of the group, clipped; refused where it is nothing beside what it is clipped to."""
     config, plan = parts.config, parts.plan
     model = from_features(parts.model) if config.cached_views else parts.model
-    engine = LoopEngine(model, config.training.precision, plan.bounding.method.loss(config))
+    engine = LoopEngine(model, config.training.precision, group_loss(config))
     total = engine.zeros()
     model.train()
     with torch.random.fork_rng(devices=[]):

@@ -1,20 +1,12 @@
-"""The base of every set of keys that a user can give: a section of the configuration, or the options of a loss or a method.
-
-Also here: when a key of a configuration has an effect.
-"""
+"""The base of every set of keys that a user can give: a section of the configuration, or the options of a loss or a method."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Strict, field_validator
 
 from dpfed.schema.wording import has_control_characters
-
-if TYPE_CHECKING:
-    from dpfed.config import Config
 
 _DIGITS = 10**20  # a seed may have 64 bits
 
@@ -44,25 +36,3 @@ class NoOptions(Section):
 Item = TypeVar("Item")
 Pair = Annotated[tuple[float, float], Strict(False)]  # TOML has lists, and no tuples
 Items = Annotated[tuple[Item, ...], Strict(False)]
-
-
-class Rule(NamedTuple):
-    """When some keys have an effect.
-
-    Attributes:
-        keys: with spaces between them.
-        because: the keys whose values decide, likewise.
-        holds: whether the keys have an effect in a configuration.
-        remedy: what would give them one.
-    """
-
-    keys: str
-    because: str
-    holds: Callable[[Config], bool]
-    remedy: str
-
-
-def needs(keys: str, key: str, *values: str, why: str = "") -> Rule:
-    """Keys that have an effect only where another has one of a few values."""
-    remedy = f"{why}set {key} = {' or '.join(map(repr, values))}"
-    return Rule(keys, key, lambda c: attrgetter(key)(c) in values, remedy)

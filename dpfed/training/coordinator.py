@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import BoundedSum
-from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.blocks import Blocks, SumNoise, on_host
@@ -28,6 +27,7 @@ from dpfed.privacy.phase import Phase
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.curve import Curve
+from dpfed.training.options import OptimizerConfig
 from dpfed.training.post_processing import SETTING, PostProcessor, build_optimizer, learning_rate, post_processors, take_step
 from dpfed.training.releases import Releases
 

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
 from dpfed.models.moment_layout import MomentLayout
 from dpfed.models.moments import ATTRIBUTE, MomentHeads
 from dpfed.models.parameters import TrainableVector
+from dpfed.training.options import OptimizerConfig
 
 
 class PostProcessor:

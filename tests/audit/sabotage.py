@@ -33,7 +33,7 @@ def half_the_discrete_noise(patch):
 
 
 def sensitivity_c(patch):
-    patch.setattr(group, "METHOD", dataclasses.replace(group.METHOD, sensitivity=lambda plan: plan.bounding.clip_norm))
+    patch.setattr(group, "METHOD", dataclasses.replace(group.METHOD, sensitivity=lambda given: given.clip_norm))
     method_named.cache_clear()
 
 

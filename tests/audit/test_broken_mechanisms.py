@@ -7,10 +7,10 @@ import torch
 
 from dpfed.audit.privacy import audit_claim
 from dpfed.audit.publishing import as_json
+from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
 from dpfed.privacy import accounting
 from dpfed.privacy.method import method_named
-from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.audit import verdict
 from tests.audit import sabotage
@@ -62,7 +62,7 @@ def claim_of(
         **({"public": {"source": "shapes"}} if method == "public" else {}),
     }
     config = parse_config(tree)
-    return config, PrivacyPlan.from_config(2000, config)
+    return config, plan_of(2000, config)
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from dpfed.audit.lower_bounds import of_repetitions
 from dpfed.audit.trade_off import Family
 from dpfed.audit.under_test import Scale, UnderTest, sign_of
 from dpfed.audit.white_box import Board, most_moved
+from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
-from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from tests.sparing import sparing
 
@@ -24,7 +24,7 @@ def under(folder, method="group", rate=0.5, batch=64, canaries=24, owners=1, **p
         **({"public": {"source": "shapes"}} if method == "public" else {}),
     }
     config = parse_config(tree)
-    plan = PrivacyPlan.from_config(2000, config)
+    plan = plan_of(2000, config)
     return UnderTest.build(config, plan, Scale.of(rate, batch, 4, 6), canaries, folder, owners)
 
 

@@ -5,9 +5,9 @@ from safetensors.torch import save_file
 
 from dpfed.audit.privacy import audit_claim
 from dpfed.bounding.pair_moments import MomentsEngine
+from dpfed.building.plan import plan_of
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.models.building import build_model
-from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
 EXPERIMENTS = 80
@@ -25,7 +25,7 @@ def claimed(request, tmp_path):
         "privacy": {"noise_multiplier": request.param},
     }
     config = parse_config(tree)
-    return config, PrivacyPlan.from_config(500, config)
+    return config, plan_of(500, config)
 
 
 @pytest.mark.parametrize("owners", [1, 2])

@@ -18,9 +18,9 @@ from dpfed.audit.lower_bounds import Shown
 from dpfed.audit.privacy import audit_claim
 from dpfed.audit.publishing import audit_run
 from dpfed.audit.white_box import most_moved
+from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
 from dpfed.errors import UserError
-from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.audit import is_audit, verdict
 from tests.audit import sabotage
@@ -51,7 +51,7 @@ def claim(**changes) -> PrivacyAudit:
 
 def config_and_plan(**bounding):
     config = parse_config(tree(**bounding))
-    return config, PrivacyPlan.from_config(500, config)
+    return config, plan_of(500, config)
 
 
 def test_a_sound_mechanism_is_not_accused_and_no_noise_is_caught(monkeypatch):
@@ -76,7 +76,7 @@ def test_what_claims_nothing_is_refused(method):
         del changes["privacy"]["noise_multiplier"]
     config = parse_config(changes)
     with pytest.raises(UserError, match="audit-no-claim"):
-        audit_claim(config, PrivacyPlan.from_config(500, config))
+        audit_claim(config, plan_of(500, config))
 
 
 def test_a_bound_below_the_claim_contradicts_nothing():
@@ -186,7 +186,7 @@ def test_figures_that_are_no_numbers_never_clear_a_claim():
 @pytest.mark.parametrize("sums", [math.nan, math.inf])
 def test_sums_that_are_not_finite_are_no_small_distance(monkeypatch, sums):
     """`max(0.0, nan)` is 0.0: such a mechanism would have passed as one that no record moves."""
-    plan = SimpleNamespace(bounding=SimpleNamespace(method=SimpleNamespace(gradient_share=lambda plan: 1, picks_engine=False)))
+    plan = SimpleNamespace(gradient_share=1, bounding=SimpleNamespace(method=SimpleNamespace(picks_engine=False)))
     case = SimpleNamespace(sums=lambda present, randomness: [torch.full((3,), sums)])
     under = SimpleNamespace(
         parts=SimpleNamespace(plan=plan), canaries=4, fillers=1, present=lambda rows: rows, with_model=lambda *_: case

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from dpfed.baselines.anchored_batch_norm import AnchoredBatchNorm, AnchoredEncoder, anchor_images
+from dpfed.building.model import facts_of
 from dpfed.config import Config, ModelConfig, ObjectiveConfig, ViewsConfig, parse_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.record import RecordInput
@@ -83,7 +84,7 @@ def test_a_saved_model_gives_the_same_features(tmp_path, kind, image, changes):
     model = build_model(config.model, config.objective, size=16)
     validate(model)
     check_independence(model, random_group(16, (1024, 24) if kind == "image-text" else None))
-    save_encoder(tmp_path, model, config)
+    save_encoder(tmp_path, model, facts_of(config))
     images = torch.randn(3, 3, 16, 16)
     with torch.no_grad():
         assert torch.equal(load_encoder(tmp_path).features(images), model.eval().features(images))
@@ -93,7 +94,7 @@ def test_a_model_folder_keeps_the_anchors_but_not_their_path(tmp_path):
     write_shapes(tmp_path / "public", train=20, validation=0, test=0)
     config = settle(Config(model=BATCH.model_copy(update={"anchors": str(tmp_path / "public")})))
     model = build_model(config.model, config.objective)
-    save_encoder(tmp_path / "model", model, config)
+    save_encoder(tmp_path / "model", model, facts_of(config))
     assert "public" not in (tmp_path / "model" / "model.json").read_text()
     assert torch.equal(load_encoder(tmp_path / "model").encoder.anchors, model.encoder.anchors)
 

@@ -10,10 +10,10 @@ from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.clipping import Clip, clip_factors
 from dpfed.bounding.engines import ENGINES, GroupBatch, build_engine
+from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.method import METHODS, method_named
-from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
@@ -136,7 +136,7 @@ def plan(name):
     }
     tree |= {"public": {"source": "shapes"}} if name == "public" else {}
     tree["bounding"] = {key: value for key, value in tree["bounding"].items() if value is not None}
-    return PrivacyPlan.from_config(2000, parse_config(tree))
+    return plan_of(2000, parse_config(tree))
 
 
 # The longest sum of each method: so many pieces of length C.
@@ -156,7 +156,7 @@ PIECES = {
 )
 def test_the_spread_of_every_method_is_its_longest_sum_over_its_sensitivity(name):
     one = plan(name)
-    assert one.bounding.method.spread(one) >= PIECES[name](one) * one.bounding.clip_norm / one.sensitivity * (1 - 1e-12)
+    assert one.spread >= PIECES[name](one) * one.bounding.clip_norm / one.sensitivity * (1 - 1e-12)
 
 
 def test_a_worker_sums_whole_numbers_whose_length_is_the_plans(tiny):

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from dpfed.cli import app
 from dpfed.config import Config, parse_config
 from dpfed.config.keys import all_keys, matching
-from dpfed.config.toml_file import leaves, put
 from dpfed.data.importers import importers
 from dpfed.errors import UserError
+from dpfed.files.toml_file import leaves, put
 
 KEYS = {key.name: key for key in all_keys()}
 OF_METHODS = {name for name in KEYS if name.startswith("bounding.options.")}

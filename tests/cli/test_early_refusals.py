@@ -79,7 +79,7 @@ def test_a_place_where_no_run_can_be_made_is_refused_and_nothing_is_left_there(t
 
 
 def test_the_number_of_records_is_the_stores(shapes, tiny_config):
-    assert known_count(tiny_config.data, tiny_config.privacy) == shapes.training_records
+    assert known_count(tiny_config.data, tiny_config.privacy.unit) == shapes.training_records
     assert known_plan(tiny_config).sampling.records == 600
 
 

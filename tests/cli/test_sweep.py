@@ -12,12 +12,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dpfed.artifacts.view import RunView
 from dpfed.cli import runs as run_commands
 from dpfed.cli import sweep as sweep_command
 from dpfed.config import Config, load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
+from dpfed.report.view import RunView
 from dpfed.runs.sweep import joint_promise, read_sweep, sweep
 from dpfed.training.coordinator import Coordinator
 from tests.conftest import tiny_tree

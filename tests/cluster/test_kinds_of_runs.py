@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.view import RunView
+from dpfed.artifacts.view import read_view
+from dpfed.building.model import facts_of
 from dpfed.config import parse_config
 from dpfed.models import starting
 from dpfed.models.building import build_model
@@ -61,7 +62,7 @@ def test_private_figures_are_added_up_with_the_sums(tiny, tmp_path):
     config = parse_config(tiny)
     first, second = seen_by_two(config, tmp_path)
     assert first["asked"] == second["asked"] and second["sums"] == [] and len(set(first["asked"])) == 4
-    assert [phase.last for phase in RunView.read(tmp_path / "run").phases] == [2, 4]
+    assert [phase.last for phase in read_view(tmp_path / "run").phases] == [2, 4]
     # The first step's, of two workers in this process.
     randomness, (clean, _) = Randomness.from_seed(11), first["sums"][0]
     parts = [assemble(resolve(config), randomness, owner=owner, owners=2) for owner in range(2)]
@@ -82,7 +83,7 @@ def test_all_workers_train_from_the_starting_weights(tiny, tmp_path):
     tiny["privacy"]["steps"] = 1
     config = parse_config({**tiny, "evaluation": {"split": "none"}})
     torch.manual_seed(3)
-    save_encoder(tmp_path / "start", build_model(config.model, config.objective, size=16), resolve(config))
+    save_encoder(tmp_path / "start", build_model(config.model, config.objective, size=16), facts_of(resolve(config)))
     config = config.model_copy(update={"model": config.model.model_copy(update={"start": str(tmp_path / "start")})})
     start = load_file(tmp_path / "start" / "model.safetensors")
     for seen in seen_by_two(config, tmp_path / "out", _only_the_first_has_the_weights):

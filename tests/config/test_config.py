@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dpfed.config import Config, load_config, parse_config
-from dpfed.config.configuration import read_back
-from dpfed.config.toml_file import toml_value
+from dpfed.config.reading import read_back
 from dpfed.errors import UserError
+from dpfed.files.toml_file import toml_value
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 

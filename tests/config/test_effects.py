@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from dpfed.config import Config, load_config, parse_config, read_back
 from dpfed.config.effects import _ALWAYS, _RULES, effective, refuse_unmeasured, without_effect
-from dpfed.config.toml_file import leaves, put
 from dpfed.errors import UserError
+from dpfed.files.toml_file import leaves, put
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent
 from dpfed.runs.job import begin

@@ -58,10 +58,18 @@ def tokenizer(texts):
     return torch.tensor([[int(text.split()[0])] for text in texts])
 
 
-def run(store, network=None, **sections):
-    config = parse_config({"model": {"kind": "image-text"}, **sections})
-    found = evaluate(network or Model(), store, store.read, config, lambda x: x.float(), tokenizer, "trained", 7, "cpu")
+def allowed(store, config):
+    return tasks_of(store, config.evaluation, config.model)
+
+
+def measured(network, store, config, read_text):
+    options, tasks = config.evaluation, allowed(store, config)
+    found = evaluate(network, store, store.read, options, tasks, lambda x: x.float(), read_text, "trained", 7, "cpu")
     return {item.name: item for item in found}
+
+
+def run(store, network=None, **sections):
+    return measured(network or Model(), store, parse_config({"model": {"kind": "image-text"}, **sections}), tokenizer)
 
 
 def test_a_perfect_model_scores_perfectly_on_all_that_the_store_allows():
@@ -147,8 +155,7 @@ def named(names, columns=("shape",)):
 
 def zero_shot(store, network, read_text, **evaluation):
     config = parse_config({"model": {"kind": "image-text"}, "evaluation": {"tasks": ["zero_shot"], **evaluation}})
-    found = evaluate(network, store, store.read, config, lambda x: x.float(), read_text, "trained", 7, "cpu")
-    return {item.name: item for item in found}
+    return measured(network, store, config, read_text)
 
 
 def test_zero_shot_finds_the_class_that_the_image_shows():
@@ -161,18 +168,18 @@ def test_zero_shot_finds_the_class_that_the_image_shows():
 def test_zero_shot_is_chosen_where_classes_have_names_that_are_words(names, chosen):
     store = Store()
     store.label_names["shape"] = names
-    tasks = tasks_of(store, parse_config({"model": {"kind": "image-text"}}))
+    tasks = allowed(store, parse_config({"model": {"kind": "image-text"}}))
     assert tasks == ("retrieval", *(["zero_shot"] if chosen else []), "knn", "linear")
-    assert "zero_shot" not in tasks_of(store, parse_config({"model": {"kind": "image"}}))
+    assert "zero_shot" not in allowed(store, parse_config({"model": {"kind": "image"}}))
 
 
 def test_a_template_without_a_class_is_refused_before_anything_is_measured():
     store, *_ = named(["cube", "ring"])
     wrong = {"model": {"kind": "image-text"}, "evaluation": {"templates": ["a {}", "a photo"]}}
     with pytest.raises(UserError, match=r"'a photo'.*\[eval-template"):
-        tasks_of(store, parse_config(wrong))
+        allowed(store, parse_config(wrong))
     store.label_names["shape"] = []
-    assert "zero_shot" not in tasks_of(store, parse_config(wrong))
+    assert "zero_shot" not in allowed(store, parse_config(wrong))
 
 
 def test_held_out_figures_never_read_training_images_for_retrieval():
@@ -195,11 +202,11 @@ def test_an_impossible_task_is_refused_and_never_chosen(store, sections, reason)
     with pytest.raises(UserError, match=rf"{reason}.*\[eval-task"):
         run(store, **sections)
     task = sections["evaluation"].pop("tasks")[0]
-    assert task not in tasks_of(store, parse_config({"model": {"kind": "image-text"}, **sections}))
+    assert task not in allowed(store, parse_config({"model": {"kind": "image-text"}, **sections}))
 
 
 @pytest.mark.parametrize("tasks", [[], ["linear"]])
 def test_an_empty_split_is_refused_unless_nothing_is_to_be_measured(tasks):
     with pytest.raises(UserError, match="eval-empty"):
         run(Store(), evaluation={"tasks": tasks, "split": "validation"})
-    assert tasks_of(Store(), parse_config({"evaluation": {"split": "none"}})) == ()
+    assert allowed(Store(), parse_config({"evaluation": {"split": "none"}})) == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from dpfed.config import Config
-from dpfed.config.toml_file import leaves
+from dpfed.files.toml_file import leaves
 
 KEYS = sorted({*leaves(Config().model_dump()), "data.path", "data.size", "bounding.options", "bounding.options.x"})
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
+from dpfed.building.plan import plan_of
 from dpfed.config import Config, load_config, parse_config
-from dpfed.config.toml_file import put
 from dpfed.errors import UserError
+from dpfed.files.toml_file import put
 from dpfed.privacy import accounting
-from dpfed.privacy.plan import PrivacyPlan
 from tests.fuzz.hostile import KEYS, VALUES, spelt
 from tests.fuzz.profiles import answer, efforts
 
@@ -109,7 +109,7 @@ def test_any_plan_keeps_its_promise_or_is_refused(effort) -> None:
         config = answer(lambda: parse_config({"privacy": privacy, "bounding": {"group_size": 1}}))
         if isinstance(config, UserError):
             return
-        plan = answer(lambda: PrivacyPlan.from_config(records, config))
+        plan = answer(lambda: plan_of(records, config))
         if isinstance(plan, UserError):
             return
         epsilon = answer(plan.epsilon)

@@ -15,7 +15,7 @@ import dpfed
 import dpfed.runs.pretraining
 import dpfed.runs.running
 from dpfed.artifacts.export import export_model
-from dpfed.artifacts.view import RunView
+from dpfed.artifacts.view import read_view
 from dpfed.config import parse_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError
@@ -59,7 +59,7 @@ ACCIDENTS = "cut, empty, flip, lost, a folder, a link to nowhere, a link to itse
 ASKED = {
     "resume": lambda run: dpfed.runs.pretraining.resume(run),
     "evaluate": lambda run: evaluate_run(run),
-    "report": lambda run: write_report(run / "again.html", [RunView.read(run)]),
+    "report": lambda run: write_report(run / "again.html", [read_view(run)]),
     "load": lambda run: dpfed.load(run),
     "export": lambda run: export_model(run, run.parent / "exported"),
     "ledger": lambda run: Ledger.open(run / "ledger.jsonl").epsilon,

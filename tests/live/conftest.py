@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.plan import PrivacyPlan
@@ -20,7 +21,7 @@ FIGURE = {"name": "image_to_text_R@10", "value": 0.25, "model": "untrained", "sp
 
 @pytest.fixture
 def plan(tiny) -> PrivacyPlan:
-    return PrivacyPlan.from_config(600, parse_config(tiny))
+    return plan_of(600, parse_config(tiny))
 
 
 @pytest.fixture

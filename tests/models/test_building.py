@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dpfed.building.model import facts_of
 from dpfed.config import Config, ModelConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
@@ -19,7 +20,7 @@ from dpfed.runs.resolution import settle
 def saved(request, tmp_path):
     config = settle(Config(model=ModelConfig(kind=request.param, width=8, text_width=16)))
     model = build_model(config.model, config.objective).eval()
-    save_encoder(tmp_path, model, config)
+    save_encoder(tmp_path, model, facts_of(config))
     return tmp_path, model
 
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dpfed.building.model import facts_of
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, parse_config
+from dpfed.config.effects import without_effect
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.folder import save_encoder
@@ -36,7 +38,7 @@ def built(config, start=None, seed=0):
 @pytest.fixture
 def saved(tmp_path):
     config = config_of()
-    save_encoder(tmp_path / "model", built(config), resolve(config), [{"run": "r"}])
+    save_encoder(tmp_path / "model", built(config), facts_of(resolve(config)), [{"run": "r"}])
     return tmp_path / "model"
 
 
@@ -65,10 +67,10 @@ def test_a_model_gets_all_its_weights_but_keeps_its_own_temperature(saved):
 def test_another_architecture_is_refused_by_its_keys_and_by_its_tensors(saved, model, said):
     config = config_of(model)
     with pytest.raises(UserError, match=rf"{said}.*\[start-other-model"):
-        find_start(saved).refuse_another_architecture(config)
+        find_start(saved).refuse_another_architecture(config.model, without_effect(config))
     (saved / "model.json").unlink()
     alone = find_start(saved / "model.safetensors")
-    alone.refuse_another_architecture(config)  # nothing says what it is
+    alone.refuse_another_architecture(config.model, without_effect(config))  # nothing says what it is
     if "normalisation" not in model:
         with pytest.raises(UserError, match=r"'[\w.]+' is (\(.*\) float32|missing) there and (\(.*\) float32|missing) here"):
             built(config, alone)
@@ -76,9 +78,9 @@ def test_another_architecture_is_refused_by_its_keys_and_by_its_tensors(saved, m
 
 def test_anchors_stay_the_models_own(tmp_path):
     one, two = (config_of({"normalisation": "batch", "anchor_count": count}) for count in (4, 6))
-    save_encoder(tmp_path / "model", built(one), resolve(one))
+    save_encoder(tmp_path / "model", built(one), facts_of(resolve(one)))
     found = find_start(tmp_path / "model")
-    found.refuse_another_architecture(two)
+    found.refuse_another_architecture(two.model, without_effect(two))
     model = built(two, found, seed=3)
     assert model.encoder.anchors.shape[0] == 6 and model.encoder.anchors.any()
     weights = load_file(tmp_path / "model" / "model.safetensors")
@@ -137,7 +139,7 @@ def test_an_open_clip_model_with_adapters_starts_from_the_merged_weights(archite
         for parameter in first.parameters():
             if parameter.requires_grad:
                 parameter.normal_(std=0.1)
-    save_encoder(tmp_path / "model", first, resolve(config))
+    save_encoder(tmp_path / "model", first, facts_of(resolve(config)))
     found, images = find_start(tmp_path / "model"), torch.randn(2, 3, 32, 32)
     torch.manual_seed(2)
     second = build_model(model, ObjectiveConfig(temperature=0.5), lora, 32, start=found)

@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 
+from dpfed.building.model import facts_of
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, parse_config
 from dpfed.encoder import load
 from dpfed.errors import UserError
@@ -55,7 +56,7 @@ def test_a_saved_model_is_whole_and_a_start_and_its_tower_is_one_of_transformers
 
     config = settle(parse_config(frozen(tiny, tmp_path)))
     model, tokenizer = build_model(config.model, config.objective, config.adaptation, 16).eval(), tokenizer_for(config.model)
-    save_encoder(tmp_path / "model", model, config)
+    save_encoder(tmp_path / "model", model, facts_of(config))
     for name in ("text", "image.safetensors"):
         (tmp_path / name).rename(tmp_path / f"gone-{name}")
     loaded, images = load(tmp_path / "model"), torch.randn(2, 3, 16, 16)

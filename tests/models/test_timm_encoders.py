@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from dpfed.artifacts.model_card import _loading
+from dpfed.building.model import facts_of, trained_of
 from dpfed.config import AdaptationConfig, Config, DataConfig, ModelConfig, ObjectiveConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.encoder import load
@@ -22,7 +23,6 @@ from dpfed.models.folder import load_encoder, save_encoder
 from dpfed.models.images import preprocessing_of
 from dpfed.models.lora import merged_state
 from dpfed.models.starting import find_start
-from dpfed.models.summary import trained_part
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.runs.resolution import settle
 
@@ -60,7 +60,7 @@ def model_of(config, stir=True):
 def test_a_saved_encoder_is_the_same_in_stock_timm(case, tmp_path):
     config = config_of(**CASES[case])
     model, size = model_of(config), config.data.size
-    save_encoder(tmp_path, model, config)
+    save_encoder(tmp_path, model, facts_of(config))
     stock = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     of_size = {"img_size": size} if stock.pretrained_cfg["fixed_input_size"] else {}
     file = tmp_path / "model.safetensors"
@@ -79,7 +79,7 @@ def test_a_saved_encoder_is_the_same_in_stock_timm(case, tmp_path):
 def test_a_saved_model_is_a_start_for_all_of_another_one(case, tmp_path):
     config = config_of(**CASES[case])
     first = model_of(config)
-    save_encoder(tmp_path, first, config)
+    save_encoder(tmp_path, first, facts_of(config))
     config = settle(config.model_copy(update={"model": config.model.model_copy(update={"start": str(tmp_path)})}))
     second = build_model(config.model, config.objective, config.adaptation, 32, start=find_start(tmp_path)).eval()
     images = torch.randn(3, 3, 32, 32)
@@ -97,9 +97,9 @@ def test_stock_timm_also_sees_the_same_pixels(tmp_path, resize, given, image):
     save_file(timm.create_model(image, num_classes=0).state_dict(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"architecture": image, "pretrained_cfg": described}))
     config = config_of(image, size=48, resize=resize, weights=str(tmp_path) if given else None)
-    assert preprocessing_of(config).mean == ((0.4, 0.5, 0.6) if given else (0.5,) * 3)
+    assert preprocessing_of(config.model, config.data.resize).mean == ((0.4, 0.5, 0.6) if given else (0.5,) * 3)
     model, tmp_path = model_of(config), tmp_path / "model"
-    save_encoder(tmp_path, model, config)
+    save_encoder(tmp_path, model, facts_of(config))
     stock = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=stock), is_training=False)
     pictures = [Image.effect_noise((50, 70), 90).convert("RGB"), Image.radial_gradient("L").convert("RGB")]
@@ -110,7 +110,7 @@ def test_stock_timm_also_sees_the_same_pixels(tmp_path, resize, given, image):
 
 def test_loading_leaves_the_random_state_alone_and_notices_damage(tmp_path):
     config = config_of("test_vit")
-    save_encoder(tmp_path, model_of(config), config)
+    save_encoder(tmp_path, model_of(config), facts_of(config))
     state = torch.random.get_rng_state()
     load_encoder(tmp_path)
     assert torch.equal(state, torch.random.get_rng_state())
@@ -183,13 +183,13 @@ class TestWeights:
         monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", hub)
         config = config_of("test_vit", weights="r160_in1k")
         cfg = timm.get_pretrained_cfg("test_vit.r160_in1k")
-        assert preprocessing_of(config) == Preprocessing(cfg.mean, cfg.std, "crop", cfg.interpolation)
+        assert preprocessing_of(config.model, config.data.resize) == Preprocessing(cfg.mean, cfg.std, "crop", cfg.interpolation)
         assert not fetched  # looking it up fetches nothing
         model, images = model_of(config, stir=False), torch.randn(2, 3, 32, 32)
         assert len(fetched) == 1
         with torch.no_grad():
             assert torch.allclose(model.features(images), self.features_of(source, images), atol=1e-4)
-        assert trained_part(model, config).start == "'r160_in1k'"
+        assert trained_of(model, config).start == "'r160_in1k'"
         build_model(config.model, config.objective, size=32, load_weights=False)
         assert len(fetched) == 1
 
@@ -232,7 +232,7 @@ class TestMistakes:
     def test_a_model_of_dpfed(self, tmp_path):
         """It is a start, so that what it was trained on is not forgotten."""
         config = config_of("test_vit")
-        save_encoder(tmp_path, model_of(config), config)
+        save_encoder(tmp_path, model_of(config), facts_of(config))
         for weights in (tmp_path, f"local-dir:{tmp_path}", tmp_path / "model.safetensors"):
             self.refused("weights-of-dpfed", weights=str(weights))
 
@@ -276,7 +276,7 @@ class TestWhatReproducesTheFeatures:
     @pytest.fixture(params=["pad", "crop", "squash"])
     def saved(self, request, tmp_path):
         config = config_of("test_vit", resize=request.param)
-        save_encoder(tmp_path, model_of(config), config)
+        save_encoder(tmp_path, model_of(config), facts_of(config))
         return tmp_path, request.param
 
     @staticmethod

@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file
 from torchvision import models
 
+from dpfed.building.model import facts_of
 from dpfed.config import AdaptationConfig, Config, DataConfig, ModelConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
@@ -28,7 +29,7 @@ def test_features_are_those_before_stock_torchvisions_classifier(name, tmp_path)
     stock = models.get_model(name, num_classes=7, **({"init_weights": False} if name == "googlenet" else {})).eval()
     torch.save(stock.state_dict(), tmp_path / "w.pth")
     config = config_of(name, weights=str(tmp_path / "w.pth"))
-    assert preprocessing_of(config).mean == (0.485, 0.456, 0.406)
+    assert preprocessing_of(config.model, config.data.resize).mean == (0.485, 0.456, 0.406)
     model = build_model(config.model, config.objective, config.adaptation, 64)
     model.train()  # what is frozen stays in evaluation mode, and draws nothing
     last = stock.classifier if name.startswith("mobilenet") else stock
@@ -37,7 +38,7 @@ def test_features_are_those_before_stock_torchvisions_classifier(name, tmp_path)
     with torch.no_grad():
         expected = stock(images)
         assert torch.allclose(model.features(images), expected, atol=1e-5)
-        save_encoder(tmp_path / "model", model, config)
+        save_encoder(tmp_path / "model", model, facts_of(config))
         assert torch.allclose(load_encoder(tmp_path / "model").features(images), expected, atol=1e-5)
     assert set(load_file(tmp_path / "model" / "model.safetensors")) <= set(torch.load(tmp_path / "w.pth"))
 

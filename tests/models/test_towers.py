@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from dpfed.building.model import facts_of
 from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.encoder import load
@@ -49,7 +50,7 @@ def test_a_saved_model_is_the_same_in_stock_open_clip(architecture, tmp_path, co
     objective = ObjectiveConfig(name=loss, temperature=0.05, bias=-3.0 if loss == "siglip" else None)
     config = config_of(architecture(content), objective)
     model = model_of(config)
-    save_encoder(tmp_path / "model", model, config)
+    save_encoder(tmp_path / "model", model, facts_of(config))
     stock, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'model'}")
     stock.eval()
     tokenize = open_clip.get_tokenizer(f"local-dir:{tmp_path / 'model'}")
@@ -91,10 +92,12 @@ def test_the_loaded_weights_are_the_given_ones(architecture, tmp_path):
 )
 def test_a_published_architecture_brings_its_own_preprocessing(name, size, resize, mean):
     config = config_of(name)
-    expected = preprocessing_of(config)
+    expected = preprocessing_of(config.model, config.data.resize)
     assert (config.data.size, expected.resize, expected.mean[0]) == (size, resize, mean)
     padded = config.model_copy(update={"data": config.data.model_copy(update={"resize": "pad"})})
-    assert preprocessing_of(padded) == Preprocessing(expected.mean, expected.std, "pad", expected.interpolation)
+    assert preprocessing_of(padded.model, padded.data.resize) == Preprocessing(
+        expected.mean, expected.std, "pad", expected.interpolation
+    )
 
 
 def test_the_tokenizer_is_open_clips_own(architecture):
@@ -178,7 +181,7 @@ class TestMistakes:
 def test_stock_open_clip_prepares_odd_and_transparent_pictures_alike(architecture, tmp_path, resize):
     config = config_of(architecture(SMALL))
     config = config.model_copy(update={"data": config.data.model_copy(update={"resize": resize})})
-    save_encoder(tmp_path / "model", model_of(config), config)
+    save_encoder(tmp_path / "model", model_of(config), facts_of(config))
     stock, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'model'}")
     pictures = list(pictures_of_every_mode())
     with torch.no_grad():

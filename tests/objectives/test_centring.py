@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import normalize
 
 from dpfed.config import ObjectiveConfig
-from dpfed.objectives import centred, loss_of
+from dpfed.objectives.of_groups import centred
 
 S, D, OWN, PUBLIC = 6, 5, 2, 3  # and one of padding
 KINDS = {"images": {"image": 2}, "pairs": {"image": 1, "text": 2}}
@@ -59,7 +59,7 @@ def test_a_shift_of_all_private_embeddings_changes_nothing_once_the_centres_know
     z = {kind: torch.randn(1 + PUBLIC, 1, D, generator=generator) for kind in ("image", "text")}
     shift = torch.randn(D, generator=generator) * 20
     present, own = torch.ones(1 + PUBLIC, dtype=torch.bool), torch.arange(1 + PUBLIC) < 1
-    loss, arguments = loss_of(ObjectiveConfig(name=name), PUBLIC, 0.0), (present, torch.tensor(0.1), torch.tensor(-1.0))
+    loss, arguments = ObjectiveConfig(name=name).group_loss(PUBLIC, 0.0), (present, torch.tensor(0.1), torch.tensor(-1.0))
     moved = {kind: torch.where(own[:, None, None], value + shift, value) for kind, value in z.items()}
 
     def centres(own_centre):

@@ -8,7 +8,6 @@ from torch.func import grad, vmap
 from torch.nn.functional import normalize
 
 from dpfed.config import ObjectiveConfig
-from dpfed.objectives import loss_of
 
 CASES = [("barlow_twins", kind) for kind in ("image", "pair")]
 NAMES = {"image": ("image",), "pair": ("image", "text")}
@@ -54,7 +53,7 @@ OPTIONS = {"redundancy": 0.3}
 
 def loss_named(name, **options):
     """As a configuration names it, of two views that are not contrasted."""
-    return lambda z, present: loss_of(ObjectiveConfig(name=name, **options))(z, present, None, None)
+    return lambda z, present: ObjectiveConfig(name=name, **options).group_loss()(z, present, None, None)
 
 
 def where_it_belongs(loss):

@@ -15,7 +15,7 @@ import pytest
 from installation import ROOT, outside
 
 import dpfed
-from dpfed.config.shipped import config_names
+from dpfed.files.shipped import config_names
 
 PACKAGES = ("dpfed",)
 SHORT = ("privacy.steps=2", "privacy.batch=64", "data.records=300", "evaluation.records=50")

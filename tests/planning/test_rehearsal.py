@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dpfed.config import load_config, parse_config
-from dpfed.config.shipped import config_names
 from dpfed.errors import UserError
+from dpfed.files.shipped import config_names
 from dpfed.planning.proxy import Proxy, chosen, declared_plan
 from dpfed.planning.rehearsal import RESULTS, Rehearsal, Rehearsed, ScaledUp, _best, rehearse
 from dpfed.planning.simulated import SimulatedRun

@@ -10,6 +10,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
@@ -91,7 +92,7 @@ GOOD = {"records": 1000, "batch": 100, "steps": 10, "group_size": 4, "clip_norm"
 def test_a_delta_above_one_in_n_is_no_promise(delta, spent):
     config = parse_config({"privacy": {"batch": 100, "steps": 10, "delta": delta, **spent}})
     with pytest.raises(UserError, match="more than 1/N"):
-        PrivacyPlan.from_config(1000, config)
+        plan_of(1000, config)
     with pytest.raises(UserError, match="more than 1/N"):
         PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, "delta": delta})
     with pytest.raises(UserError, match="more than 1/N"):  # what `dpfed privacy` asks

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from dpfed.building.plan import plan_of, sketch_of
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
@@ -74,24 +75,22 @@ def test_a_plan_is_sketched_before_its_records_are_counted():
     def config(**privacy):
         return parse_config({"privacy": {"batch": 100, "steps": 10, **privacy}})
 
-    assert PrivacyPlan.sketch(config(epsilon=8.0)).groups == 6
+    assert sketch_of(config(epsilon=8.0)).groups == 6
     for wrong in ({}, {"epsilon": -1.0}, {"epsilon": 8.0, "noise_multiplier": 1.0}, {"epsilon": 8.0, "delta": 1e-300}):
         with pytest.raises(UserError):
-            PrivacyPlan.sketch(config(**wrong))
+            sketch_of(config(**wrong))
     with pytest.raises(UserError, match="batch must lie in 2..99") as refused:
-        PrivacyPlan.sketch(config(epsilon=8.0), 99)
+        sketch_of(config(epsilon=8.0), 99)
     assert refused.value.command == "Try --set privacy.batch=16."  # a tenth, and no less than a group
-    assert (
-        PrivacyPlan.sketch(config(epsilon=8.0, batch=10**9)).sampling.records > 10**9
-    )  # nobody knows yet that there are fewer
+    assert sketch_of(config(epsilon=8.0, batch=10**9)).sampling.records > 10**9  # nobody knows yet that there are fewer
 
 
 @pytest.mark.parametrize("epsilon", [LEAST_EPSILON * 0.99, 1e-300])
 def test_an_epsilon_that_accounting_cannot_tell_from_none_is_refused_wherever_it_is_given(epsilon):
     asked = parse_config({"privacy": {"batch": 100, "steps": 10, "epsilon": epsilon, "accountant": "rdp"}})
     for ask in (
-        lambda: PrivacyPlan.sketch(asked),
-        lambda: PrivacyPlan.from_config(1000, asked),
+        lambda: sketch_of(asked),
+        lambda: plan_of(1000, asked),
         lambda: of_numbers(1000, 100, 10, epsilon, accountant="rdp"),
     ):
         with pytest.raises(UserError, match=r"epsilon must be positive, at least 0\.001 "):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
@@ -30,7 +31,7 @@ def test_one_sigma_is_shared_out_and_nothing_is_free(method, clipping, share):
     """1 / sigma^2 is the sum of what the noise on the gradients, and that on the figures, would be worth alone."""
     one = plan(**method, clipping=clipping)
     one = one.replace(progress=PROGRESS | {"share": share})
-    of_gradients = one.bounding.method.sensitivity(one)
+    of_gradients = one.bounding.method.sensitivity(one.parameters)
     whole = 2 if of_gradients == 2 * one.bounding.clip_norm else 1  # a group goes from one point to another, or comes and goes
     of_figures = whole * one.statistics.unit * math.sqrt(one.statistics_count) / 2
     alone = (one.noise_std / of_gradients) ** -2 + (one.noise_std / of_figures) ** -2
@@ -38,7 +39,7 @@ def test_one_sigma_is_shared_out_and_nothing_is_free(method, clipping, share):
     assert one.noise_std == pytest.approx(one.noise.multiplier * of_gradients / math.sqrt(1 - share), rel=1e-12)
     assert one.sensitivity == pytest.approx(math.hypot(of_gradients, of_figures), rel=1e-12)
     assert one.epsilon() == one.replace(progress={}, clipping="fixed").epsilon()
-    assert one.longest_sum == pytest.approx(one.bounding.method.spread(one) * one.sensitivity)
+    assert one.longest_sum == pytest.approx(one.spread * one.sensitivity)
 
 
 def test_a_plan_without_them_has_no_room_for_them():
@@ -87,7 +88,7 @@ TREE = {"diagnostics": "private", "privacy": {"noise_multiplier": 1.0, "batch": 
 )
 def test_what_cannot_be_is_refused_in_a_sentence(changes, said):
     with pytest.raises(UserError, match=said):
-        PrivacyPlan.from_config(2000, parse_config(TREE | changes))
+        plan_of(2000, parse_config(TREE | changes))
 
 
 def test_an_error_that_is_no_number_is_noise_alone():

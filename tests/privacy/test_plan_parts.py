@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from dpfed.building.plan import describes, plan_of
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
@@ -99,7 +100,7 @@ def test_what_can_be_is_taken(changes):
 def test_a_plan_with_too_little_noise_for_its_epsilon_is_of_no_configuration(tiny):
     """Whoever wrote the terms or the ledger: a plan that names an epsilon has the noise that keeps it."""
     config = parse_config(tiny)
-    plan = PrivacyPlan.from_config(600, config)
+    plan = plan_of(600, config)
     less, more = (plan.replace(noise_multiplier=factor * plan.noise.multiplier) for factor in (0.99, 1.01))
-    assert plan.is_of(config) and more.is_of(config)
-    assert less.promise.target_epsilon < less.epsilon() < 1.1 * less.promise.target_epsilon and not less.is_of(config)
+    assert describes(config, plan) and describes(config, more)
+    assert less.promise.target_epsilon < less.epsilon() < 1.1 * less.promise.target_epsilon and not describes(config, less)

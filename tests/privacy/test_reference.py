@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpfed.artifacts.view import RunView
+from dpfed.artifacts.view import read_view
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.clipping import clip_factors
+from dpfed.building.plan import plan_of
 from dpfed.config import BoundingConfig, Config, OptimizerConfig, PrivacyConfig, parse_config
 from dpfed.console import terminal
 from dpfed.data.sampling import draw_step
 from dpfed.errors import UserError
-from dpfed.objectives import loss_of
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
@@ -47,10 +47,10 @@ def strict(text):
 
 
 def test_the_plan_promises_nothing():
-    plan = PrivacyPlan.from_config(1000, Config(privacy=PrivacyConfig(batch=100, steps=7), bounding=NONE))
+    plan = plan_of(1000, Config(privacy=PrivacyConfig(batch=100, steps=7), bounding=NONE))
     assert (plan.noise.multiplier, plan.noise_std) == (0, 0)
     assert plan.sensitivity == plan.bounding.bound == plan.epsilon() == plan.epsilon(1, "rdp") == math.inf
-    private = PrivacyPlan.from_config(
+    private = plan_of(
         1000, Config(privacy=PrivacyConfig(batch=100, steps=7, epsilon=8.0), bounding=BoundingConfig(group_size=4))
     )
     assert private.sampling.rate == plan.sampling.rate and private.groups == plan.groups
@@ -61,7 +61,7 @@ def test_the_plan_promises_nothing():
 @pytest.mark.parametrize("asked", [{"epsilon": 8.0}, {"noise_multiplier": 1.0}, {"noise_multiplier": 0.0}])
 def test_a_promise_without_privacy_is_refused(asked):
     with pytest.raises(UserError, match="without privacy, so leave privacy.epsilon"):
-        PrivacyPlan.from_config(1000, Config(privacy=PrivacyConfig(batch=100, **asked), bounding=NONE))
+        plan_of(1000, Config(privacy=PrivacyConfig(batch=100, **asked), bounding=NONE))
 
 
 def test_gradients_keep_their_length_unless_they_are_not_finite():
@@ -83,7 +83,7 @@ def test_the_sum_is_that_of_the_plain_gradients(without, engine):
         members = draw.members(group)
         embeddings = parts.model(worker._views(members, randomness, 0, torch.device("cpu")))
         present = torch.ones(len(members), dtype=torch.bool)
-        losses.append(loss_of(parts.config.objective)(embeddings, present, parts.model.temperature, None))
+        losses.append(parts.config.objective.group_loss()(embeddings, present, parts.model.temperature, None))
     trainable = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(sum(losses), trainable)])
     assert torch.allclose(total.values, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
@@ -125,10 +125,10 @@ def test_a_run_says_everywhere_that_there_is_no_guarantee(without, tmp_path, cap
 
     without["bounding"]["method"], without["privacy"]["epsilon"] = "group", 8.0
     private = pretrain(parse_config(without | {"name": "private"}), tmp_path / "private")
-    write_report(tmp_path / "both.html", [RunView.read(run.path), RunView.read(private.path)])
+    write_report(tmp_path / "both.html", [read_view(run.path), read_view(private.path)])
     html = (tmp_path / "both.html").read_text()
     assert "no guarantee" in html and "(8.00," in html
-    assert RunView.read(run.path).epsilon == math.inf
+    assert read_view(run.path).epsilon == math.inf
 
 
 def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(without, tmp_path):

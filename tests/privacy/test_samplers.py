@@ -61,8 +61,8 @@ PLAN = PrivacyPlan.of(900, 90, 9, 1.0, 7, 1.1, 1e-5, "rdp")
 def cyclic(monkeypatch):
     """Group clipping with the sampler above."""
 
-    def cyclic(plan):
-        return Mechanism(CyclicPoissonSampler(plan.sampling.rate, PARTS), plan.noise.multiplier)
+    def cyclic(given):
+        return Mechanism(CyclicPoissonSampler(given.rate, PARTS), given.noise_multiplier)
 
     monkeypatch.setattr(group, "METHOD", dataclasses.replace(group.METHOD, mechanism=cyclic))
     methods.method_named.cache_clear()

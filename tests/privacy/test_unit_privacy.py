@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from dpfed.building.plan import plan_of
 from dpfed.config import BoundingConfig, Config, PrivacyConfig
 from dpfed.data.sampling import draw_step, owner_keys, protected_count, unit_keys
 from dpfed.data.store.record import RecordInput, record_key
@@ -104,25 +105,23 @@ def test_draws_by_record_keys_would_tear_units_apart():
 def test_the_plan_counts_units(tmp_path):
     store = people(tmp_path / "people", ["ann", "ann", "bo", None, "cy", "ann", None, None])
     privacy = PrivacyConfig(unit="user", per_unit=2, noise_multiplier=1.0, batch=2, steps=5)
-    assert protected_count(store, privacy) == 6  # three people and three records without one
-    assert protected_count(store, PrivacyConfig()) == 8
-    made = PrivacyPlan.from_config(
-        protected_count(store, privacy), Config(privacy=privacy, bounding=BoundingConfig(group_size=1))
-    )
+    assert protected_count(store, privacy.unit) == 6  # three people and three records without one
+    assert protected_count(store, "record") == 8
+    made = plan_of(protected_count(store, privacy.unit), Config(privacy=privacy, bounding=BoundingConfig(group_size=1)))
     assert (made.sampling.records, made.promise.unit, made.sampling.per_unit, made.sampling.rate) == (6, "user", 2, 2 / 6)
     assert (made.promise.protected, protected_by("user"), protected_by("record")) == ("unit", "unit", "record")
-    assert np.array_equal(unit_keys(store, privacy), store.units) and unit_keys(store, PrivacyConfig()) is None
+    assert np.array_equal(unit_keys(store, privacy.unit), store.units) and unit_keys(store, "record") is None
 
 
 def test_only_units_of_the_training_split_count(tmp_path):
     store = people(tmp_path / "people", ["ann", "bo", "ann", "cy"], ["train", "train", "train", "test"])
-    assert protected_count(store, PrivacyConfig(unit="user")) == 2
+    assert protected_count(store, "user") == 2
 
 
 def test_units_that_nobody_named_cannot_be_protected(tmp_path):
     store = people(tmp_path / "people", [None, None], unit_name=None)
     with pytest.raises(UserError, match="name no units"):
-        unit_keys(store, PrivacyConfig(unit="user"))
+        unit_keys(store, "user")
 
 
 def people(path, units, splits=None, unit_name="person") -> RecordStore:
@@ -139,7 +138,7 @@ def test_an_owner_holds_whole_units_and_only_where_units_are_protected(tmp_path,
     store = people(tmp_path / "store", [f"person {number % 12}" for number in range(60)])
     indices = store.split("train")
     for unit, at_several in (("user", 0), ("record", 12)):
-        keys = owner_keys(store, PrivacyConfig(unit=unit, epsilon=1.0))
+        keys = owner_keys(store, unit)
         shares = [indices_of_owner(indices, keys, owner, owners) for owner in range(owners)]
         assert np.array_equal(np.sort(np.concatenate(shares)), indices)
         held = np.concatenate([np.unique(store.units[share]) for share in shares])

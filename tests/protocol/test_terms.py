@@ -290,7 +290,7 @@ def test_every_epsilon_that_a_federation_states_is_that_of_its_noise_and_steps(t
         journal.write("opened", step)
         journal.write("collected", step, arrived=["site-0", "site-2"] if step else ["site-0"])
     run = SimpleNamespace(journal=tmp_path / "journal.jsonl", simulation=tmp_path / "nowhere")
-    facts = facts_of_federation(FACTS, run, terms)
+    facts = facts_of_federation(FACTS, run.journal, run.simulation.is_file(), terms)
     for line, steps in zip(facts.sites, (4, 0, 3), strict=True):
         stated = f"its sums are in {steps} steps, which cost its records epsilon {spent(plan, sigma, steps) if steps else 0}"
         assert line.endswith(stated)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
 from dpfed.privacy.ledger import Ledger, Release
-from dpfed.privacy.plan import PrivacyPlan
 from dpfed.report.card import privacy_card
 from dpfed.report.facts import CardFacts
 from tests.memory_store import Splits
@@ -17,7 +17,7 @@ from tests.written_run import CLIPPED, MADE
 
 TREE = {"name": "shapes", "model": {"kind": "image-text"}, "data": {"size": 8}, "privacy": {"epsilon": 8.0}}
 CONFIG = parse_config(TREE)
-PLAN = PrivacyPlan.from_config(60_000, parse_config({**TREE, "privacy": {"epsilon": 8.0, "accountant": "rdp"}}))
+PLAN = plan_of(60_000, parse_config({**TREE, "privacy": {"epsilon": 8.0, "accountant": "rdp"}}))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 
-from dpfed.artifacts.view import RunView
+from dpfed.artifacts.view import read_view
 from dpfed.errors import UserError
 from dpfed.protocol.journal import Journal
 from dpfed.report.facts import FIXED_SEED, LABELLED_BANK, shared_unit
@@ -30,7 +30,7 @@ def results(**changes):
 
 def render(tmp_path, *folders):
     path = tmp_path / "report.html"
-    write_report(path, [RunView.read(folder) for folder in folders])
+    write_report(path, [read_view(folder) for folder in folders])
     return path.read_text(encoding="utf-8")
 
 
@@ -82,12 +82,12 @@ def test_chance_and_the_noise_alone_are_drawn_where_they_are_known(run_folder, t
     (folder / "results.json").write_text(json.dumps(found))
     lines = [{"step": step, "epsilon": 0.1, "learning_rate": 0.1, "noisy_gradient_norm": 11.0} for step in (1, 2, 3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    view, html = RunView.read(folder), render(tmp_path, folder)
+    view, html = read_view(folder), render(tmp_path, folder)
     assert view.noise_norm == 10.0 and view.table[0].chance == 0.1
     assert "noise alone" in html and "chance (orange)" in html
     found["privacy"]["clipping"] = "adaptive"  # the noise of a step then follows its threshold
     (folder / "results.json").write_text(json.dumps(found))
-    assert RunView.read(folder).noise_norm is None
+    assert read_view(folder).noise_norm is None
 
 
 def test_the_noise_of_a_step_is_what_its_sites_added(run_folder):
@@ -96,7 +96,7 @@ def test_the_noise_of_a_step_is_what_its_sites_added(run_folder):
     found["privacy"] |= {"noise_std": 3.0, "divisor": 6, "trained_parameters": 400}  # noise of length 10
     (folder / "results.json").write_text(json.dumps(found))
     Journal(folder / "federation.jsonl").write("collected", 0, arrived=["north"], missing={}, noise_of_sites=3.0 * 2**0.5)
-    assert RunView.read(folder).noise_norm == pytest.approx(10 * 2**0.5)
+    assert read_view(folder).noise_norm == pytest.approx(10 * 2**0.5)
 
 
 def test_a_voided_run_gets_no_epsilon_to_open_with(run_folder, tmp_path):
@@ -151,7 +151,7 @@ def test_damaged_files_are_named(run_folder, file, content, message):
     folder = run_folder()
     (folder / file).unlink() if content is None else (folder / file).write_text(content)
     with pytest.raises(UserError, match=message) as caught:
-        RunView.read(folder)
+        read_view(folder)
     assert file in str(caught.value)
 
 
@@ -160,7 +160,7 @@ def test_runs_of_one_configuration_are_compared_under_their_folders_names(run_fo
     for folder in folders:
         config = folder / "config.toml"
         config.write_text(config.read_text().replace(f'name = "{folder.name}"', 'name = "shapes"'))
-    runs = [RunView.read(folder) for folder in folders]
+    runs = [read_view(folder) for folder in folders]
     assert {run.name for run in runs} == {"shapes"}
     write_report(tmp_path / "report.html", runs)
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -219,7 +219,7 @@ def test_private_moments_say_why_there_is_no_loss(run_folder, tmp_path):
 
 
 def test_a_comparison_says_what_each_run_changed_and_what_that_brought(run_folder):
-    first, second = RunView.read(run_folder("first")), RunView.read(run_folder("second"))
+    first, second = read_view(run_folder("first")), read_view(run_folder("second"))
     second = dataclasses.replace(second, config_toml=first.config_toml.replace("epsilon = 8.0", "epsilon = 3.0"))
     low, high = (
         Result("knn3_accuracy", 0.1, value, "", "test", trained_interval=(value - 0.01, value + 0.01)) for value in (0.5, 0.6)

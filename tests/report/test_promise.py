@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.view import RunView
+from dpfed.artifacts.view import read_view
 from dpfed.console.terminal import console, show_run
 from dpfed.privacy.promise import factor, guess, large_delta, meaning, of_several, percent_up, round_down, round_up
 from dpfed.report import plots
@@ -98,7 +98,7 @@ def test_an_epsilon_of_7_9951_is_shown_as_8_everywhere(run_folder, tmp_path, mon
     privacy = {"epsilon": 7.9951, "delta": 1.00001e-5, "guarantee": True, "accountant": "pld", "records": 1000}
     privacy = {**results["privacy"], **privacy}
     (folder / "results.json").write_text(json.dumps({**results, "name": "x", "privacy": privacy}))
-    views = [dataclasses.replace(RunView.read(folder), spent=[(1, 7.9951)])] * 2
+    views = [dataclasses.replace(read_view(folder), spent=[(1, 7.9951)])] * 2
     for count in (1, 2):
         write_report(tmp_path / f"{count}.html", views[:count])
     with console.capture() as captured:

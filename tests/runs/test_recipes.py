@@ -5,9 +5,9 @@ import json
 import pytest
 
 from dpfed.config import load_config
-from dpfed.config.shipped import config_names
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.simulation import simulate
+from dpfed.files.shipped import config_names
 from dpfed.runs import starts
 from dpfed.runs.pretraining import make_start, pretrain
 from tests.conftest import TINY

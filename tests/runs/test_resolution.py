@@ -94,7 +94,7 @@ def test_an_architecture_settles_size_and_digest_and_neither_what_was_given(tmp_
 def test_a_device_that_was_chosen_is_kept(asked, there, found, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: there)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
-    monkeypatch.setattr("dpfed.training.memory.memory_of", lambda device: 2**34)  # of the GPU that is not there
+    monkeypatch.setattr("dpfed.runs.memory.memory_of", lambda device: 2**34)  # of the GPU that is not there
     bounding = {**OPEN["bounding"], "engine": "loop"}
     resolved = resolve(parse_config({**OPEN, "bounding": bounding, "training": {"device": asked}}))
     assert resolved.training.device == found

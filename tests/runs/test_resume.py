@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.view import RunView
+from dpfed.artifacts.view import read_view
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation import simulation
@@ -112,7 +112,7 @@ def test_resume_from_every_step_gives_the_same_bits(seeded, tmp_path, undisturbe
     assert ledger.charged == 6 >= spent  # each release paid for exactly once
     curve = {line["step"]: line["epsilon"] for line in run.metric_lines() if "epsilon" in line}
     assert curve == {step: ledger.plan.epsilon(step) for step in range(1, 7)}  # also of steps that were taken twice
-    assert RunView.read(folder).spent == [(0, 0.0), *curve.items()]
+    assert read_view(folder).spent == [(0, 0.0), *curve.items()]
     assert results_again["privacy"]["epsilon"] == ledger.epsilon == results["privacy"]["epsilon"]
 
 

@@ -47,7 +47,7 @@ def test_initial_weights_follow_from_the_secret_and_touch_no_other_draw(tiny):
 
 
 def test_a_model_that_mixes_records_is_refused_before_any_record_is_read(tiny, monkeypatch):
-    build = assembly.build_model
+    build = assembly.model_of
 
     def mixing(*arguments, **options):
         model = build(*arguments, **options)
@@ -55,7 +55,7 @@ def test_a_model_that_mixes_records_is_refused_before_any_record_is_read(tiny, m
         model.forward = lambda views: {name: z + 0.1 * z.mean(0) for name, z in honest(views).items()}
         return model
 
-    monkeypatch.setattr(assembly, "build_model", mixing)
+    monkeypatch.setattr(assembly, "model_of", mixing)
     monkeypatch.setattr(assembly, "records_of", lambda *_: pytest.fail("records are read"))
     with pytest.raises(UserError, match="mixes"):
         assemble(resolve(parse_config(tiny)))

@@ -14,8 +14,8 @@ from typing import Any, get_args, get_origin
 import pytest
 
 from dpfed.config import Config, parse_config
-from dpfed.config.toml_file import put
 from dpfed.errors import UserError
+from dpfed.files.toml_file import put
 from dpfed.runs.pretraining import pretrain
 
 # With these, a key has an effect; a key that needs another kind of model is tried in its own tests.

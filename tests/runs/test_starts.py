@@ -9,12 +9,12 @@ from safetensors.torch import load_file, save_file
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
-from dpfed.config.shipped import shipped_file
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.simulation import resume, simulate
+from dpfed.files.shipped import shipped_file
 from dpfed.models.starting import MissingStart
 from dpfed.progress import Silent
 from dpfed.runs import starts

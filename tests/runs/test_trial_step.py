@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dpfed.config import parse_config
-from dpfed.config.toml_file import put
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
+from dpfed.files.toml_file import put
 from dpfed.runs.preflight import known_plan
 from dpfed.runs.pretraining import pretrain
 from tests.models.conftest import SMALL

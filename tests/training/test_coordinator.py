@@ -200,7 +200,7 @@ def test_noise_and_accounting_must_follow_from_one_plan(make, tmp_path):
 def test_copies_of_a_run_that_part_ways_never_share_noise(make):
     """A run directory is copied, key and all, and both copies are resumed with different settings: same step, other sums."""
     releases = []
-    for name, size in (("one.jsonl", 0.0), ("two.jsonl", 1e-6)):
+    for name, size in (("one.jsonl", 0), ("two.jsonl", 1)):
         model, coordinator, _ = make(name=name)
         sum_ = zeros()
         sum_.values[:] = size
@@ -304,7 +304,7 @@ def test_the_average_of_weights_lags_behind_and_costs_nothing(make):
 
 def test_noise_that_the_owners_added_is_not_added_again(make):
     model, coordinator, _ = make()
-    coordinator.apply(0, dataclasses.replace(zeros(), noise_std=PLAN.noise_std))
+    coordinator.apply(0, BoundedSum(torch.zeros(SIZE), PLAN.sensitivity, PLAN.groups, PLAN.noise_std))
     assert not model.weight.any()
 
 
@@ -312,7 +312,7 @@ def test_noise_that_the_owners_added_is_not_added_again(make):
 def test_less_noise_than_the_plans_is_refused(make, share):
     model, coordinator, ledger = make()
     with pytest.raises(UserError, match="training-noise-low"):
-        coordinator.apply(0, dataclasses.replace(zeros(), noise_std=share * PLAN.noise_std))
+        coordinator.apply(0, BoundedSum(torch.zeros(SIZE), PLAN.sensitivity, PLAN.groups, share * PLAN.noise_std))
     assert ledger.charged == 0 and not model.weight.any()
 
 

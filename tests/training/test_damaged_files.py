@@ -8,6 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from dpfed.building.model import facts_of
 from dpfed.config import Config, ModelConfig, OptimizerConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
@@ -166,7 +167,7 @@ def test_a_kept_release_with_any_byte_changed_is_not_taken(tmp_path):
 
 def test_a_models_description_with_any_byte_changed_is_noticed(tmp_path):
     config = settle(Config(model=ModelConfig(width=8, embedding=16, head_hidden=16)))
-    save_encoder(tmp_path, build_model(config.model, config.objective), config)
+    save_encoder(tmp_path, build_model(config.model, config.objective), facts_of(config))
     path = tmp_path / "model.json"
     whole = {name: value for name, value in describe(tmp_path).items() if name != "digest"}
     for _, damaged in each_byte(path):

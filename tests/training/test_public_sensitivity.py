@@ -85,6 +85,7 @@ class Seen:
     """An engine that keeps the groups that it is given."""
 
     name = "seen"
+    adds_whole_parts = True
 
     def __init__(self) -> None:
         self.groups: list[dict[str, torch.Tensor]] = []

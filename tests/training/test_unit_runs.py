@@ -103,7 +103,9 @@ def test_persons_on_both_sides_are_mentioned_where_the_records_are_public(protec
         store = RecordStore.open(protecting["data"]["path"])
         for row in range(len(store)):
             image = store.images(np.array([row]), 16)[0].permute(1, 2, 0).numpy()
-            writer.add(RecordInput(str(row), image, ("someone",), {}, ["train", "train", "test"][row % 3], f"p{row // 3}"))
+            writer.add(
+                RecordInput(str(row), image, (f"person {row}",), {}, ["train", "train", "test"][row % 3], f"p{row // 3}")
+            )
     protecting["data"]["path"] = str(tmp_path / "mixed")
     pretrain(parse_config(protecting), tmp_path / "mixed-run", loud)
     assert any("person may be in both the train and the test split" in note for note in loud.notes) == public

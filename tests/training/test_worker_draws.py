@@ -40,6 +40,7 @@ class Coin:
     """An engine that notes what the model would draw."""
 
     name = "coin"
+    adds_whole_parts = True
 
     def __init__(self, model):
         self._model, self._size, self.seen = model, TrainableVector(model).numel, []

@@ -16,47 +16,37 @@ memory: no better than clipping every record's gradient.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpfed.baselines.whole_batch.pair_options import LogitOptions, contrastive_change, refuse_unbounded, spread_out_change
-from dpfed.privacy.method import Build, Method, options_of
-
-if TYPE_CHECKING:
-    from dpfed.bounding.engines import Engine
-    from dpfed.config import Config
-    from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.method import Method, MethodInputs
+from dpfed.privacy.parameters import MechanismParameters
 
 
-def _numbers(config: Config, options: LogitOptions) -> dict[str, Any]:
-    refuse_unbounded(config)
+def _numbers(inputs: MethodInputs) -> dict[str, Any]:
+    refuse_unbounded(inputs)
+    options: LogitOptions = inputs.options
     return {
-        "temperature": config.objective.temperature,
-        "candidates": 1 + config.objective.augmentations,
+        "temperature": inputs.loss_options.temperature,
+        "candidates": 1 + inputs.loss_options.augmentations,
         "directions": 1 if options.one_sided else 2,
         "spread_out": options.spread_out,
     }
 
 
-def _sensitivity(plan: PrivacyPlan) -> float:
-    given = plan.bounding.options
-    change = contrastive_change(plan.bounding.whole_batch_cap, given["temperature"], given["candidates"])
-    change += given["spread_out"] * spread_out_change()
-    return given["directions"] * change * plan.bounding.clip_norm
+def _sensitivity(given: MechanismParameters) -> float:
+    options = given.options
+    change = contrastive_change(given.cap, options["temperature"], options["candidates"])
+    change += options["spread_out"] * spread_out_change()
+    return options["directions"] * change * given.clip_norm
 
 
-def _spread(plan: PrivacyPlan) -> float:
+def _spread(given: MechanismParameters) -> float:
     """An anchor's weights are 2 / tau at most, added up in absolute value, and those of its regulariser 2."""
-    bounds, given = plan.bounding, plan.bounding.options
-    weights = 2 / given["temperature"] + 2 * given["spread_out"]
-    longest = bounds.whole_batch_cap * given["directions"] * weights * bounds.clip_norm
-    return longest / _sensitivity(plan)
-
-
-def _engine(build: Build) -> Engine:
-    from dpfed.baselines.whole_batch.pair_engines import LogitEngine
-
-    options = options_of(build.config).model_dump()
-    return LogitEngine(build.model, build.plan.bounding.whole_batch_cap, **options)
+    options = given.options
+    weights = 2 / options["temperature"] + 2 * options["spread_out"]
+    longest = given.cap * options["directions"] * weights * given.clip_norm
+    return longest / _sensitivity(given)
 
 
 METHOD = Method(
@@ -66,10 +56,9 @@ METHOD = Method(
     "weighted sum by G C, G being the most that the weights can change (docs/methods.md).",
     sensitivity=_sensitivity,
     spread=_spread,
-    engine=_engine,
     whole_batch=True,
     capped=True,
-    divisor=lambda plan: plan.sampling.batch,
+    divisor=lambda given: given.batch,
     options={"infonce": LogitOptions},
     numbers=_numbers,
 )

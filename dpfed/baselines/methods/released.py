@@ -27,19 +27,14 @@ releases: to account for each with a sample of its own would be no bound, for th
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
 from dpfed.errors import UserError
-from dpfed.privacy.method import Build, Method
+from dpfed.privacy.method import Method, MethodInputs
+from dpfed.privacy.parameters import MechanismParameters
 from dpfed.schema.section import Section
-
-if TYPE_CHECKING:
-    from dpfed.bounding.engines import Engine
-    from dpfed.config import Config
-    from dpfed.privacy.noise import KeyedNoise
-    from dpfed.privacy.plan import PrivacyPlan
 
 
 class _Moments(Section):
@@ -51,45 +46,28 @@ class _Slots(_Moments):
     slots: int = Field(64, ge=2, description="M: slots in which the embeddings of a batch are released")
 
 
-def _numbers(config: Config, options: _Moments) -> dict[str, Any]:
-    refuse_augmentations(config)
+def _numbers(inputs: MethodInputs) -> dict[str, Any]:
+    refuse_augmentations(inputs)
+    options: _Moments = inputs.options
     return options.model_dump()
 
 
-def refuse_augmentations(config: Config) -> None:
+def refuse_augmentations(inputs: MethodInputs) -> None:
     """Two views of a record are contrasted, and further ones would be made for nothing.
 
     Raises:
         UserError: if there are further ones.
     """
-    if config.objective.augmentations:
+    if further := getattr(inputs.loss_options, "augmentations", 0):
         raise UserError(
-            f"bounding.method = '{config.bounding.method}' contrasts two views of a record: set objective.augmentations to 0, "
-            f"got {config.objective.augmentations}. [baseline-augmentations]"
+            f"bounding.method = '{inputs.method}' contrasts two views of a record: set objective.augmentations to 0, "
+            f"got {further}. [baseline-augmentations]"
         )
 
 
-def release_multiplier(plan: PrivacyPlan) -> float:
+def release_multiplier(given: MechanismParameters) -> float:
     """Noise of the release over its sensitivity."""
-    return plan.noise.multiplier / math.sqrt(plan.bounding.options["release_share"])
-
-
-def _engine(build: Build) -> Engine:
-    from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
-    from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, ReleasedMoments, release_noise
-
-    plan, config = build.plan, build.config
-
-    def noise(sensitivity: float) -> KeyedNoise:
-        return release_noise(build.randomness, release_multiplier(plan) * sensitivity, build.owner, plan.fingerprint)
-
-    statistics: ReleasedEmbeddings | ReleasedMoments
-    if config.objective.name == "infonce":
-        of_embeddings = noise(ReleasedEmbeddings.SENSITIVITY)
-        statistics = ReleasedEmbeddings(plan.bounding.options["slots"], plan.sampling.batch, of_embeddings, build.randomness)
-    else:
-        statistics = ReleasedMoments(plan.sampling.batch, noise(ReleasedMoments.SENSITIVITY), config.objective.redundancy)
-    return StatisticsEngine(build.model, config.training.precision, statistics)
+    return given.noise_multiplier / math.sqrt(given.options["release_share"])
 
 
 METHOD = Method(
@@ -97,12 +75,11 @@ METHOD = Method(
     title="released statistics (DPCL, made sound)",
     claim="Noisy statistics of the batch are released first; given them, each record's gradient is its own and is clipped: one "
     "record moves the sum by C. Release and sum are accounted for together.",
-    sensitivity=lambda plan: plan.bounding.clip_norm,
-    spread=lambda plan: 2 * plan.sampling.batch + 100,  # records: a Poisson batch is larger once in 10^60
-    engine=_engine,
+    sensitivity=lambda given: given.clip_norm,
+    spread=lambda given: 2 * given.batch + 100,  # records: a Poisson batch is larger once in 10^60
     whole_batch=True,
-    divisor=lambda plan: plan.sampling.batch,
-    gradient_share=lambda plan: 1 - plan.bounding.options["release_share"],
+    divisor=lambda given: given.batch,
+    gradient_share=lambda given: 1 - given.options["release_share"],
     options={"infonce": _Slots, "barlow_twins": _Moments},  # slots stay noisy at any share, so the gradient gets more
     numbers=_numbers,
 )

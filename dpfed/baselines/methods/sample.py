@@ -17,26 +17,15 @@ batch of B records that becomes one of B + 1. Poisson batches have no fixed size
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpfed.baselines.whole_batch.pair_options import PairOptions, refuse_unbounded
-from dpfed.privacy.method import Build, Method, options_of
-
-if TYPE_CHECKING:
-    from dpfed.bounding.engines import Engine
-    from dpfed.config import Config
+from dpfed.privacy.method import Method, MethodInputs
 
 
-def _numbers(config: Config, options: PairOptions) -> dict[str, Any]:
-    refuse_unbounded(config)
+def _numbers(inputs: MethodInputs) -> dict[str, Any]:
+    refuse_unbounded(inputs)
     return {}  # how norms are computed is not part of the promise
-
-
-def _engine(build: Build) -> Engine:
-    from dpfed.baselines.whole_batch.pair_engines import SampleEngine
-
-    norms = options_of(build.config).norms
-    return SampleEngine(build.model, build.plan.bounding.whole_batch_cap, norms)
 
 
 METHOD = Method(
@@ -44,12 +33,11 @@ METHOD = Method(
     title="per-record clipping (DP-SGD)",
     claim="All drawn records, at most b, are contrasted, and the gradient of each one's loss is clipped: a record changes all "
     "of these gradients, and moves their sum by 2bC.",
-    sensitivity=lambda plan: 2 * plan.bounding.whole_batch_cap * plan.bounding.clip_norm,
-    spread=lambda plan: 1 / 2,
-    engine=_engine,
+    sensitivity=lambda given: 2 * given.cap * given.clip_norm,
+    spread=lambda given: 1 / 2,
     whole_batch=True,
     capped=True,
-    divisor=lambda plan: plan.sampling.batch,
+    divisor=lambda given: given.batch,
     options={"infonce": PairOptions},
     numbers=_numbers,
 )

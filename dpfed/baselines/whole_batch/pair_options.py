@@ -35,15 +35,13 @@ record more: 2 for the new anchor, 2 for the new candidates, and older ones chan
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from dpfed.errors import UserError
+from dpfed.privacy.method import MethodInputs
 from dpfed.schema.section import Section
-
-if TYPE_CHECKING:
-    from dpfed.config import Config
 
 
 class PairOptions(Section):
@@ -59,24 +57,24 @@ class LogitOptions(PairOptions):
     spread_out: float = Field(0.0, ge=0, description="weight of the spread-out regulariser")
 
 
-def refuse_unbounded(config: Config) -> None:
+def refuse_unbounded(inputs: MethodInputs) -> None:
     """Refuses what these methods cannot bound: both are for a sum over anchors of a function of cosines, as InfoNCE is.
 
     Args:
-        config: of the run.
+        inputs: choices of the run.
 
     Raises:
         UserError: for a learnt temperature, or a precision in which norms and gradients would differ too much.
     """
-    method = config.bounding.method
-    if config.objective.learn_temperature:
+    method = inputs.method
+    if inputs.loss_options.learn_temperature:
         raise UserError(
             f"bounding.method = '{method}' bounds gradients of cosines, but not that of a learnt temperature: set "
             "objective.learn_temperature = false. [baseline-temperature]"
         )
-    if config.training.precision != "fp32":
+    if inputs.precision != "fp32":
         raise UserError(
-            f"bounding.method = '{method}' computes norms apart from gradients, and in {config.training.precision} the two "
+            f"bounding.method = '{method}' computes norms apart from gradients, and in {inputs.precision} the two "
             "differ too much: set training.precision = 'fp32'. [baseline-precision]"
         )
 

@@ -38,6 +38,7 @@ def build_engine(
     group_size: int,
     if_unlike: IfUnlike = "warn",
     records: int | None = None,
+    check_every: int | None = None,
 ) -> Engine:
     """An engine by name.
 
@@ -49,9 +50,10 @@ def build_engine(
         group_size: S, expected records in a group.
         if_unlike: see `LayerwiseEngine`, as the next.
         records: see `if_unlike`.
+        check_every: see `if_unlike`.
     """
     if name == "layerwise":
-        return LayerwiseEngine(model, precision, loss, records, group_size, if_unlike)
+        return LayerwiseEngine(model, precision, loss, records, group_size, if_unlike, check_every)
     return LoopEngine(model, precision, loss)
 
 

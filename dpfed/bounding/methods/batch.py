@@ -8,31 +8,16 @@ tight. The same holds for a unit of several records.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dpfed.privacy.method import Build, Method
-
-if TYPE_CHECKING:
-    from dpfed.bounding.engines import Engine
-
-
-def _engine(build: Build) -> Engine:
-    from dpfed.bounding.engines.gradient_cache import BatchEngine
-    from dpfed.objectives import loss_of
-
-    config = build.config
-    return BatchEngine(build.model, config.training.precision, loss_of(config.objective), config.bounding.microbatch)
-
+from dpfed.privacy.method import Method
 
 METHOD = Method(
     name="batch",
     title="batch clipping (DP-CLIP)",
     claim="All drawn records are contrasted, and the gradient of their mean loss is clipped: a record moves it by 2C.",
-    sensitivity=lambda plan: 2 * plan.bounding.clip_norm,
-    engine=_engine,
+    sensitivity=lambda given: 2 * given.clip_norm,
     whole_batch=True,
     capped=True,
-    divisor=lambda plan: 1,
+    divisor=lambda given: 1,
     units=True,
     proven_in_floats=True,
     measured=True,

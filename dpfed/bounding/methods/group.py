@@ -7,30 +7,13 @@ groups but for one, whose gradient lies in a ball of radius C before and after: 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dpfed.privacy.method import Build, Method
-
-if TYPE_CHECKING:
-    from dpfed.bounding.engines import Engine
-
-
-def group_engine(build: Build) -> Engine:
-    """The configured engine for gradients of groups."""
-    from dpfed.bounding.engines import build_engine
-
-    config, method = build.config, build.plan.bounding.method
-    engine, precision = config.bounding.engine, config.training.precision
-    size, records = method.contrasted(config), config.bounding.pass_records
-    return build_engine(engine, build.model, precision, method.loss(config), size, records=records)
-
+from dpfed.privacy.method import Method
 
 METHOD = Method(
     name="group",
     title="group clipping (DP-GCL)",
     claim="Records are contrasted inside small groups, and each group's gradient is clipped: a record moves one group, by 2C.",
-    sensitivity=lambda plan: 2 * plan.bounding.clip_norm,
-    engine=group_engine,
+    sensitivity=lambda given: 2 * given.clip_norm,
     picks_engine=True,
     units=True,
     proven_in_floats=True,

@@ -38,18 +38,14 @@ Units: the parts of a unit's records are averaged, so a unit moves the sum as on
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
 from dpfed.errors import UserError
-from dpfed.privacy.method import Build, Method, poisson
+from dpfed.privacy.method import Method, MethodInputs, poisson
+from dpfed.privacy.parameters import MechanismParameters
 from dpfed.schema.section import Section
-
-if TYPE_CHECKING:
-    from dpfed.bounding.engines import Engine
-    from dpfed.config import Config
-    from dpfed.privacy.plan import PrivacyPlan
 
 MEAN_SHARE, CROSS_SHARE = 0.05, 0.8  # a and b: near the best at every epsilon (docs/moments.md)
 _VIEWS = 8  # of images alone
@@ -64,48 +60,18 @@ class _Options(Section):
     )
 
 
-def _numbers(config: Config, options: _Options) -> dict[str, Any]:
-    model, adaptation = config.model, config.adaptation
-    if adaptation.image not in ("auto", "frozen"):
-        raise UserError(
-            f"bounding.method = 'moments' trains no tower, and adaptation.image = '{adaptation.image}' would: set it to "
-            "'frozen', or leave it out. [moments-adaptation]"
-        )
-    if config.training.precision != "fp32":
-        raise UserError("bounding.method = 'moments' computes in float32: set training.precision = 'fp32'. [moments-fp32]")
-    _refuse_without_weights(config)
-    views = options.views if options.views is not None else 0 if model.reads_text else _VIEWS
-    if not model.reads_text and views < 2:
+def _numbers(inputs: MethodInputs) -> dict[str, Any]:
+    options: _Options = inputs.options
+    views = options.views if options.views is not None else 0 if inputs.reads_text else _VIEWS
+    if not inputs.reads_text and views < 2:
         raise UserError(f"images alone need two views or more: set bounding.options.views = 2, got {views}. [moments-views]")
     return {"dimensions": options.dimensions, "views": views, "mean_share": MEAN_SHARE, "cross_share": CROSS_SHARE}
 
 
-def _refuse_without_weights(config: Config) -> None:
-    """Refuses towers that have learnt nothing: what is released would be moments of noise."""
-    model = config.model
-    own = (model.architecture or "").startswith("local-dir:")
-    if model.start is None and model.weights is None and not own:
-        raise UserError(
-            "bounding.method = 'moments' needs a pretrained image tower, and this one has random weights: set "
-            "model.weights (open_clip, timm) or model.start. [moments-image-tower]"
-        )
-    if model.kind == "image-text" and model.start is None and model.pretrained_text is None:
-        raise UserError(
-            "bounding.method = 'moments' needs a pretrained text tower: set model.text = "
-            "'sentence-transformers/NAME' or a folder, or model.start. [moments-text-tower]"
-        )
-
-
-def _radius(plan: PrivacyPlan) -> float:
+def _radius(given: MechanismParameters) -> float:
     """2^46, which gives unit vectors steps of 2^-19; less where the sum, or its noise, would leave no room in 64 bits."""
-    of_sum, of_noise = 60 - math.log2(plan.sampling.records), 56 - math.log2(plan.noise.multiplier)
+    of_sum, of_noise = 60 - math.log2(given.records), 56 - math.log2(given.noise_multiplier)
     return 2.0 ** math.floor(min(46, of_sum, of_noise))
-
-
-def _engine(build: Build) -> Engine:
-    from dpfed.bounding.pair_moments import MomentsEngine
-
-    return MomentsEngine(build.model, build.plan)
 
 
 METHOD = Method(
@@ -114,16 +80,15 @@ METHOD = Method(
     claim="Towers are frozen. The means of their features are released with noise, then the moments of image and text, from "
     "which heads follow in closed form. A record adds one vector to each sum: at most sqrt(0.05) long, then sqrt(0.95). The "
     "root of the sum of their squares is the sensitivity, 1.",
-    sensitivity=lambda plan: plan.bounding.clip_norm,
-    spread=lambda plan: plan.sampling.records,
+    sensitivity=lambda given: given.clip_norm,
+    spread=lambda given: given.records,
     radius=_radius,
-    divisor=lambda plan: plan.sampling.records,
-    mechanism=lambda plan: poisson(plan, (plan.bounding.options["mean_share"], 1 - plan.bounding.options["mean_share"])),
+    divisor=lambda given: given.records,
+    mechanism=lambda given: poisson(given, (given.options["mean_share"], 1 - given.options["mean_share"])),
     closed_form=True,
     alone=True,
     units=True,
     proven_in_floats=True,
-    engine=_engine,
     options=_Options,
     numbers=_numbers,
 )

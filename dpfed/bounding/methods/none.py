@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import math
 
-from dpfed.bounding.methods.group import group_engine
 from dpfed.privacy.method import Method
 
 METHOD = Method(
     name="none",
     title="no privacy",
     claim="Nothing is clipped and no noise is added: nothing is promised.",
-    sensitivity=lambda plan: math.inf,
-    spread=lambda plan: 0.0,
-    engine=group_engine,
+    sensitivity=lambda given: math.inf,
+    spread=lambda given: 0.0,
     picks_engine=True,
     units=True,
     private=False,

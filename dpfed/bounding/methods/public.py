@@ -21,40 +21,21 @@ records is up to the user. How many groups a Poisson batch makes has no limit; i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from dpfed.bounding.methods.group import group_engine
-from dpfed.errors import UserError
 from dpfed.privacy.method import Method
-from dpfed.schema.section import NoOptions
-
-if TYPE_CHECKING:
-    from dpfed.config import Config
-
-
-def _numbers(config: Config, options: NoOptions) -> dict[str, Any]:
-    if config.public.source == "store" and config.public.path is None:
-        raise UserError(
-            "bounding.method = 'public' contrasts every record with public ones: give public.path, a record store that was "
-            "imported with `dpfed data import --public`, or set public.source = 'shapes'. [bounding-public-path]"
-        )
-    return {"public_records": config.public.records}
-
 
 METHOD = Method(
     name="public",
     title="public contrast",
     claim="Every drawn record forms its own group together with public records, and the gradient of what it adds to the "
     "loss is clipped. No other private record has a part in it: a record adds one such gradient, and moves the sum by C.",
-    sensitivity=lambda plan: plan.bounding.clip_norm,
-    spread=lambda plan: 2 * plan.sampling.batch + 100,  # groups: a Poisson batch is larger once in 10^60
-    divisor=lambda plan: plan.sampling.batch,
-    engine=group_engine,
+    sensitivity=lambda given: given.clip_norm,
+    spread=lambda given: 2 * given.batch + 100,  # groups: a Poisson batch is larger once in 10^60
+    divisor=lambda given: given.batch,
     alone=True,
     public_records=True,
     picks_engine=True,
     units=True,
     proven_in_floats=True,
     measured=True,
-    numbers=_numbers,
+    numbers=lambda inputs: {"public_records": inputs.public_records},
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from dpfed.config import DataConfig
+from dpfed.data.options import DataConfig
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.record import SPLITS, RecordInput
 from dpfed.data.store.records import RecordStore, open_or_write

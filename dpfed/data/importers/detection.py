@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 from pathlib import Path
 
+from dpfed import discovery
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.conversions import conversion
 from dpfed.data.importers.dicom import DicomImporter
@@ -37,8 +36,8 @@ _IMPORTERS: tuple[type[Importer], ...] = (
 
 def importers() -> dict[str, Importer]:
     """All importers by name; those of the papers' data sets where their room is installed."""
-    there = importlib.util.find_spec("dpfed.reproduce") is not None
-    known = (*(importlib.import_module("dpfed.reproduce.importers").IMPORTERS if there else ()), *_IMPORTERS)
+    of_papers = discovery.part("reproduce", "importers").IMPORTERS if discovery.has("reproduce") else ()
+    known: tuple[type[Importer], ...] = (*of_papers, *_IMPORTERS)
     return {importer.name: importer() for importer in known}
 
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dpfed.config import DataConfig, PrivacyConfig
+from dpfed.data.options import DataConfig
 from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError
 from dpfed.paths import is_store, local_path
+from dpfed.privacy.promise import Unit
 
 
-def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
+def known_count(data: DataConfig, unit: Unit) -> int | None:
     """N of a configuration: of the configuration itself for generated records, of the header of a store on this machine.
 
     Nothing is imported, generated, copied or decoded.
 
     Args:
         data: which records.
-        privacy: what is protected: records or units.
+        unit: what is protected.
 
     Returns:
         The number, or ``None`` where only an import can tell.
@@ -27,16 +28,16 @@ def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
         UserError: for records that are not there, a damaged store, or units that the records do not name.
     """
     if data.source in ("shapes", "procedural"):
-        if privacy.unit == "user":
+        if unit == "user":
             raise no_units(data.source)
         return data.records
     if (path := store_at_hand(data)) is None:
         return None
     layout = read_layout(path)
-    if privacy.unit == "user" and layout.header["unit_name"] is None:
+    if unit == "user" and layout.header["unit_name"] is None:
         raise no_units(layout.header["name"])
     layout.check_sizes(path)
-    return layout.training_units if privacy.unit == "user" else layout.splits["train"]
+    return layout.training_units if unit == "user" else layout.splits["train"]
 
 
 def store_at_hand(data: DataConfig) -> Path | None:

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from dpfed.config import ViewsConfig
+from dpfed.data.options import ViewsConfig
 from dpfed.data.transfer import constant
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import Notice

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dpfed.config import TextViewsConfig
+from dpfed.data.options import TextViewsConfig
 
 # A full stop with what closes it and white space behind, or an empty line.
 _END = re.compile(r"([.!?][\"')\]”’]*)\s+|\n\s*\n\s*")

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.config import Config, read_back
-from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError
 from dpfed.federation.own_folder import own_folder
 from dpfed.files.atomic import create_file, write_atomically
 from dpfed.files.reading import read_text
+from dpfed.files.toml_file import read_toml
 from dpfed.paths import local_path
 from dpfed.progress import Silent, Watcher, import_progress
 from dpfed.protocol.cards import SiteCard

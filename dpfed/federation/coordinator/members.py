@@ -75,7 +75,7 @@ class Members:
         identity: the coordinator's.
         frozen: digest of the weights that are not trained.
         note: told what the operator should see.
-        patience: with sites that hang.
+        backoff: with sites that hang.
         left: names the sites that have left the federation for good, as far as its operator knows.
 
     Attributes:

@@ -49,8 +49,8 @@ class Federation:
         journal: of the run.
         paid: the run's ledger as it was when the run was taken up.
         note: told what the operator should see.
-        patience: with sites that hang.
-        arrivals: who watches sees there when answers come.
+        backoff: with sites that hang.
+        arrival_log: who watches sees there when answers come.
         left: see `Members`.
     """
 

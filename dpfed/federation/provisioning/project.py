@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from dpfed.config import Config, Section, first_problem, load_config
-from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError
 from dpfed.federation.provisioning.services import LINK_PORT
+from dpfed.files.toml_file import read_toml
 from dpfed.protocol.trust import Mode, Trust
 from dpfed.schema.section import Items
 

@@ -14,8 +14,6 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from dpfed.config import Config, PublicConfig, Section, first_problem
-from dpfed.config.sections import PROCEDURAL
-from dpfed.config.toml_file import read_toml
 from dpfed.data.public_store import public_fingerprint
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -25,6 +23,8 @@ from dpfed.federation.own_folder import own_folder
 from dpfed.files.atomic import create_file, sync_folder, write_atomically
 from dpfed.files.locking import noted_lock
 from dpfed.files.reading import read_bytes
+from dpfed.files.toml_file import read_toml
+from dpfed.models.options import PROCEDURAL
 from dpfed.models.starting import find_start
 from dpfed.paths import local_path
 from dpfed.privacy.ledger import Ledger

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from dpfed.budgets.refusals import percent, shown
 from dpfed.config import Config, DataConfig, EvaluationConfig
-from dpfed.config.sections import PROCEDURAL
 from dpfed.data.sampling import OwnRows
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site, settle_locked
 from dpfed.federation.site.folder import SiteFolder, SiteSettings, refuse_too_few
 from dpfed.federation.site.local_socket import serve
 from dpfed.federation.site.worker import SiteWorker
+from dpfed.models.options import PROCEDURAL
 from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.method import method_named

@@ -10,10 +10,12 @@ from dpfed.baselines.noisy_statistics.published_dpcl import PublishedMoments, Pu
 from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
 from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, ReleasedMoments
 from dpfed.bounding.engines import GroupBatch
+from dpfed.building import engine as of_config
+from dpfed.building.method import public_numbers
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
-from dpfed.privacy.method import Build, method_named
+from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.privacy.samplers import FixedSizeSampler
@@ -166,7 +168,7 @@ def test_the_sound_forms_move_by_2c_at_most_on_the_same_neighbours(kind, neighbo
 
 def plan_for(config, **fields) -> PrivacyPlan:
     numbers = {"records": 50, "batch": COUNT, "group_size": 5, "steps": 10, "noise_multiplier": 0.8, "delta": 1e-5}
-    options = method_named("dpcl").public_numbers(config)
+    options = public_numbers(config)
     return PrivacyPlan.of(
         **{**numbers, "clip_norm": 0.5, "method_name": "dpcl", "accountant": "rdp", "options": options, **fields}
     )
@@ -180,7 +182,7 @@ def test_it_is_marked_unsound_and_its_releases_have_the_planned_noise():
         plan = plan_for(config)
         assert plan.bounding.options == {"releases": releases} and plan.mechanism.sampler == FixedSizeSampler(50, COUNT)
         model = build_model(config_for("one tower").model, config_for("one tower").objective)
-        statistics = method.engine(Build(model, plan, config, Randomness.from_seed(1)))._statistics
+        statistics = of_config.engine_for(model, plan, config, Randomness.from_seed(1))._statistics
         if objective == "infonce":
             noise = statistics.release(torch.zeros(200, 200), 0)
             assert noise.std() == pytest.approx(0.8 * 4 * math.sqrt(2 * COUNT - 1), rel=0.02)
@@ -195,6 +197,6 @@ def test_it_is_marked_unsound_and_its_releases_have_the_planned_noise():
 
 def test_what_the_method_cannot_do_is_refused():
     with pytest.raises(UserError, match="got 'siglip'"):
-        method_named("dpcl").public_numbers(config_for("one tower", "siglip"))
+        public_numbers(config_for("one tower", "siglip"))
     with pytest.raises(UserError, match="no options, got slots"):
-        method_named("dpcl").public_numbers(config_for("one tower", options={"slots": 3}))
+        public_numbers(config_for("one tower", options={"slots": 3}))

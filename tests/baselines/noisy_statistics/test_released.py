@@ -11,10 +11,11 @@ from torch.nn.functional import normalize
 
 from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
 from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, ReleasedMoments, release_noise
+from dpfed.building.engine import engine_for
+from dpfed.building.method import public_numbers
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
-from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
@@ -69,7 +70,7 @@ def test_release_and_sum_carry_the_planned_noise_and_together_cost_sigma(share, 
     config = config_for("one tower", objective, options=options)
     plan = plan_for(config)
     model = build_model(config_for("one tower").model, config_for("one tower").objective)
-    noise = noise_of(method_named("released").engine(Build(model, plan, config, Randomness.from_seed(2))), 256)
+    noise = noise_of(engine_for(model, plan, config, Randomness.from_seed(2)), 256)
     release = noise.std().item() / math.sqrt(2 if objective == "infonce" else 5)
     assert abs(noise.mean().item()) < 5 * noise.std().item() / math.sqrt(noise.numel())
     assert release == pytest.approx(plan.noise.multiplier / math.sqrt(share), rel=0.02)
@@ -121,7 +122,7 @@ def test_slots_are_uniform_and_new_in_every_step():
 )
 def test_what_the_method_cannot_do_is_refused(objective, options, complaint):
     with pytest.raises(UserError, match=complaint):
-        method_named("released").public_numbers(config_for("one tower", objective, options=options))
+        public_numbers(config_for("one tower", objective, options=options))
 
 
 def test_a_worker_repeats_its_steps_and_draws_new_noise_in_each(tiny):
@@ -134,5 +135,5 @@ def test_a_worker_repeats_its_steps_and_draws_new_noise_in_each(tiny):
     elsewhere = parts.worker(Randomness.from_seed(5))
     elsewhere._randomness = Randomness.from_seed(5)
     secret = np.random.default_rng(0).bytes(32)
-    elsewhere._engine = parts.plan.bounding.method.engine(Build(parts.model, parts.plan, parts.config, Randomness(secret)))
+    elsewhere._engine = engine_for(parts.model, parts.plan, parts.config, Randomness(secret))
     assert not torch.equal(elsewhere.bounded_sum(0).values, sums[0].values)  # other release noise, other slots

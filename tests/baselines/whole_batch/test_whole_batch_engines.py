@@ -9,12 +9,12 @@ from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.bounding.clipping import clip_factors
 from dpfed.bounding.engines import GroupBatch
 from dpfed.bounding.engines.gradient_cache import BatchEngine
+from dpfed.building.plan import plan_of
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
-from dpfed.objectives import OBJECTIVES, loss_of
+from dpfed.objectives import OBJECTIVES
 from dpfed.objectives.infonce import group_loss
-from dpfed.privacy.plan import PrivacyPlan
 from tests.bounding.engines.test_engines_towers import build
 from tests.models.conftest import SMALL
 from tests.sparing import sparing
@@ -121,7 +121,7 @@ def test_the_batch_engine_is_one_gradient_of_the_mean_loss(name, loss, microbatc
     config, batch = MODELS[name], case(name)[1]
     model = build_model(config, ObjectiveConfig(name=loss, learn_temperature=loss in ("infonce", "siglip")))
     z, parameters = in_float64(model, batch)
-    named = loss_of(ObjectiveConfig(name=loss))
+    named = ObjectiveConfig(name=loss).group_loss()
     value = named(z, torch.ones(COUNT, dtype=torch.bool), model.temperature, model.bias)
     expected = flat_gradient(value / COUNT, parameters)
     model.float()
@@ -242,7 +242,7 @@ def test_what_a_method_cannot_bound_is_refused(method, section, message):
     tree = {"privacy": {"batch": 8, "noise_multiplier": 1.0}, **section}
     tree["bounding"] = {"method": method, **section.get("bounding", {})}
     with pytest.raises(UserError, match=message):
-        PrivacyPlan.from_config(100, parse_config(tree))
+        plan_of(100, parse_config(tree))
 
 
 @pytest.mark.parametrize("apart, clip_norm", [(1e-2, 1e-2), (1e-3, 1e-5), (1e-4, 1e-6)], ids=str)

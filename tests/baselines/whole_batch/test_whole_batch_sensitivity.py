@@ -8,10 +8,10 @@ import torch
 from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.baselines.whole_batch.pair_options import contrastive_change, contrastive_change_below_cap, spread_out_change
 from dpfed.bounding.engines.gradient_cache import BatchEngine
+from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
 from dpfed.objectives.infonce import group_loss
 from dpfed.privacy.method import method_named
-from dpfed.privacy.plan import PrivacyPlan
 from tests.baselines.whole_batch.angle_model import AngleModel, batch_of, intruder, moving, newcomer, staying
 
 CAP, CLIP = 6, 0.5
@@ -23,7 +23,7 @@ def plan(method, temperature=1.0, **options):
         "privacy": {"batch": 4, "noise_multiplier": 1.0},
         "objective": {"temperature": temperature},
     }
-    return PrivacyPlan.from_config(100, parse_config(tree))
+    return plan_of(100, parse_config(tree))
 
 
 def build(method, temperature=1.0, norms="exact", **options):

@@ -9,7 +9,6 @@ from dpfed.bounding.engines import ENGINES, GroupBatch, LoopEngine
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model
 from dpfed.models.parameters import TrainableVector
-from dpfed.objectives import loss_of
 from tests.models.conftest import SIGLIP, SMALL
 
 STARTS = [0, 4, 5, 11, 13]
@@ -55,8 +54,8 @@ def test_every_engine_agrees_with_the_oracle(tmp_path, engine, content, loss, cl
         tmp_path, content, ObjectiveConfig(name=loss, learn_temperature=True, bias=-1.0 if loss == "siglip" else None)
     )
     into = TrainableVector(model).zeros()
-    ENGINES[engine](model, loss=loss_of(ObjectiveConfig(name=loss))).add_clipped(batch(), clip_norm, into)
-    expected = oracle(model, batch(), loss_of(ObjectiveConfig(name=loss)), clip_norm)
+    ENGINES[engine](model, loss=ObjectiveConfig(name=loss).group_loss()).add_clipped(batch(), clip_norm, into)
+    expected = oracle(model, batch(), ObjectiveConfig(name=loss).group_loss(), clip_norm)
     assert (into.double() - expected).norm() / expected.norm() < 1e-4
 
 
@@ -68,7 +67,7 @@ def test_frozen_towers_take_no_part(tmp_path, adaptation):
     assert any(not p.requires_grad for p in model.parameters())
     into = vector.zeros()
     LoopEngine(model).add_clipped(batch(), 1.0, into)
-    expected = oracle(model, batch(), loss_of(ObjectiveConfig()), 1.0)
+    expected = oracle(model, batch(), ObjectiveConfig().group_loss(), 1.0)
     assert (into.double() - expected).norm() / expected.norm() < 1e-4
     assert all(parameter.grad is None for parameter in model.parameters())
 

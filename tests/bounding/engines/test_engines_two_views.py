@@ -7,7 +7,6 @@ from dpfed.bounding.engines import ENGINES, GroupBatch, LoopEngine
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model
 from dpfed.models.parameters import TrainableVector
-from dpfed.objectives import loss_of
 
 STARTS = [0, 4, 5, 12, 15, 20]  # groups of 4, 1, 7, 3 and 5 records
 IMAGES = {"kind": "image", "width": 8, "embedding": 8, "head_hidden": 16}
@@ -23,7 +22,7 @@ def case(request):
     views = {"image": torch.randn(STARTS[-1], 2, 3, 16, 16, generator=generator)}
     if model is PAIRS:
         views["text"] = torch.randint(1, 128, (STARTS[-1], 1, 8), generator=generator)
-    return build_model(ModelConfig(**model), objective), loss_of(objective), GroupBatch(views, STARTS)
+    return build_model(ModelConfig(**model), objective), objective.group_loss(), GroupBatch(views, STARTS)
 
 
 def gradients(model, loss, batch):

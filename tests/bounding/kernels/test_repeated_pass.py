@@ -9,7 +9,8 @@ from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines import layerwise
 from dpfed.bounding.engines.engine import GroupBatch
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
-from dpfed.bounding.engines.repeated_pass import CudaGraph, RepeatedPass, recording_on
+from dpfed.bounding.engines.pass_shape import PassShape
+from dpfed.bounding.engines.repeated_pass import CudaGraph, RepeatedPass, first_unlike, recording_on
 from dpfed.bounding.engines.same_bits import DependsOnOthers
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.errors import Notice
@@ -175,3 +176,34 @@ def test_an_input_that_is_not_filled_anew_is_found_out(stale, tapes, monkeypatch
 
 def test_a_cpu_records_nothing():
     assert recording_on(torch.device("cpu")) is None and callable(CudaGraph)
+
+
+def test_a_recording_that_is_wrong_only_when_it_comes_back_to_a_batch_is_found_out():
+    """Sabotage: it remembers a batch, and adds it twice the next time, after others."""
+    model = model_of(NAMES["cnn"])
+    engine = LayerwiseEngine(model, group_size=4, if_unlike="go on")
+    engine._shape, seen = PassShape.on("cpu", 4, 16), set()
+    zeros = engine.zeros().long()
+
+    def remembering(batch, groups, clip, into):
+        figures, mark = engine._add(batch, groups, clip, into), batch.views["image"].sum().item()
+        if mark in seen:
+            engine._add(batch, groups, clip, into)
+        seen.add(mark)
+        return figures
+
+    views = batches(False)[0].views
+    assert first_unlike(engine._add, engine._add, views, engine._shape, zeros) is None
+    assert first_unlike(remembering, engine._add, views, engine._shape, zeros) == "another sum"
+
+
+def test_what_an_earlier_batch_left_behind_the_records_of_a_pass_is_wiped(tapes, monkeypatch):
+    """Fillers are blank: they hold nothing of records that a pass had before."""
+    made, honest = [], RepeatedPass.__init__
+    monkeypatch.setattr(RepeatedPass, "__init__", lambda self, *given: (made.append(self), honest(self, *given))[1])
+    engine = LayerwiseEngine(model_of(NAMES["cnn"]), group_size=4, if_unlike="raise")
+    large, small = batches(False, sizes=([5, 4, 4], [2]))
+    for batch in (large, small):
+        summed(engine, batch, 0.05)
+    (repeated,) = made
+    assert repeated._views["image"][:2].any() and not repeated._views["image"][2:].any()

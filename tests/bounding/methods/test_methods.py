@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.view import RunView
+from dpfed.artifacts.view import read_view
+from dpfed.building.plan import plan_of
 from dpfed.config import Config, ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.privacy.method import METHODS, method_named
-from dpfed.privacy.plan import PrivacyPlan
 from dpfed.runs.assembly import assemble
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
@@ -76,7 +76,7 @@ def test_the_guide_has_a_row_for_each_and_says_whether_it_is_sound(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_plan_keeps_the_promise_and_differs_in_its_method_only(name):
-    plan, group = (PrivacyPlan.from_config(200, config_for(method)) for method in (name, "group"))
+    plan, group = (plan_of(200, config_for(method)) for method in (name, "group"))
     own = {"method_name", "noise_multiplier", "max_batch", "options", "accountant", "target_epsilon"}
     own |= {"group_size"} if plan.bounding.method.whole_batch or plan.bounding.method.alone else set()
     own |= {"batch"} if plan.bounding.method.closed_form else set()
@@ -96,7 +96,7 @@ def test_the_plan_keeps_the_promise_and_differs_in_its_method_only(name):
 def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, run_of):
     run, sound = run_of(name), method_named(name).sound
     assert run.card.exists() == sound and run.no_card.exists() != sound
-    assert sound or RunView.read(run.path).void
+    assert sound or read_view(run.path).void
     assert json.loads(run.results.read_text(encoding="utf-8"))["privacy"]["guarantee"] == (sound and name != "none")
     assert ("no guarantee holds" in run.report.read_text(encoding="utf-8")) == (not sound or name == "none")
     paper = (run.card if sound else run.no_card).read_text(encoding="utf-8")
@@ -119,7 +119,7 @@ def test_sensitivities_for_records_are_not_used_for_units(name):
     config = config_for(name)
     units = config.model_copy(update={"privacy": config.privacy.model_copy(update={"unit": "user"})})
     with pytest.raises(UserError, match="unit"):
-        PrivacyPlan.from_config(200, units)
+        plan_of(200, units)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if method_named(name).capped])
@@ -127,7 +127,7 @@ def test_a_cap_below_the_expected_batch_is_refused(name):
     config = config_for(name)
     low = config.model_copy(update={"bounding": config.bounding.model_copy(update={"max_batch": 31})})
     with pytest.raises(UserError, match="max_batch"):
-        PrivacyPlan.from_config(200, low)
+        plan_of(200, low)
 
 
 def test_a_run_goes_on_with_its_own_options_only(run_of):
@@ -145,4 +145,4 @@ def test_a_run_goes_on_with_its_own_options_only(run_of):
 @pytest.mark.parametrize("name", ["released", "dpcl"])
 def test_views_that_a_method_would_not_use_are_refused(name):
     with pytest.raises(UserError, match="baseline-augmentations"):
-        PrivacyPlan.from_config(200, config_for(name, objective={"augmentations": 1}))
+        plan_of(200, config_for(name, objective={"augmentations": 1}))

@@ -16,7 +16,9 @@ from dpfed.runs.resolution import resolve
 from tests.bounding.methods.test_methods import config_for, towers  # noqa: F401
 from tests.training.records_of_worker import keep_only
 
-SOUND = [name for name in METHODS if method_named(name).private and method_named(name).sound]
+# Of `released`, the bound is for a given release of statistics, which neighbours have in common only by chance:
+# `tests/baselines/noisy_statistics/test_released.py` fixes it.
+SOUND = [name for name in METHODS if method_named(name).private and method_named(name).sound and name != "released"]
 RANDOMNESS = Randomness.from_seed(5)
 
 

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from dpfed.bounding.engines import ENGINES, GroupBatch, build_engine
+from dpfed.building.plan import plan_of
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.centres import add_centres
 from dpfed.models.parameters import TrainableVector
-from dpfed.objectives import OBJECTIVES, centred, loss_of
-from dpfed.privacy.plan import PrivacyPlan
+from dpfed.objectives import OBJECTIVES
+from dpfed.objectives.of_groups import centred
 from tests.objectives.test_two_view_losses import barlow_twins
 from tests.sparing import sparing
 
@@ -79,7 +80,7 @@ def test_every_engine_clips_the_gradient_of_what_a_record_adds(objective, kind, 
     assert max(norms) > clip_norm
     for name in ENGINES:
         into = TrainableVector(model).zeros()
-        build_engine(name, model, "fp32", loss_of(wanted, M), 1 + M).add_clipped(batch, clip_norm, into)
+        build_engine(name, model, "fp32", wanted.group_loss(M), 1 + M).add_clipped(batch, clip_norm, into)
         assert (into - expected).norm() <= 1e-4 * expected.norm(), name
 
 
@@ -89,15 +90,15 @@ def test_gradients_flow_through_public_records_and_their_own_terms_do_not_count(
     z = torch.nn.functional.normalize(torch.randn(1 + M, 2, 8, generator=generator), dim=-1).requires_grad_()
     present, tau, bias = torch.ones(1 + M, dtype=torch.bool), torch.tensor(0.1), torch.tensor(-1.0)
     wanted = ObjectiveConfig(name=objective)
-    own = loss_of(wanted, M)({"image": z}, present, tau, bias)
+    own = wanted.group_loss(M)({"image": z}, present, tau, bias)
     (slope,) = torch.autograd.grad(own, z)
     assert all(slope[row].norm() > 0 for row in range(1 + M))
     if OBJECTIVES[objective].own_terms:
-        assert own < loss_of(wanted)({"image": z}, present, tau, bias)
+        assert own < wanted.group_loss()({"image": z}, present, tau, bias)
     # Padding behind the group changes nothing, whatever it holds.
     padded = torch.cat([z, torch.randn(2, 2, 8, generator=generator)])
     present = torch.arange(3 + M) < 1 + M
-    assert torch.allclose(loss_of(wanted, M)({"image": padded}, present, tau, bias), own, atol=1e-6)
+    assert torch.allclose(wanted.group_loss(M)({"image": padded}, present, tau, bias), own, atol=1e-6)
 
 
 @pytest.mark.parametrize("objective", ["infonce", "barlow_twins"])
@@ -105,7 +106,7 @@ def test_gradients_flow_through_public_records_and_their_own_terms_do_not_count(
 def test_every_engine_clips_the_gradient_in_the_centres_too(objective, kind):
     wanted, weight, clip_norm = ObjectiveConfig(name=objective), 0.3, 0.5
     model, batch = build_model(MODELS[kind], wanted), batch_of(kind, (1, 3, 2))
-    add_centres(model, config(model=MODELS[kind].model_dump(exclude_none=True)))
+    add_centres(model, MODELS[kind])
     torch.nn.init.normal_(model.centres.table.weight, std=0.1)
     vector, expected = TrainableVector(model), 0
     for group, count in enumerate((1, 3, 2)):
@@ -120,19 +121,19 @@ def test_every_engine_clips_the_gradient_in_the_centres_too(objective, kind):
     assert expected[-model.centres.table.weight.numel() :].norm() > 0
     for name in ENGINES:
         into = vector.zeros()
-        build_engine(name, model, "fp32", loss_of(wanted, M, weight), 1 + M).add_clipped(batch, clip_norm, into)
+        build_engine(name, model, "fp32", wanted.group_loss(M, weight), 1 + M).add_clipped(batch, clip_norm, into)
         assert (into - expected).norm() <= 1e-4 * expected.norm(), name
 
 
 def test_the_plan_has_sensitivity_c_and_as_many_groups_as_expected_records():
-    plan = PrivacyPlan.from_config(1000, config(bounding={"method": "public", "clip_norm": 0.7}))
+    plan = plan_of(1000, config(bounding={"method": "public", "clip_norm": 0.7}))
     assert (plan.sensitivity, plan.groups, plan.divisor, plan.bounding.group_size) == (0.7, 32, 32, 1)
     assert plan.noise_std == pytest.approx(0.7 * plan.noise.multiplier) and plan.bounding.options == {"public_records": 3}
-    assert PrivacyPlan.from_config(1000, config(public={**PUBLIC, "records": 5})).bounding.options == {"public_records": 5}
-    group = PrivacyPlan.from_config(1000, config(bounding={"method": "group", "clip_norm": 0.7}, public={}))
+    assert plan_of(1000, config(public={**PUBLIC, "records": 5})).bounding.options == {"public_records": 5}
+    group = plan_of(1000, config(bounding={"method": "group", "clip_norm": 0.7}, public={}))
     assert plan.noise.multiplier == group.noise.multiplier and plan.noise_std == group.noise_std / 2
 
 
 def test_a_missing_path_is_refused_before_any_record_is_read():
     with pytest.raises(UserError, match="bounding-public-path"):
-        PrivacyPlan.from_config(1000, config(public={}))
+        plan_of(1000, config(public={}))

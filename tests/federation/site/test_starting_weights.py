@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 
+from dpfed.building.model import facts_of
 from dpfed.config import AdaptationConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.federation.site.folder import SiteSettings
@@ -53,7 +54,9 @@ def agreed(tiny, tmp_path, request):
     tree = {**tiny, "model": model}
     torch.manual_seed(3)
     config = resolve(parse_config(tree))
-    save_encoder(tmp_path / "start", build_model(config.model, config.objective, AdaptationConfig(), config.data.size), config)
+    save_encoder(
+        tmp_path / "start", build_model(config.model, config.objective, AdaptationConfig(), config.data.size), facts_of(config)
+    )
     config = settle(parse_config({**tree, "model": {**model, "start": str(tmp_path / "start")}}))
     settings = SiteSettings(name="site-0", store=tiny["data"]["path"], device="cpu", engine="loop")
     if request.param == "lora":
@@ -83,7 +86,9 @@ def test_where_a_tower_is_frozen_a_site_needs_its_own_copy_of_the_same_weights(a
     coordinator = assemble(resolve(config), Randomness.from_seed(2), terms=terms)
     assert frozen_digest(site.model) == frozen_digest(coordinator.model)
     torch.manual_seed(4)
-    save_encoder(tmp_path / "copy", build_model(config.model, config.objective, AdaptationConfig(), 32), resolve(config))
+    save_encoder(
+        tmp_path / "copy", build_model(config.model, config.objective, AdaptationConfig(), 32), facts_of(resolve(config))
+    )
     with pytest.raises(UserError, match="start-weights-changed"):
         resolve(site_config(terms, own))
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dpfed.config import load_config, shipped
+from dpfed.config import load_config
 from dpfed.errors import UserError
+from dpfed.files import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from dpfed.config import parse_config
-from dpfed.config.shipped import configs
 from dpfed.errors import UserError
+from dpfed.files.shipped import configs
 from dpfed.models.building import build_model
+from dpfed.runs import memory
+from dpfed.runs.memory import records_of_a_pass, require_memory
 from dpfed.runs.resolution import settle
-from dpfed.training import memory
-from dpfed.training.memory import records_of_a_pass, require_memory
 
 CPU = torch.device("cpu")
 GIVEN = {"name": "sizes", "data": {"source": "store", "path": "/records"}, "privacy": {"epsilon": 8.0, "batch": 60, "steps": 4}}

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from dpfed.building.images import image_size
+from dpfed.building.method import contrasted
+from dpfed.building.model import model_of
 from dpfed.config import Config
-from dpfed.config.sections import ModelConfig
 from dpfed.errors import UserError
-from dpfed.models.building import build_model
-from dpfed.models.centres import add_centres
-from dpfed.models.images import image_size
+from dpfed.models.options import ModelConfig
 from dpfed.privacy.method import method_named
 
 _FURTHER_COPIES = 3  # of the trained parameters: one group's gradient, their sum, the optimizer's moments
@@ -115,7 +115,7 @@ def records_of_a_pass(config: Config, device: torch.device) -> int | None:
     except (UserError, RuntimeError):  # there are models that cannot be built without memory
         return None
     trained = (needs.model / _FLOAT - needs.parameters) / _FURTHER_COPIES
-    gradients = 1.25 * _FLOAT * trained / method_named(config.bounding.method).contrasted(config)
+    gradients = 1.25 * _FLOAT * trained / contrasted(config)
     fit = int(memory_of(device) / 3 / (2 * needs.record + gradients))
     return next((records for records in _PASSES if records <= fit), _PASSES[-1])
 
@@ -123,7 +123,7 @@ def records_of_a_pass(config: Config, device: torch.device) -> int | None:
 def _records_of_a_group(config: Config) -> int:
     """Records whose outputs are kept together, at least."""
     method = method_named(config.bounding.method)
-    return 2 if method.whole_batch else max(2, method.contrasted(config))
+    return 2 if method.whole_batch else max(2, contrasted(config))
 
 
 def memory_of(device: torch.device) -> int:
@@ -150,8 +150,7 @@ def _count(config: Config) -> tuple[int, int, float]:
 
     size = image_size(config)
     with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
-        model = build_model(config.model, config.objective, config.adaptation, size, load_weights=False)
-        add_centres(model, config)
+        model = model_of(config, load_weights=False)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         for module in model.modules():

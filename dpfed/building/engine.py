@@ -1,0 +1,54 @@
+"""From a configuration to the engine that computes its clipped sums."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dpfed import discovery
+from dpfed.bounding.engines import Engine
+from dpfed.bounding.engines.by_method import MAKERS, EngineInputs, MakeEngine, of_groups
+from dpfed.building.method import contrasted, group_loss, options_of
+from dpfed.config import Config
+from dpfed.privacy.method import Method
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+
+
+def engine_for(model: nn.Module, plan: PrivacyPlan, config: Config, randomness: Randomness, owner: int = 0) -> Engine:
+    """The engine of a data owner.
+
+    Args:
+        model: on its device.
+        plan: what is promised.
+        config: settled, nothing left to choose.
+        randomness: the owner's.
+        owner: the owner's number.
+    """
+    return maker_of(plan.bounding.method)(
+        EngineInputs(
+            model=model,
+            plan=plan,
+            randomness=randomness,
+            owner=owner,
+            precision=config.training.precision,
+            loss=group_loss(config),
+            loss_name=config.objective.name,
+            loss_options=config.objective.options,
+            contrasted=contrasted(config),
+            reads_text=config.model.reads_text,
+            options=options_of(config),
+            engine=config.bounding.engine,
+            microbatch=config.bounding.microbatch,
+            pass_records=config.bounding.pass_records,
+            check_every=config.training.checkpointed(plan.steps),
+        )
+    )
+
+
+def maker_of(method: Method) -> MakeEngine:
+    """How the engine of a method is made."""
+    if method.picks_engine:
+        return of_groups
+    if method.name in MAKERS:
+        return MAKERS[method.name]
+    return discovery.part("baselines", "engines").MAKERS[method.name]

@@ -1,0 +1,12 @@
+"""What a configuration says of its images. torch is imported for a timm model only."""
+
+from __future__ import annotations
+
+from dpfed.config import Config
+
+
+def image_size(config: Config) -> int:
+    """Side of the images, pixels, in a configuration whose size is settled (`dpfed.runs.resolution.settle`)."""
+    if config.data.size is None:
+        raise ValueError("the size of the images is not settled")
+    return config.data.size

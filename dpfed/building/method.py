@@ -1,0 +1,87 @@
+"""What a configuration asks of its method of bounding: public numbers, the loss of a group, how many records are contrasted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpfed.config import Config
+from dpfed.errors import UserError
+from dpfed.objectives import GroupLoss
+from dpfed.privacy.method import MethodInputs, method_named
+
+
+def options_of(config: Config) -> Any:
+    """The checked ``[bounding.options]`` of a configuration; see `Method.checked`."""
+    return method_named(config.bounding.method).checked(config.objective.name, config.bounding.options)
+
+
+def public_numbers(config: Config) -> dict[str, Any]:
+    """The method's part of a plan.
+
+    Raises:
+        UserError: for a loss, an option or a setting that the method cannot take.
+    """
+    method, objective, options = method_named(config.bounding.method), config.objective, options_of(config)
+    if method.closed_form:
+        _refuse_trained_towers(config)
+        _refuse_untrained_weights(config)
+    if method.public_records:
+        _refuse_no_public_store(config)
+    inputs = MethodInputs(
+        method=method.name,
+        options=options,
+        loss=objective.name,
+        loss_options=objective.options,
+        precision=config.training.precision,
+        reads_text=config.model.reads_text,
+        public_records=config.public.records,
+    )
+    return method.numbers(inputs)
+
+
+def contrasted(config: Config) -> int:
+    """How many records are contrasted with each other; see `Method.contrasted`."""
+    method = method_named(config.bounding.method)
+    return method.contrasted(config.bounding.group_size, config.privacy.batch, config.public.records)
+
+
+def group_loss(config: Config) -> GroupLoss:
+    """The loss of one group."""
+    public = config.public
+    joined = (public.records, public.centring) if method_named(config.bounding.method).public_records else ()
+    return config.objective.group_loss(*joined)
+
+
+def _refuse_trained_towers(config: Config) -> None:
+    adaptation = config.adaptation
+    if adaptation.image not in ("auto", "frozen"):
+        raise UserError(
+            f"bounding.method = 'moments' trains no tower, and adaptation.image = '{adaptation.image}' would: set it to "
+            "'frozen', or leave it out. [moments-adaptation]"
+        )
+    if config.training.precision != "fp32":
+        raise UserError("bounding.method = 'moments' computes in float32: set training.precision = 'fp32'. [moments-fp32]")
+
+
+def _refuse_untrained_weights(config: Config) -> None:
+    """Refuses towers that have learnt nothing: what is released would be moments of noise."""
+    model = config.model
+    own = (model.architecture or "").startswith("local-dir:")
+    if model.start is None and model.weights is None and not own:
+        raise UserError(
+            "bounding.method = 'moments' needs a pretrained image tower, and this one has random weights: set "
+            "model.weights (open_clip, timm) or model.start. [moments-image-tower]"
+        )
+    if model.kind == "image-text" and model.start is None and model.pretrained_text is None:
+        raise UserError(
+            "bounding.method = 'moments' needs a pretrained text tower: set model.text = "
+            "'sentence-transformers/NAME' or a folder, or model.start. [moments-text-tower]"
+        )
+
+
+def _refuse_no_public_store(config: Config) -> None:
+    if config.public.source == "store" and config.public.path is None:
+        raise UserError(
+            "bounding.method = 'public' contrasts every record with public ones: give public.path, a record store that was "
+            "imported with `dpfed data import --public`, or set public.source = 'shapes'. [bounding-public-path]"
+        )

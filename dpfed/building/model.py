@@ -1,0 +1,53 @@
+"""From a configuration to its model, and what is said of it."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dpfed.building.images import image_size
+from dpfed.config import AdaptationConfig, Config
+from dpfed.models.building import Model, build_model
+from dpfed.models.centres import add_centres
+from dpfed.models.folder import ModelFacts
+from dpfed.models.images import preprocessing_of
+from dpfed.models.starting import StartingWeights
+from dpfed.models.summary import Trained, trained_part
+from dpfed.privacy.method import method_named
+
+
+def model_of(
+    config: Config, load_weights: bool = True, start: StartingWeights | None = None, adaptation: AdaptationConfig | None = None
+) -> Model:
+    """Makes the model of a configuration before training, with centres where they are asked for.
+
+    Args:
+        config: settled.
+        load_weights: see `build_model`, as the next.
+        start: see `load_weights`.
+        adaptation: in the place of the configuration's.
+
+    Raises:
+        UserError: see `build_model`.
+    """
+    adaptation, size = adaptation or config.adaptation, image_size(config)
+    model = build_model(config.model, config.objective, adaptation, size, load_weights, start)
+    if has_centres(config):
+        add_centres(model, config.model)
+    return model
+
+
+def has_centres(config: Config) -> bool:
+    """Whether private and public records have a centre each."""
+    return method_named(config.bounding.method).public_records and config.public.centring > 0
+
+
+def facts_of(config: Config) -> ModelFacts:
+    """What a model folder keeps of a configuration that is settled."""
+    preprocessing = preprocessing_of(config.model, config.data.resize)
+    return ModelFacts(config.model, config.objective, image_size(config), preprocessing)
+
+
+def trained_of(model: nn.Module, config: Config) -> Trained:
+    """How much of a model is trained, in the words of its configuration."""
+    closed_form = method_named(config.bounding.method).closed_form
+    return trained_part(model, config.model, config.adaptation, closed_form)

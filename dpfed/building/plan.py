@@ -1,0 +1,137 @@
+"""From a configuration to its privacy plan, without torch: so that a mistake is answered at once."""
+
+from __future__ import annotations
+
+import math
+
+from dpfed.building.method import contrasted, public_numbers
+from dpfed.config import Config
+from dpfed.privacy import accounting
+from dpfed.privacy.method import method_named
+from dpfed.privacy.plan import STEPS_IN_CLOSED_FORM, PrivacyPlan
+from dpfed.privacy.plan_checks import MOST_RECORDS, require, require_batch, require_epsilon
+from dpfed.privacy.plan_parts import Bounding, NoiseScale, PrivateProgress, Promise, Sampling
+
+_AUTOMATIC = 1.0  # C, where every gradient is normalised, or there are none
+_SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
+
+
+def plan_of(records: int, config: Config) -> PrivacyPlan:
+    """The plan that a configuration describes for `records` training records (or units, where they are protected)."""
+    plan = _draft(records, config).calibrated()
+    if plan.statistics is not None:
+        plan.statistics.refuse_noise_alone(plan.noise_std)
+    return plan
+
+
+def sketch_of(config: Config, at_most: int = MOST_RECORDS) -> PrivacyPlan:
+    """A plan before the number of training records is known, with N = `at_most` and noise that is not calibrated yet.
+
+    Raises:
+        UserError: for whatever cannot be a plan, however many records there are, up to `at_most`.
+    """
+    draft = _draft(at_most, config)
+    if draft.private and draft.promise.accountant == "pld" and config.privacy.delta is not None:
+        same = draft.mechanism.poisson_steps(draft.steps)
+        accounting.require_resolution(draft.steps if same is None else same[-1], draft.promise.delta)
+    return draft
+
+
+def describes(config: Config, plan: PrivacyPlan) -> bool:
+    """Whether a configuration describes a plan: the same mechanism, with enough noise for its epsilon.
+
+    The noise is not searched for again, for another version of an accountant may find a little more or less.
+    """
+    delta, target = plan.promise.delta, plan.promise.target_epsilon
+    given = {"epsilon": None, "noise_multiplier": plan.noise.multiplier if plan.private else None, "delta": delta}
+    privacy = config.privacy.model_copy(update=given)
+    same = plan_of(plan.sampling.records, config.model_copy(update={"privacy": privacy}))
+    kept = not plan.private or target is None or plan.epsilon() <= target * (1 + 1e-6)
+    return same.replace(target_epsilon=config.privacy.epsilon) == plan and kept and config.privacy.delta in (None, delta)
+
+
+def _draft(records: int, config: Config) -> PrivacyPlan:
+    """A plan whose noise is given, or still to be calibrated for its target."""
+    privacy, method = config.privacy, method_named(config.bounding.method)
+    closed_form = method.closed_form
+    noise, promise = _noise(config), _promise(records, config)
+    if not closed_form and records >= 2:
+        grouped = not method.whole_batch and not method.alone
+        least = 1 if method.alone else config.objective.loss.least
+        require_batch(privacy.batch, records, config.bounding.group_size if grouped else 1, least)
+    return PrivacyPlan(
+        noise=noise,
+        promise=promise,
+        sampling=Sampling(records, records if closed_form else privacy.batch, privacy.per_unit),
+        bounding=_bounding(config),
+        steps=STEPS_IN_CLOSED_FORM if closed_form else privacy.steps,
+        progress=_progress(config),
+    )
+
+
+def _noise(config: Config) -> NoiseScale:
+    """What a configuration adds: with `privacy.epsilon`, a multiplier of 1 until it is calibrated."""
+    target, sigma = config.privacy.epsilon, config.privacy.noise_multiplier
+    private = method_named(config.bounding.method).private
+    require(
+        private or target is sigma is None,
+        "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out",
+    )
+    require(
+        not private or (target is None) != (sigma is None),
+        "give exactly one of privacy.epsilon (the noise is calibrated) and privacy.noise_multiplier (epsilon follows)",
+    )
+    return NoiseScale((1.0 if sigma is None else sigma) if private else 0.0, config.privacy.noise)
+
+
+def _promise(records: int, config: Config) -> Promise:
+    """What a configuration promises for so many training records (or units)."""
+    privacy, known = config.privacy, method_named(config.bounding.method).accountants
+    if privacy.epsilon is not None:
+        require_epsilon("privacy.epsilon", privacy.epsilon)
+    delta = accounting.default_delta(records) if privacy.delta is None else privacy.delta
+    require(
+        0 < delta < 1,
+        f"delta must lie strictly between 0 and 1/N, where N counts the training records, got {delta}; leave it out for the "
+        "default, 1/(N ln N)",
+    )
+    return Promise(delta, privacy.accountant if privacy.accountant in known else known[0], privacy.epsilon, privacy.unit)
+
+
+def _bounding(config: Config) -> Bounding:
+    """How a configuration bounds."""
+    given, method, batch = config.bounding, method_named(config.bounding.method), config.privacy.batch
+    clipping, max_batch = given.clipping if method.private else "fixed", given.max_batch
+    if method.capped and max_batch is None:
+        max_batch = batch + math.ceil(_SPREAD * math.sqrt(max(0, min(batch, MOST_RECORDS))))
+    return Bounding(
+        group_size=1 if method.alone else given.group_size,
+        clip_norm=_AUTOMATIC if clipping == "automatic" or method.closed_form else given.clip_norm,
+        method_name=given.method,
+        options=public_numbers(config),
+        max_group_size=given.max_group_size,
+        max_batch=max_batch,
+        clipping=clipping,
+        stability=given.stability if clipping == "automatic" else 0.0,
+    )
+
+
+def _progress(config: Config) -> PrivateProgress | None:
+    """What a configuration releases, with every number that it leaves open; ``None``: nothing.
+
+    Raises:
+        UserError: if the loss does not say its range, and the configuration gives none.
+    """
+    if config.diagnostics != "private":
+        return None
+    given, objective = config.progress, config.objective
+    loss_range, known = given.loss_range, objective.loss.range
+    if loss_range is None:
+        require(
+            known is not None,
+            f"objective.name = '{objective.name}' does not say how large its loss per record is: give progress.loss_range, "
+            "the largest that diagnostics = 'private' is to tell from larger ones",
+        )
+        assert known is not None
+        loss_range = round(known(objective.options, max(2, contrasted(config))), 3)
+    return PrivateProgress(given.share, given.quantile, loss_range, given.phase)

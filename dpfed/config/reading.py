@@ -1,0 +1,99 @@
+"""Reading a configuration: a TOML file, checked key by key before anything is touched.
+
+Unknown keys are errors that name the nearest valid key, because a misspelt privacy setting must never be ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dpfed.config.configuration import Config
+from dpfed.config.effects import refuse_without_effect
+from dpfed.errors import UserError, nearest
+from dpfed.files.shipped import find_config
+from dpfed.files.toml_file import leaves, put, read_toml, toml_value
+from dpfed.paths import path_of
+from dpfed.schema.wording import has_control_characters, problem, shown
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Reads a configuration file of a user.
+
+    Args:
+        path: a TOML file, or the name of a config that dpfed ships, such as ``quickstart``; a file of that name wins.
+        overrides: ``section.key=value`` assignments, applied on top; values are TOML, bare words are text, and no value at all
+            takes the key out, so that its default holds.
+
+    Raises:
+        UserError: for a missing file, a syntax error, an unknown key, a value out of range, or a key that has no effect.
+    """
+    if isinstance(overrides, str):
+        raise UserError(f"expected a list of assignments, such as [{overrides!r}]. [config-overrides-text]")
+    tree = read_toml(find_config(path_of(path, "the configuration")), "config")
+    for assignment in overrides or ():
+        _assign(tree, assignment)
+    return parse_config(tree, str(path))
+
+
+def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
+    """Checks a user's configuration given as nested dictionaries.
+
+    Raises:
+        UserError: naming the first offending key, what it got and what was expected; or the keys that have no effect.
+    """
+    config = _checked(tree, origin)
+    refuse_without_effect(config, origin)
+    return config
+
+
+def read_back(tree: dict[str, Any], origin: str) -> Config:
+    """A configuration that dpfed wrote itself, with every default spelled out: keys without an effect may be in it.
+
+    Raises:
+        UserError: see `parse_config`.
+    """
+    return _checked(tree, origin)
+
+
+def _checked(tree: dict[str, Any], origin: str) -> Config:
+    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+        raise UserError(
+            f"{origin}: expected keys and values, such as {{'privacy': {{'epsilon': 8.0}}}}; got {shown(tree)}. [config-keys]"
+        )
+    try:
+        return Config(**tree)
+    except UserError as error:
+        raise UserError(f"{origin}: {error.sentence} [config-invalid]") from None
+
+
+def _assign(tree: dict[str, Any], assignment: str) -> None:
+    key, equals, text = assignment.partition("=")
+    key = key.strip()
+    if has_control_characters(assignment):
+        raise UserError(f"{assignment!r} holds a line break or control character: expected section.key=value. [setting-chars]")
+    if not equals or not key:
+        raise UserError(f"{assignment!r}: expected section.key=value, for example privacy.epsilon=4. [setting-no-equals]")
+    if not text.strip() and not _known(key, tree):
+        raise UserError(
+            f"{assignment!r}: no such key to leave out; {nearest(key, leaves(Config().model_dump()))} [setting-unknown]"
+        )
+    put(tree, key, toml_value(text) if text.strip() else None, repr(assignment))
+
+
+def _known(key: str, tree: dict[str, Any]) -> bool:
+    """Whether a key is one that a configuration may have, or, of a method's own options, one that is there."""
+    level: Any = Config
+    for part in key.split("."):
+        level = level.model_fields[part].annotation if part in getattr(level, "model_fields", {}) else None
+        if level is None:
+            return key.startswith("bounding.options.") and key in leaves(tree)
+    return True
+
+
+def first_problem(error: ValidationError) -> str:
+    """What is wrong with a value, in a few words: of settings that are no configuration of a run."""
+    return problem(error)

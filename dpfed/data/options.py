@@ -1,0 +1,90 @@
+"""What may be chosen about records, their views, and the public records beside them: sections of a configuration."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from dpfed.schema.section import Pair, Section
+
+Resize = Literal["model", "crop", "squash", "pad"]
+
+
+class DataConfig(Section):
+    """Which records, and whether anyone may see them."""
+
+    source: str = Field("shapes", description="'shapes', 'scenes' or 'procedural' (generated), 'store', or an importer's name")
+    path: str | None = Field(None, description="a record store, or what the importer reads")
+    records: int = Field(
+        20_000, ge=16, le=10_000_000, description="training records to generate (source = 'shapes' or 'procedural')"
+    )
+    validation: int = Field(0, ge=0, description="training records held out for validation when importing")
+    test: int = Field(0, ge=0, description="training records held out for test when importing a source without a test split")
+    half: Literal["all", "first", "second"] = Field("all", description="half of the colours (shapes) or classes (scenes)")
+    size: int | None = Field(
+        None, ge=8, le=4096, description="side of the square images, pixels; default 32, or what open_clip or timm expects"
+    )
+    resize: Resize = Field("model", description="how an image becomes square")
+    stores: str = Field("stores", description="folder for the stores that a run imports or generates")
+    public: bool = Field(False, description="the records are public: the report may show them")
+
+
+_RANGES = {"crop_scale": (1e-4, 1.0), "crop_ratio": (0.01, 100.0), "blur_sigma": (1e-3, 1e3)}
+
+
+class ViewsConfig(Section):
+    """Random views of an image; every record and view draws its own parameters."""
+
+    crop_scale: Pair = Field((1.0, 1.0), description="area of the random resized crop, fraction of the image")
+    crop_ratio: Pair = Field((1.0, 1.0), description="aspect ratio of the crop, width / height")
+    flip: float = Field(0.0, ge=0, le=1, description="probability of a horizontal flip")
+    jitter: float = Field(0.0, ge=0, le=1, description="probability of colour jitter")
+    brightness: float = Field(0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies brightness by 0.6 to 1.4")
+    contrast: float = Field(0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies contrast by 0.6 to 1.4")
+    saturation: float = Field(0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies saturation by 0.6 to 1.4")
+    hue: float = Field(0.1, ge=0, le=0.5, description="colour jitter: 0.1 turns the hue by up to 36 degrees")
+    grayscale: float = Field(0.0, ge=0, le=1, description="probability of losing colour")
+    blur: float = Field(0.0, ge=0, le=1, description="probability of Gaussian blur")
+    blur_sigma: Pair = Field((0.1, 2.0), description="standard deviation of the blur, pixels of a 224-pixel image")
+    cached: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="frozen image tower: number of views of each image whose features are computed once; 0: off",
+    )
+
+    @model_validator(mode="after")
+    def _ranges(self) -> ViewsConfig:
+        for name, (least, most) in _RANGES.items():
+            low, high = getattr(self, name)
+            if not 0 < low <= high:
+                raise ValueError(f"{name} must be [low, high] with 0 < low <= high, got [{low}, {high}]")
+            if not least <= low <= high <= most:
+                what = " (a fraction of the image)" if name == "crop_scale" else ""
+                raise ValueError(f"{name} must lie within {least:g} and {most:g}{what}, got [{low}, {high}]")
+        return self
+
+
+class TextViewsConfig(Section):
+    """Random views of a caption (DP-GCL, appendix B.3); every record and view draws its own."""
+
+    sentence_swap: float = Field(0.0, ge=0, le=1, description="probability that two sentences change places; the paper: 0.5")
+    word_swap: float = Field(0.0, ge=0, le=1, description="probability of each word to swap with the next; the paper: 0.3")
+    word_delete: float = Field(0.0, ge=0, le=1, description="probability of each word to be left out; the paper: 0.2")
+
+
+class PublicConfig(Section):
+    """Public records that join the group of every drawn record (bounding.method = 'public')."""
+
+    records: int = Field(3, ge=1, le=1024, description="M: public records in every group")
+    centring: float = Field(
+        0.2, ge=0, le=100, description="how much centres follow the embeddings of private and public records; 0: no centres"
+    )
+    source: Literal["store", "shapes", "procedural"] = Field(
+        "store", description="a record store, generated captioned shapes, or procedural images"
+    )
+    path: str | None = Field(None, description="source = 'store': a record store that is marked public")
+    digest: str | None = Field(None, description="a run writes it: the fingerprint of the store's records")
+    generated: int = Field(20_000, ge=16, le=10_000_000, description="records to generate, where the source is not a store")
+    half: Literal["all", "first", "second"] = Field("all", description="source = 'shapes': half of the colours")

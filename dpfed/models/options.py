@@ -1,0 +1,136 @@
+"""What may be chosen about a model and what of it is trained: sections of a configuration. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from dpfed import discovery
+from dpfed.errors import nearest
+from dpfed.schema.section import Items, Section
+
+SIZE = 32  # side of the images, pixels, where neither the user nor the architecture says
+PROCEDURAL = "procedural"  # of model.start: weights that were trained on procedural images alone
+_ENCODERS = ("cnn", "resnet18", "resnet34", "resnet50")
+_TIMM, _TORCHVISION = "timm/", "torchvision/"
+_OWN_TEXT = "transformer"
+SENTENCES = "sentence-transformers/"  # of model.text: a pretrained tower by its name on the hub
+
+
+class ModelConfig(Section):
+    """The encoder that is trained."""
+
+    kind: Literal["image", "image-text", "open_clip"] = Field(
+        "image", description="one tower with a projection head, two small towers, or the two towers of an open_clip model"
+    )
+    architecture: str | None = Field(None, description="a name that open_clip knows, a JSON file, or 'local-dir:DIR'")
+    weights: str | None = Field(
+        None, description="a file, a pretrained tag, or (timm) a folder; none: random, or local-dir's own"
+    )
+    digest: str | None = Field(None, description="a run writes it: the hash of its open_clip or timm architecture")
+    start: str | None = Field(
+        None, description="starting weights: 'procedural' (`dpfed start`), or a run, its model/ or a file; none: random"
+    )
+    start_digest: str | None = Field(None, description="a run writes it: the hash of its starting weights")
+    tokenizer: Literal["own", "words"] = Field("own", description="the model's own, or hashed words (random weights)")
+    image: str = Field(
+        "cnn",
+        description="'cnn', 'resnet18', 'resnet34', 'resnet50', or 'timm/NAME' or 'torchvision/NAME', an encoder that does not "
+        "mix records",
+    )
+    stem: Literal["cifar", "imagenet"] = Field("cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling")
+    width: int = Field(32, ge=4, le=4096, description="channels of the first stage of 'cnn', or 64 for a standard ResNet")
+    features: Literal["last", "pyramid"] = Field(
+        "last", description="the last stage's mean, or every stage's means over quadrants (a larger head, no other weight)"
+    )
+    normalisation: Literal["group", "layer", "batch"] = Field(
+        "group", description="behind each convolution; 'batch': over one group and public anchors (docs/methods.md)"
+    )
+    anchors: str | None = Field(None, description="normalisation = 'batch': a public record store; none: generated shapes")
+    anchor_count: int = Field(32, ge=2, le=4096, description="M: public images in every group (normalisation = 'batch')")
+    weight_standardisation: bool = Field(False, description="convolutions use weights of mean 0 and variance 1")
+    text: str = Field(
+        _OWN_TEXT,
+        description="text encoder (kind = 'image-text'): 'transformer' (small, trained), 'sentence-transformers/NAME', or a "
+        "folder of the Hugging Face format (pretrained, frozen, with a linear head)",
+    )
+    text_width: int = Field(64, ge=8, le=8192, description="width of the text encoder; a multiple of text_heads")
+    text_layers: int = Field(2, ge=1, le=256, description="transformer blocks of the text encoder")
+    text_heads: int = Field(2, ge=1, le=256, description="attention heads of each block")
+    vocabulary: int = Field(1024, ge=64, le=1_000_000, description="hash buckets of the word tokenizer")
+    context: int = Field(24, ge=4, le=4096, description="words that the model reads of a caption")
+    embedding: int = Field(64, ge=2, le=65_536, description="dimensions of the space in which views are contrasted")
+    head_hidden: int = Field(128, ge=2, le=65_536, description="hidden width of the projection head (kind = 'image')")
+
+    @field_validator("normalisation")
+    @classmethod
+    def _there(cls, normalisation: str) -> str:
+        if normalisation == "batch" and not discovery.has("baselines"):
+            raise ValueError("expected one of group, layer: BatchNorm is in dpfed.baselines, which is not installed")
+        return normalisation
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether there is a text tower."""
+        return self.kind != "image"
+
+    @property
+    def timm(self) -> str | None:
+        """timm's name of the image encoder, or torchvision's with its prefix, where it is one of theirs."""
+        ours = self.kind != "open_clip" and self.image.startswith((_TIMM, _TORCHVISION))
+        return self.image.removeprefix(_TIMM) if ours else None
+
+    @property
+    def pretrained_text(self) -> str | None:
+        """Where a pretrained text tower is, in a model that has one beside an image encoder."""
+        return self.text if self.kind == "image-text" and self.text != _OWN_TEXT else None
+
+    @property
+    def external(self) -> bool:
+        """Whether the image tower is one of open_clip's, timm's or torchvision's."""
+        return self.kind == "open_clip" or self.timm is not None
+
+    @field_validator("image")
+    @classmethod
+    def _known(cls, image: str) -> str:
+        if image not in _ENCODERS and not image.startswith((_TIMM, _TORCHVISION)):
+            hint = f"did you mean '{_TIMM}{image}'?" if "_" in image else nearest(image, _ENCODERS)
+            raise ValueError(f"expected one of {', '.join(_ENCODERS)}, or timm/NAME such as timm/vit_tiny_patch16_224; {hint}")
+        return image
+
+    @model_validator(mode="after")
+    def _named(self) -> ModelConfig:
+        if self.kind == "open_clip" and self.architecture is None:
+            raise ValueError("kind = 'open_clip' needs model.architecture, such as 'ViT-B-32'")
+        return self
+
+
+Layer = Literal["q", "k", "v", "out", "mlp"]
+Training = Literal["full", "last", "bias", "lora", "frozen"]
+
+
+class AdaptationConfig(Section):
+    """Which parts of an open_clip model or a timm encoder are trained. Frozen parts cost no gradient, noise or traffic."""
+
+    image: Literal["auto", "full", "last", "bias", "lora", "frozen"] = Field(
+        "auto",
+        description="image tower: all weights, its last block, biases and scales, low-rank adapters, or nothing (LiT); "
+        "auto: lora (open_clip), full (timm)",
+    )
+    text: Literal["full", "lora", "frozen"] = Field("lora", description="text tower: all weights, adapters, or nothing")
+    rank: int = Field(16, ge=1, le=4096, description="r of the adapters B A (Hu et al. 2022)")
+    alpha: float = Field(16.0, ge=1e-3, le=1e6, description="the adapters' output is multiplied by alpha / rank")
+    image_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the image tower gets adapters")
+    text_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the text tower gets adapters")
+
+    def of_images(self, kind: str) -> Training:
+        """What of the image tower is trained in a model of a kind, with the choice of ``auto`` made."""
+        return self.image if self.image != "auto" else "lora" if kind == "open_clip" else "full"
+
+    @field_validator("image_layers", "text_layers")
+    @classmethod
+    def _once(cls, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+        if len(set(layers)) < len(layers):
+            raise ValueError("each layer may be listed only once")
+        return layers

@@ -1,0 +1,135 @@
+"""A finished or stopped run as its report sees it."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpfed.privacy.phase import Curve, Phase
+from dpfed.report.card import is_void, lead, marks_of
+from dpfed.report.gallery import Gallery
+from dpfed.report.results import Result, results_of
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What a report needs of a run.
+
+    Attributes:
+        name: of the run.
+        folder: the run's directory.
+        config_toml: the resolved configuration.
+        results: results.json: ``{"privacy": {"epsilon", "delta", "clip_norm", "clipping", ...}, "evaluations": [{"name",
+            "value", "model", "split", "protocol", "step"}], "run": {"id", "ledger", ...}}``.
+        metrics: lines of metrics.jsonl, each with ``step``.
+        card_markdown: the privacy card.
+        spent: epsilon over steps, from the ledger; empty: its file is not there.
+        gallery: pictures; only for public or generated records.
+        audit: what attacks on the claim showed, if there were any.
+        steps_of_sites: of a federation, the journal's last line about each step.
+    """
+
+    name: str
+    folder: str
+    config_toml: str
+    results: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    card_markdown: str
+    spent: Curve
+    gallery: Gallery | None = None
+    audit: dict[str, Any] | None = None
+    steps_of_sites: Sequence[dict[str, Any]] = ()
+
+    @property
+    def epsilon(self) -> float:
+        """Privacy spent; infinity for a run without privacy."""
+        spent = self.results["privacy"]["epsilon"]
+        return math.inf if spent is None else float(spent)
+
+    @property
+    def delta(self) -> float:
+        """Delta of the promise."""
+        return float(self.results["privacy"]["delta"])
+
+    @property
+    def target(self) -> float | None:
+        """Epsilon that the configuration asks for, None where it gives the noise instead."""
+        return self._config.get("privacy", {}).get("epsilon")
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the steps had noise at all."""
+        return self._config.get("bounding", {}).get("method") != "none"
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether the model follows in closed form from two noisy sums, without gradients."""
+        return self._config.get("bounding", {}).get("method") == "moments"
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        return tomllib.loads(self.config_toml)
+
+    @property
+    def void(self) -> bool:
+        """Whether the privacy card says that no guarantee holds."""
+        return is_void(self.card_markdown)
+
+    @property
+    def guarantee(self) -> str:
+        """The sentence of the privacy card that states the guarantee, or why there is none."""
+        return lead(self.card_markdown)
+
+    @property
+    def marks(self) -> list[str]:
+        """What a reader must know beside the guarantee."""
+        return marks_of(self.card_markdown)
+
+    @property
+    def about(self) -> str:
+        """Which run this is, in a line."""
+        made = self.results["run"]
+        last = made["environments"][-1]
+        code = f"dpfed {last['versions']['dpfed']}" + (f" at {last['commit'][:12]}" if last["commit"] else "")
+        if last["commit"] and last["commit"].endswith("-dirty"):
+            code += " (changed)"
+        mark = made["data"]["fingerprint"]
+        data = f"{made['data']['name']} ({mark})" if mark else made["data"]["name"]
+        return f"{data} · run {made['id']} · ledger {made['ledger']} · began {made['began']} · {code} · {last['hardware']}"
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """All measured figures."""
+        return self.results["evaluations"]
+
+    @property
+    def phases(self) -> list[Phase]:
+        """The released figures of training, where there are any."""
+        return [Phase.read(line["phase"]) for line in self.metrics if "phase" in line]
+
+    @property
+    def clip_norm(self) -> float | None:
+        """C, where gradients are clipped to one that stays."""
+        privacy = self.results["privacy"]
+        return privacy["clip_norm"] if privacy["clipping"] == "fixed" else None
+
+    @property
+    def noise_norm(self) -> float | None:
+        """The norm of a step's noise, very nearly: std sqrt(P) / divisor; ``None`` where it changes from step to step."""
+        privacy = self.results["privacy"]
+        # Sites that share the noise out may add more than the plan asks for.
+        carried = [line["noise_of_sites"] for line in self.steps_of_sites if line.get("noise_of_sites")]
+        steady = privacy.get("clipping") == "fixed" and privacy.get("noise_std") and not privacy.get("progress")
+        trained = privacy.get("trained_parameters")
+        if not (steady and trained):
+            return None
+        std = math.sqrt(sum(one**2 for one in carried) / len(carried)) if carried else privacy["noise_std"]
+        return std * math.sqrt(trained) / privacy["divisor"]
+
+    @property
+    def table(self) -> list[Result]:
+        """The last trained beside the untrained figures."""
+        return results_of(self.evaluations)
