@@ -71,7 +71,7 @@ _WHOLE_PIECE = 1 << 18
 def add_whole_(total: Tensor, term: Tensor, factor: float = 1.0) -> None:
     """See `add_`, of one term and a sum of whole numbers. A float32, times the factor, must lie within int32."""
     kind = torch.int32 if term.dtype == torch.float32 else total.dtype
-    if not total.is_contiguous():
+    if total.device.type != "cpu" or not total.is_contiguous():
         total.add_(whole(term, factor, kind).view(total.shape))
         return
     for some, part in zip(total.view(-1).split(_WHOLE_PIECE), term.reshape(-1).split(_WHOLE_PIECE), strict=True):

@@ -168,6 +168,30 @@ def test_parts_keep_their_length_among_ten_million(owners):
         assert 0.98 * plan.sensitivity_of(step) <= moved <= plan.sensitivity_of(step)
 
 
+@pytest.mark.slow
+def test_ten_million_records_of_64_owners_have_one_exact_sum():
+    """All of them, in two orders and divisions: the sums have the same bits, and a record moves them by its own part alone."""
+    records, owners = 10**7, 64
+    plan = plan_of(records=records)
+    engine = engine_of(2, plan)
+    each = records // owners
+    for step in (0, 1):
+        of_owners, in_pieces, parts = [], torch.zeros(engine._layout.numel, dtype=torch.int64), []
+        for owner in range(owners):
+            views = features(2, each, seed=owner)
+            of_owners.append(whole_sum_of(engine, views, step))
+            for first in range(0, each, 40_000):  # as one owner with microbatches, backwards
+                some = {name: view[first : first + 40_000].flip(0) for name, view in views.items()}
+                in_pieces += whole_sum_of(engine, some, step)
+            parts.append(whole_sum_of(engine, {name: view[:1] for name, view in views.items()}, step))
+        total = sum(of_owners)
+        assert torch.equal(total, in_pieces)
+        without = {name: view[1:] for name, view in features(2, each, seed=5).items()}
+        moved = total - (total - of_owners[5] + whole_sum_of(engine, without, step))
+        assert torch.equal(moved, parts[5])
+        assert moved.double().norm().item() * plan.grid_of().unit <= plan.sensitivity_of(step)
+
+
 @pytest.mark.parametrize("towers", [1, 2])
 def test_nothing_is_added_outside_of_a_step_own_place(towers):
     engine = engine_of(towers)
