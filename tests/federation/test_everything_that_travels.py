@@ -84,4 +84,4 @@ def test_all_that_leaves_a_site_or_the_server_follows_from_noisy_sums(trust, tin
                     if (header := json.loads(reply.header))["kind"] == "sum"
                     and (header["site"], header["step"]) == (call.owner, step)
                 ]
-                assert len(sent) == 1 and torch.equal(sent[0], call.noisy.float())
+                assert len(sent) == 1 and torch.equal(sent[0], (unit * call.noisy.double()).float())
