@@ -23,7 +23,7 @@ from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.local_socket import serve
 from dpfed.federation.site.serving import load_site
 from dpfed.protocol.messages import Packet, alleged, sign
-from dpfed.protocol.vectors import decoded, encoded
+from dpfed.protocol.vectors import decoded, encoded, form_of_sums
 
 SLOW = 6.0  # seconds beyond the deadline
 
@@ -44,9 +44,9 @@ class HostileSite:
         self._before = Packet(b"", b"")
         self._deeds: dict[str, Callable[[Packet], Packet]] = {
             "": lambda reply: reply,
-            "not a number": lambda reply: self._forged(reply, lambda values: values.fill_(float("nan"))),
+            "not a number": lambda reply: self._forged(reply, lambda values: spoilt(values, float("nan"))),
             "another shape": lambda reply: self._forged(reply, lambda values: values[:-5]),
-            "norm too large": lambda reply: self._forged(reply, lambda values: values * 1e4),
+            "norm too large": lambda reply: self._forged(reply, lambda values: values * 10_000),
             "replays an old answer": lambda reply: self._before,
             "slow": self._late,
             "killed in mid-step": lambda reply: os.kill(os.getpid(), signal.SIGKILL),
@@ -73,12 +73,17 @@ class HostileSite:
     def _forged(self, reply: Packet, change: Callable[[torch.Tensor], torch.Tensor]) -> Packet:
         fields = json.loads(reply.header)
         del fields["vector"]
-        content = encoded(change(decoded(reply.vector)))
+        content = encoded(change(decoded(reply.vector, form_of_sums(self._terms))))
         return sign(self._identity, fields.pop("terms"), fields.pop("kind"), content, **fields)
 
     def _late(self, reply: Packet) -> Packet:
         time.sleep(self._terms.deadline + SLOW)
         return reply
+
+
+def spoilt(values: torch.Tensor, number: float) -> torch.Tensor:
+    """A sum of such numbers alone; where sums are whole numbers, of the largest one, with which a total would wrap."""
+    return torch.full_like(values, number if values.is_floating_point() else torch.iinfo(values.dtype).max)
 
 
 def done_in(folder: SiteFolder) -> list[tuple[int, str]]:

@@ -15,6 +15,7 @@ from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
+from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.pretraining import pretrain, resume
@@ -112,7 +113,9 @@ def test_all_that_leaves_follows_from_two_noisy_sums(tiny_moments, shapes, tmp_p
         seen.append((moments, calls))
         place.rename(tmp_path / f"done-{number}")
     (first, calls), (second, others) = seen
-    assert [(call.purpose, call.step, call.scale) for call in calls] == [("noise", step, pytest.approx(1.7)) for step in (0, 1)]
+    unit = Ledger.open(tmp_path / "done-1" / "run" / "ledger.jsonl").plan.grid_of().unit
+    added = [(call.purpose, call.step, call.scale * unit) for call in calls]
+    assert added == [("noise", step, pytest.approx(1.7)) for step in (0, 1)]
     assert all(not torch.equal(one.clean, two.clean) for one, two in zip(calls, others, strict=True))
     assert len(first) == len(second) == 3
     for one, two in zip(first, second, strict=True):

@@ -5,9 +5,7 @@ import sys
 import threading
 from pathlib import Path
 
-import torch
-
-from benchmarks.hostile_site import HostileSite
+from benchmarks.hostile_site import HostileSite, spoilt
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.local_socket import serve
 from dpfed.protocol.messages import _DOMAIN, Packet, sign
@@ -30,7 +28,7 @@ class Bombs(HostileSite):
             "signed by another site": lambda reply: self._signed(reply, self._stranger),
             "in another site's name": lambda reply: self._signed(reply, site=1),
             "for other terms": lambda reply: self._signed(reply, terms="0" * 32),
-            "infinite": lambda reply: self._forged(reply, lambda values: torch.full_like(values, float("inf"))),
+            "infinite": lambda reply: self._forged(reply, lambda values: spoilt(values, float("inf"))),
         }
         self._faults = [(1, deed) for deed in self._deeds if deed not in ("", "slow", "killed in mid-step")]
 
