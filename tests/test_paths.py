@@ -116,4 +116,4 @@ def test_a_working_folder_that_is_gone_is_named(tmp_path, words):
     (tmp_path / "gone").mkdir()
     command = ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", sys.executable, "-m", "dpfed", *words]
     done = subprocess.run(command, cwd=tmp_path / "gone", capture_output=True, text=True)
-    assert done.returncode == 2 and "is gone: change to another one." in done.stderr, done.stderr
+    assert done.returncode == 2 and "[path-folder-gone]" in done.stderr, done.stderr

@@ -11,6 +11,8 @@ from torch import Tensor
 # (`dpfed.bounding.foreach`). Its factor, and the product with the gradient, are rounded to float32. A norm in float32 alone
 # (mps has nothing better) errs by up to a part in a thousand.
 _SLACK = {torch.float64: 5e-5, torch.float32: 5e-3}
+# Squares of float32 numbers below 1e-22 vanish, so no gradient is taken for shorter than this. No C is smaller.
+_SHORTEST = 1e-9
 _LEAST_FACTOR = 1e-30  # smaller ones lose digits in float32, down to all of them
 # Groups of a pass at most, and of a GPU's: so many clipped gradients of 2^24 steps at most have a sum that fits into int32.
 GROUPS_OF_A_PASS, PLACES_OF_A_PASS = 16, 64
@@ -54,6 +56,6 @@ def clip_factors(norms: Tensor, clip_norm: float | Clip) -> Tensor:
         ``(G,)`` factors, of which none is negative.
     """
     clip = Clip.of(clip_norm)
-    inverse = (norms + clip.stability).clamp(min=1e-30).reciprocal()
+    inverse = (norms + clip.stability).clamp(min=_SHORTEST).reciprocal()
     factors = torch.clamp(inverse * (clip.bound * (1 - _SLACK[norms.dtype])), max=clip.most)
     return torch.where(torch.isfinite(norms) & (factors > _LEAST_FACTOR), factors, 0.0)

@@ -76,6 +76,8 @@ class MomentsEngine(Engine):
         if not into.is_floating_point() and bound != self._layout.radius:
             raise ValueError(f"parts are up to {self._layout.radius:g} steps long, and the sum's grid has {bound:g}")
         views = max(own.shape[1] for own in batch.views.values())
+        if self._layout.towers == 1 and views != self._layout.views:
+            raise ValueError(f"an image has {self._layout.views} views in the heads' layout, and {views} here")
         exact = max(1, (1 << _EXACT - 2 * self._layout.bits) // views)  # records whose products have an exact sum
         for some in torch.arange(len(shares), device=into.device).split(exact):
             sides = {side: self._unit(self._maps[side], batch.views[side][some]) for side in self._maps}

@@ -17,14 +17,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_LINE = 64  # bytes of a line of the cache
+_LINE = 64  # bytes of a line of the cache, where new memory of a CPU begins
+_NEW = 256  # bytes, at multiples of which new memory of a GPU begins
 _WIDE = 16  # columns of a product, and numbers of a head
 
 
 def aligned(rows: Tensor) -> Tensor:
-    """The same numbers, contiguous, at a multiple of 64 bytes on a CPU: there, a product with itself goes by that."""
+    """The same numbers, contiguous, where new memory begins: some products of a few rows go by the rest of their address."""
     rows = rows.contiguous()
-    return rows.clone() if rows.device.type == "cpu" and rows.data_ptr() % _LINE else rows
+    return rows.clone() if rows.data_ptr() % (_LINE if rows.device.type == "cpu" else _NEW) else rows
 
 
 class Watched(TorchDispatchMode):
@@ -108,11 +109,16 @@ class _Heads(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Called in place of every function while the mode is on."""
-        if func is not F.scaled_dot_product_attention or not args[0].shape[-1] % _WIDE:
-            return func(*args, **(kwargs or {}))
-        query, key, value, *rest = args
-        width, missing = value.shape[-1], -query.shape[-1] % _WIDE
-        scale = (kwargs or {}).get("scale")
-        options = {**(kwargs or {}), "scale": query.shape[-1] ** -0.5 if scale is None else scale}
-        filled = (F.pad(part, (0, missing)) for part in (query, key))
-        return func(*filled, F.pad(value, (0, -width % _WIDE)), *rest, **options)[..., :width]
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Tensor:
+    missing, width = -query.shape[-1] % _WIDE, value.shape[-1]
+    if not missing and not width % _WIDE:
+        return F.scaled_dot_product_attention(query, key, value, *rest, **options)
+    if options.get("scale") is None:
+        options["scale"] = query.shape[-1] ** -0.5
+    query, key, value = F.pad(query, (0, missing)), F.pad(key, (0, missing)), F.pad(value, (0, -width % _WIDE))
+    return F.scaled_dot_product_attention(query, key, value, *rest, **options)[..., :width]

@@ -74,7 +74,7 @@ class Grid:
     digits: int = 0
 
     @classmethod
-    def for_sums(cls, bound: float, noise_std: float, share_std: float, unit: float = 1.0) -> Grid:
+    def for_sums(cls, bound: float, noise_std: float, share_std: float, unit: float | None = None) -> Grid:
         """The finest grid, with a power of two as spacing, on which the sum of all sites practically never wraps.
 
         A coordinate wraps only if its noise exceeds 12 of its standard deviations (less half a step of rounding per site):
@@ -85,7 +85,8 @@ class Grid:
             bound: largest L2 norm of the sum of all clipped sums, without noise: groups times clip norm, K C.
             noise_std: standard deviation of the noise in the sum if every site arrives.
             share_std: standard deviation of one site's share of it.
-            unit: what the spacing is a power of two of: the step of a finer grid, where the noise is on one.
+            unit: the step of a finer grid on which the sums and their noise are whole numbers: the spacing is that, times a
+                power of two. Default: any power of two.
 
         Raises:
             UserError: if a share's deviation is below 64 steps, so that the rounding could not be neglected.
@@ -98,8 +99,8 @@ class Grid:
             raise UserError(
                 f"grids need 0 < share_std <= noise_std and a finite bound, got {share_std}, {noise_std}, {bound}. [share-grid]"
             )
-        digits = math.ceil(math.log2(reach / unit / _HALF_RING))
-        grid = cls(2.0**digits * unit, max(digits, 0))
+        digits = math.ceil(math.log2(reach / (unit or 1.0) / _HALF_RING))
+        grid = cls(2.0**digits) if unit is None else cls(2.0 ** max(digits, 0) * unit, max(digits, 0))
         if (steps := share_std / grid.spacing) < LEAST_STEPS:
             raise UserError(
                 f"a site's share of the noise, {share_std:g}, is {steps:.3g} steps of the grid on which sums up to {reach:g} "

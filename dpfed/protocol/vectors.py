@@ -49,10 +49,9 @@ def grid_of(terms: Terms) -> Grid | None:
     """
     plan, trust = terms.privacy_plan, terms.trust_model
     noise = trust.noise_of_site(plan)
-    unit = noise.step_length if isinstance(noise, DiscreteGaussianNoise) else None
-    if noise is None or not trust.shared or (terms.trust != "secure" and unit is None):
+    if noise is None or not trust.shared or (terms.trust != "secure" and not isinstance(noise, DiscreteGaussianNoise)):
         return None
-    return Grid.for_sums(plan.longest_sum, trust.carried_std(plan, trust.sites), noise.std, unit or 1.0)
+    return Grid.for_sums(plan.longest_sum, trust.carried_std(plan, trust.sites), noise.std, noise.step_length)
 
 
 def protected(values: Tensor, step: int, noise: KeyedNoise, grid: Grid | None) -> np.ndarray:
@@ -66,10 +65,7 @@ def protected(values: Tensor, step: int, noise: KeyedNoise, grid: Grid | None) -
     """
     if grid is None:
         return noise.noisy(values, step).numpy()
-    steps = noise.steps(values, step)
-    if isinstance(noise.noise, DiscreteGaussianNoise):
-        return grid.encode_steps(steps.numpy())
-    return grid.encode(steps.double().mul_(noise.noise.step_length).numpy())
+    return grid.encode_steps(noise.steps(values, step).numpy())
 
 
 def sum_of(contents: Sequence[Content], grid: Grid | None, form: str) -> Tensor:

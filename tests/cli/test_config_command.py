@@ -60,7 +60,7 @@ def test_defaults_are_those_of_an_empty_config():
 def test_ranges_are_those_that_are_enforced():
     assert KEYS["objective.augmentations"].allowed == "whole number, 0 to 16" and "17" in refused("objective.augmentations", 17)
     assert KEYS["optimizer.momentum"].allowed == "number, 0 or more, below 1" and refused("optimizer.momentum", 1.0)
-    assert KEYS["objective.temperature"].allowed == "number, above 0" and refused("objective.temperature", 0.0)
+    assert KEYS["objective.temperature"].allowed == "number, 0.001 to 100" and refused("objective.temperature", 0.0)
     assert KEYS["views.crop_scale"].allowed == "[number, number]" and refused("views.crop_scale", [0.5])
 
 

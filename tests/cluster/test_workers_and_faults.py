@@ -29,14 +29,14 @@ STOPPED = 3  # of STEPS; a checkpoint is written after every second
 
 def freeze_text(rank, *arguments):
     """Trains the image tower alone."""
-    build_model = session.build_model
+    model_of = session.model_of
 
     def frozen(*args, **kwargs):
-        model = build_model(*args, **kwargs)
+        model = model_of(*args, **kwargs)
         model.text_encoder.requires_grad_(False)
         return model
 
-    session.build_model = frozen
+    session.model_of = frozen
 
 
 def ledger_lines(run):

@@ -318,8 +318,7 @@ def test_weights_that_saw_borders_of_the_mean_colour_are_refused_unless_the_user
     described = {"architecture": "test_vit", "pretrained_cfg": {"crop_mode": "border"}}
     (tmp_path / "config.json").write_text(json.dumps(described))
     with pytest.raises(UserError, match="weights-border"):
-        preprocessing_of(config_of("test_vit", weights=str(tmp_path)))
-    assert {preprocessing_of(config_of("test_vit", resize=one, weights=str(tmp_path))).resize for one in ("pad", "crop")} == {
-        "pad",
-        "crop",
-    }
+        facts_of(config_of("test_vit", weights=str(tmp_path)))
+    assert {
+        facts_of(config_of("test_vit", resize=one, weights=str(tmp_path))).preprocessing.resize for one in ("pad", "crop")
+    } == {"pad", "crop"}

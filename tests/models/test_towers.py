@@ -194,4 +194,4 @@ def test_borders_of_another_colour_are_refused(tmp_path, mode, colour, refused):
     cfg = {"model_cfg": SMALL, "preprocess_cfg": {"resize_mode": mode, "fill_color": colour}}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(cfg))
     with pytest.raises(UserError, match="clip-fill-color") if refused else contextlib.nullcontext():
-        preprocessing_of(config_of(f"local-dir:{tmp_path}"))
+        facts_of(config_of(f"local-dir:{tmp_path}"))

@@ -249,7 +249,7 @@ class Row(nn.Linear):
         super().__init__(SIZE, 1, bias=False)
 
 
-@pytest.mark.parametrize("rate", [0.1, 3e37])
+@pytest.mark.parametrize("rate", [0.1, 1e9])
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars"])
 def test_all_that_a_coordinator_makes_of_a_sum_follows_from_the_noisy_one(name, rate, tmp_path, monkeypatch):
     """Weights, average, the optimizer's state, figures, files, and the words with which a run ends that diverged."""

@@ -19,6 +19,7 @@ from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views, 
 from dpfed.bounding.engines.gradient_cache import refuse_random
 from dpfed.bounding.engines.lanes import Lanes
 from dpfed.bounding.engines.loop import add_clipped
+from dpfed.bounding.places import aligned
 from dpfed.models.contract import embeddings_of, temperature_of
 
 
@@ -118,7 +119,7 @@ class StatisticsEngine(Engine):
         """A lane's records: the two views of each that are contrasted, two images, or the first image and the first text."""
         count, wanted = len(views["image"]), 1 if "text" in views else 2
         for record in range(lane * count // self._lanes.count, (lane + 1) * count // self._lanes.count):
-            yield record, {name: view[record : record + 1, :wanted] for name, view in views.items()}
+            yield record, {name: aligned(view[record : record + 1, :wanted]) for name, view in views.items()}
 
     def _pair(self, views: Views) -> Tensor:
         """``(1, 2, D)`` embeddings of one record."""

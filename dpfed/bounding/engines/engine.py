@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.bounding.clipping import Clip
+from dpfed.bounding.places import aligned
 from dpfed.data.transfer import to_device
 from dpfed.models.contract import bias_of, embeddings_of, temperature_of
 from dpfed.models.parameters import TrainableVector, exact_type
@@ -53,7 +54,7 @@ class GroupBatch:
         for group in range(start, len(self.starts) - 1, step):
             first, end = self.starts[group], self.starts[group + 1]
             if end - first >= 2:
-                yield {name: view[first:end] for name, view in self.views.items()}
+                yield {name: aligned(view[first:end]) for name, view in self.views.items()}
 
     def only(self, groups: list[int]) -> GroupBatch:
         """Some groups, in the given order."""

@@ -71,10 +71,29 @@ class DependsOnOthers(UserError):
 
 @dataclass(frozen=True)
 class _Probe:
-    """A group that is compared with itself."""
+    """A group that is compared with itself: made anew whenever a pass has it, for all of them together may be large.
 
-    views: Views
+    Attributes:
+        size: records.
+        apart: how far they are from each other: 1, noise; 0, equal.
+        seed: of the noise.
+    """
+
     size: int
+    apart: float
+    seed: int
+
+    def views(self, like: Views, vocabulary: int) -> Views:
+        """Its records' views, of such shapes and types."""
+        generator = torch.Generator().manual_seed(self.seed)
+        one, others = _noise(like, 1, vocabulary, generator), _noise(like, self.size, vocabulary, generator)
+        own = {}
+        for name, view in one.items():
+            if view.is_floating_point():
+                own[name] = self.apart * others[name] if self.apart in (0.0, 1.0) else view + self.apart * others[name]
+            else:
+                own[name] = others[name] if self.apart == 1.0 else view.expand(self.size, *view.shape[1:]).clone()
+        return own
 
 
 @dataclass(frozen=True)
@@ -114,21 +133,26 @@ def require_same_bits(
             "gradients: the engine takes one group at a time, as bounding.engine = 'loop' does. [engine-dropout]"
         )
     seen: dict[int, tuple[Trial, int, list[Tensor]]] = {}
+    alike: set[int] = set()  # groups that were compared: their parts are kept no longer
     if brief:
-        totals: Iterable[int] = (shape.totals[0], shape.totals[-1], shape.totals[len(shape.totals) // 2])
+        middle, most = shape.totals[len(shape.totals) // 2], shape.totals[-1]
+        totals: Iterable[int] = (shape.totals[0], most, middle, most, middle)
     elif before:
         totals = itertools.islice(itertools.cycle(shape.totals), 5 * before, 5 * before + _TRIALS)
     else:
         totals = itertools.cycle(shape.totals)
-    sizes = (2, _usual(shape)) if brief else None
+    sizes = (2, 3, 5, _usual(shape)) if brief else None  # odd ones, too, so that others stand at odd places
     for trial in trials(views, shape, totals, vocabulary, before, sizes):
         found = passed(trial.views, trial.sizes, trial.total)
         for place, probe in trial.probes.items():
+            if probe in alike and not brief:
+                continue
             parts = found.of(place)
             if probe not in seen:
                 seen[probe] = trial, place, [part.clone() for part in parts]
                 continue
-            earlier, first_place, expected = seen[probe]
+            earlier, first_place, expected = seen[probe] if brief else seen.pop(probe)
+            alike.add(probe)
             if not all(same(one, other) for one, other in zip(parts, expected, strict=True)):
                 what = _first_difference(passed, vocabulary, (earlier, first_place), (trial, place))
                 raise DependsOnOthers(
@@ -157,7 +181,7 @@ def trials(
         sizes: of the groups of noise; default: all that share a pass.
     """
     generator = torch.Generator().manual_seed(before)
-    probes = _probes(views, shape, vocabulary, generator, range(2, shape.slots + 1) if sizes is None else sizes)
+    probes = _probes(shape, range(2, shape.slots + 1) if sizes is None else sizes, before)
     times, least = [0] * len(probes), max(_TRIALS, len(shape.totals))
     endless = isinstance(totals, itertools.cycle)
     for number, total in enumerate(totals):
@@ -177,21 +201,11 @@ def _usual(shape: PassShape) -> int:
     return max(2, min(shape.typical, shape.slots))
 
 
-def _probes(views: Views, shape: PassShape, vocabulary: int, generator: torch.Generator, sizes: Iterable[int]) -> list[_Probe]:
+def _probes(shape: PassShape, sizes: Iterable[int], seed: int) -> list[_Probe]:
     """Groups of noise of these sizes, and some of nearly equal and of equal records."""
     usual = _usual(shape)
-    kinds = [(2, _NEARLY), (usual, _NEARLY), (usual, 0.0), (shape.slots, _NEARLY)]
-    made = []
-    for size, apart in [*kinds, *((size, 1.0) for size in sizes)]:
-        one, others = _noise(views, 1, vocabulary, generator), _noise(views, size, vocabulary, generator)
-        own = {}
-        for name, view in one.items():
-            if view.is_floating_point():
-                own[name] = apart * others[name] if apart in (0.0, 1.0) else view + apart * others[name]
-            else:
-                own[name] = others[name] if apart == 1.0 else view.expand(size, *view.shape[1:]).clone()
-        made.append(_Probe(own, size))
-    return made
+    kinds = [(2, _NEARLY), (usual, _NEARLY), (usual, 0.0), (shape.slots, _NEARLY), *((size, 1.0) for size in sizes)]
+    return [_Probe(size, apart, 1000 * seed + number) for number, (size, apart) in enumerate(kinds)]
 
 
 def _trial(
@@ -220,7 +234,7 @@ def _trial(
     others = {0: 1.0, 1: _HUGE, 2: torch.nan}[number % 3]
     parts = []
     for probe, size in order:
-        noise = _noise(views, size, vocabulary, generator) if probe is None else probes[probe].views
+        noise = _noise(views, size, vocabulary, generator) if probe is None else probes[probe].views(views, vocabulary)
         parts.append({n: v * others if probe is None and v.is_floating_point() else v for n, v in noise.items()})
     together = {name: torch.cat([part[name] for part in parts]) for name in views}
     places = {place: probe for place, (probe, _) in enumerate(order) if probe is not None}

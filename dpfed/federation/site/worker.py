@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -39,6 +38,9 @@ class Refusal(Exception):
     def __init__(self, reason: Reason, about: int | None = None) -> None:
         super().__init__(reason)
         self.reason, self.about = reason, about
+
+
+_THRESHOLDS = 1e-9, 1e12  # of norms, that a coordinator may ask about
 
 
 class SiteWorker:
@@ -191,7 +193,7 @@ class SiteWorker:
         if self._terms.privacy_plan.statistics is None:
             return None
         threshold = header.get("threshold")
-        if not isinstance(threshold, float) or not 0 < threshold < math.inf:
+        if not isinstance(threshold, float) or not _THRESHOLDS[0] <= threshold <= _THRESHOLDS[1]:
             raise Refusal(Reason.MALFORMED)
         return threshold
 

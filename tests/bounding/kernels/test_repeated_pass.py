@@ -182,7 +182,7 @@ def test_a_recording_that_is_wrong_only_when_it_comes_back_to_a_batch_is_found_o
     """Sabotage: it remembers a batch, and adds it twice the next time, after others."""
     model = model_of(NAMES["cnn"])
     engine = LayerwiseEngine(model, group_size=4, if_unlike="go on")
-    engine._shape, seen = PassShape.on("cpu", 4, 16), set()
+    engine._shape, seen = PassShape.on("cpu", 4, 16, 3 * 32 * 32), set()
     zeros = engine.zeros().long()
 
     def remembering(batch, groups, clip, into):
