@@ -1,7 +1,6 @@
 """The bound of the whole data owner: sampling, grouping, views, models and clipping, on neighbouring record sets."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
