@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,6 +26,10 @@ os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempd
 
 # Triton's kernels are computed by its interpreter: tests need no GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# In the background of a script the suite ignores Ctrl-C, and so would the commands that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 accounted.keep()
 

@@ -18,7 +18,7 @@ from dpfed.errors import UserError
 from dpfed.files.reading import read_text
 from dpfed.models.blueprints import LOCAL_DIR, quiet
 from dpfed.models.options import SENTENCES
-from dpfed.models.weight_files import words
+from dpfed.models.weight_files import not_fetched, words
 
 CONFIG, WEIGHTS, MODULES, LENGTH = "config.json", "model.safetensors", "modules.json", "sentence_bert_config.json"
 POOLING = "1_Pooling/config.json"
@@ -112,7 +112,9 @@ def _fetched(name: str) -> Path:
         with quiet():
             return Path(snapshot_download(name, allow_patterns=_FETCHED))
     except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
-        raise UserError(f"model.text = '{name}' is unavailable ({words(error)}); give a folder. [text-unavailable]") from error
+        raise UserError(
+            f"model.text = '{name}' is unavailable ({not_fetched(error)}); give a folder. [text-unavailable]"
+        ) from error
 
 
 def _json(path: Path) -> Any:

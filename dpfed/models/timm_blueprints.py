@@ -29,7 +29,7 @@ from dpfed.models.options import ModelConfig
 from dpfed.models.torchvision_encoders import PREFIX as TORCHVISION
 from dpfed.models.torchvision_encoders import create as create_torchvision
 from dpfed.models.torchvision_encoders import described, weights_of
-from dpfed.models.weight_files import words
+from dpfed.models.weight_files import not_fetched, words
 
 _FILES = (WEIGHTS, "pytorch_model.bin", "pytorch_model.pth", "model.pth")  # of weights in a folder, the first wins
 _SIZES = ("img_size", "in_chans", "num_classes")  # arguments that leave the layers between the first and the last alone
@@ -217,7 +217,7 @@ def create(spec: TimmBlueprint, pretrained: bool, options: dict[str, Any]) -> nn
     except Exception as error:  # a download can raise anything, and so can the constructors of a thousand models
         if pretrained:
             raise UserError(
-                f"the weights '{spec.cfg.get('tag')}' of {spec.title} are not available ({words(error)}); set "
+                f"the weights '{spec.cfg.get('tag')}' of {spec.title} are not available ({not_fetched(error)}); set "
                 "model.weights to a local file or folder. [weights-unavailable]"
             ) from error
         what = f" for images of {options['img_size']} pixels (data.size)" if options else ""

@@ -20,7 +20,7 @@ from dpfed.models.norm import fix_batch_norm
 from dpfed.models.options import AdaptationConfig
 from dpfed.models.parameters import train_part
 from dpfed.models.starting import StartingWeights
-from dpfed.models.weight_files import reading_weights, words
+from dpfed.models.weight_files import not_fetched, reading_weights, words
 from dpfed.objectives import ObjectiveConfig
 
 _NOT_TEXT = ("visual.", "logit_", "text_decoder.")
@@ -187,8 +187,9 @@ def _fetched(spec: Blueprint) -> Path:
         with quiet():
             return Path(download_pretrained(published))
     except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
+        why = not_fetched(error)
         raise UserError(
-            f"cannot fetch the weights '{spec.tag}' of {spec.name} ({words(error)}); set model.weights to a file. [clip-fetch]"
+            f"cannot fetch the weights '{spec.tag}' of {spec.name} ({why}); set model.weights to a file. [clip-fetch]"
         ) from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,3 +75,16 @@ def _misfit(error: Exception) -> str:
 def words(error: Exception) -> str:
     """An exception of a library in one line."""
     return textwrap.shorten(str(error) or type(error).__name__, 200, placeholder=" ...").rstrip(".")
+
+
+def not_fetched(error: Exception) -> str:
+    """Why a library could not fetch what has a name on the Hugging Face hub; the user's own setting comes first."""
+    if "huggingface_hub" in sys.modules:
+        from huggingface_hub import constants, errors
+
+        cause: BaseException | None = error if constants.HF_HUB_OFFLINE else None
+        while cause is not None:
+            if isinstance(cause, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+                return "HF_HUB_OFFLINE is set, and the cache of the Hugging Face hub lacks it"
+            cause = cause.__cause__ or cause.__context__
+    return words(error)

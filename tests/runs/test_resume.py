@@ -116,6 +116,18 @@ def test_resume_from_every_step_gives_the_same_bits(seeded, tmp_path, undisturbe
     assert results_again["privacy"]["epsilon"] == ledger.epsilon == results["privacy"]["epsilon"]
 
 
+def test_a_clock_that_was_set_back_changes_nothing(seeded, tmp_path, undisturbed):
+    folder = tmp_path / "run"
+    interrupted(seeded, folder)
+    later = time.time() + 10 * 86_400
+    for number, path in enumerate(sorted(folder.rglob("*"), reverse=True)):  # and in no order that a clock would give
+        os.utime(path, (later + number, later + number))
+    weights, results = undisturbed(seeded)
+    again, results_again = outcome(resume(folder))
+    assert same(weights, again) and results_again["evaluations"] == results["evaluations"]
+    assert results_again["privacy"] == results["privacy"] and read_view(folder).results is not None
+
+
 def test_releases_since_the_checkpoint_are_repeated_by_any_engine(tiny, tmp_path):
     tiny["privacy"]["seed"] = 11
     folder = tmp_path / "run"

@@ -198,6 +198,8 @@ class Federation:
                 self._members.welcome(reply, address, greetings[address], step + 1)
                 continue
             number = numbers[address]
+            if number not in waiting:  # the first answer counts
+                continue
             waiting.discard(number)
             try:
                 answer = self._read(reply, Sum, number, step)

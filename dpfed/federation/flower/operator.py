@@ -31,6 +31,7 @@ from dpfed.files.reading import read_text
 
 _LOOK = 2.0  # seconds between looks at the folder of keys
 _GONE = ("unregistered", "deleted")
+_KNOWN = "already in use"  # what Flower says of a key that it has registered before, also if that SuperNode is unregistered
 
 
 class Operator:
@@ -68,7 +69,10 @@ class Operator:
             time.sleep(0.5)
 
     def register(self) -> None:
-        """Brings the SuperLink's list of SuperNodes up to date with the folder of keys: new keys come, old ones go."""
+        """Brings the SuperLink's list of SuperNodes up to date with the folder of keys: new keys come, old ones go.
+
+        What is registered is written at once: Flower takes no key twice, and does not say whose a SuperNode is.
+        """
         if not (self._folder / "nodes").is_dir():  # nobody is shown out because a folder is not there
             raise UserError(f"{self._folder / 'nodes'} is missing: `dpfed federation provision` makes it. [flower-no-nodes]")
         wanted = {key.read_text(): key for key in sorted((self._folder / "nodes").glob("*.pub"))}
@@ -79,13 +83,33 @@ class Operator:
         for key in known.keys() - wanted.keys():
             node, name = known.pop(key)
             self._flwr.text("supernode", "unregister", node, CONNECTION)
+            there.discard(node)
+            write_atomically(self._registered, json.dumps(known, indent=1) + "\n")
             print(f"the SuperNode {name}, whose key is no longer in use, is unregistered", flush=True)
-        for key in wanted.keys() - known.keys():
-            file = wanted[key]
-            node = str(self._flwr.facts("supernode", "register", str(file), CONNECTION, "--name", file.stem)["node-id"])
-            known[key] = node, file.stem
-            print(f"the SuperNode {file.stem} is registered, as {node}", flush=True)
-        write_atomically(self._registered, json.dumps(known, indent=1) + "\n")
+        for key in sorted(wanted.keys() - known.keys(), key=lambda key: wanted[key].stem):
+            name = wanted[key].stem
+            nameless = there - {node for node, _ in known.values()}  # the last run was killed before it wrote whose they are
+            if (node := self._admitted(wanted[key], nameless)) is None:
+                continue
+            known[key] = node, name
+            write_atomically(self._registered, json.dumps(known, indent=1) + "\n")
+            print(f"the SuperNode {name} is registered, as {node}", flush=True)
+
+    def _admitted(self, key: Path, nameless: set[str]) -> str | None:
+        """The number of a key's SuperNode, which is registered now; ``None``: Flower has unregistered this key before."""
+        try:
+            return str(self._flwr.facts("supernode", "register", str(key), CONNECTION, "--name", key.stem)["node-id"])
+        except Unavailable as error:
+            if _KNOWN not in str(error):
+                raise
+        if len(nameless) == 1:
+            return nameless.pop()
+        print(
+            f"the SuperNode {key.stem} is not registered: Flower takes no key twice, and has seen this one before. Let the "
+            "site make another key, or restart dpfed-superlink.",
+            flush=True,
+        )
+        return None
 
     def run(self) -> int:
         """Starts the run, or follows the one that continues, and shows what it says.
@@ -112,14 +136,17 @@ class Operator:
 
     def watch(self, stop: threading.Event) -> None:
         """Registers keys as they come and go, until told to stop."""
-        before: set[str] | None = None
+        before: set[tuple[str, str]] | None = None
+        said = ""
         while not stop.wait(_LOOK):
-            names = {key.name for key in (self._folder / "nodes").glob("*.pub")}
-            if names != before:
-                try:
+            try:
+                # A site's new key is in the file of its old one.
+                keys = {(file.name, file.read_text()) for file in (self._folder / "nodes").glob("*.pub")}
+                if keys != before:
                     self.register()
-                    before = names
-                except UserError as error:
+                    before, said = keys, ""
+            except (UserError, OSError) as error:  # the folder is being written, or the SuperLink is away
+                if said != (said := str(error)):
                     print(f"cannot register: {error}", flush=True)
 
     def _going(self) -> int | None:

@@ -198,6 +198,27 @@ def test_a_step_with_too_few_sites_is_discarded_and_paid_for(lab, trust, tmp_pat
     assert [one.ledger(number).charged for number in range(SITES)] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("trust", ["central", "secure"])
+def test_a_site_that_is_asked_twice_and_answers_twice_counts_once_and_pays_once(lab, trust):
+    """A question that a SuperNode delivers again, and an answer that comes again before the others are there."""
+    one, once = lab(trust), lab(trust)
+    exchange = one.wire.exchange
+
+    def twice(packets, seconds, most):
+        for address, reply in exchange(packets, seconds, most):
+            yield address, reply
+            if b'"kind": "sum"' in reply.header:
+                yield address, reply
+                yield address, one.wire.workers[address].answer(packets[address])
+
+    one.wire.exchange = twice
+    for step in range(2):
+        assert torch.equal(one.server.collect(step).values, once.server.collect(step).values)
+        event = one.events()[-1]
+        assert event["arrived"] == ["site-0", "site-1", "site-2"] and not event["missing"]
+    assert [one.ledger(number).charged for number in range(SITES)] == [2, 2, 2]
+
+
 def test_a_secure_step_survives_a_site_that_leaves_before_it_is_unmasked(lab):
     one = lab("secure")
     one.wire.tampers["node2"] = lambda q, r: None if b'"kind": "shares"' in r.header else r

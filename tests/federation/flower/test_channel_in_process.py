@@ -83,6 +83,19 @@ def test_what_is_late_is_never_seen(grid, sites):
     assert dict(channel.exchange({"11": Packet(b"second", b"")}, 10)) == {"11": Packet(b"second", b"")}
 
 
+def test_of_two_replies_to_one_message_the_first_counts(grid, sites, monkeypatch):
+    pull = grid.pull_messages
+
+    def twice(ids):
+        replies = pull(ids)
+        content = RecordDict({"packet": ConfigRecord({"header": b"another", "signature": b""})})
+        return [*replies, *(Message(content, reply_to=reply) for reply in replies)]
+
+    monkeypatch.setattr(grid, "pull_messages", twice)
+    packets = {address: Packet(address.encode(), b"") for address in ("11", "12")}
+    assert sorted(FlowerChannel(grid).exchange(packets, 10)) == sorted(packets.items())
+
+
 def test_a_failure_at_a_site_leaves_no_trace_in_what_travels(grid, sites):
     def fail(packet):
         raise ValueError("patient 4711")

@@ -1,10 +1,16 @@
 """The operator's program: what a service manager starts again, and what it leaves to the operator."""
 
+import json
 import threading
+import time
+from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 pytest.importorskip("flwr")
+
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState  # noqa: E402
 
 from dpfed.cli import main  # noqa: E402
 from dpfed.federation.flower import operator as operate  # noqa: E402
@@ -90,3 +96,114 @@ def test_the_run_has_the_federations_name_and_the_links_port_is_the_projects(che
     for name in ("proxy.conf", "programs/superlink", "systemd/dpfed-superlink@.service"):
         text = (chest / name).read_text()
         assert "8177" in text and "8100" not in text
+
+
+class Link:
+    """Flower's own list of SuperNodes, behind the commands that the operator gives.
+
+    Attributes:
+        lost: number of the registration that happens and whose answer is lost, as when the command is killed.
+    """
+
+    def __init__(self):
+        self.lost = -9
+        self.restart()
+
+    def restart(self):
+        """It knows no SuperNode any more."""
+        self._state = InMemoryLinkState(MagicMock(), MagicMock())
+
+    def text(self, *words):
+        if words[:2] == ("supernode", "list"):
+            nodes = [{"node-id": str(node.node_id), "status": node.status} for node in self._state.get_node_info()]
+            return json.dumps({"success": True, "nodes": nodes})
+        if words[1] == "unregister":
+            self._state.delete_node("operator", int(words[2]))
+            return "{}"
+        try:
+            node = self._state.create_node("operator", "operator", Path(words[2]).read_bytes(), 30, name=words[-3])
+        except ValueError as error:
+            return json.dumps({"success": False, "error-message": str(error)})
+        self.lost -= 1
+        if self.lost == -1:
+            raise operate.Unavailable("flwr says: Terminated.")
+        return json.dumps({"success": True, "node-id": str(node)})
+
+    def open(self, key):
+        """Whether a SuperNode with this key is let in."""
+        return self._state.get_node_id_by_public_key(key.read_bytes()) is not None
+
+
+@pytest.fixture
+def link(monkeypatch):
+    link = Link()
+    monkeypatch.setattr(FlowerCommand, "text", lambda self, *words: link.text(*words))
+    return link
+
+
+def other(key, letter):
+    """Another key in the place of one."""
+    key.write_bytes(letter * 40 + b"\n")
+
+
+@pytest.fixture
+def keys(chest):
+    return [chest / "nodes" / f"{name}.pub" for name in ("north", "south")]
+
+
+def test_a_key_that_is_exchanged_while_the_run_continues_is_exchanged_at_the_superlink(chest, link, keys, monkeypatch, capsys):
+    monkeypatch.setattr(operate, "_LOOK", 0.01)
+    north, south = keys
+    operator, stop, old = Operator(chest), threading.Event(), chest / "old.pub"
+    old.write_bytes(north.read_bytes())
+    looks, register = [], Operator.register
+    monkeypatch.setattr(Operator, "register", lambda self: looks.append(register(self)))
+    thread = threading.Thread(target=operator.watch, args=(stop,))
+    thread.start()
+    try:
+        until = time.monotonic() + 30
+        while not looks and time.monotonic() < until:
+            time.sleep(0.01)
+        assert link.open(old)
+        other(north, b"n")
+        while not link.open(north) and time.monotonic() < until:
+            time.sleep(0.01)
+    finally:
+        stop.set()
+        thread.join()
+    assert link.open(north) and link.open(south) and not link.open(old)
+    assert "the SuperNode north, whose key is no longer in use, is unregistered" in capsys.readouterr().out
+
+
+def test_a_key_that_was_unregistered_before_keeps_no_other_out_and_the_advice_works(chest, link, keys, capsys):
+    north, south = keys
+    first = north.read_bytes()
+    Operator(chest).register()
+    other(north, b"n")
+    Operator(chest).register()
+    north.write_bytes(first)
+    other(south, b"s")
+    Operator(chest).register()
+    assert link.open(south) and not link.open(north)
+    assert "the SuperNode north is not registered: Flower takes no key twice" in capsys.readouterr().out
+    other(north, b"m")  # the site makes another key
+    Operator(chest).register()
+    assert link.open(north)
+    north.write_bytes(first)
+    link.restart()
+    Operator(chest).register()
+    assert link.open(north) and link.open(south)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_registration_whose_answer_was_lost_is_taken_up_and_ends_with_its_key(chest, link, keys, lost, capsys):
+    link.lost = lost
+    with pytest.raises(operate.Unavailable):
+        Operator(chest).register()
+    Operator(chest).register()
+    assert all(map(link.open, keys)) and "Flower takes no key twice" not in capsys.readouterr().out
+    gone, stays = keys[lost], keys[1 - lost]
+    key = chest / "gone.pub"
+    gone.rename(key)
+    Operator(chest).register()
+    assert link.open(stays) and not link.open(key)
