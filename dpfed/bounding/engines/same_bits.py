@@ -136,11 +136,11 @@ def require_same_bits(
     alike: set[int] = set()  # groups that were compared: their parts are kept no longer
     if brief:
         middle, most = shape.totals[len(shape.totals) // 2], shape.totals[-1]
-        totals: Iterable[int] = (shape.totals[0], most, middle, most, middle)
+        totals: Iterable[int] | None = (shape.totals[0], most, middle, most, middle)
     elif before:
         totals = itertools.islice(itertools.cycle(shape.totals), 5 * before, 5 * before + _TRIALS)
     else:
-        totals = itertools.cycle(shape.totals)
+        totals = None
     sizes = (2, 3, 5, _usual(shape)) if brief else None  # odd ones, too, so that others stand at odd places
     for trial in trials(views, shape, totals, vocabulary, before, sizes):
         found = passed(trial.views, trial.sizes, trial.total)
@@ -164,7 +164,7 @@ def require_same_bits(
 def trials(
     views: Views,
     shape: PassShape,
-    totals: Iterable[int],
+    totals: Iterable[int] | None,
     vocabulary: int = 3,
     before: int = 0,
     sizes: Iterable[int] | None = None,
@@ -174,8 +174,8 @@ def trials(
     Args:
         views: see `require_same_bits`, as the others.
         shape: see there.
-        totals: records of each pass. Where there is no end to them, the last pass is that which has shown every group twice, in
-            every shape at least one.
+        totals: records of each pass. ``None``: one pass of every shape, then more of the largest until every group was there
+            twice.
         vocabulary: see there.
         before: see there.
         sizes: of the groups of noise; default: all that share a pass.
@@ -183,8 +183,9 @@ def trials(
     generator = torch.Generator().manual_seed(before)
     probes = _probes(shape, range(2, shape.slots + 1) if sizes is None else sizes, before)
     times, least = [0] * len(probes), max(_TRIALS, len(shape.totals))
-    endless = isinstance(totals, itertools.cycle)
-    for number, total in enumerate(totals):
+    endless = totals is None
+    every = itertools.chain(shape.totals, itertools.repeat(shape.totals[-1])) if totals is None else totals
+    for number, total in enumerate(every):
         # Those that were seen once come first, so that they are seen twice, then those that were not. Large ones fit rarely.
         rank, large = {1: 0, 0: 1}, [own.size for own in probes]
         turn = [(probe - number - before) % len(probes) for probe in range(len(probes))]
