@@ -6,6 +6,8 @@ torch 2.15. On an upgrade, run the test of this file, and see whether ``clip_gra
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import Tensor
 
@@ -68,14 +70,29 @@ def add_(sums: Tensors, terms: Tensors, factor: float = 1.0) -> None:
 _WHOLE_PIECE = 1 << 18
 
 
+class _Buffers(threading.local):
+    """Where a thread writes the pieces of a term down: new memory for each piece would cost more than the arithmetic."""
+
+    def __init__(self) -> None:
+        self.scaled, self.whole = torch.empty(_WHOLE_PIECE), torch.empty(_WHOLE_PIECE, dtype=torch.int32)
+
+
+_buffers = _Buffers()
+
+
 def add_whole_(total: Tensor, term: Tensor, factor: float = 1.0) -> None:
     """See `add_`, of one term and a sum of whole numbers. A float32, times the factor, must lie within int32."""
-    kind = torch.int32 if term.dtype == torch.float32 else total.dtype
-    if total.device.type != "cpu" or not total.is_contiguous():
+    if total.device.type == "cpu" and total.is_contiguous() and not term.is_floating_point():
+        for some, part in zip(total.view(-1).split(_PIECE), term.reshape(-1).split(_PIECE), strict=True):
+            some.add_(part)
+        return
+    if total.device.type != "cpu" or term.dtype != torch.float32 or not total.is_contiguous():
+        kind = torch.int32 if term.dtype == torch.float32 else total.dtype
         total.add_(whole(term, factor, kind).view(total.shape))
         return
     for some, part in zip(total.view(-1).split(_WHOLE_PIECE), term.reshape(-1).split(_WHOLE_PIECE), strict=True):
-        some.add_(whole(part, factor, kind))
+        scaled = torch.mul(part, factor, out=_buffers.scaled[: len(part)])
+        some.add_(_buffers.whole[: len(part)].copy_(scaled))
 
 
 def whole(term: Tensor, factor: float | Tensor, kind: torch.dtype) -> Tensor:

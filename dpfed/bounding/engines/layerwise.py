@@ -80,6 +80,7 @@ class LayerwiseEngine(Engine):
         self._group_size, self._records = group_size, records
         self._lanes = Lanes(model, self._vector)
         self._loop = LoopEngine(model, precision, loss)
+        self._sums: dict[int, Tensor] = {}  # of a pass of each lane
         self._takes_turns = self._at_places = False
         self._vocabulary, self._checks = 3, 0
         self._check_every, self._checked_at = check_every, 0
@@ -193,7 +194,7 @@ class LayerwiseEngine(Engine):
         """Adds some groups, pass by pass; returns ``(3, G)``: norms, losses and numbers of records."""
         with parametrize.cached(), self._loss.kernels():
             reading, lanes = self._reading(), self._lanes.count
-            return self._lanes.add(lambda k, part: self._lane(batch, passes[k::lanes], clip_norm, part, reading), into)
+            return self._lanes.add(lambda k, part: self._lane(k, batch, passes[k::lanes], clip_norm, part, reading), into)
 
     def _at_once(self, kind: torch.dtype, views: Views, starts: Tensor, clip: Clip) -> Summed:
         """A pass whose groups the device alone knows; it reads the weights anew. Its sum is of that type."""
@@ -229,24 +230,26 @@ class LayerwiseEngine(Engine):
 
     @torch.no_grad()
     def _lane(
-        self, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor, reading: Reading
+        self, lane: int, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor, reading: Reading
     ) -> Tensor:
         """Adds a lane's groups; returns ``(3, g)``: norms, losses and numbers of records."""
         kind = precise_type(self._vector.parameters[0])
         if not into.is_floating_point():
             kind = foreach.WHOLE[kind]
-        one_pass = torch.zeros_like(into, dtype=kind)  # half as long as a whole step's sum
+        one_pass = self._sums.get(lane)  # half as long as a whole step's sum; new memory would cost what a pass does
+        if one_pass is None or one_pass.dtype != kind:
+            one_pass = self._sums[lane] = torch.empty_like(into, dtype=kind)
         parts = self._vector.split(one_pass)
         figures = [into.new_zeros(3, 0, dtype=self._exact)]
         passed = self._passer(reading)
         for groups in passes:
+            one_pass.zero_()
             some = batch.only(groups)
             found = passed(some.views, some.sizes)
             norms = add_up(found.terms, clip_norm, found.grouping, parts)
             records = found.grouping.starts.diff()[: len(groups)]
             figures.append(torch.stack([norms, found.losses.to(norms), records.to(norms)]))
             foreach.add_([into], [one_pass])
-            one_pass.zero_()
         return torch.cat(figures, dim=1)
 
     def _passer(self, reading: Reading) -> Passed:

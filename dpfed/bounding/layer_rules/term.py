@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -199,10 +200,10 @@ class OuterProducts:
         self.target, self._place = target, place
         self._rows: list[tuple[Tensor, Tensor]] = []
         self._products: Gradients = []
-        self.slack: Tensor | float = 0.0
+        self._exact = grouping.exact
         if grouping.has_kernels_for(inputs):
             self._products = _of_places(inputs, gradients, grouping)
-            self.squares = squares_of(self._products, grouping)
+            self._found = squares_of(self._products, grouping), 0.0
             return
         a, g = ([rows.flatten(0, -2) for rows in grouping.split(side)] for side in (precise(inputs), gradients))
         d, p = inputs.shape[-1], gradients.shape[-1]
@@ -210,11 +211,25 @@ class OuterProducts:
         if inputs.device.type == "cpu" and gram_is_cheaper(usual, d, p):
             # A Gram matrix goes by where its rows lie in memory, and so by the group's place.
             self._rows = [(aligned(own_a), aligned(own_g)) for own_a, own_g in zip(a, g, strict=True)]
-            found = [gram_squares(own_a, own_g, grouping.exact) for own_a, own_g in self._rows]
-            self.squares, self.slack = (torch.stack(part) for part in zip(*found, strict=True))
         else:
             self._products = [own_g.mT @ own_a for own_a, own_g in zip(a, g, strict=True)]
-            self.squares = squares_of(self._products, grouping)
+            self._found = squares_of(self._products, grouping), 0.0
+
+    @functools.cached_property
+    def _found(self) -> tuple[Tensor, Tensor | float]:
+        """From Gram matrices, once somebody asks: after the pass, whose products may be widened (`dpfed.bounding.places`)."""
+        squares, slack = zip(*(gram_squares(a, g, self._exact) for a, g in self._rows), strict=True)
+        return torch.stack(squares), torch.stack(slack)
+
+    @property
+    def squares(self) -> Tensor:
+        """See `Term`."""
+        return self._found[0]
+
+    @property
+    def slack(self) -> Tensor | float:
+        """See `Term`."""
+        return self._found[1]
 
     def parts(self, group: int) -> list[Tensor]:
         """See `Term`."""
@@ -226,16 +241,18 @@ class OuterProducts:
         if not self._rows:
             add_weighted(self._products, factors, into if self._place is None else self._place(into))
             return
-        product: Tensor | None = None
-        total = into if self._place is None else None  # a place may lie here and there in a sum: it is added to once
-        for group, factor in enumerate(factors.tolist()):
+        d, p = (rows.shape[1] for rows in self._rows[0])
+        there = self._place is None and into.is_contiguous()  # a place may lie here and there in a sum: it is added to once
+        total = into.view(p, d) if there else torch.zeros(p, d, dtype=into.dtype)
+        blocks = total.split(max(_NUMBERS_OF_A_BLOCK // d, 16))
+        product = torch.empty(blocks[0].shape, dtype=self._rows[0][0].dtype)
+        for (a, g), factor in zip(self._rows, factors.tolist(), strict=False):
             if factor > 0:
-                a, g = self._rows[group]
-                product = torch.mm(g.mT, a) if product is None else torch.mm(g.mT, a, out=product)
-                total = torch.zeros(product.shape, dtype=into.dtype) if total is None else total
-                foreach.add_([total], [product.view(total.shape)], factor)
-        if self._place is not None and total is not None:
-            place = self._place(into)
+                for block, slopes in zip(blocks, g.split(len(blocks[0]), dim=1), strict=True):
+                    part = torch.mm(slopes.mT, a, out=product[: len(block)])
+                    foreach.add_([block], [part], factor)
+        if not there:
+            place = into if self._place is None else self._place(into)
             place.add_(total.view(place.shape))
 
 
@@ -247,6 +264,7 @@ def _of_places(inputs: Tensor, gradients: Tensor, grouping: Grouping) -> Tensor:
     return outer_products(g, a, grouping.starts * grouping.per_record(inputs))[:, :, 0, 0]
 
 
+_NUMBERS_OF_A_BLOCK = 1 << 19  # of a product that is added while a core's cache holds it
 # Writing a gradient, reading it for its norm and keeping it for the sum costs about as much time as so many multiplications.
 _MULTIPLICATIONS_PER_ENTRY = 40
 _MULTIPLICATIONS_PER_CALL = 1 << 22  # the calls for two small matrices take as long as so many
