@@ -131,9 +131,9 @@ def carry_out(
     randomness = Randomness.from_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.jsonl", plan)
-        engine = engine_for(model, plan, config, randomness.for_owners(), 0)
+        engine = engine_for(model, plan, config, randomness.for_ranks(), 0)
         keys = store.keys[rows]
-        own, microbatch = randomness.for_owners(), config.bounding.microbatch
+        own, microbatch = randomness.for_ranks(), config.bounding.microbatch
         worker = Worker(plan, model, engine, views, rows, keys, own, microbatch, companions=companions)
         train(InProcess([worker]), Coordinator(plan, model, config.optimizer, randomness, ledger), range(plan.steps))
 

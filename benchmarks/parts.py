@@ -53,7 +53,7 @@ def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
     parts = assemble(resolved, randomness)
     if not parts.store.public:
         raise UserError(f"how long steps take depends on their records, and those of {parts.store.name} are not public.")
-    worker, engine = parts.worker(randomness.for_owners()), resolved.bounding.engine
+    worker, engine = parts.worker(randomness.for_ranks()), resolved.bounding.engine
     with _Timers(type(worker._engine)) as timers:
         drawn = 0
         for step in range(steps + 1):

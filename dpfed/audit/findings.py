@@ -40,7 +40,7 @@ class PrivacyAudit:
     Attributes:
         name: of the configuration.
         method: of bounding.
-        owners: workers that share the records.
+        world_size: workers that share the records.
         claim: epsilon of the run.
         delta: of the run.
         noise_multiplier: sigma, as claimed.
@@ -51,7 +51,7 @@ class PrivacyAudit:
 
     name: str
     method: str
-    owners: int
+    world_size: int
     claim: float
     delta: float
     noise_multiplier: float

@@ -61,16 +61,16 @@ class MomentTrial:
 
     Attributes:
         parts: of it, with the tower of canaries.
-        owners: workers that share the records.
+        world_size: workers that share the records.
         folder: for ledgers and features.
     """
 
     parts: Components
-    owners: int
+    world_size: int
     folder: Path
 
     @classmethod
-    def build(cls, config: Config, plan: PrivacyPlan, folder: Path, owners: int = 1) -> MomentTrial:
+    def build(cls, config: Config, plan: PrivacyPlan, folder: Path, world_size: int = 1) -> MomentTrial:
         """A small run after the image of another one; its sigma, shares and kind of noise are the run's own."""
         copies = plan.sampling.per_unit + 1 if plan.promise.unit == "user" else 1
         store = write_canaries(folder / "records", _FILLERS, 1, copies)
@@ -92,7 +92,7 @@ class MomentTrial:
         layout = layout_of(parts.plan, _WIDTH, 1)
         model = SimCLRModel(CanaryTower(), nn.Identity()).requires_grad_(False)
         give_heads(model, MomentHeads(layout, MomentNoise(parts.plan.sampling.records, plan.noise_std), (_WIDTH,), True))
-        return cls(dataclasses.replace(parts, model=model), owners, folder)
+        return cls(dataclasses.replace(parts, model=model), world_size, folder)
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -102,7 +102,7 @@ class MomentTrial:
     def workers(self, there: bool) -> InProcess:
         """All owners, with the canary or without."""
         rows = np.arange(0 if there else len(self.parts.store) - _FILLERS, len(self.parts.store))
-        return workers(self.parts, rows, self.owners, Randomness.fresh().for_owners())
+        return workers(self.parts, rows, self.world_size, Randomness.fresh().for_ranks())
 
     def moved(self) -> float:
         """How far the canary moves both sums together, over their sensitivity, at most over a few centres."""

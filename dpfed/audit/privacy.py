@@ -37,14 +37,14 @@ _RUNS = 1000  # in closed form, at most: each waits for the disk six times
 
 
 def audit_claim(
-    config: Config, plan: PrivacyPlan, owners: int = 1, experiments: int = EXPERIMENTS, watcher: Watcher | None = None
+    config: Config, plan: PrivacyPlan, world_size: int = 1, experiments: int = EXPERIMENTS, watcher: Watcher | None = None
 ) -> PrivacyAudit:
     """Attacks the mechanism of a plan.
 
     Args:
         config: of the run.
         plan: of the run.
-        owners: workers that share the records.
+        world_size: workers that share the records.
         experiments: repeated ones, about; more of them raise the lower bounds.
         watcher: sees the stages.
 
@@ -58,13 +58,13 @@ def audit_claim(
             "method with a guarantee (docs/methods.md). [audit-no-claim]"
         )
     with tempfile.TemporaryDirectory(prefix="dpfed-audit-") as folder:
-        trial = _Trial(config, plan, owners, experiments, watcher, Path(folder))
+        trial = _Trial(config, plan, world_size, experiments, watcher, Path(folder))
         near, moved = trial.neighbours()
         findings = [attack() for attack in trial.attacks()]
     return PrivacyAudit(
         name=config.name,
         method=plan.bounding.method_name,
-        owners=owners,
+        world_size=world_size,
         claim=plan.epsilon(),
         delta=plan.promise.delta,
         noise_multiplier=plan.noise.multiplier,
@@ -78,7 +78,7 @@ def audit_claim(
 class _Trial:
     config: Config
     plan: PrivacyPlan
-    owners: int
+    world_size: int
     experiments: int
     watcher: Watcher
     folder: Path
@@ -93,8 +93,8 @@ class _Trial:
     def _under(self, name: str, rate: float, batch: int, steps: int, canaries: int) -> UnderTest:
         folder = self.folder / name
         folder.mkdir()
-        scale = Scale.of(rate, max(batch, 2 * _GROUP_SIZE * self.owners), _GROUP_SIZE, steps)
-        return UnderTest.build(self.config, self.plan, scale, canaries, folder, self.owners)
+        scale = Scale.of(rate, max(batch, 2 * _GROUP_SIZE * self.world_size), _GROUP_SIZE, steps)
+        return UnderTest.build(self.config, self.plan, scale, canaries, folder, self.world_size)
 
     def neighbours(self) -> tuple[float, float]:
         """Sensitivity, and most that a record moved the sum."""
@@ -106,7 +106,7 @@ class _Trial:
 
     @functools.cached_property
     def _moments(self) -> MomentTrial:
-        return MomentTrial.build(self.config, self.plan, self.folder, self.owners)
+        return MomentTrial.build(self.config, self.plan, self.folder, self.world_size)
 
     def whole_runs(self) -> Finding:
         """Runs in closed form, which are short: both of their releases, again and again."""

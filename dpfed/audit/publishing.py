@@ -22,21 +22,21 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Silent, Watcher
 from dpfed.runs.assembly import assemble
 from dpfed.runs.outcome import rewrite_artifacts
-from dpfed.runs.preflight import known_plan, refuse_many_owners
+from dpfed.runs.preflight import known_plan, refuse_too_many_ranks
 from dpfed.runs.resolution import resolve
 
 _WAIT = 30.0  # seconds for another process to write what it found
 
 
 def audit_config(
-    config: Config, folder: Path, owners: int = 1, experiments: int = EXPERIMENTS, watcher: Watcher | None = None
+    config: Config, folder: Path, world_size: int = 1, experiments: int = EXPERIMENTS, watcher: Watcher | None = None
 ) -> tuple[Path, PrivacyAudit]:
     """Audits the mechanism that a configuration describes.
 
     Args:
         config: of a run that need not be there.
         folder: gets the file.
-        owners: workers that share the work.
+        world_size: workers that share the work.
         experiments: see `audit_claim`.
         watcher: sees the stages.
 
@@ -46,7 +46,7 @@ def audit_config(
     Raises:
         UserError: for a plan that cannot be, or that claims nothing; where only an import can tell the number of records.
     """
-    plan = known_plan(config, watcher, owners)
+    plan = known_plan(config, watcher, world_size)
     if plan is None:
         raise UserError(
             f"the number of records of data.source = '{config.data.source}' is known only after an import, and the plan "
@@ -55,18 +55,18 @@ def audit_config(
     folder = local_path(folder, "--out")
     folder.mkdir(parents=True, exist_ok=True)
     _require_writable(folder)
-    audit = audit_claim(config, plan, owners, experiments, watcher)
+    audit = audit_claim(config, plan, world_size, experiments, watcher)
     return _write(folder, audit), audit
 
 
 def audit_run(
-    folder: Path, owners: int = 1, experiments: int = EXPERIMENTS, watcher: Watcher | None = None
+    folder: Path, world_size: int = 1, experiments: int = EXPERIMENTS, watcher: Watcher | None = None
 ) -> tuple[Path, PrivacyAudit]:
     """Audits the mechanism of a finished run; its card and report then say so.
 
     Args:
         folder: of the run.
-        owners: workers that share the work.
+        world_size: workers that share the work.
         experiments: see `audit_claim`.
         watcher: sees the stages.
 
@@ -91,8 +91,8 @@ def audit_run(
     _require_writable(run.path)
     results = results_in(run.results)
     parts = assemble(resolve(config, watcher), watcher=watcher)
-    refuse_many_owners(plan, owners)
-    audit = audit_claim(config, plan, owners, experiments, watcher)
+    refuse_too_many_ranks(plan, world_size)
+    audit = audit_claim(config, plan, world_size, experiments, watcher)
     with run.locked(wait=_WAIT):
         path = _write(run.path, audit)
         if audit.contradicted:
@@ -109,8 +109,8 @@ def _require_writable(folder: Path) -> None:
 
 
 def as_json(audit: PrivacyAudit) -> dict[str, Any]:
-    """What the file holds; infinity is null."""
-    facts = dataclasses.asdict(audit) | {
+    """What the file holds; infinity is null, and `world_size` has the key that older files have."""
+    facts = {"owners" if name == "world_size" else name: value for name, value in dataclasses.asdict(audit).items()} | {
         "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "shown": audit.shown,
         "contradicted": audit.contradicted,

@@ -19,14 +19,14 @@ from torch import Tensor
 from dpfed.audit.canaries import SIDE, CanaryModel, write_canaries, write_public
 from dpfed.audit.leaving import Kept, Leaving, Watched
 from dpfed.config import Config, parse_config
-from dpfed.data.sampling import owner_keys
+from dpfed.data.sampling import partition_keys
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import Components, Share, assemble
 from dpfed.runs.resolution import resolve
 from dpfed.training.trainer import InProcess, train
-from dpfed.training.worker import indices_of_owner
+from dpfed.training.worker import indices_of_rank
 
 _PUBLIC = 64  # records that join the groups of public contrast
 _BOUNDING = ("method", "clip_norm", "options", "engine", "microbatch")
@@ -63,7 +63,7 @@ class UnderTest:
         model: of canaries, in the place of the run's.
         fillers: F, records that are always there; before them come the canaries.
         canaries: m.
-        owners: workers that share the records.
+        world_size: workers that share the records.
         folder: for ledgers.
     """
 
@@ -71,11 +71,13 @@ class UnderTest:
     model: CanaryModel
     fillers: int
     canaries: int
-    owners: int
+    world_size: int
     folder: Path
 
     @classmethod
-    def build(cls, config: Config, plan: PrivacyPlan, scale: Scale, canaries: int, folder: Path, owners: int = 1) -> UnderTest:
+    def build(
+        cls, config: Config, plan: PrivacyPlan, scale: Scale, canaries: int, folder: Path, world_size: int = 1
+    ) -> UnderTest:
         """A small run after the image of another one.
 
         Args:
@@ -84,7 +86,7 @@ class UnderTest:
             scale: of the small one.
             canaries: among its records.
             folder: for its records and ledgers.
-            owners: workers that share the records.
+            world_size: workers that share the records.
         """
         by_unit = plan.promise.unit == "user"
         copies = plan.sampling.per_unit + 1 if by_unit else 1
@@ -120,7 +122,7 @@ class UnderTest:
         parts = assemble(resolve(parse_config(tree)), Randomness.from_seed(0))
         parts = dataclasses.replace(parts, plan=_as_clipped_and_told(parts.plan, plan))
         fillers = scale.records - canaries
-        return cls(parts, CanaryModel(fillers, 1, "one"), fillers, canaries, owners, folder)
+        return cls(parts, CanaryModel(fillers, 1, "one"), fillers, canaries, world_size, folder)
 
     def present(self, coins: np.ndarray) -> np.ndarray:
         """The rows of the records that are there: all fillers, and the canaries whose coin says so.
@@ -146,7 +148,7 @@ class UnderTest:
             randomness: the owners'.
         """
         model = copy.deepcopy(self.model)
-        transport = workers(dataclasses.replace(self.parts, model=model), present, self.owners, randomness)
+        transport = workers(dataclasses.replace(self.parts, model=model), present, self.world_size, randomness)
         for step in range(self.parts.plan.steps):
             _turn(model, step)
             yield transport.collect(step).numbers()
@@ -163,7 +165,7 @@ class UnderTest:
         parts = dataclasses.replace(self.parts, model=model)
         ledger = Ledger.create(self.folder / f"{secrets.token_hex(8)}.jsonl", parts.plan)
         coordinator = parts.coordinator(noise, ledger, kept)
-        transport = workers(parts, present, self.owners, randomness)
+        transport = workers(parts, present, self.world_size, randomness)
         watched = Watched(coordinator, model, parts.plan.divisor)
         for step in range(parts.plan.steps):
             _turn(model, step)
@@ -172,22 +174,25 @@ class UnderTest:
 
     def shares(self, present: np.ndarray) -> list[Share]:
         """What is whose, of the records that are there."""
-        return shares(self.parts, present, self.owners)
+        return shares(self.parts, present, self.world_size)
 
 
-def shares(parts: Components, rows: np.ndarray, owners: int) -> list[Share]:
+def shares(parts: Components, rows: np.ndarray, world_size: int) -> list[Share]:
     """What of some rows of a store is whose."""
-    keys, plan = owner_keys(parts.store, parts.config.privacy.unit), parts.plan
+    keys, plan = partition_keys(parts.store, parts.config.privacy.unit), parts.plan
     if parts.divides_groups:
-        return [Share(owner, rows, plan.groups_of(owner, owners), owners) for owner in range(owners)]
-    return [Share(owner, indices_of_owner(rows, keys, owner, owners), plan.groups_of(owner, owners)) for owner in range(owners)]
+        return [Share(rank, rows, plan.groups_of(rank, world_size), world_size) for rank in range(world_size)]
+    return [
+        Share(rank, indices_of_rank(rows, keys, rank, world_size), plan.groups_of(rank, world_size))
+        for rank in range(world_size)
+    ]
 
 
-def workers(parts: Components, rows: np.ndarray, owners: int, randomness: Randomness) -> InProcess:
+def workers(parts: Components, rows: np.ndarray, world_size: int, randomness: Randomness) -> InProcess:
     """All owners of some rows, in this process."""
-    found = shares(parts, rows, owners)
+    found = shares(parts, rows, world_size)
     return InProcess(
-        [dataclasses.replace(parts, owner=one.owner, owners=owners).worker(randomness, share=one) for one in found]
+        [dataclasses.replace(parts, rank=one.rank, world_size=world_size).worker(randomness, share=one) for one in found]
     )
 
 

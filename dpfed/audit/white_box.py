@@ -87,7 +87,7 @@ class Board:
 
         def draw(plan: PrivacyPlan, indices: np.ndarray, share: Share) -> StepDraw:
             own = None if units is None else units[indices]
-            groups, divided = (plan.groups, (share.owner, share.owners)) if share.owners > 1 else (share.groups, (0, 1))
+            groups, divided = (plan.groups, (share.rank, share.world_size)) if share.world_size > 1 else (share.groups, (0, 1))
             return draw_step(plan, randomness, step, indices, parts.store.keys[indices], groups, own, None, *divided)
 
         for share in self.under.shares(present):

@@ -26,7 +26,7 @@ def _released(given: EngineInputs) -> Engine:
     plan = given.plan
 
     def noise(sensitivity: float) -> KeyedNoise:
-        return release_noise(given.randomness, release_multiplier(plan.parameters) * sensitivity, given.owner, plan.fingerprint)
+        return release_noise(given.randomness, release_multiplier(plan.parameters) * sensitivity, given.rank, plan.fingerprint)
 
     statistics: ReleasedEmbeddings | ReleasedMoments
     if given.loss_name == "infonce":
@@ -47,7 +47,7 @@ def _published_statistics(given: EngineInputs) -> Statistics:
 
     def noise(sensitivity: float, context: str) -> KeyedNoise:
         std = plan.noise.multiplier * sensitivity
-        return release_noise(given.randomness, std, given.owner, f"{plan.fingerprint}/{context}")
+        return release_noise(given.randomness, std, given.rank, f"{plan.fingerprint}/{context}")
 
     if given.loss_name == "infonce":
         of_similarity = noise(PublishedSimilarity.sensitivity(batch, given.reads_text), "similarity")

@@ -14,7 +14,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
 
-def engine_for(model: nn.Module, plan: PrivacyPlan, config: Config, randomness: Randomness, owner: int = 0) -> Engine:
+def engine_for(model: nn.Module, plan: PrivacyPlan, config: Config, randomness: Randomness, rank: int = 0) -> Engine:
     """The engine of a data owner.
 
     Args:
@@ -22,14 +22,14 @@ def engine_for(model: nn.Module, plan: PrivacyPlan, config: Config, randomness: 
         plan: what is promised.
         config: settled, nothing left to choose.
         randomness: the owner's.
-        owner: the owner's number.
+        rank: the worker's number.
     """
     return maker_of(plan.bounding.method)(
         EngineInputs(
             model=model,
             plan=plan,
             randomness=randomness,
-            owner=owner,
+            rank=rank,
             precision=config.training.precision,
             loss=group_loss(config),
             loss_name=config.objective.name,

@@ -78,7 +78,7 @@ def ledger(run: Annotated[Path, typer.Argument(help="A run directory.", show_def
             "epsilon": finite,
             "resumed": opened.resumed,
             "replays": opened.replays,
-            "owners": opened.owners,
+            "owners": opened.world_size,
             "hash": opened.head,
             "papers": artifacts,
         }
@@ -94,7 +94,7 @@ def ledger(run: Annotated[Path, typer.Argument(help="A run directory.", show_def
         _print(f"  after {count:>9,} steps   epsilon {round_up(epsilon)}")
     _print(_interruptions(opened.resumed))
     _print(f"charged releases that were replayed, bit for bit, at no further cost: {opened.replays:,}")
-    _print(f"data owners that saw sums without noise: at most {opened.owners:,}")
+    _print(f"data owners that saw sums without noise: at most {opened.world_size:,}")
     if not reserved:
         _print(f"lifetime budget of the records: {stated(folder)}")
     for id, known, entries in reserved:

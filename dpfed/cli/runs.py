@@ -58,8 +58,8 @@ def pretrain(
     def carry_out(watcher: Watcher) -> RunDirectory | None:
         from dpfed.runs.preflight import Preflight
 
-        owners = simulation.sites if simulation else least_of(cluster, workers)
-        preflight = Preflight.of(loaded, folder, owners, watcher, resume)
+        world_size = simulation.sites if simulation else least_of(cluster, workers)
+        preflight = Preflight.of(loaded, folder, world_size, watcher, resume)
         watcher.note("loading PyTorch")
         if simulation is not None:
             from dpfed.federation.simulation import carry_out as simulate

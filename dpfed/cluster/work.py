@@ -90,9 +90,9 @@ def _lead(link: Link, task: Task, watcher: Watcher) -> None:
                 link.broadcast(job.parts.config.dump().encode())
                 configured = True
                 link.broadcast(job.run.identity.encode())
-                link.broadcast(job.randomness.for_owners().master)
+                link.broadcast(job.randomness.for_ranks().master)
                 link.agree(_mark(job.parts))
-                run_job(job, watcher, lambda job: _join(link, job.parts, job.randomness.for_owners()))
+                run_job(job, watcher, lambda job: _join(link, job.parts, job.randomness.for_ranks()))
     except UserError:
         end()
         raise
@@ -108,7 +108,7 @@ def _follow(link: Link, folder: Path) -> None:
     try:
         if RunDirectory(folder).identity != identity:  # as rank 0 after a fault, this process would begin the run once more
             raise UserError(f"the run at {folder} is not worker 0's: use storage that all machines share. [worker-other-run]")
-        parts = assemble(resolve(read_back(tomllib.loads(text.decode()), "worker 0")), owner=link.rank, owners=link.size)
+        parts = assemble(resolve(read_back(tomllib.loads(text.decode()), "worker 0")), rank=link.rank, world_size=link.size)
     except UserError as error:
         trouble = error.public
     with contextlib.suppress(UserError):  # rank 0 knows it, too, says it, and announces the end
@@ -133,13 +133,13 @@ def _join(link: Link, parts: Components, randomness: Randomness) -> Collective:
     return Collective(link, parts.model, parts.worker(randomness))
 
 
-def _take(task: Task, owners: int, watcher: Watcher, stack: contextlib.ExitStack) -> Job | None:
+def _take(task: Task, world_size: int, watcher: Watcher, stack: contextlib.ExitStack) -> Job | None:
     """The run, begun or taken up, and locked until the stack closes; ``None`` if it is finished."""
     if task.beside is not None and not task.beside.is_dir():
         raise UserError(f"worker 0 does not see {task.folder.parent}: use storage that all machines share. [worker-storage]")
     task.check()
     if task.config is not None and RunDirectory.unused(task.folder):
-        job = begin(Preflight.of(task.config, task.folder, owners), watcher)
+        job = begin(Preflight.of(task.config, task.folder, world_size), watcher)
         stack.enter_context(job.run.locked())
         return job
     run = RunDirectory.open(task.folder)
@@ -147,4 +147,4 @@ def _take(task: Task, owners: int, watcher: Watcher, stack: contextlib.ExitStack
     if run.finished:
         run.delete_secrets()
         return None
-    return take_up(run, watcher, owners)
+    return take_up(run, watcher, world_size)

@@ -94,10 +94,10 @@ def protected_count(store: RecordStore, unit: Unit) -> int:
     return store.training_records if units is None else units
 
 
-def owner_keys(store: RecordStore, unit: Unit) -> np.ndarray:
-    """What decides the owner of every record, see `dpfed.training.worker.indices_of_owner`.
+def partition_keys(store: RecordStore, unit: Unit) -> np.ndarray:
+    """What decides the rank of every record, see `dpfed.training.worker.indices_of_rank`.
 
-    A function of the record's own key, or of its unit's, so that a protected unit has one owner.
+    A function of the record's own key, or of its unit's, so that a protected unit has one rank.
 
     Returns:
         ``(N,)`` uint64, by index in the store.
@@ -133,8 +133,8 @@ def draw_step(
     groups: int,
     units: np.ndarray | None = None,
     participants: Callable[[int], np.ndarray] | None = None,
-    owner: int = 0,
-    owners: int = 1,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> StepDraw:
     """Draws the records of one step and their groups.
 
@@ -147,8 +147,8 @@ def draw_step(
         groups: among which the records choose: K_w; all K where several owners of the same records divide them.
         units: ``(n,)`` uint64 keys of their units; ``None`` where each record is protected for itself.
         participants: what `participants_of` returns for them, which keeps what it drew for later steps; default: a new one.
-        owner: 0 .. owners - 1.
-        owners: how many divide the groups: group g belongs to owner g modulo their number.
+        rank: 0 .. world_size - 1.
+        world_size: how many divide the groups: group g belongs to rank g modulo their number.
 
     Returns:
         The drawn records by group; possibly none at all. All records of one unit are in one group. Where the method has
@@ -163,7 +163,7 @@ def draw_step(
     else:
         uniforms = randomness.per_record("sample", step, protected[drawn], 2)[:, 1]
         group = np.minimum((uniforms * groups).astype(np.int64), groups - 1)
-        mine = group % owners == owner
+        mine = group % world_size == rank
         drawn, group = drawn[mine], group[mine]
     if units is not None:
         _, unit = np.unique(units[drawn], return_inverse=True)
@@ -198,25 +198,25 @@ def _least(number: np.ndarray, priority: np.ndarray, most: int) -> np.ndarray:
     return np.sort(kept)
 
 
-class OwnRows:
-    """The training records of one of several owners, as rows of the store. Nothing is copied, and nothing is read beforehand.
+class PartitionRows:
+    """The training records of one of several ranks, as rows of the store. Nothing is copied, and nothing is read beforehand.
 
     Args:
         store: that the owner opened.
-        keys: ``(N,)`` what decides, by row: `dpfed.data.sampling.owner_keys`.
-        owner: 0 .. owners - 1.
-        owners: how many there are.
+        keys: ``(N,)`` what decides, by row: `dpfed.data.sampling.partition_keys`.
+        rank: 0 .. world_size - 1.
+        world_size: how many there are.
     """
 
-    def __init__(self, store: RecordStore, keys: np.ndarray, owner: int = 0, owners: int = 1) -> None:
-        self._store, self._keys, self._owner, self._owners = store, keys, owner, owners
+    def __init__(self, store: RecordStore, keys: np.ndarray, rank: int = 0, world_size: int = 1) -> None:
+        self._store, self._keys, self._rank, self._world_size = store, keys, rank, world_size
 
     def __call__(self, first: int, end: int) -> np.ndarray:
         """Which of the rows between two are the owner's, ``(end - first,)`` bool."""
         training = self._store.index.splits[first:end] == 0
-        if self._owners == 1:
+        if self._world_size == 1:
             return training
-        return training & (self._keys[first:end] % np.uint64(self._owners) == self._owner)
+        return training & (self._keys[first:end] % np.uint64(self._world_size) == self._rank)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """All of them, ``(n,)`` int64, ascending."""

@@ -178,7 +178,7 @@ def _connect(job: Job, simulation: Simulation, watcher: Watcher) -> Federation:
     for number, indices in enumerate(_divided(parts.store, simulation)):
         path, model = run.sites / f"site-{number}.jsonl", copy.deepcopy(parts.model)
         share = Share(number, indices, terms.sites[number].groups)
-        worker = parts.worker(job.randomness.for_owners(), model, share=share)
+        worker = parts.worker(job.randomness.for_ranks(), model, share=share)
         ledger = Ledger.open(path) if path.exists() else Ledger.create(path, parts.plan)
         ledger.require_current()
         shares = Randomness(job.randomness.key("shares", number))

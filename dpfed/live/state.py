@@ -236,8 +236,8 @@ def _kind(terms: dict[str, Any], ledger: Ledger | None, simulated: bool) -> str:
         return f"{'simulated ' if simulated else ''}federation of {len(terms['sites'])} sites, trust {terms['trust']}"
     if ledger is None or not ledger.charged:
         return "before the first step"  # only then the ledger says how many workers there are
-    owners = ledger.owners
-    return f"cluster of {owners} workers" if owners > 1 else "one worker"
+    world_size = ledger.world_size
+    return f"cluster of {world_size} workers" if world_size > 1 else "one worker"
 
 
 def _card(page: Path) -> str:

@@ -80,7 +80,7 @@ class SimulatedRun:
             groups: how many of the plan's K groups are its own.
         """
         parts = dataclasses.replace(self.parts, plan=plan)
-        return parts.worker(randomness.for_owners(), share=Share(0, self.indices, groups))
+        return parts.worker(randomness.for_ranks(), share=Share(0, self.indices, groups))
 
 
 def _opened(stand: Proxy, records: int, stores: str, size: int, watcher: Watcher) -> RecordStore:

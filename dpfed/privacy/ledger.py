@@ -58,7 +58,7 @@ class Ledger:
         plan: what is promised.
         marks: see `create`.
         replays: how often a paid release was repeated.
-        owners: the largest number of data owners that ever shared the work.
+        world_size: the largest number of data owners that ever shared the work.
         resumed: for each time that the run continued after an interruption, from which step on.
         repeated_after: for each interruption and each replay, the last step that had been charged.
         artifacts: the newest card and model; ``None``: none were written yet.
@@ -86,7 +86,7 @@ class Ledger:
         self.resumed: list[int] = []
         self.repeated_after: list[int] = []
         self._goes_on: int | None = None
-        self.owners = 1
+        self.world_size = 1
         self.artifacts: Artifacts | None = None
         self.head = chain
         self._lines = Lines([])
@@ -163,7 +163,7 @@ class Ledger:
         ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]
         ledger.repeated_after = _repeated_after(entries[1:])
         ledger.artifacts = Artifacts(**artifacts) if artifacts else None
-        ledger.owners = max((entry["owners"] for entry in entries[1:] if "owners" in entry), default=1)
+        ledger.world_size = max((entry["owners"] for entry in entries[1:] if "owners" in entry), default=1)
         return ledger
 
     def require_current(self) -> None:
@@ -239,11 +239,11 @@ class Ledger:
         self.replays += 1
         self.repeated_after.append(self.last_step)
 
-    def note_owners(self, owners: int) -> None:
+    def note_world_size(self, world_size: int) -> None:
         """Writes down that more data owners than ever before saw un-noised sums."""
-        if owners > self.owners:
-            self._append({"owners": owners})
-            self.owners = owners
+        if world_size > self.world_size:
+            self._append({"owners": world_size})
+            self.world_size = world_size
 
     def note_resumed(self, step: int) -> None:
         """Writes down that the run goes on after an interruption: with its next release, so that a refused attempt is none.

@@ -38,7 +38,7 @@ class Noise(Protocol):
         """What kind it is, in words."""
         ...
 
-    def steps(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> Tensor:
+    def steps(self, values: Tensor, randomness: Randomness, purpose: str, step: int, rank: int, context: str) -> Tensor:
         """Exact sums with their noise, in steps of the noise's own grid.
 
         Args:
@@ -46,7 +46,7 @@ class Noise(Protocol):
             randomness: the party's secret; with all that follows, the key: see `Randomness.add_normal_`.
             purpose: of the noise.
             step: training step.
-            owner: the party's number.
+            rank: the number of the process or client that draws it.
             context: what keys it besides.
 
         Returns:
@@ -82,9 +82,9 @@ class GaussianNoise:
         """See `Noise`."""
         return self.unit
 
-    def steps(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> Tensor:
+    def steps(self, values: Tensor, randomness: Randomness, purpose: str, step: int, rank: int, context: str) -> Tensor:
         """See `Noise`; the noise is rounded down to whole steps."""
-        return randomness.normal_steps(values, self.std / self.unit, purpose, step, owner, context)
+        return randomness.normal_steps(values, self.std / self.unit, purpose, step, rank, context)
 
     def steps_of(self, values: Tensor, words: Tensor) -> Tensor:
         """Every row with the noise that `steps` adds by the bits of its key's stream: on a GPU in a few launches for all rows.
@@ -100,9 +100,9 @@ class GaussianNoise:
         noise = box_muller(words.to(values.device, non_blocking=True))
         return values + noise.mul_(self.std / self.unit).floor_().long()
 
-    def add_(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> None:
+    def add_(self, values: Tensor, randomness: Randomness, purpose: str, step: int, rank: int, context: str) -> None:
         """Adds it in place to float32 or float64 numbers; the arguments behind them are the key, as of `steps`."""
-        randomness.add_normal_(values, self.std, purpose, step, owner, context)
+        randomness.add_normal_(values, self.std, purpose, step, rank, context)
 
 
 @dataclass(frozen=True)
@@ -135,13 +135,13 @@ class DiscreteGaussianNoise:
         """See `Noise`."""
         return f"discrete Gaussian, drawn exactly, in steps of {self.step_length:.3g}; sums are whole numbers of such steps"
 
-    def steps(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> Tensor:
+    def steps(self, values: Tensor, randomness: Randomness, purpose: str, step: int, rank: int, context: str) -> Tensor:
         """See `Noise`."""
         import torch
 
         if values.dtype != torch.int64:
             raise TypeError(f"discrete noise is for whole numbers, got {values.dtype}")
-        coins = Coins(randomness.stream(purpose, step, owner, context))
+        coins = Coins(randomness.stream(purpose, step, rank, context))
         noisy = values.cpu() * self.finer
         for part in noisy.split(_CHUNK):
             part += torch.from_numpy(discrete_gaussian(coins, part.numel(), NOISE_BITS))
@@ -156,16 +156,16 @@ class KeyedNoise:
         randomness: the party's secret.
         purpose: what the noise is on, such as ``noise`` for the sum; different purposes are independent.
         context: public, such as the fingerprint of the plan.
-        owner: the party's number.
+        rank: the number of the process or client that draws it.
         letters: of the digest, 4 bits each.
     """
 
     def __init__(
-        self, noise: Noise, randomness: Randomness, purpose: str, context: str, owner: int = 0, letters: int = 32
+        self, noise: Noise, randomness: Randomness, purpose: str, context: str, rank: int = 0, letters: int = 32
     ) -> None:
         self.noise = noise
         self._randomness, self._purpose, self._context = randomness, purpose, context
-        self._owner, self._letters = owner, letters
+        self._rank, self._letters = rank, letters
 
     def steps(self, values: Tensor, step: int) -> Tensor:
         """Exact sums, int64, with the noise of a step, see `Noise.steps`."""
@@ -184,7 +184,7 @@ class KeyedNoise:
 
     def _key(self, step: int, of: Tensor) -> tuple[Randomness, str, int, int, str]:
         context = f"{self._context}/{digest_of(of, self._letters)}"
-        return self._randomness, self._purpose, step, self._owner, context
+        return self._randomness, self._purpose, step, self._rank, context
 
 
 def in_floats(steps: Tensor, noise: Noise) -> Tensor:

@@ -371,9 +371,9 @@ class PrivacyPlan:
                 return other
         return None
 
-    def groups_of(self, owner: int, owners: int) -> int:
+    def groups_of(self, rank: int, world_size: int) -> int:
         """K_w: how many of the K groups belong to one of several owners; they add up to K."""
-        return self.groups // owners + (owner < self.groups % owners)
+        return self.groups // world_size + (rank < self.groups % world_size)
 
     def apportioned(self, records: Sequence[int]) -> list[int]:
         """K_w of owners that hold so many records (or units) each, all public: every owner's groups are then of like size.
@@ -395,9 +395,9 @@ class PrivacyPlan:
         spare, total = self.groups - len(records), sum(records)
         quotas = [spare * count / total for count in records]
         groups = [1 + math.floor(quota) for quota in quotas]
-        by_remainder = sorted(range(len(records)), key=lambda owner: (math.floor(quotas[owner]) - quotas[owner], owner))
-        for owner in by_remainder[: self.groups - sum(groups)]:
-            groups[owner] += 1
+        by_remainder = sorted(range(len(records)), key=lambda client: (math.floor(quotas[client]) - quotas[client], client))
+        for client in by_remainder[: self.groups - sum(groups)]:
+            groups[client] += 1
         return groups
 
     @functools.cached_property

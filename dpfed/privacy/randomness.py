@@ -1,4 +1,4 @@
-"""Stateless secret randomness: every draw is a function of (master key, purpose, step, owner) and nothing else.
+"""Stateless secret randomness: every draw is a function of (master key, purpose, step, rank) and nothing else.
 
 Nothing is carried from draw to draw, so a resumed run repeats an uninterrupted one bit for bit and a step can be replayed.
 Draws *per record* are a pseudo-random function of the record's own key. Whether a record is sampled, and which group it joins,
@@ -56,22 +56,22 @@ class Randomness:
         """The master key itself, for storing it where a resume finds it."""
         return self._master
 
-    def for_owners(self) -> Randomness:
+    def for_ranks(self) -> Randomness:
         """The data owners' randomness: sampling, groups, views, and the noise of statistics that a method releases on the way.
 
         Who holds it learns nothing about the coordinator's noise.
         """
         return Randomness(self._key("owners", 0))
 
-    def key(self, purpose: str, owner: int = 0, step: int = 0) -> bytes:
+    def key(self, purpose: str, rank: int = 0, step: int = 0) -> bytes:
         """32 secret bytes for one purpose; they tell nothing of any others."""
-        return self._key(purpose, step, owner)
+        return self._key(purpose, step, rank)
 
     def __repr__(self) -> str:
         return "Randomness(<secret>)"
 
-    def _key(self, purpose: str, step: int, owner: int = 0, context: str = "") -> bytes:
-        label = f"{purpose}/{step}/{owner}/{context}".encode()
+    def _key(self, purpose: str, step: int, rank: int = 0, context: str = "") -> bytes:
+        label = f"{purpose}/{step}/{rank}/{context}".encode()
         return hashlib.blake2b(label, key=self._master, digest_size=KEY_BYTES).digest()
 
     def per_record(self, purpose: str, step: int, keys: np.ndarray, columns: int) -> np.ndarray:
@@ -109,28 +109,28 @@ class Randomness:
         cipher = Cipher(algorithms.AES(self._key(purpose, step)), modes.ECB()).encryptor()  # noqa: S305
         return np.frombuffer(cipher.update(blocks.reshape(-1).view(np.uint8).data), np.uint64).reshape(-1, 2)
 
-    def seed(self, purpose: str, step: int, owner: int = 0) -> int:
+    def seed(self, purpose: str, step: int, rank: int = 0) -> int:
         """A 63-bit seed for a library generator (dropout, weight initialisation): never for noise or sampling."""
-        return int.from_bytes(self._key(purpose, step, owner)[:8], "little") >> 1
+        return int.from_bytes(self._key(purpose, step, rank)[:8], "little") >> 1
 
-    def stream(self, purpose: str, step: int, owner: int = 0, context: str = "") -> Callable[[int], bytes]:
+    def stream(self, purpose: str, step: int, rank: int = 0, context: str = "") -> Callable[[int], bytes]:
         """Uniform random bytes: a function that gives the next so many of them.
 
         Args:
             purpose: what they are for.
             step: training step.
-            owner: who draws them.
+            rank: who draws them.
             context: other contexts give independent bytes.
         """
-        key = self.stream_key(purpose, step, owner, context)
+        key = self.stream_key(purpose, step, rank, context)
         cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
         return lambda count: cipher.update(bytes(count))
 
-    def stream_key(self, purpose: str, step: int, owner: int = 0, context: str = "") -> bytes:
+    def stream_key(self, purpose: str, step: int, rank: int = 0, context: str = "") -> bytes:
         """The 32 secret bytes with which AES-256 in counter mode makes a `stream`."""
-        return self._key(purpose, step, owner, context)
+        return self._key(purpose, step, rank, context)
 
-    def add_normal_(self, out: torch.Tensor, scale: float, purpose: str, step: int, owner: int = 0, context: str = "") -> None:
+    def add_normal_(self, out: torch.Tensor, scale: float, purpose: str, step: int, rank: int = 0, context: str = "") -> None:
         """Adds Gaussian noise of standard deviation `scale` to `out` in place.
 
         Args:
@@ -138,16 +138,16 @@ class Randomness:
             scale: standard deviation of each element.
             purpose: what the noise is for.
             step: training step.
-            owner: who adds it.
+            rank: who adds it.
             context: other contexts give independent noise.
         """
         import torch
 
-        for part, noise in self._normals(out, purpose, step, owner, context):
+        for part, noise in self._normals(out, purpose, step, rank, context):
             part.copy_(part.to(noise.device, torch.float64).add_(noise, alpha=scale))
 
     def normal_steps(
-        self, values: torch.Tensor, scale: float, purpose: str, step: int, owner: int = 0, context: str = ""
+        self, values: torch.Tensor, scale: float, purpose: str, step: int, rank: int = 0, context: str = ""
     ) -> torch.Tensor:
         """Whole numbers plus Gaussian noise, which is rounded down: the sum is exact, and so it is the rounded noisy sum.
 
@@ -156,24 +156,24 @@ class Randomness:
             scale: standard deviation of each element; for all else, see `add_normal_`.
             purpose: see there.
             step: see there.
-            owner: see there.
+            rank: see there.
             context: see there.
 
         Returns:
             int64.
         """
         noisy = values.clone()
-        for part, noise in self._normals(noisy, purpose, step, owner, context):
+        for part, noise in self._normals(noisy, purpose, step, rank, context):
             part.add_(noise.mul_(scale).floor_().long().to(part.device))
         return noisy
 
     def _normals(
-        self, out: torch.Tensor, purpose: str, step: int, owner: int, context: str
+        self, out: torch.Tensor, purpose: str, step: int, rank: int, context: str
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Pieces of a flat tensor, and as many standard normal numbers, float64."""
         import torch
 
-        stream = self.stream(purpose, step, owner, context)
+        stream = self.stream(purpose, step, rank, context)
         exact = torch.device("cpu") if out.device.type == "mps" else out.device  # mps has no float64
         for start in range(0, out.numel(), _CHUNK):
             part = out[start : start + _CHUNK]

@@ -20,7 +20,7 @@ from dpfed.building.plan import plan_of, sketch_of
 from dpfed.config import AdaptationConfig, Config
 from dpfed.config.configuration import ResolvedConfig
 from dpfed.data.public_records import Companions
-from dpfed.data.sampling import OwnRows, owner_keys, protected_count, unit_keys
+from dpfed.data.sampling import PartitionRows, partition_keys, protected_count, unit_keys
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ViewMaker
 from dpfed.data.views.images import ImageViews
@@ -48,7 +48,7 @@ from dpfed.progress import Silent, Watcher, import_progress, signs_of_life
 from dpfed.runs.closed_form import FeatureViews, add_moment_heads
 from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
 from dpfed.runs.memory import require_memory
-from dpfed.runs.preflight import guarded, refuse_many_owners, refuse_uncaptioned
+from dpfed.runs.preflight import guarded, refuse_too_many_ranks, refuse_uncaptioned
 from dpfed.runs.records import public_records_of, records_of
 from dpfed.runs.starts import starting_weights
 from dpfed.training.checkpoint import load_weights
@@ -70,16 +70,16 @@ class Share:
     """What of the training is one data owner's.
 
     Attributes:
-        owner: the owner's number.
+        rank: the worker's number.
         indices: ``(n,)`` of the store, records from which its groups are drawn, or which rows of the store these are.
         groups: K_w, its part of the K groups.
-        owners: among how many owners of the same records the K groups are divided; 1: its records are its own.
+        world_size: among how many owners of the same records the K groups are divided; 1: its records are its own.
     """
 
-    owner: int
-    indices: np.ndarray | OwnRows
+    rank: int
+    indices: np.ndarray | PartitionRows
     groups: int
-    owners: int = 1
+    world_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class Components:
         views: random and plain image views.
         tokenizer: for models that read text.
         preprocessing: what the image tower expects.
-        owner: which of the data owners this process is: 0 .. owners - 1.
-        owners: how many there are; they share the plan's K groups.
+        rank: which of the processes this one is: 0 .. world_size - 1.
+        world_size: how many there are; they share the plan's K groups.
         terms: of the federation, if there is one; then the plan is the federation's, and the store this party's own.
         public: the public records that join every group, where the method has any.
         kept: where features of frozen towers stay until the run ends; ``None``: as long as their worker is there.
@@ -108,8 +108,8 @@ class Components:
     views: ImageViews
     tokenizer: Tokenizer | None
     preprocessing: Preprocessing = Preprocessing()
-    owner: int = 0
-    owners: int = 1
+    rank: int = 0
+    world_size: int = 1
     terms: Terms | None = None
     public: RecordStore | None = None
     kept: Kept | None = None
@@ -145,7 +145,7 @@ class Components:
         read, texts = functools.partial(self._read, store), TextViews(self.config.text_views)
         return ViewMaker(store, read, self.views, count, self.tokenizer, texts)
 
-    def _training_views(self, store: RecordStore, rows: np.ndarray | OwnRows) -> ViewMaker:
+    def _training_views(self, store: RecordStore, rows: np.ndarray | PartitionRows) -> ViewMaker:
         """Views of training for what the worker's model reads: images, or features of a frozen tower."""
         if self.plan.bounding.method.closed_form:
             views = self.plan.bounding.options["views"]
@@ -156,7 +156,7 @@ class Components:
         features = self._features_of(store, rows, cached)
         return CachedViews(made, features, cached, frozen_towers(self.model).text is not None)
 
-    def _features_of(self, store: RecordStore, rows: np.ndarray | OwnRows, views: int) -> Features:
+    def _features_of(self, store: RecordStore, rows: np.ndarray | PartitionRows, views: int) -> Features:
         """Features of frozen towers; see `dpfed.features.extraction.features_of`."""
         folder, watcher = self.kept or (None, None)
         return features_of(replace(self, store=store), np.asarray(rows), folder, views, watcher)
@@ -174,39 +174,39 @@ class Components:
         Args:
             randomness: the owner's.
             model: to be trained, if not `model` itself but a copy of it.
-            share: what is this owner's; default: what `owner` and `owners` say.
+            share: what is this owner's; default: what `rank` and `world_size` say.
         """
         units = unit_keys(self.store, self.config.privacy.unit)
         model, share = model or self.model, share or self.share()
         indices, keys = share.indices, self.store.keys
-        if not isinstance(indices, OwnRows):
+        if not isinstance(indices, PartitionRows):
             keys, units = keys[indices], None if units is None else units[indices]
         if self.config.cached_views and not self.plan.bounding.method.closed_form:
             model = from_features(model)
         return Worker(
             plan=self.plan,
             model=model,
-            engine=engine_for(model, self.plan, self.config, randomness, share.owner),
+            engine=engine_for(model, self.plan, self.config, randomness, share.rank),
             views=self._training_views(self.store, indices),
             indices=indices,
             keys=keys,
             randomness=randomness,
             microbatch=self.config.bounding.microbatch,
-            owner=share.owner,
+            rank=share.rank,
             groups=share.groups,
-            owners=share.owners,
+            world_size=share.world_size,
             noise_shares=noise_shares_of(self.terms),
             units=units,
             companions=self._companions(),
         )
 
     def share(self) -> Share:
-        """What `owner` and `owners` say: this owner's part of the groups, and of the records."""
-        groups = self.plan.groups_of(self.owner, self.owners)
+        """What `rank` and `world_size` say: this owner's part of the groups, and of the records."""
+        groups = self.plan.groups_of(self.rank, self.world_size)
         if self.divides_groups:
-            return Share(self.owner, OwnRows(self.store, self.store.keys), groups, self.owners)
-        own = OwnRows(self.store, owner_keys(self.store, self.config.privacy.unit), self.owner, self.owners)
-        return Share(self.owner, own, groups)
+            return Share(self.rank, PartitionRows(self.store, self.store.keys), groups, self.world_size)
+        own = PartitionRows(self.store, partition_keys(self.store, self.config.privacy.unit), self.rank, self.world_size)
+        return Share(self.rank, own, groups)
 
     @property
     def divides_groups(self) -> bool:
@@ -246,8 +246,8 @@ def assemble(
     config: ResolvedConfig,
     randomness: Randomness | None = None,
     watcher: Watcher | None = None,
-    owner: int = 0,
-    owners: int = 1,
+    rank: int = 0,
+    world_size: int = 1,
     terms: Terms | None = None,
     plan: PrivacyPlan | None = None,
 ) -> Components:
@@ -257,8 +257,8 @@ def assemble(
         config: resolved (`dpfed.runs.resolution.resolve`).
         randomness: gives the initial weights; ``None`` when a checkpoint or a saved model will be loaded over them.
         watcher: learns what is done, and sees how far an import is.
-        owner: which of the data owners this process is.
-        owners: how many share the plan's groups.
+        rank: which of the processes this one is.
+        world_size: how many share the plan's groups.
         terms: of the federation that this process is a party of: they hold the plan.
         plan: that other records were counted for, where these records stand in for them (`dpfed.planning.proxy`).
 
@@ -291,7 +291,7 @@ def assemble(
     else:
         plan = plan_of(protected_count(store, config.privacy.unit), config)
         plan.require_finite()
-    refuse_many_owners(plan, owners)
+    refuse_too_many_ranks(plan, world_size)
     tasks_of(store, config.evaluation, config.model)
     public = public_records_of(config, store, import_progress(watcher, "public records"))
     if method.closed_form:
@@ -299,7 +299,7 @@ def assemble(
     model.to(device)
     preprocessing = preprocessing_of(config.model, config.data.resize)
     views = ImageViews(config.views, preprocessing)
-    parts = Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms, public)
+    parts = Components(config, store, plan, model, views, tokenizer, preprocessing, rank, world_size, terms, public)
     if engine == "layerwise":  # it has rules for kinds of layers, and must not misread one
         trained = from_features(model) if config.cached_views else model
         require_fitting(trained, parts.dummy_batch(device), config.training.precision, group_loss(config))

@@ -80,8 +80,8 @@ def begin(
     randomness = randomness or secret_of(preflight.config)
     config = settle(preflight.config)
     starting_weights(config)  # before anything that takes seconds
-    owners = preflight.owners if terms is None else 1  # a federation's terms say who shares the groups
-    parts = assemble(resolve(config, watcher), randomness, watcher, owners=owners, terms=terms)
+    world_size = preflight.world_size if terms is None else 1  # a federation's terms say who shares the groups
+    parts = assemble(resolve(config, watcher), randomness, watcher, world_size=world_size, terms=terms)
     refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config.evaluation, parts.config.model))
     try_step(parts)
     if terms is None or RunDirectory.SIMULATION in (files or {}):  # otherwise the records are the sites'
@@ -104,13 +104,13 @@ def secret_of(config: Config) -> Randomness:
     return Randomness.fresh() if seed is None else Randomness.from_seed(seed)
 
 
-def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1, terms: Terms | None = None) -> Job:
-    """An unfinished run, for the first of `owners` processes; they may be more or fewer than before.
+def take_up(run: RunDirectory, watcher: Watcher, world_size: int = 1, terms: Terms | None = None) -> Job:
+    """An unfinished run, for the first of `world_size` processes; they may be more or fewer than before.
 
     Args:
         run: locked by the caller.
         watcher: sees the stages.
-        owners: processes that share the work.
+        world_size: processes that share the work.
         terms: of the federation that the run is for.
 
     Raises:
@@ -120,9 +120,9 @@ def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1, terms: Terms |
         raise UserError(f"{run.path} is a federation's run: restart its server (`flwr run`) to resume it. [resume-federated]")
     randomness = run.randomness()
     run.note_environment(environment())
-    return Job(run, assemble(resolve(run.config()), randomness, watcher, owners=owners, terms=terms), randomness)
+    return Job(run, assemble(resolve(run.config()), randomness, watcher, world_size=world_size, terms=terms), randomness)
 
 
 def alone(job: Job) -> Transport:
     """This process has all records and does all the work."""
-    return InProcess([job.parts.worker(job.randomness.for_owners())])
+    return InProcess([job.parts.worker(job.randomness.for_ranks())])

@@ -237,7 +237,7 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
         steps_charged=ledger.charged,
         sampler=sampler,
         grouping=grouping,
-        trust_mode=_ONE_PROCESS if ledger.owners == 1 else _ONE_CLUSTER.format(ledger.owners),
+        trust_mode=_ONE_PROCESS if ledger.world_size == 1 else _ONE_CLUSTER.format(ledger.world_size),
         outputs=_outputs(plan),
         marks=_marks(parts, ledger, disclosed),
         not_protected=_not_protected(parts, trained, disclosed),

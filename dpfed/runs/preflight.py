@@ -39,27 +39,27 @@ class Preflight:
     Attributes:
         config: of the run.
         folder: where it goes.
-        owners: processes or sites that are to share the groups.
+        world_size: processes or sites that are to share the groups.
         there: a run is there already; nothing of the configuration was checked.
         plan: of the run; ``None``: the number of records is known after an import only, or a run is there.
     """
 
     config: Config
     folder: Path
-    owners: int = 1
+    world_size: int = 1
     there: bool = False
     plan: PrivacyPlan | None = None
 
     @classmethod
     def of(
-        cls, config: Config, folder: str | Path, owners: int = 1, watcher: Watcher | None = None, resume: bool = False
+        cls, config: Config, folder: str | Path, world_size: int = 1, watcher: Watcher | None = None, resume: bool = False
     ) -> Preflight:
         """Refuses whatever is wrong with a run, as far as it is known before any record is read, generated or imported.
 
         Args:
             config: of the run.
             folder: where it goes.
-            owners: processes or sites that are to share the groups.
+            world_size: processes or sites that are to share the groups.
             watcher: learns what takes a second.
             resume: a run may be there already; whether it is the right one is seen later (`RunDirectory.refuse_another`).
 
@@ -68,20 +68,20 @@ class Preflight:
                 impossible plan.
         """
         if resume and not RunDirectory.unused(folder):
-            return cls(config, Path(folder), owners, there=True)
+            return cls(config, Path(folder), world_size, there=True)
         refuse_without_effect(config)
         RunDirectory.refuse_unusable(folder)
         refuse_start(config)
-        return cls(config, Path(folder), owners, plan=known_plan(config, watcher, owners))
+        return cls(config, Path(folder), world_size, plan=known_plan(config, watcher, world_size))
 
 
-def known_plan(config: Config, watcher: Watcher | None = None, owners: int = 1) -> PrivacyPlan | None:
+def known_plan(config: Config, watcher: Watcher | None = None, world_size: int = 1) -> PrivacyPlan | None:
     """The plan of a configuration, if the number of records is known before an import.
 
     Args:
         config: of the run.
         watcher: learns what takes a second.
-        owners: processes or sites that are to share the groups.
+        world_size: processes or sites that are to share the groups.
 
     Returns:
         The plan, or ``None`` where the number of records is known after an import only.
@@ -93,7 +93,7 @@ def known_plan(config: Config, watcher: Watcher | None = None, owners: int = 1) 
         records = known_count(config.data, config.privacy.unit)
     except UserError:  # what is wrong with the plan comes first, and the records are asked for again below
         records = None
-    refuse_impossible(config, owners, at_most=records or MOST_RECORDS)
+    refuse_impossible(config, world_size, at_most=records or MOST_RECORDS)
     records = known_count(config.data, config.privacy.unit)
     if records is None:
         return None
@@ -103,12 +103,12 @@ def known_plan(config: Config, watcher: Watcher | None = None, owners: int = 1) 
     return plan
 
 
-def refuse_impossible(config: Config, owners: int = 1, opens: bool = True, at_most: int = MOST_RECORDS) -> None:
+def refuse_impossible(config: Config, world_size: int = 1, opens: bool = True, at_most: int = MOST_RECORDS) -> None:
     """Refuses whatever is wrong with a configuration for any number of records.
 
     Args:
         config: of the run, or of a federation that is to be.
-        owners: processes or sites that are to share the groups.
+        world_size: processes or sites that are to share the groups.
         opens: the records must be there, and their store may be opened; otherwise its header is read, if there is one.
         at_most: so many training records (or units) there are at most.
 
@@ -116,7 +116,7 @@ def refuse_impossible(config: Config, owners: int = 1, opens: bool = True, at_mo
         UserError: saying what to change.
     """
     _refuse_few_contrasted(config)
-    refuse_many_owners(sketch_of(config, at_most), owners)
+    refuse_too_many_ranks(sketch_of(config, at_most), world_size)
     refuse_inexact(config)
     refuse_records(config, opens)
 
@@ -227,15 +227,15 @@ def refuse_inexact(config: Config) -> None:
         raise UserError(f"{said}mps computes norms in float32: set training.device = 'cpu'. [run-discrete-mps]")
 
 
-def refuse_many_owners(plan: PrivacyPlan, owners: int) -> None:
+def refuse_too_many_ranks(plan: PrivacyPlan, world_size: int) -> None:
     """Refuses more workers than groups.
 
     Raises:
         UserError: saying how many there may be.
     """
-    if owners > plan.groups:
+    if world_size > plan.groups:
         raise UserError(
-            f"{owners:,} workers would share {plan.groups} groups (privacy.batch / bounding.group_size, or 1 where the "
+            f"{world_size:,} workers would share {plan.groups} groups (privacy.batch / bounding.group_size, or 1 where the "
             f"whole batch is contrasted), and each needs one: use at most {plan.groups} workers (or sites). [run-workers-many]"
         )
 

@@ -232,7 +232,7 @@ def _pick_up(
         )
     if ledger.marks != marks:
         raise UserError(f"{run.ledger} began with {ledger.marks}, and config.toml says {marks}: change it back. [resume-marks]")
-    ledger.note_owners(parts.owners)
+    ledger.note_world_size(parts.world_size)
     coordinator = parts.coordinator(randomness, ledger, Releases(run.releases))
     if not saved:
         checkpoints.save(Progress(0, 0, parts.plan.fingerprint), parts.model, coordinator)

@@ -13,7 +13,7 @@ from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines import Engine, GroupBatch
 from dpfed.bounding.statistics import sum_of_statistics
 from dpfed.data.public_records import Companions
-from dpfed.data.sampling import OwnRows, StepDraw, draw_step, participants_of
+from dpfed.data.sampling import PartitionRows, StepDraw, draw_step, participants_of
 from dpfed.data.views.batches import ViewMaker
 from dpfed.models.contract import temperature_of
 from dpfed.models.parameters import TrainableVector
@@ -23,16 +23,16 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
 
-def indices_of_owner(indices: np.ndarray, keys: np.ndarray, owner: int, owners: int) -> np.ndarray:
-    """The indices whose record belongs to one of several owners: a function of each record's own key.
+def indices_of_rank(indices: np.ndarray, keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+    """The indices whose record belongs to one of several ranks: a function of each record's own key.
 
     Args:
         indices: ``(n,)`` indices to share out.
-        keys: ``(N,)`` what decides, by index in the store: `dpfed.data.sampling.owner_keys`.
-        owner: 0 .. owners - 1.
-        owners: how many there are.
+        keys: ``(N,)`` what decides, by index in the store: `dpfed.data.sampling.partition_keys`.
+        rank: 0 .. world_size - 1.
+        world_size: how many there are.
     """
-    return indices[keys[indices] % np.uint64(owners) == owner]
+    return indices[keys[indices] % np.uint64(world_size) == rank]
 
 
 class Worker:
@@ -44,12 +44,12 @@ class Worker:
         engine: computes the sum of clipped gradients of `model`.
         views: makes the views of this owner's store.
         indices: ``(n,)`` training indices that this owner holds, or which rows of its store these are.
-        keys: ``(n,)`` their record keys; of all rows of the store, where `indices` are `OwnRows`.
+        keys: ``(n,)`` their record keys; of all rows of the store, where `indices` are `PartitionRows`.
         randomness: the owner's secret randomness.
         microbatch: records whose views are in memory at a time; one group is never divided.
-        owner: this owner's number.
+        rank: the worker's number.
         groups: K_w, how many of the plan's K groups are this owner's; ``None``: all.
-        owners: among how many owners of the same records the K groups are divided; 1: these records are this owner's alone.
+        world_size: among how many owners of the same records the K groups are divided; 1: these records are this owner's alone.
         noise_shares: how many parties add the noise together, where owners add it (`PrivacyPlan.noise_of`).
         units: ``(n,)`` as `keys`, the keys of the records' units where the plan protects units, otherwise ``None``.
         companions: the public records that join every group, where the method has any.
@@ -67,13 +67,13 @@ class Worker:
         model: nn.Module,
         engine: Engine,
         views: ViewMaker,
-        indices: np.ndarray | OwnRows,
+        indices: np.ndarray | PartitionRows,
         keys: np.ndarray,
         randomness: Randomness,
         microbatch: int,
-        owner: int = 0,
+        rank: int = 0,
         groups: int | None = None,
-        owners: int = 1,
+        world_size: int = 1,
         noise_shares: int = 1,
         units: np.ndarray | None = None,
         companions: Companions | None = None,
@@ -88,13 +88,13 @@ class Worker:
         if bounding.options.get("public_records", 0) != public:
             raise ValueError(f"{public} public records join every group, against the plan's method '{bounding.method_name}'")
         self._plan, self._model, self._engine, self._views, self._prefetch_images = plan, model, engine, views, views.prefetch
-        own = indices if isinstance(indices, OwnRows) else None
-        self._indices, self._keys, self._randomness = None if isinstance(indices, OwnRows) else indices, keys, randomness
-        self._owner, self._units = owner, units
+        own = indices if isinstance(indices, PartitionRows) else None
+        self._indices, self._keys, self._randomness = None if isinstance(indices, PartitionRows) else indices, keys, randomness
+        self._rank, self._units = rank, units
         self._participants = participants_of(plan, randomness, keys, units, own)
         self._companions, self._microbatch = companions, max(1, microbatch // (1 + public))
         self._groups = plan.groups if groups is None else groups
-        self._divided = (owner, owners) if owners > 1 else (0, 1)
+        self._divided = (rank, world_size) if world_size > 1 else (0, 1)
         self._bounding, self.threshold = bounding, bounding.clip_norm
         self._vector = TrainableVector(model)
         self._grid = plan.grid_of(noise_shares) if plan.private else None
@@ -118,7 +118,7 @@ class Worker:
         total = self._engine.zeros()
         if self._grid is not None and self._engine.adds_whole_parts:
             total = total.long()
-        torch.manual_seed(self._randomness.seed("model", step, self._owner))  # dropout and the like repeat on resume
+        torch.manual_seed(self._randomness.seed("model", step, self._rank))  # dropout and the like repeat on resume
         self._model.train()
         losses: list[Tensor] = []
         norms = self._add_groups(draw, step, total, losses)

@@ -68,8 +68,8 @@ def draws_at_twice_the_rate(patch):
 def fixed_noise(patch):
     real = Randomness.normal_steps
 
-    def normal_steps(self, values, scale, purpose, step, owner=0, context=""):
-        return real(self, values, scale, purpose, 0, owner, "")
+    def normal_steps(self, values, scale, purpose, step, rank=0, context=""):
+        return real(self, values, scale, purpose, 0, rank, "")
 
     patch.setattr(Randomness, "normal_steps", normal_steps)
 

@@ -38,7 +38,7 @@ SOUND = {
     "group, loop, sampled": ({"rate": 0.3, "engine": "loop"}, {}),
     "group, layerwise, SGD": ({"engine": "layerwise", "optimizer": "sgd"}, {}),
     "group, discrete noise": ({"noise": "discrete"}, {}),
-    "group, two workers": ({}, {"owners": 2}),
+    "group, two workers": ({}, {"world_size": 2}),
     "group, private progress": ({"diagnostics": "private"}, {}),
     "group, automatic clipping": ({"clipping": "automatic"}, {}),
     "group, users": ({"unit": "user", "per_unit": 2}, {}),
@@ -80,7 +80,7 @@ def repeatable(monkeypatch):
 
 def audited(of, how):
     accounting._epsilon.cache_clear()
-    return audit_claim(*claim_of(**of), how.get("owners", 1), how.get("experiments", EXPERIMENTS))
+    return audit_claim(*claim_of(**of), how.get("world_size", 1), how.get("experiments", EXPERIMENTS))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from tests.sparing import sparing
 OWNERS, NOISE = Randomness.from_seed(1), Randomness.from_seed(2)
 
 
-def under(folder, method="group", rate=0.5, batch=64, canaries=24, owners=1, **privacy) -> UnderTest:
+def under(folder, method="group", rate=0.5, batch=64, canaries=24, world_size=1, **privacy) -> UnderTest:
     tree = {
         "name": "canaries",
         "bounding": {"method": method, "clip_norm": 0.7},
@@ -25,10 +25,10 @@ def under(folder, method="group", rate=0.5, batch=64, canaries=24, owners=1, **p
     }
     config = parse_config(tree)
     plan = plan_of(2000, config)
-    return UnderTest.build(config, plan, Scale.of(rate, batch, 4, 6), canaries, folder, owners)
+    return UnderTest.build(config, plan, Scale.of(rate, batch, 4, 6), canaries, folder, world_size)
 
 
-@pytest.mark.parametrize("kind", [{}, {"owners": 2}, {"unit": "user", "per_unit": 2}, {"method": "public", "batch": 16}])
+@pytest.mark.parametrize("kind", [{}, {"world_size": 2}, {"unit": "user", "per_unit": 2}, {"method": "public", "batch": 16}])
 def test_a_canary_that_is_alone_moves_its_place_by_the_shift_or_not_at_all(tmp_path, kind):
     board = Board.build(under(tmp_path, **kind))
     case, count = board.under, board.under.canaries

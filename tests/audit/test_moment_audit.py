@@ -28,9 +28,9 @@ def claimed(request, tmp_path):
     return config, plan_of(500, config)
 
 
-@pytest.mark.parametrize("owners", [1, 2])
-def test_a_sound_run_is_not_accused_and_its_canary_is_seen(claimed, owners):
-    found = audit_claim(*claimed, owners=owners, experiments=EXPERIMENTS)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_sound_run_is_not_accused_and_its_canary_is_seen(claimed, world_size):
+    found = audit_claim(*claimed, world_size=world_size, experiments=EXPERIMENTS)
     (only,) = found.findings
     assert not only.contradicts and 0 < only.epsilon < found.claim
     assert found.moved == pytest.approx(found.sensitivity, rel=1e-4) and found.moved <= found.sensitivity

@@ -76,18 +76,18 @@ def test_one_piece_more_moves_a_long_sum_by_its_own_length(name):
     assert 0.99 * clip_norm < (sums[0] - sums[1]).norm() <= clip_norm
 
 
-@pytest.mark.parametrize("owners", [1, 3, 64])
+@pytest.mark.parametrize("world_size", [1, 3, 64])
 @pytest.mark.parametrize("groups", [128, 16_384])
-def test_exact_sums_of_neighbours_differ_by_the_sensitivity_at_most(groups, owners):
+def test_exact_sums_of_neighbours_differ_by_the_sensitivity_at_most(groups, world_size):
     """The worst that a record can do: it turns its group's gradient round in a sum of all others, which are aligned."""
     generator, dimensions = torch.Generator().manual_seed(3), 50_000
     one = torch.randn(dimensions, generator=generator)
     factor = clip_factors(one.norm(dtype=torch.float64)[None], Clip(R, R)).item()
     totals = []
     for own in (one, -one):
-        shares = [torch.zeros(dimensions, dtype=torch.int64) for _ in range(owners)]
+        shares = [torch.zeros(dimensions, dtype=torch.int64) for _ in range(world_size)]
         for number in range(groups - 1 if groups < 1000 else 0):
-            foreach.add_([shares[number % owners]], [one], factor)
+            foreach.add_([shares[number % world_size]], [one], factor)
         if groups > 1000:  # the same, at once
             foreach.add_([shares[-1]], [one], factor)
             shares[-1] *= groups - 1
@@ -160,7 +160,7 @@ def test_the_spread_of_every_method_is_its_longest_sum_over_its_sensitivity(name
 
 
 def test_a_worker_sums_whole_numbers_whose_length_is_the_plans(tiny):
-    parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5), owners=2)
+    parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5), world_size=2)
     worker, seen = parts.worker(Randomness.from_seed(5)), []
     add = worker._engine.add_clipped
 

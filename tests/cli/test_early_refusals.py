@@ -95,7 +95,7 @@ def test_an_import_of_too_few_records_ends_when_their_number_is_known(tiny_confi
 
 def test_more_sites_or_workers_than_groups_are_refused(tiny_config, nothing_is_opened):
     with pytest.raises(UserError, match="use at most 15 .*run-workers-many"):
-        known_plan(tiny_config, owners=16)
+        known_plan(tiny_config, world_size=16)
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ class Oracle:
     def __init__(self, config, plan):
         self.plan = plan
         self.parts = assemble(resolve(config), Randomness.from_seed(SEED))
-        self.randomness = Randomness.from_seed(SEED).for_owners()
+        self.randomness = Randomness.from_seed(SEED).for_ranks()
         self.views = self.parts.worker(self.randomness)._views
         self.model = copy.deepcopy(self.parts.model).double().train()
 
@@ -270,12 +270,12 @@ def remove(rank, config, folder, gone):
     found = []
     with process_group():
         link = Link()
-        parts = assemble(resolve(config), Randomness.from_seed(SEED), owner=link.rank, owners=link.size)
+        parts = assemble(resolve(config), Randomness.from_seed(SEED), rank=link.rank, world_size=link.size)
         for missing in [None, *gone]:
             share = parts.share()
             indices = np.asarray(share.indices)
             share = dataclasses.replace(share, indices=indices[indices != missing])
-            worker = parts.worker(Randomness.from_seed(SEED).for_owners(), share=share)
+            worker = parts.worker(Randomness.from_seed(SEED).for_ranks(), share=share)
             own = worker.bounded_sum(STEP).values
             collective = Collective(link, parts.model, worker)
             if link.rank == 0:
@@ -302,9 +302,9 @@ def test_one_record_moves_its_own_workers_sum_alone_and_the_total_by_at_most_2c(
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(workers)]
     total = found[0][0][1]
     for number, row in enumerate(gone, start=1):
-        owner = next((w for w in range(workers) if any(row in group for group in oracle.members(STEP, w, workers))), None)
+        its = next((w for w in range(workers) if any(row in group for group in oracle.members(STEP, w, workers))), None)
         for rank in range(workers):
-            assert torch.equal(found[rank][number][0], found[rank][0][0]) == (rank != owner)
+            assert torch.equal(found[rank][number][0], found[rank][0][0]) == (rank != its)
         moved = (found[0][number][1] - total).double().norm().item()
         assert moved <= 2 * grid.radius
         assert moved > 0.01 * grid.radius if row in drawn else moved == 0

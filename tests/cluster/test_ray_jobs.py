@@ -140,7 +140,7 @@ def test_a_submitted_job_leaves_the_run_that_one_process_would_and_no_private_wo
     assert names == others
     said = "before training:", "after step 6:", "image_to_text_R@10", "quickstart: epsilon 8.00", f"{folder}/report.html"
     assert [text for text in said if text not in done.output] == []
-    owners = Randomness(key).for_owners().master
+    owners = Randomness(key).for_ranks().master
     secret = [text for part in (key, owners) for text in (part, part.hex().encode(), repr(part).encode())]
     for path, content in head.logs().items():
         assert marker.encode() not in content and not any(text in content for text in secret), path

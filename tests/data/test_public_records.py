@@ -75,9 +75,9 @@ def test_every_drawn_record_makes_a_group_and_leaves_all_others_as_they_are(tria
     rest = np.delete(indices, draw.indices[trial])
     fewer = draw_step(p, RANDOMNESS, 3, rest, key[rest], p.groups)
     assert np.array_equal(fewer.indices, np.delete(draw.indices, trial))
-    for owners in (2, 3):  # who holds a record does not matter, either
-        shares = [indices[key % np.uint64(owners) == owner] for owner in range(owners)]
-        drawn = [draw_step(p, RANDOMNESS, 3, own, key[own], p.groups_of(o, owners)).indices for o, own in enumerate(shares)]
+    for world_size in (2, 3):  # who holds a record does not matter, either
+        shares = [indices[key % np.uint64(world_size) == rank] for rank in range(world_size)]
+        drawn = [draw_step(p, RANDOMNESS, 3, own, key[own], p.groups_of(o, world_size)).indices for o, own in enumerate(shares)]
         assert sorted(np.concatenate(drawn)) == sorted(draw.indices)
 
 

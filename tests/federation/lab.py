@@ -90,7 +90,7 @@ class Lab:
         """A worker with a site's records and its own copy of the model, and that copy."""
         model = copy.deepcopy(self.parts.model)
         share = Share(number, self.indices[number], self.terms.sites[number].groups)
-        return self.parts.worker(Randomness.from_seed(5).for_owners(), model=model, share=share), model
+        return self.parts.worker(Randomness.from_seed(5).for_ranks(), model=model, share=share), model
 
     def site(self, number: int, terms: Terms | None = None) -> SiteWorker:
         """A site that was just started."""

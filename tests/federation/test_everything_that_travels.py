@@ -58,7 +58,7 @@ def test_all_that_leaves_a_site_or_the_server_follows_from_noisy_sums(trust, tin
     }
     share = [("share", step, site, std / math.sqrt(SITES - 1)) for step in range(STEPS) for site in range(SITES)]
     unit = plan.grid_of().unit
-    found = [(call.purpose, call.step, call.owner, pytest.approx(call.scale * unit, rel=1e-12)) for call in calls]
+    found = [(call.purpose, call.step, call.rank, pytest.approx(call.scale * unit, rel=1e-12)) for call in calls]
     assert sorted(expected.get(trust, share)) == sorted(found, key=lambda each: each[:3])
     assert {call.noisy.numel() for call in calls} == {first[0].numel()}
     assert kind.carried_std(plan, SITES) in (0.0, pytest.approx(std * math.sqrt({"local": 3}.get(trust, 1.5)), rel=1e-12))
@@ -82,6 +82,6 @@ def test_all_that_leaves_a_site_or_the_server_follows_from_noisy_sums(trust, tin
                     decoded(reply.vector)
                     for _, reply in lab.wire.replies
                     if (header := json.loads(reply.header))["kind"] == "sum"
-                    and (header["site"], header["step"]) == (call.owner, step)
+                    and (header["site"], header["step"]) == (call.rank, step)
                 ]
                 assert len(sent) == 1 and torch.equal(sent[0], (unit * call.noisy.double()).float())

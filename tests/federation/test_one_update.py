@@ -52,12 +52,12 @@ def locally(config, tmp_path, monkeypatch):
     """What two owners in this process release, without any protocol."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes: more add up in another order
-    parts = dataclasses.replace(assemble(resolve(config), Randomness.from_seed(SEED)), owners=SITES)
+    parts = dataclasses.replace(assemble(resolve(config), Randomness.from_seed(SEED)), world_size=SITES)
     indices = parts.store.split("train")
     sites = site_of_records(parts.store, SITES, SKEW)[indices]
     counts = [int((sites == number).sum()) for number in range(SITES)]
     assert parts.plan.apportioned(counts) == [parts.plan.groups_of(number, SITES) for number in range(SITES)]
-    owners = Randomness.from_seed(SEED).for_owners()
+    owners = Randomness.from_seed(SEED).for_ranks()
     workers = [
         parts.worker(owners, share=Share(number, indices[sites == number], groups))
         for number, groups in enumerate(parts.plan.apportioned(counts))
@@ -75,7 +75,7 @@ def digests(ledger: Path) -> list[str]:
 def divided_as_sites(rank, *arguments):
     """A process of a cluster in which records are divided, not groups, and a record's owner is its site."""
     session.Components.divides_groups = False
-    session.owner_keys = lambda store, privacy: site_of_records(store, SITES, SKEW).astype(np.uint64)
+    session.partition_keys = lambda store, privacy: site_of_records(store, SITES, SKEW).astype(np.uint64)
     sys.argv = ["dpfed", *map(str, arguments)]
     main()
 
@@ -106,7 +106,7 @@ def institutions(config, shapes, folder):
         )
     terms = Terms.load(made.terms)
     for site in sites:
-        (site.path / "secret.key").write_bytes(Randomness.from_seed(SEED).for_owners().master)
+        (site.path / "secret.key").write_bytes(Randomness.from_seed(SEED).for_ranks().master)
         Ledger.create(site.ledger, terms.privacy_plan)
         terms.save(site.path / "terms.json")
     return sites, made

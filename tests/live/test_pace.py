@@ -99,6 +99,6 @@ def test_before_the_first_step_nobody_knows_how_many_work(make):
     assert Scan(make("two", done=1).path).all()[0].run_state.kind == "one worker"
     run = make("three", done=0)
     ledger = Ledger.open(run.ledger)
-    ledger.note_owners(2)
+    ledger.note_world_size(2)
     ledger.charge(Release(0, "ab"))
     assert Scan(run.path).all()[0].run_state.kind == "cluster of 2 workers"

@@ -42,7 +42,7 @@ def test_of_as_many_public_records_the_sum_is_that_of_the_private_run(config, sh
     plan = declared_plan(config, None, Silent())
     imitation = imitation_of(config, plan, shapes, 600)
     transport, worker = transport_of(imitation, plan)
-    own = imitation.parts.worker(Randomness.from_seed(1).for_owners())
+    own = imitation.parts.worker(Randomness.from_seed(1).for_ranks())
     for step in range(2):
         rehearsed, private = transport.collect(step), own.bounded_sum(step)
         assert torch.equal(rehearsed.values, private.values)

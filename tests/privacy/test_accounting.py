@@ -100,10 +100,10 @@ def test_a_delta_above_one_in_n_is_no_promise(delta, spent):
     PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, "delta": 1 / 1000})
 
 
-@pytest.mark.parametrize("owners", [1, 2, 3, 7, 40])
-def test_groups_of_all_owners_add_up_to_k(owners):
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7, 40])
+def test_groups_of_all_owners_add_up_to_k(world_size):
     plan = PrivacyPlan.of(noise_multiplier=1.0, delta=1e-5, **GOOD)
-    shares = [plan.groups_of(owner, owners) for owner in range(owners)]
+    shares = [plan.groups_of(rank, world_size) for rank in range(world_size)]
     assert sum(shares) == plan.groups == 25 and max(shares) - min(shares) <= 1
 
 

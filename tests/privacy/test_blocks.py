@@ -99,7 +99,7 @@ def test_what_holds_a_blocks_key_derives_no_other_blocks_noise():
                 for guess in (Randomness(key), Randomness(Randomness(key).key("block of noise", number))):
                     assert not torch.equal(noise_of(guess, len(block)), block)
     assert torch.equal(noise_of(Randomness(known[0]), 1000), noisy[3000:4000])  # so the comparison would have found one
-    assert SECRET.master not in known and SECRET.for_owners().master not in known
+    assert SECRET.master not in known and SECRET.for_ranks().master not in known
 
 
 @pytest.mark.parametrize("size", [3, SMALL])

@@ -157,11 +157,11 @@ def test_a_crash_while_a_ledger_begins_leaves_none(tmp_path, monkeypatch):
 
 def test_the_most_owners_that_ever_shared_a_run_stay_on_record(ledger):
     charged = ledger.charged
-    for owners in (1, 3, 2):
-        ledger.note_owners(owners)
+    for world_size in (1, 3, 2):
+        ledger.note_world_size(world_size)
     ledger.charge(Release(charged, "aa"))
     again = Ledger.open(ledger.path)
-    assert (again.owners, again.charged, again.replays) == (3, charged + 1, ledger.replays)
+    assert (again.world_size, again.charged, again.replays) == (3, charged + 1, ledger.replays)
 
 
 def test_a_plan_has_its_fields_in_files_and_their_hash_as_fingerprint():

@@ -10,7 +10,7 @@ from dpfed.privacy.randomness import Randomness
 
 SIZE = 40_000  # two independent vectors of so many numbers correlate by less than 0.03, except with probability 1e-9
 STD = 1.7012345678901234
-LABELS = {"purpose": "share", "context": "plan", "owner": 3}
+LABELS = {"purpose": "share", "context": "plan", "rank": 3}
 
 
 def keyed(seed: int = 1, **labels) -> KeyedNoise:
@@ -52,9 +52,7 @@ def test_numbers_that_differ_in_their_last_bit_get_independent_noise(values, pla
     assert torch.equal(noise_on(values), noise_on(values.clone()))
 
 
-@pytest.mark.parametrize(
-    "change", [{"step": 6}, {"seed": 2}, {"purpose": "noise"}, {"context": "other"}, {"owner": 4}], ids=str
-)
+@pytest.mark.parametrize("change", [{"step": 6}, {"seed": 2}, {"purpose": "noise"}, {"context": "other"}, {"rank": 4}], ids=str)
 def test_other_steps_secrets_and_labels_get_independent_noise(values, change):
     assert correlation(noise_on(values), noise_on(values, **change)) < 0.03
 

@@ -40,16 +40,16 @@ def test_a_draw_follows_from_its_labels_alone():
     assert torch.equal(normals(1_500_000)[:1000], normals(1_500_000, step=0)[:1000])
 
 
-@pytest.mark.parametrize("other", [{"step": 1}, {"owner": 1}, {"context": "x"}, {"seed": 1}])
+@pytest.mark.parametrize("other", [{"step": 1}, {"rank": 1}, {"context": "x"}, {"seed": 1}])
 def test_other_labels_give_independent_noise(other):
     # correlation of 200,000 independent pairs is below 0.01 except with probability 1e-5
     assert abs(np.corrcoef(normals().numpy(), normals(**other).numpy())[0, 1]) < 0.01
 
 
-def by_hand(seed, scale, count, purpose, step, owner=0, context=""):
+def by_hand(seed, scale, count, purpose, step, rank=0, context=""):
     """The generator, written down independently: BLAKE2b of the labels, AES-256 in counter mode, Box and Muller."""
     master = hashlib.blake2b(f"dpfed seed {seed}".encode(), digest_size=32).digest()
-    key = hashlib.blake2b(f"{purpose}/{step}/{owner}/{context}".encode(), key=master, digest_size=32).digest()
+    key = hashlib.blake2b(f"{purpose}/{step}/{rank}/{context}".encode(), key=master, digest_size=32).digest()
     pairs = -(-count // 2)
     blocks = b"".join(number.to_bytes(16, "big") for number in range(pairs))
     stream = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(blocks)  # what counter mode adds to a text
@@ -59,7 +59,7 @@ def by_hand(seed, scale, count, purpose, step, owner=0, context=""):
 
 
 def test_the_noise_is_what_its_description_says_number_by_number():
-    labels = {"purpose": "noise", "step": 7, "owner": 2, "context": "plan/sum"}
+    labels = {"purpose": "noise", "step": 7, "rank": 2, "context": "plan/sum"}
     out = torch.zeros(10_001, dtype=torch.float64)
     Randomness.from_seed(5).add_normal_(out, 3.7123, **labels)
     assert np.allclose(out.numpy(), by_hand(5, 3.7123, 10_001, **labels), rtol=1e-12, atol=1e-12)
@@ -115,8 +115,8 @@ def test_whoever_holds_the_owners_key_cannot_tell_the_noise():
     """Workers get it; with the coordinator's own they could take the noise off."""
     run = Randomness.from_seed(4)
     noises = []
-    for randomness in (run, run.for_owners(), run.for_owners().for_owners()):
+    for randomness in (run, run.for_ranks(), run.for_ranks().for_ranks()):
         noises.append(torch.zeros(100_000))
         randomness.add_normal_(noises[-1], 1.0, "noise", 3, context="x")
     assert abs(np.corrcoef(torch.stack(noises)) - np.eye(3)).max() < 0.02
-    assert len({run.master, run.for_owners().master, run.key("shares", 0), run.key("shares", 1)}) == 4
+    assert len({run.master, run.for_ranks().master, run.key("shares", 0), run.key("shares", 1)}) == 4

@@ -6,7 +6,7 @@ import scipy.stats
 
 from dpfed.building.plan import plan_of
 from dpfed.config import BoundingConfig, Config, PrivacyConfig
-from dpfed.data.sampling import draw_step, owner_keys, protected_count, unit_keys
+from dpfed.data.sampling import draw_step, partition_keys, protected_count, unit_keys
 from dpfed.data.store.record import RecordInput, record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
@@ -14,7 +14,7 @@ from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import protected_by
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.worker import indices_of_owner
+from dpfed.training.worker import indices_of_rank
 
 UNITS, RECORDS = 300, 1200
 RNG = np.random.default_rng(0)
@@ -133,13 +133,13 @@ def people(path, units, splits=None, unit_name="person") -> RecordStore:
     return RecordStore.open(path)
 
 
-@pytest.mark.parametrize("owners", [2, 3])
-def test_an_owner_holds_whole_units_and_only_where_units_are_protected(tmp_path, owners):
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_an_owner_holds_whole_units_and_only_where_units_are_protected(tmp_path, world_size):
     store = people(tmp_path / "store", [f"person {number % 12}" for number in range(60)])
     indices = store.split("train")
     for unit, at_several in (("user", 0), ("record", 12)):
-        keys = owner_keys(store, unit)
-        shares = [indices_of_owner(indices, keys, owner, owners) for owner in range(owners)]
+        keys = partition_keys(store, unit)
+        shares = [indices_of_rank(indices, keys, rank, world_size) for rank in range(world_size)]
         assert np.array_equal(np.sort(np.concatenate(shares)), indices)
         held = np.concatenate([np.unique(store.units[share]) for share in shares])
         assert (np.unique(held, return_counts=True)[1] > 1).sum() in range(at_several // 2, at_several + 1)

@@ -113,10 +113,10 @@ def test_what_was_made_of_the_records_since_is_on_the_card(tiny, tmp_path, publi
 
 def test_all_workers_are_counted(tiny, tmp_path):
     parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(0))
-    for owners in (1, 4):
-        ledger = Ledger.create(tmp_path / f"{owners}.jsonl", parts.plan)
-        ledger.note_owners(owners)
-        assert ("up to 4 workers of one cluster" in card_facts(parts, ledger).trust_mode) == (owners == 4)
+    for world_size in (1, 4):
+        ledger = Ledger.create(tmp_path / f"{world_size}.jsonl", parts.plan)
+        ledger.note_world_size(world_size)
+        assert ("up to 4 workers of one cluster" in card_facts(parts, ledger).trust_mode) == (world_size == 4)
 
 
 def test_facts_are_those_of_plan_and_ledger(tiny, tmp_path):

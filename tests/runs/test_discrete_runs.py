@@ -31,12 +31,14 @@ def same(one, other) -> bool:
     return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("owners, changes", [(1, {}), (1, {"max_group_size": 3, "microbatch": 7}), (3, {"clip_norm": 1e-5})])
-def test_the_integers_of_neighbours_are_as_close_as_the_plan_says(discrete, owners, changes):
+@pytest.mark.parametrize(
+    "world_size, changes", [(1, {}), (1, {"max_group_size": 3, "microbatch": 7}), (3, {"clip_norm": 1e-5})]
+)
+def test_the_integers_of_neighbours_are_as_close_as_the_plan_says(discrete, world_size, changes):
     """Clipped to 1e-5, every group is as long as it may be."""
     discrete["bounding"] |= changes
     whole = assemble(resolve(parse_config(discrete)), Randomness.from_seed(5))
-    parts = [dataclasses.replace(whole, owner=owner, owners=owners) for owner in range(owners)]
+    parts = [dataclasses.replace(whole, rank=rank, world_size=world_size) for rank in range(world_size)]
 
     def workers(gone: int):
         for one in parts:

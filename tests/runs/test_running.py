@@ -25,15 +25,15 @@ from dpfed.training.trainer import InProcess
 
 def test_how_many_owners_shared_a_run_is_in_its_ledger_and_on_its_card(tiny, tmp_path):
     tiny["privacy"]["steps"], tiny["evaluation"] = 2, {"split": "none"}
-    job = begin(Preflight.of(parse_config(tiny), tmp_path / "run", owners=3), Silent())
+    job = begin(Preflight.of(parse_config(tiny), tmp_path / "run", world_size=3), Silent())
 
     def connect(job):
-        owners = [dataclasses.replace(job.parts, owner=number) for number in range(3)]
-        return InProcess([owner.worker(job.randomness.for_owners()) for owner in owners])
+        owners = [dataclasses.replace(job.parts, rank=number) for number in range(3)]
+        return InProcess([owner.worker(job.randomness.for_ranks()) for owner in owners])
 
     with job.run.locked():
         run = run_job(job, Silent(), connect)
-    assert Ledger.open(run.ledger).owners == 3
+    assert Ledger.open(run.ledger).world_size == 3
     assert "central: up to 3 workers of one cluster" in run.card.read_text()
 
 

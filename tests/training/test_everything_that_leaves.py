@@ -165,7 +165,7 @@ def test_all_that_leaves_a_run_follows_from_its_noisy_sums(twins, name):
         assert one.keys() == two.keys()
         assert [path for path in one if one[path] != two[path]] == []
     # The secret key, and what the owners' randomness is made of, are in the key's own file alone, which nobody else can read.
-    keys = [randomness.master for randomness in (Randomness.from_seed(3), Randomness.from_seed(3).for_owners())]
+    keys = [randomness.master for randomness in (Randomness.from_seed(3), Randomness.from_seed(3).for_ranks())]
     for moment in first[0]["moments"]:
         held = [path for path, content in moment.items() for key in keys if key in content or key.hex().encode() in content]
         assert held == [path for path in moment if path == "secret.key"]

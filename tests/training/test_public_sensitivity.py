@@ -203,10 +203,10 @@ def test_a_divisor_that_counts_what_was_drawn_breaks_the_bound(parts):
 
 def test_workers_together_have_one_owners_sum(parts):
     """A record's group is a function of the record, so it does not matter who holds it."""
-    for owners in (2, 3):
+    for world_size in (2, 3):
         total = sum(
-            dataclasses.replace(parts, owner=k, owners=owners).worker(RANDOMNESS).bounded_sum(0).numbers()
-            for k in range(owners)
+            dataclasses.replace(parts, rank=k, world_size=world_size).worker(RANDOMNESS).bounded_sum(0).numbers()
+            for k in range(world_size)
         )
         assert torch.equal(total, sum_of(parts, parts.store.split("train")))
 

@@ -15,7 +15,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
 from dpfed.training import worker as worker_room
-from dpfed.training.worker import Worker, indices_of_owner
+from dpfed.training.worker import Worker, indices_of_rank
 from tests.training.records_of_worker import keep_only
 
 
@@ -146,10 +146,10 @@ def test_empty_steps_give_zeros_of_the_right_size(tiny):
     assert not result.values.any() and result.groups == parts.plan.groups and result.sensitivity == parts.plan.sensitivity
 
 
-@pytest.mark.parametrize("owners", [2, 3])
-def test_owners_share_records_and_groups_without_overlap(tiny, owners):
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_owners_share_records_and_groups_without_overlap(tiny, world_size):
     parts = parts_with(tiny)
-    everybody = [dataclasses.replace(parts, owner=k, owners=owners) for k in range(owners)]
+    everybody = [dataclasses.replace(parts, rank=k, world_size=world_size) for k in range(world_size)]
     workers = [one.worker(Randomness.from_seed(5)) for one in everybody]
     assert all(np.array_equal(np.asarray(one.share().indices), parts.store.split("train")) for one in everybody)
     total = workers[0].bounded_sum(0)
@@ -256,10 +256,10 @@ def test_a_worker_needs_units_exactly_where_the_plan_protects_them(tiny):
         Worker(parts.plan, randomness=Randomness.from_seed(0), units=one._keys, **rest)
 
 
-@pytest.mark.parametrize("owners", [2, 3])
-def test_a_unit_has_one_owner(tiny, owners):
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_unit_has_one_owner(tiny, world_size):
     parts = parts_with(tiny)
     indices, units = parts.store.split("train"), record_units(parts)
-    shares = [indices_of_owner(indices, units, owner, owners) for owner in range(owners)]
+    shares = [indices_of_rank(indices, units, rank, world_size) for rank in range(world_size)]
     assert sorted(np.concatenate(shares)) == sorted(indices) and all(map(len, shares))
     assert sum(len(np.unique(units[share])) for share in shares) == 120

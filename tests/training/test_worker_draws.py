@@ -54,15 +54,15 @@ class Coin:
 
 
 def test_dropout_repeats_with_its_step_and_differs_between_steps_and_owners(parts):
-    def drawn(owner, step):
-        torch.rand(owner + step + 1)  # whatever was drawn before
-        own, coin = dataclasses.replace(parts, owner=owner, owners=2).worker(Randomness.from_seed(5)), Coin(parts.model)
+    def drawn(rank, step):
+        torch.rand(rank + step + 1)  # whatever was drawn before
+        own, coin = dataclasses.replace(parts, rank=rank, world_size=2).worker(Randomness.from_seed(5)), Coin(parts.model)
         own._engine = coin
         own.bounded_sum(step)
         assert coin.seen and all(training for training, _ in coin.seen)
         return tuple(value for _, value in coin.seen[:3])
 
     parts.model.eval()  # as an evaluation may leave it
-    every = {(owner, step): drawn(owner, step) for owner in (0, 1) for step in (0, 1, 2)}
+    every = {(rank, step): drawn(rank, step) for rank in (0, 1) for step in (0, 1, 2)}
     assert len(set(every.values())) == len(every)
     assert all(drawn(*place) == values for place, values in every.items())

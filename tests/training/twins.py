@@ -28,7 +28,7 @@ class Call:
     Attributes:
         purpose: ``noise`` on a sum, a site's ``share`` of it, or ``statistics``.
         step: training step.
-        owner: who adds it.
+        rank: who adds it.
         scale: its standard deviation.
         clean: what it is added to; whole numbers of steps, and `scale` is in steps then.
         noisy: what comes out.
@@ -36,7 +36,7 @@ class Call:
 
     purpose: str
     step: int
-    owner: int
+    rank: int
     scale: float
     clean: Tensor
     noisy: Tensor
@@ -44,7 +44,7 @@ class Call:
     @property
     def key(self) -> tuple[str, int, int]:
         """What names the noise in a run."""
-        return self.purpose, self.step, self.owner
+        return self.purpose, self.step, self.rank
 
 
 class Noise:
@@ -61,11 +61,11 @@ class Noise:
         self._first: dict[tuple[str, int, int], Tensor] = {}
         real = Randomness.add_normal_
 
-        def add_normal_(randomness, out, scale, purpose, step, owner=0, context=""):
+        def add_normal_(randomness, out, scale, purpose, step, rank=0, context=""):
             self.before()
             clean = out.clone()
-            real(randomness, out, scale, purpose, step, owner, context)
-            call = Call(purpose, step, owner, scale, clean, out.clone())
+            real(randomness, out, scale, purpose, step, rank, context)
+            call = Call(purpose, step, rank, scale, clean, out.clone())
             self.calls.append(call)
             if self._first:
                 out.copy_(self._first[call.key])
@@ -73,10 +73,10 @@ class Noise:
         patch.setattr(Randomness, "add_normal_", add_normal_)
         to_steps = Randomness.normal_steps
 
-        def normal_steps(randomness, values, scale, purpose, step, owner=0, context=""):
+        def normal_steps(randomness, values, scale, purpose, step, rank=0, context=""):
             self.before()
             call = Call(
-                purpose, step, owner, scale, values.clone(), to_steps(randomness, values, scale, purpose, step, owner, context)
+                purpose, step, rank, scale, values.clone(), to_steps(randomness, values, scale, purpose, step, rank, context)
             )
             self.calls.append(call)
             return self._first[call.key] if self._first else call.noisy

@@ -29,16 +29,16 @@ from dpfed.privacy.noise import GaussianNoise, KeyedNoise
 from dpfed.privacy.randomness import Randomness
 
 
-def release_noise(randomness: Randomness, std: float, owner: int, context: str) -> KeyedNoise:
+def release_noise(randomness: Randomness, std: float, rank: int, context: str) -> KeyedNoise:
     """The owner's Gaussian noise on released statistics.
 
     Args:
         randomness: the owner's secret.
         std: standard deviation of the noise on each number.
-        owner: the owner's number.
+        rank: the worker's number.
         context: public, such as the fingerprint of the plan.
     """
-    return KeyedNoise(GaussianNoise(std), randomness, "statistics", context, owner, letters=64)
+    return KeyedNoise(GaussianNoise(std), randomness, "statistics", context, rank, letters=64)
 
 
 def bounded(embeddings: Tensor) -> Tensor:

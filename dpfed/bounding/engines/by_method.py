@@ -29,7 +29,7 @@ class EngineInputs:
         model: on its device.
         plan: what is promised.
         randomness: the owner's secret, for methods that release noisy statistics on the way (`GroupBatch.step` says the step).
-        owner: the owner's number.
+        rank: the worker's number.
         precision: of the forward pass.
         loss: of one group.
         loss_name: one of `dpfed.objectives.OBJECTIVES`, for engines that are made for certain losses.
@@ -46,7 +46,7 @@ class EngineInputs:
     model: nn.Module
     plan: PrivacyPlan
     randomness: Randomness
-    owner: int
+    rank: int
     precision: Precision
     loss: GroupLoss
     loss_name: str

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dpfed.budgets.refusals import percent, shown
 from dpfed.config import Config, DataConfig, EvaluationConfig
-from dpfed.data.sampling import OwnRows
+from dpfed.data.sampling import PartitionRows
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site, settle_locked
 from dpfed.federation.site.folder import SiteFolder, SiteSettings, refuse_too_few
@@ -156,7 +156,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     folder.refuse_other_records(parts.store)
     # The store may have grown since the site was made.
     refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
-    share = Share(number, OwnRows(parts.store, parts.store.keys), terms.sites[number].groups)
+    share = Share(number, PartitionRows(parts.store, parts.store.keys), terms.sites[number].groups)
     worker = parts.worker(randomness, share=share)
     ledger = Ledger.open(folder.ledger)
     for budget in reserve_site(folder, terms, parts.store):

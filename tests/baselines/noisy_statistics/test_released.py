@@ -90,13 +90,13 @@ def test_two_releases_from_one_sample_cost_what_the_plan_accounts_for():
 def test_noise_repeats_and_differs_by_step_owner_and_statistics():
     randomness = Randomness.from_seed(2)
 
-    def noise(step=0, owner=0, context="", offset=0.0):
+    def noise(step=0, rank=0, context="", offset=0.0):
         clean = torch.full((50, 4), offset)
-        return release_noise(randomness, 1.0, owner, context).add_(clean.clone(), step) - clean
+        return release_noise(randomness, 1.0, rank, context).add_(clean.clone(), step) - clean
 
     base = noise()
     assert torch.equal(base, noise())
-    for other in (noise(step=1), noise(owner=1), noise(context="x"), noise(offset=1.0)):
+    for other in (noise(step=1), noise(rank=1), noise(context="x"), noise(offset=1.0)):
         assert abs(torch.corrcoef(torch.stack([base.flatten(), other.flatten()]))[0, 1]) < 0.3
 
 

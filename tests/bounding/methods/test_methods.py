@@ -111,7 +111,7 @@ def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, run_of):
 def test_methods_that_contrast_the_whole_batch_have_one_owner(name, tmp_path):
     config = config_for(name, data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
     with pytest.raises(UserError, match="workers"):
-        assemble(resolve(config), owners=2)
+        assemble(resolve(config), world_size=2)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not method_named(name).units])

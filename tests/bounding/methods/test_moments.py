@@ -153,8 +153,8 @@ def test_an_engine_refuses_heads_of_another_plan():
         engine.add_clipped(GroupBatch(features(2, 1), [0, 1]), Clip(2.0**24), engine.zeros().long())
 
 
-@pytest.mark.parametrize("owners", [1, 64])
-def test_parts_keep_their_length_among_ten_million(owners):
+@pytest.mark.parametrize("world_size", [1, 64])
+def test_parts_keep_their_length_among_ten_million(world_size):
     """Exact for any N and any number of owners: no number of the plan but the grid depends on them."""
     plan = plan_of(records=10**7)
     engine, layout = engine_of(2, plan), layout_of(plan, K, 2)
@@ -162,7 +162,7 @@ def test_parts_keep_their_length_among_ten_million(owners):
     views = {name: view.expand(64, -1, -1) for name, view in features(2, 1).items()}
     for step in (0, 1):
         each = whole_sum_of(engine, views, step)
-        others = [each * (10**7 // 64 // owners)] * owners  # so long is the sum of all others that point one way
+        others = [each * (10**7 // 64 // world_size)] * world_size  # so long is the sum of all others that point one way
         with_, without = sum(others) + each // 64, sum(others)
         moved = (with_ - without).double().norm().item() * plan.grid_of().unit
         assert 0.98 * plan.sensitivity_of(step) <= moved <= plan.sensitivity_of(step)
@@ -171,14 +171,14 @@ def test_parts_keep_their_length_among_ten_million(owners):
 @pytest.mark.slow
 def test_ten_million_records_of_64_owners_have_one_exact_sum():
     """All of them, in two orders and divisions: the sums have the same bits, and a record moves them by its own part alone."""
-    records, owners = 10**7, 64
+    records, world_size = 10**7, 64
     plan = plan_of(records=records)
     engine = engine_of(2, plan)
-    each = records // owners
+    each = records // world_size
     for step in (0, 1):
         of_owners, in_pieces, parts = [], torch.zeros(engine._layout.numel, dtype=torch.int64), []
-        for owner in range(owners):
-            views = features(2, each, seed=owner)
+        for rank in range(world_size):
+            views = features(2, each, seed=rank)
             of_owners.append(whole_sum_of(engine, views, step))
             for first in range(0, each, 40_000):  # as one owner with microbatches, backwards
                 some = {name: view[first : first + 40_000].flip(0) for name, view in views.items()}

@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpfed.data.sampling import OwnRows, draw_step, owner_keys, participants_of
+from dpfed.data.sampling import PartitionRows, draw_step, participants_of, partition_keys
 from dpfed.data.store import index as index_room
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.worker import indices_of_owner
+from dpfed.training.worker import indices_of_rank
 from tests.synthetic_store import write_synthetic
 
 RECORDS, HELD_OUT = 5000, 700
@@ -75,22 +75,22 @@ def test_an_index_that_does_not_say_where_batches_begin_is_damaged(path: Path) -
         RecordStore.open(path)
 
 
-@pytest.mark.parametrize("owners", [1, 3])
-def test_own_rows_are_those_that_are_found_by_looking_at_all(path: Path, owners: int) -> None:
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_own_rows_are_those_that_are_found_by_looking_at_all(path: Path, world_size: int) -> None:
     store = RecordStore.open(path)
-    keys = owner_keys(store, "record")
-    for owner in range(owners):
-        expected = indices_of_owner(store.split("train"), np.asarray(keys), owner, owners)
-        assert np.array_equal(np.asarray(OwnRows(store, keys, owner, owners)), expected)
+    keys = partition_keys(store, "record")
+    for rank in range(world_size):
+        expected = indices_of_rank(store.split("train"), np.asarray(keys), rank, world_size)
+        assert np.array_equal(np.asarray(PartitionRows(store, keys, rank, world_size)), expected)
 
 
-@pytest.mark.parametrize("owners", [1, 3])
-def test_a_step_draws_the_same_records_without_a_copy_of_their_keys(path: Path, owners: int) -> None:
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_step_draws_the_same_records_without_a_copy_of_their_keys(path: Path, world_size: int) -> None:
     store, randomness = RecordStore.open(path), Randomness.from_seed(1)
     plan = PrivacyPlan.of(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
-    for owner in range(owners):
-        rows = indices_of_owner(store.split("train"), np.asarray(store.keys), owner, owners)
-        found = participants_of(plan, randomness, store.keys, None, OwnRows(store, store.keys, owner, owners))
+    for rank in range(world_size):
+        rows = indices_of_rank(store.split("train"), np.asarray(store.keys), rank, world_size)
+        found = participants_of(plan, randomness, store.keys, None, PartitionRows(store, store.keys, rank, world_size))
         for step in (0, 3):
             expected = draw_step(plan, randomness, step, rows, store.keys[rows], plan.groups)
             drawn = draw_step(plan, randomness, step, None, store.keys, plan.groups, participants=found)
