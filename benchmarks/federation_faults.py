@@ -36,7 +36,7 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.protocol.journal import Journal
 from dpfed.protocol.terms import Terms
-from dpfed.runs.assembly import Share, assemble
+from dpfed.runs.assembly import Partition, assemble
 from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.releases import Releases
@@ -69,7 +69,7 @@ def main(modes: tuple[str, ...], folder: Path) -> dict[str, Any]:
     for mode in modes:
         parties = folder / mode
         found(parties, folder / "stores", mode)
-        carry_out(parties)
+        run_federation(parties)
         figures[mode] = steps_of(parties)
         for step in figures[mode]:
             print(mode, json.dumps(step), flush=True)
@@ -95,7 +95,7 @@ def found(parties: Path, stores: Path, mode: str) -> None:
         site.join(Terms.load(made.terms))
 
 
-def carry_out(parties: Path) -> None:
+def run_federation(parties: Path) -> None:
     """The run, with everything that goes wrong in it."""
     run, ended = RunDirectory(parties / "run"), threading.Event()
     with tempfile.TemporaryDirectory(prefix="dpfed-") as place:
@@ -207,8 +207,8 @@ def _worker(folder: SiteFolder, terms: Terms) -> tuple[Any, TrainableVector, Any
     """A site's worker as it was, its parameters, and its secret."""
     number, randomness = terms.number_of(folder.identity().signing_key), folder.randomness()
     parts = assemble(resolve(site_config(terms, folder.settings())), randomness, terms=terms)
-    share = Share(number, parts.store.split("train"), terms.sites[number].groups)
-    return parts.worker(randomness, share=share), TrainableVector(parts.model), randomness
+    partition = Partition(number, parts.store.split("train"), terms.sites[number].groups)
+    return parts.worker(randomness, partition=partition), TrainableVector(parts.model), randomness
 
 
 if __name__ == "__main__":

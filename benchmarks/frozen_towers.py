@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dpfed.building.engine import engine_for
 from dpfed.building.plan import plan_of
 from dpfed.config import Config, parse_config
-from dpfed.data.public_records import Companions
+from dpfed.data.public_records import PublicNegatives
 from dpfed.data.store.records import RecordStore
 from dpfed.evaluation.retrieval import retrieval_metrics, right_pairs
 from dpfed.features.cache import Features
@@ -117,7 +117,7 @@ def figure_of(bench: Bench, image: Embed, text: Embed) -> float:
     return (found["image_to_text_R@10"] + found["text_to_image_R@10"]) / 2
 
 
-def carry_out(
+def run_steps(
     store: RecordStore,
     config: Config,
     plan: PrivacyPlan,
@@ -125,7 +125,7 @@ def carry_out(
     views: Any,
     rows: np.ndarray,
     seed: int,
-    companions: Companions | None = None,
+    public_negatives: PublicNegatives | None = None,
 ) -> None:
     """All steps of a run over features, by the code that a run has."""
     randomness = Randomness.from_seed(seed)
@@ -134,7 +134,7 @@ def carry_out(
         engine = engine_for(model, plan, config, randomness.for_ranks(), 0)
         keys = store.keys[rows]
         own, microbatch = randomness.for_ranks(), config.bounding.microbatch
-        worker = Worker(plan, model, engine, views, rows, keys, own, microbatch, companions=companions)
+        worker = Worker(plan, model, engine, views, rows, keys, own, microbatch, public_negatives=public_negatives)
         train(InProcess([worker]), Coordinator(plan, model, config.optimizer, randomness, ledger), range(plan.steps))
 
 
@@ -147,5 +147,5 @@ def moments(bench: Bench, count: int, epsilon: float | None, seed: int) -> Momen
     plan = plan_of(count, config)
     model = copy.deepcopy(bench.parts.model)
     add_moment_heads(model, config, plan, plan.noise_std, bench.parts.tokenizer)
-    carry_out(bench.store, config, plan, model, FeatureViews(bench.train, 1, True), rows, seed)
+    run_steps(bench.store, config, plan, model, FeatureViews(bench.train, 1, True), rows, seed)
     return model.moments

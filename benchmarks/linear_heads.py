@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.frozen_towers import Bench, carry_out, figure_of, moments, tree
+from benchmarks.frozen_towers import Bench, figure_of, moments, run_steps, tree
 from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
-from dpfed.data.public_records import Companions
+from dpfed.data.public_records import PublicNegatives
 from dpfed.features.views import CachedViews
 from dpfed.models.contrastive import TwoTowerModel
 from dpfed.models.moments import Head
@@ -53,9 +53,9 @@ def heads(bench: Bench, row: dict[str, Any], seed: int, public: Bench | None = N
         widths = made.image_encoder.features_dim, made.text_encoder.backbone.spec.width
         image, text = (nn.Linear(width, DIMENSIONS, bias=False) for width in widths)
         model = TwoTowerModel(nn.Identity(), text, image, TEMPERATURE)
-    joined = None if public is None else Companions(_views(public), public.rows, GROUP - 1)
+    joined = None if public is None else PublicNegatives(_views(public), public.rows, GROUP - 1)
     plan = plan_of(count, config)
-    carry_out(bench.store, config, plan, model, _views(bench), bench.rows[:count], seed, joined)
+    run_steps(bench.store, config, plan, model, _views(bench), bench.rows[:count], seed, joined)
     return figure_of(bench, model.project_images, model.project_text)
 
 

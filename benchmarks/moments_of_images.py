@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.frozen_towers import carry_out, towers
+from benchmarks.frozen_towers import run_steps, towers
 from benchmarks.moments import SEEDS, Row
 from benchmarks.picture_sets import cifar_store
 from benchmarks.record import RESULTS, figures, write_result
 from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
-from dpfed.evaluation.knn import knn_right
+from dpfed.evaluation.knn import knn_correct
 from dpfed.features.cache import Features
 from dpfed.features.extraction import features_of
 from dpfed.privacy.randomness import Randomness
@@ -55,7 +55,7 @@ def main(place: str, work: str, cifar10: str) -> None:
     views = features_of(parts, rows, folder / "features", views=VIEWS)
 
     def accuracy(count: int, train: Tensor, held_out: Tensor) -> float:
-        right = knn_right(train[:count], labels[0][:count], held_out, labels[1], NEIGHBOURS)
+        right = knn_correct(train[:count], labels[0][:count], held_out, labels[1], NEIGHBOURS)
         return round(float(right.double().mean()), 4)
 
     found: list[Row] = figures(NAME)["rows"] if (RESULTS / f"{NAME}.json").exists() else []
@@ -85,7 +85,7 @@ def _head(parts: Components, views: Features, count: int, epsilon: float | None,
     config = config.model_copy(update={"privacy": config.privacy.model_copy(update=noise)})
     plan, model = plan_of(count, config), copy.deepcopy(parts.model)
     add_moment_heads(model, config, plan, plan.noise_std, None)
-    carry_out(parts.store, config, plan, model, FeatureViews(views, VIEWS, False), views.rows[:count], seed)
+    run_steps(parts.store, config, plan, model, FeatureViews(views, VIEWS, False), views.rows[:count], seed)
     return model.moments.head("image")
 
 

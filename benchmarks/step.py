@@ -46,20 +46,20 @@ class NonPrivate:
     def __init__(self, model: nn.Module, views: Views, microbatch: int, per_core: bool) -> None:
         self._model, self._views, self._microbatch = model, views, microbatch
         self._vector = TrainableVector(model)
-        self._lanes = torch.get_num_threads() if per_core else 1
-        self._pool = ThreadPoolExecutor(self._lanes, initializer=torch.set_num_threads, initargs=(1,)) if per_core else None
+        self._threads = torch.get_num_threads() if per_core else 1
+        self._pool = ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,)) if per_core else None
 
     def __call__(self) -> Tensor:
         """The flat gradient."""
         if self._pool is None:
-            return self._lane(0)
-        first, *others = self._pool.map(self._lane, range(self._lanes))
+            return self._of_thread(0)
+        first, *others = self._pool.map(self._of_thread, range(self._threads))
         return sum(others, first)
 
-    def _lane(self, lane: int) -> Tensor:
+    def _of_thread(self, thread: int) -> Tensor:
         total = self._vector.zeros()
         parts = self._vector.split(total)
-        for start in range(lane * self._microbatch, len(self._views["image"]), self._lanes * self._microbatch):
+        for start in range(thread * self._microbatch, len(self._views["image"]), self._threads * self._microbatch):
             views = {name: view[start : start + self._microbatch] for name, view in self._views.items()}
             present = torch.ones(len(views["image"]), dtype=torch.bool, device=total.device)
             loss = group_loss(self._model(views), present, self._model.temperature)

@@ -18,14 +18,14 @@ def main() -> None:
     """Entry point. Ctrl-C is answered from the first import on."""
     with interruptible():
         try:
-            from dpfed.cli import main as carry_out
+            from dpfed.cli import main as run_command
         except BaseException:  # an interruption, and what an import makes of one
             if (code := exit_code()) is None:
                 raise
             accept()
             print("stopped.", file=sys.stderr)
             sys.exit(code)
-        carry_out()
+        run_command()
 
 
 if __name__ == "__main__":

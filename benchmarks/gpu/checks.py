@@ -69,11 +69,11 @@ def engines(place: Place) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, config in _TINY.items() if place.tiny else _MODELS.items():
         images = torch.randn(32, 3, 3, 32, 32, dtype=torch.float64)
-        starts = [0, 4, 5, 9, 17, 24, 32]  # one group has a record alone: it counts for nothing
+        offsets = [0, 4, 5, 9, 17, 24, 32]  # one group has a record alone: it counts for nothing
         model = build_model(config, ObjectiveConfig()).double()
-        expected, norms = _sums(LoopEngine(model), GroupBatch({"image": images}, starts))
+        expected, norms = _sums(LoopEngine(model), GroupBatch({"image": images}, offsets))
         model.to(place.device)
-        batch = GroupBatch({"image": images.to(place.device)}, starts)
+        batch = GroupBatch({"image": images.to(place.device)}, offsets)
         for engine in (LoopEngine(model), LayerwiseEngine(model, if_unlike="go on")):
             total, own = _sums(engine, batch)
             found[f"{name}, {engine.name}"] = {"sum": _off(total, expected), "norms": _off(own.sort()[0], norms.sort()[0])}
@@ -126,10 +126,10 @@ def _moved_by_a_stranger(model: nn.Module, precision: Precision, side: int, devi
         return {"image": images, **tokens}
 
     def total(engine: Engine, of: list[dict[str, Tensor]]) -> Tensor:
-        starts = [0, *itertools.accumulate(len(views["image"]) for views in of)]
+        offsets = [0, *itertools.accumulate(len(views["image"]) for views in of)]
         views = {name: torch.cat([views[name] for views in of]).to(device) for name in of[0]}
         into = engine.zeros().long()
-        engine.add_clipped(GroupBatch(views, starts), Clip(_LONGEST, _LONGEST / least), into)
+        engine.add_clipped(GroupBatch(views, offsets), Clip(_LONGEST, _LONGEST / least), into)
         return into
 
     sizes = (2 + torch.poisson(torch.full((groups,), float(size)), generator=generator).int()).tolist()

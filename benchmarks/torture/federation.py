@@ -82,7 +82,7 @@ class Torment:
         self.key = b""
         self._threads: list[threading.Thread] = []
 
-    def carry_out(self, plan: list[tuple[int, str]]) -> None:
+    def run(self, plan: list[tuple[int, str]]) -> None:
         """Runs the federation to its end, and does one thing after the other to it, each from its step on."""
         left = list(plan)
         with contextlib.ExitStack() as stack:
@@ -260,7 +260,7 @@ def torture(folder: Path, dice: random.Random, faults: tuple[str, ...] = FAULTS,
     steps = 6 + 5 * len(order) + 8
     with small_disk(folder / "disk") as disk:
         torment = Torment(folder, dice, steps, mode, disk)
-        torment.carry_out(plan)
+        torment.run(plan)
         undisturbed = follow(torment.run, folder / "coordinator", torment.places, torment.key, folder / "undisturbed")
         wrong = wrong_at_the_end(torment.run.path, outcome_of(undisturbed.path))
         lines = {line["step"]: line for line in Journal(torment.run.journal).lines}

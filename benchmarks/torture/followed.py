@@ -24,8 +24,8 @@ from dpfed.progress import Silent
 from dpfed.protocol.journal import Journal
 from dpfed.protocol.terms import Terms
 from dpfed.protocol.vectors import encoded, form_of_sums, grid_of, protected, sum_of
-from dpfed.runs.assembly import Share, assemble
-from dpfed.runs.job import Job, begin
+from dpfed.runs.assembly import Partition, assemble
+from dpfed.runs.job import Job, create_job
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.resolution import resolve
 from dpfed.runs.running import run_job
@@ -44,8 +44,8 @@ class Party:
         self._terms, self._number = terms, terms.number_of(folder.identity().signing_key)
         self._randomness = folder.randomness()
         parts = assemble(resolve(site_config(terms, folder.settings())), self._randomness, terms=terms)
-        share = Share(self._number, parts.store.split("train"), terms.sites[self._number].groups)
-        self.worker: Worker = parts.worker(self._randomness, share=share)
+        partition = Partition(self._number, parts.store.split("train"), terms.sites[self._number].groups)
+        self.worker: Worker = parts.worker(self._randomness, partition=partition)
         self.vector = TrainableVector(parts.model)
 
     def noisy_sum(self, step: int, parameters: Tensor) -> bytes:
@@ -73,7 +73,7 @@ class Followed:
     def __init__(self, terms: Terms, parties: dict[str, Party], arrived: dict[int, list[str]], sent: TrainableVector) -> None:
         self._terms, self._parties, self._arrived, self._sent = terms, parties, arrived, sent
 
-    def collect(self, step: int) -> BoundedSum | None:
+    def aggregate(self, step: int) -> BoundedSum | None:
         """See `Transport`."""
         if step not in self._arrived:
             return None
@@ -102,7 +102,7 @@ def follow(run: RunDirectory, coordinator: Path, sites: dict[str, Path], key: by
     lines = {line["step"]: line for line in Journal(run.journal).lines}
     arrived = {step: line["arrived"] for step, line in lines.items() if line["event"] == "collected"}
     parties = {name: Party(SiteFolder(place), terms) for name, place in sites.items()}
-    job = begin(Preflight(party.config(), folder), Silent(), Randomness(key), terms)
+    job = create_job(Preflight(party.config(), folder), Silent(), Randomness(key), terms)
 
     def connect(job: Job) -> Followed:
         job.run.journal.write_bytes(run.journal.read_bytes())  # the card counts each site's steps in it

@@ -24,7 +24,7 @@ from dpfed.files.locking import noted_lock
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.files.toml_file import leaves, read_toml
 from dpfed.paths import path_of
-from dpfed.privacy.phase import Phase
+from dpfed.privacy.phase import MetricsWindow
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.protocol.journal import Journal
 from dpfed.report.audit import is_audit
@@ -381,7 +381,7 @@ def _is_metric(line: dict[str, Any]) -> bool:
     drawn = (line[name] for name in ("learning_rate", "noisy_gradient_norm") if line.get(name) is not None)
     numbers = numbers and all(isinstance(value, int | float) and math.isfinite(value) for value in drawn)
     try:
-        Phase.read(line["phase"]) if "phase" in line else None
+        MetricsWindow.read(line["phase"]) if "phase" in line else None
     except ValueError:
         return False
     return numbers and ("evaluation" not in line or wrong_fact(line["evaluation"]) is None)

@@ -125,7 +125,7 @@ def _results(run: RunDirectory, ledger: Ledger) -> Check:
     said = results["privacy"] | {"ledger": (results.get("run") or {}).get("ledger", ledger.head)}
     right = {
         "steps_charged": ledger.charged,
-        "epsilon": ledger.epsilon if ledger.plan.promises else None,
+        "epsilon": ledger.epsilon if ledger.plan.has_guarantee else None,
         "ledger": ledger.head,
     }
     wrong = [f"{key} {said.get(key)}, and the ledger {value}" for key, value in right.items() if said.get(key) != value]

@@ -21,7 +21,7 @@ Leaving = dict[str, Tensor]  # channel -> (P,) float64
 SUMS, WEIGHTS = "noisy sums", "weights"
 
 
-class Kept(Releases):
+class ReleasesInMemory(Releases):
     """Takes what the coordinator would keep on disk."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpfed.audit.canaries import SIDE, CanaryModel, write_canaries
-from dpfed.audit.leaving import Kept
+from dpfed.audit.leaving import ReleasesInMemory
 from dpfed.audit.under_test import workers
 from dpfed.config import Config, ModelConfig, ObjectiveConfig, parse_config
 from dpfed.models.building import build_model
@@ -110,7 +110,7 @@ class MomentTrial:
         for seed in range(4):
             self._set(seed * torch.randn(self._released.numel(), generator=torch.Generator().manual_seed(seed)))
             for step in range(self.plan.steps):
-                one, two = (side.collect(step).numbers() for side in sides)
+                one, two = (side.aggregate(step).numbers() for side in sides)
                 most = max(most, (one - two).norm().item() / self.plan.sensitivity_of(step))
         return most * self.plan.sensitivity
 
@@ -126,11 +126,11 @@ class MomentTrial:
 
     def _score(self, sides: dict[bool, InProcess], there: bool) -> float:
         self._set(torch.zeros_like(self._released))
-        kept, path = Kept(), self.folder / f"{secrets.token_hex(8)}.jsonl"
+        kept, path = ReleasesInMemory(), self.folder / f"{secrets.token_hex(8)}.jsonl"
         coordinator = self.parts.coordinator(Randomness.fresh(), Ledger.create(path, self.plan), kept)
         total = 0.0
         for step in range(self.plan.steps):
-            with_, without = (sides[side].collect(step).numbers() for side in (True, False))
+            with_, without = (sides[side].aggregate(step).numbers() for side in (True, False))
             train(sides[there], coordinator, [step])
             shift = with_ - without
             total += (shift @ (kept.taken() - without) - shift.square().sum() / 2).item() / self.plan.noise_std**2

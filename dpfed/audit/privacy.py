@@ -52,7 +52,7 @@ def audit_claim(
         UserError: for a plan that claims nothing.
     """
     watcher = watcher or Silent()
-    if not plan.promises:
+    if not plan.has_guarantee:
         raise UserError(
             f"bounding.method = '{plan.bounding.method_name}' claims no privacy that an audit could contradict: choose a "
             "method with a guarantee (docs/methods.md). [audit-no-claim]"

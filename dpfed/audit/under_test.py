@@ -17,13 +17,13 @@ import numpy as np
 from torch import Tensor
 
 from dpfed.audit.canaries import SIDE, CanaryModel, write_canaries, write_public
-from dpfed.audit.leaving import Kept, Leaving, Watched
+from dpfed.audit.leaving import Leaving, ReleasesInMemory, Watched
 from dpfed.config import Config, parse_config
 from dpfed.data.sampling import partition_keys
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Components, Share, assemble
+from dpfed.runs.assembly import Components, Partition, assemble
 from dpfed.runs.resolution import resolve
 from dpfed.training.trainer import InProcess, train
 from dpfed.training.worker import indices_of_rank
@@ -151,7 +151,7 @@ class UnderTest:
         transport = workers(dataclasses.replace(self.parts, model=model), present, self.world_size, randomness)
         for step in range(self.parts.plan.steps):
             _turn(model, step)
-            yield transport.collect(step).numbers()
+            yield transport.aggregate(step).numbers()
 
     def live(self, present: np.ndarray, randomness: Randomness, noise: Randomness) -> Iterator[Leaving]:
         """Trains, and yields after each step what left the mechanism.
@@ -161,7 +161,7 @@ class UnderTest:
             randomness: the owners'.
             noise: the coordinator's.
         """
-        model, kept = copy.deepcopy(self.model), Kept()
+        model, kept = copy.deepcopy(self.model), ReleasesInMemory()
         parts = dataclasses.replace(self.parts, model=model)
         ledger = Ledger.create(self.folder / f"{secrets.token_hex(8)}.jsonl", parts.plan)
         coordinator = parts.coordinator(noise, ledger, kept)
@@ -172,27 +172,27 @@ class UnderTest:
             train(transport, coordinator, [step])
             yield {"noisy sums": kept.taken(), **watched.step()}
 
-    def shares(self, present: np.ndarray) -> list[Share]:
+    def partitions(self, present: np.ndarray) -> list[Partition]:
         """What is whose, of the records that are there."""
-        return shares(self.parts, present, self.world_size)
+        return partitions(self.parts, present, self.world_size)
 
 
-def shares(parts: Components, rows: np.ndarray, world_size: int) -> list[Share]:
+def partitions(parts: Components, rows: np.ndarray, world_size: int) -> list[Partition]:
     """What of some rows of a store is whose."""
     keys, plan = partition_keys(parts.store, parts.config.privacy.unit), parts.plan
     if parts.divides_groups:
-        return [Share(rank, rows, plan.groups_of(rank, world_size), world_size) for rank in range(world_size)]
+        return [Partition(rank, rows, plan.groups_of(rank, world_size), world_size) for rank in range(world_size)]
     return [
-        Share(rank, indices_of_rank(rows, keys, rank, world_size), plan.groups_of(rank, world_size))
+        Partition(rank, indices_of_rank(rows, keys, rank, world_size), plan.groups_of(rank, world_size))
         for rank in range(world_size)
     ]
 
 
 def workers(parts: Components, rows: np.ndarray, world_size: int, randomness: Randomness) -> InProcess:
     """All owners of some rows, in this process."""
-    found = shares(parts, rows, world_size)
+    found = partitions(parts, rows, world_size)
     return InProcess(
-        [dataclasses.replace(parts, rank=one.rank, world_size=world_size).worker(randomness, share=one) for one in found]
+        [dataclasses.replace(parts, rank=one.rank, world_size=world_size).worker(randomness, partition=one) for one in found]
     )
 
 

@@ -30,7 +30,7 @@ from dpfed.privacy.method import Method
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher
-from dpfed.runs.assembly import Share
+from dpfed.runs.assembly import Partition
 
 _TRIED = 8  # steps
 
@@ -85,16 +85,20 @@ class Board:
         certain = parts.plan.replace(batch=parts.plan.sampling.records)
         units = unit_keys(parts.store, parts.config.privacy.unit)
 
-        def draw(plan: PrivacyPlan, indices: np.ndarray, share: Share) -> StepDraw:
+        def draw(plan: PrivacyPlan, indices: np.ndarray, partition: Partition) -> StepDraw:
             own = None if units is None else units[indices]
-            groups, divided = (plan.groups, (share.rank, share.world_size)) if share.world_size > 1 else (share.groups, (0, 1))
+            groups, divided = (
+                (plan.groups, (partition.rank, partition.world_size))
+                if partition.world_size > 1
+                else (partition.groups, (0, 1))
+            )
             return draw_step(plan, randomness, step, indices, parts.store.keys[indices], groups, own, None, *divided)
 
-        for share in self.under.shares(present):
-            indices = np.asarray(share.indices)
+        for partition in self.under.partitions(present):
+            indices = np.asarray(partition.indices)
             canary = self._numbers[indices] >= self.under.fillers
-            drawn = draw(parts.plan, indices[~canary], share).indices
-            together = draw(certain, np.union1d(drawn, indices[canary]), share)
+            drawn = draw(parts.plan, indices[~canary], partition).indices
+            together = draw(certain, np.union1d(drawn, indices[canary]), partition)
             for group in range(len(together)):
                 members = together.members(group)
                 canary = self._numbers[members] >= self.under.fillers

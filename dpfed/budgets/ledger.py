@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.privacy.renyi_filter import Curve, RenyiFilter, added
+from dpfed.privacy.renyi_filter import RenyiCurve, RenyiFilter, added
 
 Unit = Literal["record", "user"]
 What = Literal["run", "site", "sweep"]
@@ -109,7 +109,7 @@ class Entry(BaseModel):
         return self
 
     @property
-    def curve(self) -> Curve:
+    def curve(self) -> RenyiCurve:
         """The cost, with infinity where none is known."""
         return tuple(float("inf") if value is None else max(0.0, value) for value in self.cost or ())
 
@@ -143,7 +143,7 @@ class Account:
     place: str
     plan: PrivacyPlan
     steps: int
-    cost: Curve
+    cost: RenyiCurve
     settled: bool
     number: int
     least: int
@@ -193,7 +193,7 @@ class BudgetLedger:
         return {entry.instead for entry in self._of("reserve") if entry.instead}
 
     @property
-    def spent(self) -> Curve:
+    def spent(self) -> RenyiCurve:
         """The cost of all that was released, and of all that is reserved."""
         return added((account.cost for account in self.accounts.values()), len(self.head.orders))
 

@@ -14,7 +14,7 @@ from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.plan_checks import LEAST_EPSILON
 from dpfed.privacy.promise import round_up
-from dpfed.privacy.renyi_filter import Curve, RenyiFilter, added
+from dpfed.privacy.renyi_filter import RenyiCurve, RenyiFilter, added
 from dpfed.privacy.samplers import ADD_OR_REMOVE
 
 _FINER = 1.01  # between two tries of a smaller epsilon
@@ -70,7 +70,7 @@ def question(found: Found, store: RecordStore) -> str:
     )
 
 
-def does_not_fit(budget: RenyiFilter, spent: Curve, plans: Sequence[PrivacyPlan], shown: str, where: str) -> str:
+def does_not_fit(budget: RenyiFilter, spent: RenyiCurve, plans: Sequence[PrivacyPlan], shown: str, where: str) -> str:
     """The sentence that refuses plans, with the largest epsilon and the number of steps that still fit.
 
     Args:
@@ -93,7 +93,7 @@ def does_not_fit(budget: RenyiFilter, spent: Curve, plans: Sequence[PrivacyPlan]
 _SEE = "`dpfed budget show` has the numbers."
 
 
-def _what_fits(budget: RenyiFilter, spent: Curve, plan: PrivacyPlan) -> str:
+def _what_fits(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -> str:
     steps, smaller = most_steps(budget, spent, plan), largest_epsilon(budget, spent, plan)
     if smaller is None:
         return f"What still fits is {steps:,} steps with the noise of this plan." if steps else "Nothing fits any more."
@@ -102,7 +102,7 @@ def _what_fits(budget: RenyiFilter, spent: Curve, plan: PrivacyPlan) -> str:
     return said + (f", or {steps:,} steps with the noise of this plan." if steps else ".")
 
 
-def most_steps(budget: RenyiFilter, spent: Curve, plan: PrivacyPlan) -> int:
+def most_steps(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -> int:
     """How many steps of a plan, with its noise, fit beside what is spent."""
     steps = min(plan.steps, budget.times(spent, budget.curve(plan.mechanism, 1)))
     while steps and not _fits(budget, spent, plan, steps):  # rounding
@@ -110,7 +110,7 @@ def most_steps(budget: RenyiFilter, spent: Curve, plan: PrivacyPlan) -> int:
     return steps
 
 
-def largest_epsilon(budget: RenyiFilter, spent: Curve, plan: PrivacyPlan) -> tuple[float, float] | None:
+def largest_epsilon(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -> tuple[float, float] | None:
     """The largest epsilon of a plan that fits at its number of steps, to three digits, and the noise multiplier.
 
     The noise that is calibrated to this epsilon fits as well.
@@ -145,7 +145,7 @@ def _with(plan: PrivacyPlan, sigma: float) -> PrivacyPlan:
     return plan.replace(noise_multiplier=sigma)
 
 
-def _fits(budget: RenyiFilter, spent: Curve, plan: PrivacyPlan, steps: int | None = None) -> bool:
+def _fits(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan, steps: int | None = None) -> bool:
     cost = budget.curve(plan.mechanism, plan.steps if steps is None else steps)
     return budget.admits(added((spent, cost), len(budget.orders)))
 

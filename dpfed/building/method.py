@@ -15,7 +15,7 @@ def options_of(config: Config) -> Any:
     return method_named(config.bounding.method).checked(config.objective.name, config.bounding.options)
 
 
-def public_numbers(config: Config) -> dict[str, Any]:
+def public_parameters(config: Config) -> dict[str, Any]:
     """The method's part of a plan.
 
     Raises:
@@ -36,7 +36,7 @@ def public_numbers(config: Config) -> dict[str, Any]:
         reads_text=config.model.reads_text,
         public_records=config.public.records,
     )
-    return method.numbers(inputs)
+    return method.public_parameters(inputs)
 
 
 def contrasted(config: Config) -> int:

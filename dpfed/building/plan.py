@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dpfed.building.method import contrasted, public_numbers
+from dpfed.building.method import contrasted, public_parameters
 from dpfed.config import Config
 from dpfed.privacy import accounting
 from dpfed.privacy.method import method_named
@@ -56,8 +56,8 @@ def _draft(records: int, config: Config) -> PrivacyPlan:
     closed_form = method.closed_form
     noise, promise = _noise(config), _promise(records, config)
     if not closed_form and records >= 2:
-        grouped = not method.whole_batch and not method.alone
-        least = 1 if method.alone else config.objective.loss.least
+        grouped = not method.whole_batch and not method.singleton_groups
+        least = 1 if method.singleton_groups else config.objective.loss.least
         require_batch(privacy.batch, records, config.bounding.group_size if grouped else 1, least)
     return PrivacyPlan(
         noise=noise,
@@ -105,10 +105,10 @@ def _bounding(config: Config) -> Bounding:
     if method.capped and max_batch is None:
         max_batch = batch + math.ceil(_SPREAD * math.sqrt(max(0, min(batch, MOST_RECORDS))))
     return Bounding(
-        group_size=1 if method.alone else given.group_size,
+        group_size=1 if method.singleton_groups else given.group_size,
         clip_norm=_AUTOMATIC if clipping == "automatic" or method.closed_form else given.clip_norm,
         method_name=given.method,
-        options=public_numbers(config),
+        options=public_parameters(config),
         max_group_size=given.max_group_size,
         max_batch=max_batch,
         clipping=clipping,

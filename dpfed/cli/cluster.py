@@ -41,7 +41,7 @@ CpusPerWorker = Annotated[int | None, _option("Default: an equal share of all.")
 Restarts = Annotated[int | None, _option("Restarts after a worker's death; default 3.")]
 
 
-def carry_out(
+def run_on_cluster(
     kind: str, folder: Path, config: Config | None, resume: bool, watcher: Watcher, **options: str | int | None
 ) -> RunDirectory | None:
     """Begins or resumes a run in the processes that the options ask for.
@@ -76,7 +76,7 @@ def carry_out(
 def collected(
     kind: str | None, workers: str | None, gpus: int | None, cpus: int | None, restarts: int | None
 ) -> dict[str, str | int | None]:
-    """The options of Ray's workers, for `carry_out`.
+    """The options of Ray's workers, for `run_on_cluster`.
 
     Raises:
         UserError: for one of them without ``--cluster``.

@@ -104,9 +104,9 @@ def rehearse(
             raise UserError("bounding.method = 'moments' leaves nothing to choose: run `dpfed forecast`. [rehearse-moments]")
         stand = chosen(public, loaded, plan)
         watcher.note("loading PyTorch")
-        from dpfed.planning.rehearsal import rehearse as carry_out
+        from dpfed.planning.rehearsal import rehearse as run_rehearsal
 
-        found = carry_out(loaded, stand, folder, records, public_records, watcher)
+        found = run_rehearsal(loaded, stand, folder, records, public_records, watcher)
     if as_json:
         print(json.dumps(found.facts()))
     else:

@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpfed.cli.cluster import Cluster, CpusPerWorker, GpusPerWorker, Restarts, Workers, another_process, collected, least_of
-from dpfed.cli.cluster import carry_out as on_cluster
+from dpfed.cli.cluster import (
+    Cluster,
+    CpusPerWorker,
+    GpusPerWorker,
+    Restarts,
+    Workers,
+    another_process,
+    collected,
+    least_of,
+    run_on_cluster,
+)
 from dpfed.cli.parties import Colluders, Drops, Federated, Skew, TrustMode, simulated
 
 if TYPE_CHECKING:
@@ -55,23 +64,23 @@ def pretrain(
     simulation = simulated(federated, cluster, trust=trust, drops=drops, colluders=colluders, skew=skew)
     finished = resume and _finished(folder)
 
-    def carry_out(watcher: Watcher) -> RunDirectory | None:
+    def work(watcher: Watcher) -> RunDirectory | None:
         from dpfed.runs.preflight import Preflight
 
         world_size = simulation.sites if simulation else least_of(cluster, workers)
         preflight = Preflight.of(loaded, folder, world_size, watcher, resume)
         watcher.note("loading PyTorch")
         if simulation is not None:
-            from dpfed.federation.simulation import carry_out as simulate
+            from dpfed.federation.simulation import run_simulation
 
-            return simulate(preflight, simulation, watcher)
+            return run_simulation(preflight, simulation, watcher)
         if cluster is None:
-            from dpfed.runs.pretraining import carry_out as pretrain
+            from dpfed.runs.pretraining import run_pretraining
 
-            return pretrain(preflight, watcher)
-        return on_cluster(cluster, folder, loaded, resume, watcher, **options)
+            return run_pretraining(preflight, watcher)
+        return run_on_cluster(cluster, folder, loaded, resume, watcher, **options)
 
-    _watch(carry_out, as_json, another_process(cluster), folder if finished else None)
+    _watch(work, as_json, another_process(cluster), folder if finished else None)
 
 
 def resume(
@@ -95,16 +104,16 @@ def resume(
     elif not another_process(cluster):
         say(f"resuming {run}", as_json)
 
-    def carry_out(watcher: Watcher) -> RunDirectory | None:
+    def work(watcher: Watcher) -> RunDirectory | None:
         if not finished:
             watcher.note("loading PyTorch")
         if cluster is not None and not (finished and cluster == "ray"):  # a finished run needs no cluster
-            return on_cluster(cluster, run, None, True, watcher, **options)
+            return run_on_cluster(cluster, run, None, True, watcher, **options)
         from dpfed.federation.simulation import resume
 
         return resume(run, watcher)
 
-    _watch(carry_out, as_json, another_process(cluster))
+    _watch(work, as_json, another_process(cluster))
 
 
 def _finished(folder: Path) -> bool:
@@ -122,12 +131,12 @@ def _say_finished(folder: Path, as_json: bool) -> None:
 
 
 def _watch(
-    carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool, silently: bool, only_shown: Path | None = None
+    work: Callable[[Watcher], RunDirectory | None], as_json: bool, silently: bool, only_shown: Path | None = None
 ) -> None:
-    """Has a run carried out before the user's eyes, and shows its results.
+    """Runs something before the user's eyes, and shows its results.
 
     Args:
-        carry_out: does it.
+        work: does it.
         as_json: prints the results only.
         silently: another process is watched.
         only_shown: the folder of a run that was finished before, which is said once it is known to be the one that is meant.
@@ -136,7 +145,7 @@ def _watch(
     from dpfed.progress import Silent
 
     with contextlib.nullcontext(Silent()) if silently else watching(as_json) as watcher:
-        finished = carry_out(watcher)
+        finished = work(watcher)
     if finished is None:  # one of several processes, and not the first
         return
     if only_shown is not None:

@@ -33,9 +33,9 @@ def sweep(
     say(f"{loaded.name}: the runs of {file} go to {runs}")
     with watching() as watcher:
         watcher.note("loading PyTorch")
-        from dpfed.runs.sweep import sweep as carry_out
+        from dpfed.runs.sweep import sweep as run_sweep
 
-        outcome = carry_out(loaded, file, runs, watcher)
+        outcome = run_sweep(loaded, file, runs, watcher)
     _show(outcome)
 
 

@@ -122,11 +122,11 @@ class Collective:
     def __init__(self, link: Link, model: nn.Module, worker: Worker) -> None:
         self._link, self._vector, self._worker = link, TrainableVector(model), worker
 
-    def tell(self, threshold: float) -> None:
+    def set_clip_threshold(self, threshold: float) -> None:
         """See `Transport`; on rank 0, and each step hands it out."""
         self._worker.threshold = threshold
 
-    def collect(self, step: int) -> BoundedSum:
+    def aggregate(self, step: int) -> BoundedSum:
         """See `Transport`; on rank 0.
 
         Raises:

@@ -91,7 +91,7 @@ def _trained(config: Config) -> int:
 
 def _as_json(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Estimate]) -> dict[str, Any]:
     return {
-        "plan": {**plan.as_dict(), "groups": plan.groups, "epsilon": plan.epsilon() if plan.promises else None},
+        "plan": {**plan.as_dict(), "groups": plan.groups, "epsilon": plan.epsilon() if plan.has_guarantee else None},
         "machines": dataclasses.asdict(machines),
         "parameters": parameters,
         "workers": [row.figures() for row in rows],
@@ -104,7 +104,7 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
 
     promise, records, size, epsilon = plan.promise, plan.sampling.records, plan.bounding.group_size, plan.epsilon()
     said = f"N = {records:,}, B = {plan.sampling.batch:,}, T = {plan.steps:,}, S = {size:,}, K = {plan.groups:,}"
-    if plan.promises:
+    if plan.has_guarantee:
         said += f"\nsigma {plan.noise.multiplier:.4f}: epsilon {round_up(epsilon)} at delta {round_up(promise.delta)}"
         said += f" ({promise.accountant.upper()}), with any number of workers"
         words = meaning(epsilon, promise.delta, promise.protected)

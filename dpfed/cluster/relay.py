@@ -93,13 +93,13 @@ def in_a_thread(work: Callable[[], _Result]) -> _Result:
     """Its result. In the main thread Ray would take Ctrl-C for itself, and end with exit code 1 and no word."""
     outcome: Future[_Result] = Future()
 
-    def carry_out() -> None:
+    def run() -> None:
         try:
             outcome.set_result(work())
         except BaseException as error:
             outcome.set_exception(error)
 
-    threading.Thread(target=carry_out, daemon=True).start()
+    threading.Thread(target=run, daemon=True).start()
     return outcome.result()
 
 

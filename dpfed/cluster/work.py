@@ -17,7 +17,7 @@ from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components, assemble
-from dpfed.runs.job import Job, begin, take_up
+from dpfed.runs.job import Job, create_job, resume_job
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.resolution import resolve, settle
 from dpfed.runs.running import run_job
@@ -139,7 +139,7 @@ def _take(task: Task, world_size: int, watcher: Watcher, stack: contextlib.ExitS
         raise UserError(f"worker 0 does not see {task.folder.parent}: use storage that all machines share. [worker-storage]")
     task.check()
     if task.config is not None and RunDirectory.unused(task.folder):
-        job = begin(Preflight.of(task.config, task.folder, world_size), watcher)
+        job = create_job(Preflight.of(task.config, task.folder, world_size), watcher)
         stack.enter_context(job.run.locked())
         return job
     run = RunDirectory.open(task.folder)
@@ -147,4 +147,4 @@ def _take(task: Task, world_size: int, watcher: Watcher, stack: contextlib.ExitS
     if run.finished:
         run.delete_secrets()
         return None
-    return take_up(run, watcher, world_size)
+    return resume_job(run, watcher, world_size)

@@ -219,7 +219,7 @@ _RULES = (
     Rule(
         "bounding.group_size bounding.max_group_size",
         "bounding.method",
-        lambda c: not _method(c).alone,
+        lambda c: not _method(c).singleton_groups,
         "every record forms its own group; set bounding.method = 'group'",
     ),
     Rule(

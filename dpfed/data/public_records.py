@@ -17,7 +17,7 @@ from dpfed.data.views.batches import ViewMaker
 from dpfed.privacy.randomness import Randomness
 
 
-class Companions:
+class PublicNegatives:
     """Draws the public records of every group, and puts them behind its own.
 
     Args:
@@ -62,7 +62,7 @@ class Companions:
     def joined(
         self,
         views: dict[str, Tensor],
-        starts: list[int],
+        offsets: list[int],
         keys: np.ndarray,
         randomness: Randomness,
         step: int,
@@ -72,7 +72,7 @@ class Companions:
 
         Args:
             views: of the groups' own records, one group after the other.
-            starts: G + 1 offsets of the groups.
+            offsets: G + 1 offsets of the groups.
             keys: see `of`.
             randomness: the owner's.
             step: training step.
@@ -85,7 +85,7 @@ class Companions:
         # A public record may have the name of a private one: their views share no draw.
         apart = Randomness(randomness.key("public"))
         public = self._views(self.of(keys, randomness, step).ravel(), apart, step, device)
-        group = np.concatenate([np.repeat(np.arange(groups), np.diff(starts)), np.repeat(np.arange(groups), count)])
+        group = np.concatenate([np.repeat(np.arange(groups), np.diff(offsets)), np.repeat(np.arange(groups), count)])
         rows = to_device(torch.from_numpy(np.argsort(group, kind="stable")), device)  # stable: own records first
         together = {name: torch.cat([own, public[name]])[rows] for name, own in views.items()}
-        return together, [start + count * number for number, start in enumerate(starts)]
+        return together, [start + count * number for number, start in enumerate(offsets)]

@@ -31,16 +31,16 @@ class StepDraw:
 
     Attributes:
         indices: ``(n,)`` int64 indices of the store; the members of a group are adjacent.
-        starts: ``(G + 1,)`` int64; group g is ``indices[starts[g]:starts[g + 1]]``. Empty groups are left out.
+        offsets: ``(G + 1,)`` int64; group g is ``indices[offsets[g]:offsets[g + 1]]``. Empty groups are left out.
         keys: ``(G,)`` uint64, where every record (or unit) makes a group of its own: its key. ``None``: groups are drawn.
     """
 
     indices: np.ndarray
-    starts: np.ndarray
+    offsets: np.ndarray
     keys: np.ndarray | None = None
 
     def __len__(self) -> int:
-        return len(self.starts) - 1
+        return len(self.offsets) - 1
 
     def members(self, group: int) -> np.ndarray:
         """Rows of one group."""
@@ -48,7 +48,7 @@ class StepDraw:
 
     def between(self, first: int, end: int) -> np.ndarray:
         """Rows of the groups from `first` to `end` - 1."""
-        return self.indices[self.starts[first] : self.starts[end]]
+        return self.indices[self.offsets[first] : self.offsets[end]]
 
     def microbatches(self, records: int) -> list[tuple[int, int]]:
         """Cuts the groups into runs of about `records` records; a group is never divided.
@@ -58,7 +58,7 @@ class StepDraw:
         """
         cuts, first = [], 0
         for group in range(1, len(self) + 1):
-            if group == len(self) or self.starts[group + 1] - self.starts[first] > records:
+            if group == len(self) or self.offsets[group + 1] - self.offsets[first] > records:
                 cuts.append((first, group))
                 first = group
         return cuts
@@ -156,7 +156,7 @@ def draw_step(
     """
     if groups == 0:
         return StepDraw(np.zeros(0, np.int64), np.zeros(1, np.int64))
-    protected, alone = keys if units is None else units, plan.bounding.method.alone
+    protected, alone = keys if units is None else units, plan.bounding.method.singleton_groups
     drawn = (participants or participants_of(plan, randomness, keys, units))(step)
     if alone:
         _, group = np.unique(protected[drawn], return_inverse=True)
@@ -175,9 +175,9 @@ def draw_step(
     if plan.bounding.cap is not None:
         kept = _least(group, randomness.per_record("cap", step, keys[drawn], 1)[:, 0], plan.bounding.cap)
         drawn, group = drawn[kept], group[kept]
-    starts = np.flatnonzero(np.diff(group, prepend=-1))
-    made_by = protected[drawn[starts]] if alone else None
-    return StepDraw(drawn if indices is None else indices[drawn], np.append(starts, len(drawn)).astype(np.int64), made_by)
+    offsets = np.flatnonzero(np.diff(group, prepend=-1))
+    made_by = protected[drawn[offsets]] if alone else None
+    return StepDraw(drawn if indices is None else indices[drawn], np.append(offsets, len(drawn)).astype(np.int64), made_by)
 
 
 def _least(number: np.ndarray, priority: np.ndarray, most: int) -> np.ndarray:

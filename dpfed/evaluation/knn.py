@@ -10,7 +10,7 @@ CELLS = 2**26  # similarities in memory at a time when no chunk is given: 256 Mi
 
 
 @torch.no_grad()
-def knn_right(
+def knn_correct(
     train_x: Tensor,
     train_y: Tensor,
     test_x: Tensor,

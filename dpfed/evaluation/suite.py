@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dpfed.errors import UserError
 from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_captions, embed_images, extract
 from dpfed.evaluation.intervals import Outcomes
-from dpfed.evaluation.knn import knn_right
+from dpfed.evaluation.knn import knn_correct
 from dpfed.evaluation.linear_probe import linear_probe_right
 from dpfed.evaluation.measured import Evaluation, Which
 from dpfed.evaluation.options import EvaluationConfig
@@ -178,8 +178,8 @@ def _classification(store: RecordStore, options: EvaluationConfig, features: Emb
         measured = []
         if "knn" in tasks:
             wide = min(200, len(bank))
-            measured.append(("knn3_accuracy", knn_right(bank, known, held, wanted, k=3), "3-NN, cosine"))
-            votes = knn_right(bank, known, held, wanted, k=200, temperature=0.1)
+            measured.append(("knn3_accuracy", knn_correct(bank, known, held, wanted, k=3), "3-NN, cosine"))
+            votes = knn_correct(bank, known, held, wanted, k=200, temperature=0.1)
             measured.append(("knn200_accuracy", votes, f"{wide}-NN, votes weighted by exp(cosine / 0.1)"))
         if "linear" in tasks:
             measured.append(

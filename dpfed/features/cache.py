@@ -27,19 +27,19 @@ class Shard:
     Attributes:
         image: ``(b, V, F)`` float32, V views of each record's image.
         text: ``(k, F_t)`` float32 of all captions of all records; ``None``: captions are not embedded.
-        starts: ``(b + 1,)`` int64 the first caption of each record, and the one behind the last.
+        offsets: ``(b + 1,)`` int64 the first caption of each record, and the one behind the last.
     """
 
     image: Tensor
     text: Tensor | None = None
-    starts: Tensor | None = None
+    offsets: Tensor | None = None
 
     @functools.cached_property
     def text_means(self) -> Tensor | None:
         """``(b, F_t)`` the mean of each record's captions."""
-        if self.text is None or self.starts is None:
+        if self.text is None or self.offsets is None:
             return None
-        counts = self.starts.diff()
+        counts = self.offsets.diff()
         record = torch.repeat_interleave(torch.arange(len(counts)), counts)
         # One record's captions are added up in their own order, whoever stands beside it.
         return self.text.new_zeros(len(counts), self.text.shape[1]).index_add_(0, record, self.text) / counts[:, None]
@@ -91,7 +91,7 @@ class Features:
             own = self.rows[first : first + SHARD]
             if self._read(number) is None:
                 shard = compute(own, lambda done, first=first: progress(first + done))  # type: ignore[misc]
-                tensors = {_IMAGE: shard.image, _TEXT: shard.text, _STARTS: shard.starts}
+                tensors = {_IMAGE: shard.image, _TEXT: shard.text, _STARTS: shard.offsets}
                 content = save({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None})
                 write_atomically(self._path(number), content, mode=0o600)
             progress(first + len(own))
@@ -121,9 +121,9 @@ class Features:
         """One caption of each of some records, ``(n, F_t)``; `choice` is ``(n,)`` in [0, 1)."""
 
         def of(shard: Shard, own: Tensor, chosen: np.ndarray) -> Tensor:
-            assert shard.text is not None and shard.starts is not None
-            counts = (shard.starts[own + 1] - shard.starts[own]).double()
-            return shard.text[shard.starts[own] + (torch.from_numpy(choice[chosen]) * counts).long()]
+            assert shard.text is not None and shard.offsets is not None
+            counts = (shard.offsets[own + 1] - shard.offsets[own]).double()
+            return shard.text[shard.offsets[own] + (torch.from_numpy(choice[chosen]) * counts).long()]
 
         return self._gather(positions, of)
 
@@ -169,8 +169,8 @@ class Features:
             shard = Shard(found[_IMAGE], found.get(_TEXT), found.get(_STARTS))
         except (OSError, SafetensorError, KeyError):
             return None
-        starts = shard.starts is None or len(shard.starts) == records + 1
-        return shard if len(shard.image) == records and starts else None
+        offsets = shard.offsets is None or len(shard.offsets) == records + 1
+        return shard if len(shard.image) == records and offsets else None
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06d}.safetensors"

@@ -32,8 +32,8 @@ from dpfed.protocol.identity import Identity
 from dpfed.protocol.journal import ArrivalLog, Journal
 from dpfed.protocol.messages import Packet
 from dpfed.protocol.terms import Terms
-from dpfed.runs.assembly import Share
-from dpfed.runs.job import Job, begin, secret_of, take_up
+from dpfed.runs.assembly import Partition
+from dpfed.runs.job import Job, create_job, resume_job, secret_of
 from dpfed.runs.preflight import Preflight, guarded
 from dpfed.runs.pretraining import resume as resume_alone
 from dpfed.runs.records import records_of
@@ -78,10 +78,10 @@ def simulate(
         UserError: before anything is written, for whatever can be known to be wrong by then.
     """
     watcher = watcher or Silent()
-    return carry_out(Preflight.of(config, folder, simulation.sites, watcher, resume), simulation, watcher)
+    return run_simulation(Preflight.of(config, folder, simulation.sites, watcher, resume), simulation, watcher)
 
 
-def carry_out(preflight: Preflight, simulation: Simulation, watcher: Watcher) -> RunDirectory:
+def run_simulation(preflight: Preflight, simulation: Simulation, watcher: Watcher) -> RunDirectory:
     """Begins the run of a preflight with simulated sites, or resumes the one that is there.
 
     Args:
@@ -101,7 +101,7 @@ def carry_out(preflight: Preflight, simulation: Simulation, watcher: Watcher) ->
     starting_weights(config)  # before records are read
     terms = _agreed(config, simulation, _identities(randomness, simulation.sites), watcher)
     files = {RunDirectory.SIMULATION: simulation.model_dump_json() + "\n"}
-    job = begin(dataclasses.replace(preflight, config=config), watcher, randomness, terms, files)
+    job = create_job(dataclasses.replace(preflight, config=config), watcher, randomness, terms, files)
     with job.run.locked():
         return run_job(job, watcher, lambda job: _connect(job, simulation, watcher))
 
@@ -165,20 +165,20 @@ def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation 
         if run.finished:
             run.delete_secrets()
             return run
-        job = take_up(run, watcher, terms=Terms.load(run.terms))
+        job = resume_job(run, watcher, terms=Terms.load(run.terms))
         return run_job(job, watcher, lambda job: _connect(job, simulation, watcher))
 
 
 def _connect(job: Job, simulation: Simulation, watcher: Watcher) -> Federation:
     parts, terms, run = job.parts, job.parts.terms, job.run
-    assert terms is not None  # `begin` and `take_up` were given some
+    assert terms is not None  # `create_job` and `resume_job` were given some
     coordinator, *parties = _identities(job.randomness, simulation.sites)
     run.sites.mkdir(exist_ok=True)
     sites = {}
     for number, indices in enumerate(_divided(parts.store, simulation)):
         path, model = run.sites / f"site-{number}.jsonl", copy.deepcopy(parts.model)
-        share = Share(number, indices, terms.sites[number].groups)
-        worker = parts.worker(job.randomness.for_ranks(), model, share=share)
+        partition = Partition(number, indices, terms.sites[number].groups)
+        worker = parts.worker(job.randomness.for_ranks(), model, partition=partition)
         ledger = Ledger.open(path) if path.exists() else Ledger.create(path, parts.plan)
         ledger.require_current()
         shares = Randomness(job.randomness.key("shares", number))

@@ -75,7 +75,7 @@ class Pages:
             "figures": [figure for figure in made if figure.key not in _BESIDE and "site" not in figure.labels],
             "charts": self._drawn(f"run {seen.name}", one, _charts_of),
             "training": self._drawn(f"training {seen.name}", one, _training_of),
-            "training_note": training_note(one.phases, not one.promises),
+            "training_note": training_note(one.windows, not one.has_guarantee),
             "groups": [(*key, [item for item in table if (item.split, item.protocol) == key]) for key in keys],
             "awaited": one.awaited[1].awaited if one.awaited else [],
             "most": next((figure.shown for figure in made if figure.key == "sites_awaited_seconds"), ""),
@@ -121,7 +121,7 @@ def _charts_of(one: RunState) -> list[tuple[str, Canvas]]:
 def _training_of(one: RunState) -> list[tuple[str, Canvas]]:
     """Charts of what was released of the training."""
     fixed = one.plan is not None and one.plan.bounding.clipping == "fixed"
-    return training_plots(one.phases, one.plan.bounding.clip_norm if fixed and one.plan else None)
+    return training_plots(one.windows, one.plan.bounding.clip_norm if fixed and one.plan else None)
 
 
 @cache

@@ -18,7 +18,7 @@ from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.reading import read_text
 from dpfed.live.rounds import SiteRow, sites_of
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.phase import Phase, planned_curve, spent_curve
+from dpfed.privacy.phase import MetricsWindow, planned_curve, spent_curve
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import meaning, round_up
 from dpfed.protocol.journal import Step, read_arrival_log
@@ -81,32 +81,32 @@ class RunState:
         return self.ledger.last_step + 1 if self.ledger else 0
 
     @property
-    def promises(self) -> bool:
+    def has_guarantee(self) -> bool:
         """Whether epsilon means anything: otherwise it is not shown."""
         if self.card:
             return not is_void(self.card)
-        return self.plan is not None and self.plan.promises and not any(mark.voids for mark in self._marks)
+        return self.plan is not None and self.plan.has_guarantee and not any(mark.voids for mark in self._marks)
 
     @property
     def epsilon(self) -> float | None:
         """Spent so far; ``None``: nothing is promised."""
-        spent = self.ledger.epsilon if self.ledger and self.promises else math.inf
+        spent = self.ledger.epsilon if self.ledger and self.has_guarantee else math.inf
         return spent if math.isfinite(spent) else None
 
     @property
     def epsilon_planned(self) -> float | None:
         """Of all planned steps."""
-        return self.ledger.plan.epsilon() if self.ledger and self.promises else None
+        return self.ledger.plan.epsilon() if self.ledger and self.has_guarantee else None
 
     @property
     def spent(self) -> list[tuple[int, float]]:
         """Epsilon after some of the steps so far, and after the last one."""
-        return spent_curve(self.ledger) if self.ledger and self.promises else []
+        return spent_curve(self.ledger) if self.ledger and self.has_guarantee else []
 
     @property
     def expected(self) -> list[tuple[int, float]]:
         """Epsilon as it is planned to grow."""
-        return planned_curve(self.plan) if self.plan and self.promises else []
+        return planned_curve(self.plan) if self.plan and self.has_guarantee else []
 
     @property
     def evaluations(self) -> Sequence[dict[str, Any]]:
@@ -119,9 +119,9 @@ class RunState:
         return results_of(list(self.evaluations))
 
     @property
-    def phases(self) -> list[Phase]:
+    def windows(self) -> list[MetricsWindow]:
         """The released figures of training."""
-        return [Phase.read(line["phase"]) for line in self.metrics if "phase" in line]
+        return [MetricsWindow.read(line["phase"]) for line in self.metrics if "phase" in line]
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """A figure of metrics.jsonl over steps."""

@@ -75,8 +75,8 @@ def _one(seen: Seen) -> RenderableType:
     if one.discarded:
         parts.append(Text("discarded steps, which are charged:", "dim"))
         parts += [_text(f"  step {step}: {reason}") for step, reason in one.discarded[-_REASONS:]]
-    guarantee = _text(one.guarantee, "" if one.promises or one.ledger is None else "bold red")
-    parts.insert(len(parts) if one.promises else 1, guarantee)
+    guarantee = _text(one.guarantee, "" if one.has_guarantee or one.ledger is None else "bold red")
+    parts.insert(len(parts) if one.has_guarantee else 1, guarantee)
     parts += [_text(f"Mark: {mark}", "yellow") for mark in one.marks]
     if rows := _rows(details(seen)):
         parts.append(_table(rows))

@@ -35,7 +35,7 @@ from dpfed.progress import Silent, Watcher, duration
 from dpfed.report.results import Result, headlines, results_of, shown, tied
 from dpfed.runs.resolution import settle
 from dpfed.runs.starts import starting_weights
-from dpfed.training.post_processing import serving
+from dpfed.training.post_processing import averaged_weights
 from dpfed.training.trainer import train
 from dpfed.training.worker import Worker
 
@@ -57,13 +57,13 @@ class ScaledUp:
     def __init__(self, worker: Worker, plan: PrivacyPlan, groups: float) -> None:
         self._worker, self._plan, self._scale = worker, plan, plan.groups / groups
 
-    def collect(self, step: int) -> BoundedSum:
+    def aggregate(self, step: int) -> BoundedSum:
         """See `Transport`."""
         own = self._worker.bounded_sum(step)
         values = (own.values.double() * self._scale).to(own.values.dtype)
         return BoundedSum(values, self._plan.sensitivity, self._plan.groups, unit=own.unit)
 
-    def tell(self, threshold: float) -> None:
+    def set_clip_threshold(self, threshold: float) -> None:
         """See `Transport`."""
         self._worker.threshold = threshold
 
@@ -170,7 +170,7 @@ def rehearse(
     kept, engines = _Kept(folder), dict[int, str]()
     total = 1 + len(_FACTORS) + sum(map(len, _others(config).values()))
 
-    def carry_out(name: str, changes: dict[str, Any]) -> None:
+    def run_rehearsal(name: str, changes: dict[str, Any]) -> None:
         changed = _changed(config, changes)
         plan = declared_plan(changed, records, Silent())
         key = _key(changed, plan, stand, most)
@@ -183,7 +183,7 @@ def rehearse(
 
     with goes_on(lambda: f"stopped after {len(tried)} settings, which are kept; the same command resumes"):
         for changes in _stages(config, tried):
-            carry_out(_in_words(changes), changes)
+            run_rehearsal(_in_words(changes), changes)
     best = _best(tried)
     chosen = _changed(config, best.changes)
     file = folder / f"{config.name}.toml"
@@ -228,7 +228,7 @@ def _trained(
     with tempfile.TemporaryDirectory() as temporary:  # a ledger of no privacy: nothing private was read
         coordinator = parts.coordinator(randomness, Ledger.create(Path(temporary) / "ledger.jsonl", parts.plan))
         train(ScaledUp(worker, plan, share), coordinator, range(plan.steps), advance=advance)
-        with serving(parts.model, coordinator.post_processors):
+        with averaged_weights(parts.model, coordinator.post_processors):
             after = [figure.compared(before) for figure in parts.evaluate("trained", plan.steps)]
     watcher.evaluated(after)
     figures = json.loads(json.dumps([figure.facts() for figure in (*before, *after)]))  # as the file will give them back

@@ -19,7 +19,7 @@ from dpfed.planning.proxy import SHAPES, Proxy
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress
-from dpfed.runs.assembly import Components, Share, assemble
+from dpfed.runs.assembly import Components, Partition, assemble
 from dpfed.runs.resolution import resolve
 from dpfed.training.worker import Worker
 
@@ -80,7 +80,7 @@ class SimulatedRun:
             groups: how many of the plan's K groups are its own.
         """
         parts = dataclasses.replace(self.parts, plan=plan)
-        return parts.worker(randomness.for_ranks(), share=Share(0, self.indices, groups))
+        return parts.worker(randomness.for_ranks(), partition=Partition(0, self.indices, groups))
 
 
 def _opened(stand: Proxy, records: int, stores: str, size: int, watcher: Watcher) -> RecordStore:

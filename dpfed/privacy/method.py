@@ -84,8 +84,8 @@ class Method:
             statistics that the engine releases. Their noise has multiplier ``sigma / sqrt(1 - share)``.
         options: its keys in the section ``[bounding.options]``. A method that is made for certain losses has them by the
             name of the loss, and refuses all others.
-        numbers: the method's public numbers; they become a part of the plan. Refuses choices that the method cannot bound.
-        alone: every drawn record (or unit) makes a group of its own.
+        public_parameters: the method's public numbers, a part of the plan. Refuses choices that the method cannot bound.
+        singleton_groups: every drawn record (or unit) makes a group of its own.
         public_records: public records join each of these groups; the section ``[public]`` says which. The loss of a group is
             then the private records' own terms.
         closed_form: towers are frozen, and every record takes part in each step. The step's noisy sum is not a gradient: it is
@@ -95,9 +95,9 @@ class Method:
         private: whether there is clipping and noise at all.
         proven_in_floats: whether the sensitivity is proven for the sum as it is computed, which discrete noise builds upon
             (docs/guarantee.md, Noise to the last bit).
-        measured: whether what is clipped are the gradients of groups, each of which the engine can give a norm and a loss of; a
-            group is then there before and after, or comes and goes, as its gradient does. Progress is released of such alone,
-            and other rules of clipping are for them.
+        supports_metrics: whether what is clipped are the gradients of groups, each of which the engine can give a norm and a loss
+            of; a group is then there before and after, or comes and goes, as its gradient does. Progress is released of such
+            alone, and other rules of clipping are for them.
         accountants: that can account for its mechanism; the first is the default where a configuration's cannot.
         mechanism: who takes part in a step, and what it releases; see `poisson`.
     """
@@ -114,15 +114,15 @@ class Method:
     divisor: Callable[[MechanismParameters], int] = lambda given: given.groups
     gradient_share: Callable[[MechanismParameters], float] = lambda given: 1.0
     options: type[Section] | Mapping[str, type[Section]] = NoOptions
-    numbers: Callable[[MethodInputs], dict[str, Any]] = lambda inputs: {}
-    alone: bool = False
+    public_parameters: Callable[[MethodInputs], dict[str, Any]] = lambda inputs: {}
+    singleton_groups: bool = False
     public_records: bool = False
     closed_form: bool = False
     picks_engine: bool = False
     units: bool = False
     private: bool = True
     proven_in_floats: bool = False
-    measured: bool = False
+    supports_metrics: bool = False
     accountants: tuple[Accountant, ...] = ("pld", "rdp")
     mechanism: Callable[[MechanismParameters], Mechanism] = poisson
 

@@ -237,7 +237,7 @@ class PrivacyPlan:
         return self.bounding.method.private
 
     @property
-    def promises(self) -> bool:
+    def has_guarantee(self) -> bool:
         """Whether its epsilon is a promise: there is noise, and the method's claim holds."""
         return self.private and self.bounding.method.sound
 

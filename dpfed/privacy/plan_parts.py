@@ -134,7 +134,7 @@ class Bounding:
             self.max_batch is None or self.method.capped, f"max_batch is a cap that method '{name}' does not need: leave it out"
         )
         require(
-            not self.method.alone or (self.group_size == 1 and self.max_group_size is None),
+            not self.method.singleton_groups or (self.group_size == 1 and self.max_group_size is None),
             f"every record forms its own group with method '{name}': group_size must be 1, and there is no max_group_size",
         )
         require(
@@ -166,10 +166,10 @@ class Bounding:
 
     def require_measured(self, wanted: str) -> None:
         """Refuses a setting that is proven for groups with a clipped gradient each, where the method has none."""
-        measured = [name for name in METHODS if method_named(name).measured]
+        measured = [name for name in METHODS if method_named(name).supports_metrics]
         require(self.method.private, f"{wanted} has nothing to do without privacy (method '{self.method_name}'): leave it out")
         require(
-            self.method.measured,
+            self.method.supports_metrics,
             f"{wanted} is proven for the methods {', '.join(measured)}, whose groups have a clipped gradient each, and not for "
             f"'{self.method_name}'",
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from dpfed.privacy.mechanism import Mechanism
 
-Curve = tuple[float, ...]
+RenyiCurve = tuple[float, ...]
 
 # The main order is the best one for Gaussian noise, to which many noisy steps tend. Runs of few steps, or of steps with little
 # noise, do better at smaller orders. The largest ones are for a budget that is made smaller later.
@@ -59,22 +59,22 @@ class RenyiFilter:
         return cls(epsilon, delta, orders, tuple(share for _, share in _ORDERS))
 
     @functools.cached_property
-    def limits(self) -> Curve:
+    def limits(self) -> RenyiCurve:
         """The largest cost at each order; negative where nothing fits."""
         orders = zip(self.orders, self.shares, strict=True)
         return tuple(limit(self.epsilon, share * self.delta, order) for order, share in orders)
 
-    def part(self, cost: Curve) -> float:
+    def part(self, cost: RenyiCurve) -> float:
         """How much of the budget a cost takes, at the order where it is least; above 1: it does not fit."""
         known = (one if one >= 0 else math.inf for one in cost)  # NaN is not a cost that fits, and nothing gives budget back
         parts = (one / most for one, most in zip(known, self.limits, strict=True) if most > 0)
         return min(parts, default=0.0 if not any(cost) else math.inf)
 
-    def admits(self, cost: Curve) -> bool:
+    def admits(self, cost: RenyiCurve) -> bool:
         """Whether all that a cost stands for may be released."""
         return self.part(cost) <= 1
 
-    def times(self, spent: Curve, once: Curve) -> int:
+    def times(self, spent: RenyiCurve, once: RenyiCurve) -> int:
         """How often something more fits beside what is spent.
 
         Args:
@@ -88,7 +88,7 @@ class RenyiFilter:
                 most = max(most, count - (before + count * each > limit_))  # the division may have rounded up
         return most
 
-    def curve(self, mechanism: Mechanism, steps: int) -> Curve:
+    def curve(self, mechanism: Mechanism, steps: int) -> RenyiCurve:
         """What some steps of a mechanism cost at each order; see `renyi_curve`."""
         return renyi_curve(mechanism, steps, self.orders)
 
@@ -104,7 +104,7 @@ def limit(epsilon: float, delta: float, order: float) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def renyi_curve(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> Curve:
+def renyi_curve(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> RenyiCurve:
     """A bound of the Renyi divergence of some steps at each order, in both directions; infinity where none is known.
 
     The accountant's series for a broken order need not converge, and then it says infinity: for many mechanisms at all orders
@@ -124,7 +124,7 @@ def renyi_curve(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> 
     return tuple(higher.get(order, known[order]) for order in orders)
 
 
-def _accounted(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> Curve:
+def _accounted(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> RenyiCurve:
     """What the accountant says of some steps at each order; infinity where it says nothing."""
     from dp_accounting.rdp import RdpAccountant
 
@@ -136,7 +136,7 @@ def _accounted(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> C
     return tuple(math.inf if math.isnan(value) else max(0.0, float(value)) for value in accountant._rdp)
 
 
-def added(curves: Iterable[Sequence[float]], orders: int) -> Curve:
+def added(curves: Iterable[Sequence[float]], orders: int) -> RenyiCurve:
     """The sum of several costs, order by order.
 
     Args:

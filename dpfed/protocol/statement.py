@@ -40,7 +40,7 @@ def statement(terms: Terms, own: int | None = None, confirmed: Collection[str] =
     plan = terms.privacy_plan
     delta, protected, sampling = plan.promise.delta, plan.promise.protected, plan.sampling
     yield "terms", terms.fingerprint
-    if plan.promises:
+    if plan.has_guarantee:
         if warning := large_delta(delta, sampling.records, protected):
             yield "warning", warning
         yield "promise", f"({round_up(plan.epsilon())}, {round_up(delta)})-differential privacy for each {protected}"
@@ -173,7 +173,7 @@ def facts_of_federation(facts: CardFacts, journal: Path, simulated: bool, terms:
 def _site(terms: Terms, number: int, journal: Journal) -> str:
     member, plan = terms.sites[number], terms.privacy_plan
     counted = journal.rounds_of(member.name)
-    groups = "" if plan.bounding.method.alone else f", {member.groups} of the K groups"
+    groups = "" if plan.bounding.method.singleton_groups else f", {member.groups} of the K groups"
     text = f"{member.name}: {member.records:,} records{groups}; its sums are in {counted} steps"
     return text + (f", which cost its records epsilon {round_up(plan.epsilon(counted))}" if plan.private else "")
 

@@ -216,7 +216,7 @@ def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
 
 def _bounds(facts: CardFacts) -> Iterator[tuple[str, str]]:
     plan, bounding = facts.plan, facts.plan.bounding
-    if not (bounding.method.whole_batch or bounding.method.alone):
+    if not (bounding.method.whole_batch or bounding.method.singleton_groups):
         most = "" if bounding.cap is None else f", at most {bounding.cap} of a group's own records"
         yield "Groups K (public)", f"{plan.groups:,}"
         yield "Expected group size S", f"{bounding.group_size}{most}"

@@ -8,56 +8,60 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
-from dpfed.privacy.phase import Phase, percent
+from dpfed.privacy.window import MetricsWindow, percent
 from dpfed.report.style import MUTED, TARGET, TRAINED, figure
 
 _WIDTH, _HEIGHT = 3.6, 2.6  # inches
 
 
-def training_plots(phases: Sequence[Phase], clip_norm: float | None) -> list[tuple[str, Figure]]:
+def training_plots(windows: Sequence[MetricsWindow], clip_norm: float | None) -> list[tuple[str, Figure]]:
     """Charts with their titles; none, if nothing was released.
 
     Args:
-        phases: of a run, in order.
+        windows: of a run, in order.
         clip_norm: C, where it stays what it is.
     """
-    if not phases:
+    if not windows:
         return []
-    plots = [("Loss per record", _banded(phases, [phase.loss for phase in phases], [phase.loss_error for phase in phases]))]
-    rates = [phase.clip_rate for phase in phases if phase.clip_rate is not None]
-    if len(rates) == len(phases):
-        canvas = _banded(phases, rates, [phase.share_error for phase in phases], most=1.0)
+    plots = [
+        ("Loss per record", _banded(windows, [window.loss for window in windows], [window.loss_error for window in windows]))
+    ]
+    rates = [window.clip_rate for window in windows if window.clip_rate is not None]
+    if len(rates) == len(windows):
+        canvas = _banded(windows, rates, [window.share_error for window in windows], most=1.0)
         canvas.axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
         plots.append(("Groups whose gradient was clipped", canvas))
-    quantile = phases[-1].quantile
+    quantile = windows[-1].quantile
     name = "Median norm of the gradients" if quantile == 0.5 else f"{percent(quantile)} of the norms are below"
-    return [*plots, (name, _norms(phases, clip_norm))]
+    return [*plots, (name, _norms(windows, clip_norm))]
 
 
-def training_note(phases: Sequence[Phase], void: bool) -> str:
+def training_note(windows: Sequence[MetricsWindow], void: bool) -> str:
     """What a reader must know of the charts; empty, if there are none.
 
     Args:
-        phases: of a run, in order.
+        windows: of a run, in order.
         void: the run promises nothing.
     """
-    if not phases:
+    if not windows:
         return ""
-    last = phases[-1]
+    last = windows[-1]
     share = f"{percent(last.below)} ± {percent(last.share_error)} of the norms were below it in the last phase"
     covered = "" if void else ", and epsilon covers them"
     return (
         f"These figures were released with the gradients, under the same noise{covered}. Each point is a mean over up to "
-        f"{max(phase.released for phase in phases)} steps. The true mean lies in the band in 95 % of cases. The "
+        f"{max(window.released for window in windows)} steps. The true mean lies in the band in 95 % of cases. The "
         f"plotted norm is the one that training tracks: {share}."
     )
 
 
-def _banded(phases: Sequence[Phase], values: Sequence[float], errors: Sequence[float], most: float | None = None) -> Figure:
+def _banded(
+    windows: Sequence[MetricsWindow], values: Sequence[float], errors: Sequence[float], most: float | None = None
+) -> Figure:
     """A curve of figures that are at least 0, and the band in which the true one lies."""
-    canvas, axes = _empty(phases)
+    canvas, axes = _empty(windows)
     top = most or 1.1 * max(0.0, *(value + error for value, error in zip(values, errors, strict=True)))
-    steps = [phase.last for phase in phases]
+    steps = [window.last for window in windows]
     low = [min(max(value - error, 0.0), top) for value, error in zip(values, errors, strict=True)]
     high = [min(max(value + error, 0.0), top) for value, error in zip(values, errors, strict=True)]
     axes.fill_between(steps, low, high, color=TRAINED, alpha=0.18, linewidth=0)
@@ -69,16 +73,16 @@ def _banded(phases: Sequence[Phase], values: Sequence[float], errors: Sequence[f
     return canvas
 
 
-def _norms(phases: Sequence[Phase], clip_norm: float | None) -> Figure:
-    canvas, axes = _empty(phases)
+def _norms(windows: Sequence[MetricsWindow], clip_norm: float | None) -> Figure:
+    canvas, axes = _empty(windows)
     axes.plot(
-        [phase.last for phase in phases], [phase.norm for phase in phases], "o-", color=TRAINED, linewidth=2, markersize=4
+        [window.last for window in windows], [window.norm for window in windows], "o-", color=TRAINED, linewidth=2, markersize=4
     )
     axes.set_yscale("log")
     if clip_norm:
         axes.axhline(clip_norm, color=TARGET, linewidth=1.2, linestyle=(0, (4, 3)))
         axes.annotate(f"C = {clip_norm:g}", (0, clip_norm), (2, 3), textcoords="offset points", color=TARGET, fontsize=9)
-    values = [phase.norm for phase in phases] + ([clip_norm] if clip_norm else [])
+    values = [window.norm for window in windows] + ([clip_norm] if clip_norm else [])
     axes.set_ylim(min(values) / 1.6, max(values) * 1.6)
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}") if max(values) < 8 * min(values) else NullFormatter())
@@ -86,9 +90,9 @@ def _norms(phases: Sequence[Phase], clip_norm: float | None) -> Figure:
     return canvas
 
 
-def _empty(phases: Sequence[Phase]) -> tuple[Figure, Axes]:
+def _empty(windows: Sequence[MetricsWindow]) -> tuple[Figure, Axes]:
     canvas, axes = figure(_WIDTH, _HEIGHT)
-    axes.set_xlim(0, max(phases[-1].last, 1) * 1.03)
+    axes.set_xlim(0, max(windows[-1].last, 1) * 1.03)
     axes.set_xlabel("step", color=MUTED, fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     return canvas, axes

@@ -104,15 +104,15 @@ def _single(run: RunView) -> dict:
         "title": run.name,
         "runs": [run],
         "run": run,
-        "training": _drawn(training_plots(run.phases, run.clip_norm)),
-        "training_note": training_note(run.phases, run.void),
+        "training": _drawn(training_plots(run.windows, run.clip_norm)),
+        "training_note": training_note(run.windows, run.void),
         "tiles": _tiles(run, first),
         "groups": _groups(table),
         "plots": _drawn(plots),
         "card": card_html(run.card_markdown),
         "marks": marks,
         "about": run.about,
-        "no_loss": "" if run.phases else CLOSED_FORM if run.closed_form else NO_LOSS,
+        "no_loss": "" if run.windows else CLOSED_FORM if run.closed_form else NO_LOSS,
         "error_bars": ERROR_BARS,
     }
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from dpfed.privacy.phase import Curve
+from dpfed.privacy.phase import EpsilonCurve
 from dpfed.privacy.promise import round_up
 from dpfed.report.results import Interval, Result, label, shown
 from dpfed.report.style import INK, MUTED, RULE, SERIES, TARGET, TRAINED, UNTRAINED, figure
@@ -18,7 +18,7 @@ WIDTH, HEIGHT = 5.0, 2.9  # inches; two stand side by side on a page of 1000 pix
 _DASHES = (0, (4, 3))
 
 
-def epsilon_plot(spent: Curve, planned: Curve, budget: float | None = None) -> Figure:
+def epsilon_plot(spent: EpsilonCurve, planned: EpsilonCurve, budget: float | None = None) -> Figure:
     """Privacy spent over steps, beside what is planned and what is allowed.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpfed.privacy.phase import Curve, Phase
+from dpfed.privacy.phase import EpsilonCurve, MetricsWindow
 from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.gallery import Gallery
 from dpfed.report.results import Result, results_of
@@ -38,7 +38,7 @@ class RunView:
     results: dict[str, Any]
     metrics: list[dict[str, Any]]
     card_markdown: str
-    spent: Curve
+    spent: EpsilonCurve
     gallery: Gallery | None = None
     audit: dict[str, Any] | None = None
     steps_of_sites: Sequence[dict[str, Any]] = ()
@@ -106,9 +106,9 @@ class RunView:
         return self.results["evaluations"]
 
     @property
-    def phases(self) -> list[Phase]:
+    def windows(self) -> list[MetricsWindow]:
         """The released figures of training, where there are any."""
-        return [Phase.read(line["phase"]) for line in self.metrics if "phase" in line]
+        return [MetricsWindow.read(line["phase"]) for line in self.metrics if "phase" in line]
 
     @property
     def clip_norm(self) -> float | None:

@@ -48,7 +48,7 @@ def reproduce(
     chosen = named(experiment)
     asked = data_set(data or chosen.data[0], chosen.data)
     say(f"{chosen.name} on {asked.name}: planning the runs")
-    from dpfed.reproduce.outcome import reproduce as carry_out
+    from dpfed.reproduce.outcome import reproduce as run_reproduction
     from dpfed.reproduce.runs import Request
 
     request = Request(
@@ -62,7 +62,7 @@ def reproduce(
         out=out,
     )
     with watching() as watcher:
-        outcome = carry_out(request, watcher)
+        outcome = run_reproduction(request, watcher)
     _show(outcome)
 
 

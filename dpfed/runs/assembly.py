@@ -19,7 +19,7 @@ from dpfed.building.model import model_of
 from dpfed.building.plan import plan_of, sketch_of
 from dpfed.config import AdaptationConfig, Config
 from dpfed.config.configuration import ResolvedConfig
-from dpfed.data.public_records import Companions
+from dpfed.data.public_records import PublicNegatives
 from dpfed.data.sampling import PartitionRows, partition_keys, protected_count, unit_keys
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ViewMaker
@@ -53,8 +53,8 @@ from dpfed.runs.records import public_records_of, records_of
 from dpfed.runs.starts import starting_weights
 from dpfed.training.checkpoint import load_weights
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.curve import Curve
 from dpfed.training.post_processing import post_processors
+from dpfed.training.private_metrics import PrivateMetrics
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 
@@ -62,11 +62,11 @@ if TYPE_CHECKING:
     from dpfed.protocol.terms import Terms
 
 
-Kept = tuple[Path, Watcher]
+FeatureCache = tuple[Path, Watcher]
 
 
 @dataclass(frozen=True)
-class Share:
+class Partition:
     """What of the training is one data owner's.
 
     Attributes:
@@ -98,7 +98,7 @@ class Components:
         world_size: how many there are; they share the plan's K groups.
         terms: of the federation, if there is one; then the plan is the federation's, and the store this party's own.
         public: the public records that join every group, where the method has any.
-        kept: where features of frozen towers stay until the run ends; ``None``: as long as their worker is there.
+        feature_cache: where features of frozen towers stay until the run ends; ``None``: as long as their worker is there.
     """
 
     config: ResolvedConfig
@@ -112,7 +112,7 @@ class Components:
     world_size: int = 1
     terms: Terms | None = None
     public: RecordStore | None = None
-    kept: Kept | None = None
+    feature_cache: FeatureCache | None = None
 
     @property
     def device(self) -> torch.device:
@@ -158,27 +158,27 @@ class Components:
 
     def _features_of(self, store: RecordStore, rows: np.ndarray | PartitionRows, views: int) -> Features:
         """Features of frozen towers; see `dpfed.features.extraction.features_of`."""
-        folder, watcher = self.kept or (None, None)
+        folder, watcher = self.feature_cache or (None, None)
         return features_of(replace(self, store=store), np.asarray(rows), folder, views, watcher)
 
-    def _companions(self) -> Companions | None:
+    def _public_negatives(self) -> PublicNegatives | None:
         """The public records that join every group."""
         if self.public is None:
             return None
         rows = self.public.split("train")
-        return Companions(self._training_views(self.public, rows), rows, self.config.public.records)
+        return PublicNegatives(self._training_views(self.public, rows), rows, self.config.public.records)
 
-    def worker(self, randomness: Randomness, model: nn.Module | None = None, share: Share | None = None) -> Worker:
+    def worker(self, randomness: Randomness, model: nn.Module | None = None, partition: Partition | None = None) -> Worker:
         """The worker of a data owner.
 
         Args:
             randomness: the owner's.
             model: to be trained, if not `model` itself but a copy of it.
-            share: what is this owner's; default: what `rank` and `world_size` say.
+            partition: what is this owner's; default: what `rank` and `world_size` say.
         """
         units = unit_keys(self.store, self.config.privacy.unit)
-        model, share = model or self.model, share or self.share()
-        indices, keys = share.indices, self.store.keys
+        model, partition = model or self.model, partition or self.partition()
+        indices, keys = partition.indices, self.store.keys
         if not isinstance(indices, PartitionRows):
             keys, units = keys[indices], None if units is None else units[indices]
         if self.config.cached_views and not self.plan.bounding.method.closed_form:
@@ -186,34 +186,34 @@ class Components:
         return Worker(
             plan=self.plan,
             model=model,
-            engine=engine_for(model, self.plan, self.config, randomness, share.rank),
+            engine=engine_for(model, self.plan, self.config, randomness, partition.rank),
             views=self._training_views(self.store, indices),
             indices=indices,
             keys=keys,
             randomness=randomness,
             microbatch=self.config.bounding.microbatch,
-            rank=share.rank,
-            groups=share.groups,
-            world_size=share.world_size,
+            rank=partition.rank,
+            groups=partition.groups,
+            world_size=partition.world_size,
             noise_shares=noise_shares_of(self.terms),
             units=units,
-            companions=self._companions(),
+            public_negatives=self._public_negatives(),
         )
 
-    def share(self) -> Share:
+    def partition(self) -> Partition:
         """What `rank` and `world_size` say: this owner's part of the groups, and of the records."""
         groups = self.plan.groups_of(self.rank, self.world_size)
         if self.divides_groups:
-            return Share(self.rank, PartitionRows(self.store, self.store.keys), groups, self.world_size)
+            return Partition(self.rank, PartitionRows(self.store, self.store.keys), groups, self.world_size)
         own = PartitionRows(self.store, partition_keys(self.store, self.config.privacy.unit), self.rank, self.world_size)
-        return Share(self.rank, own, groups)
+        return Partition(self.rank, own, groups)
 
     @property
     def divides_groups(self) -> bool:
         """Whether several owners of the same records divide the groups of a step. Then the groups, and their sum, are the same
         for any number of owners. Otherwise each has records of its own: where every record makes a group, which comes to the
         same, and where features of frozen towers are computed once, each record's by one owner."""
-        return not self.plan.bounding.method.alone and not self.config.cached_views
+        return not self.plan.bounding.method.singleton_groups and not self.config.cached_views
 
     def dummy_batch(self, device: torch.device) -> GroupBatch:
         """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""
@@ -231,8 +231,8 @@ class Components:
         Raises:
             UserError: if the checkpoint is damaged or belongs to another model.
         """
-        curve = [Curve(self.plan)] if self.plan.statistics else []
-        load_weights(checkpoint, self.model, [*curve, *post_processors(self.config.optimizer, self.model)])
+        private_metrics = [PrivateMetrics(self.plan)] if self.plan.statistics else []
+        load_weights(checkpoint, self.model, [*private_metrics, *post_processors(self.config.optimizer, self.model)])
 
     def evaluate(self, which: Which, step: int) -> list[Evaluation]:
         """Measures the model as it is now."""

@@ -55,7 +55,7 @@ def preflight_budget(folder: str | Path, config: Config, store: RecordStore, pla
             "privacy.not_covered has no effect: the records have no lifetime budget, or the budget covers all that this run "
             "releases. Leave it out. [budget-run-covered]"
         )
-    if plan.promises:
+    if plan.has_guarantee:
         reserve(store, [Reservation("", "run", config.name, Path(folder).resolve(), plan)], dry=True)
 
 
@@ -76,7 +76,7 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
     config, store = parts.config, parts.store
     for what in _uncovered(config, store, parts.plan):
         note_uncovered(store, f"{_called(run, config)}: {what}", config.privacy.not_covered)
-    if not parts.plan.promises:
+    if not parts.plan.has_guarantee:
         return
     reservation = _reservation(run, config.name, ledger)
     budgets = reserve(store, [reservation], dry=True)
@@ -130,7 +130,7 @@ def settle_at_end(run: RunDirectory, parts: Components, ledger: Ledger, watcher:
     """
     if run.budget.is_file():
         settled(run, ledger, parts.store)
-    elif parts.plan.promises and not _of_institutions(run):
+    elif parts.plan.has_guarantee and not _of_institutions(run):
         try:
             if budgets_of(parts.store):
                 settled(run, ledger, parts.store)

@@ -58,7 +58,7 @@ class Job:
     randomness: Randomness
 
 
-def begin(
+def create_job(
     preflight: Preflight,
     watcher: Watcher,
     randomness: Randomness | None = None,
@@ -104,7 +104,7 @@ def secret_of(config: Config) -> Randomness:
     return Randomness.fresh() if seed is None else Randomness.from_seed(seed)
 
 
-def take_up(run: RunDirectory, watcher: Watcher, world_size: int = 1, terms: Terms | None = None) -> Job:
+def resume_job(run: RunDirectory, watcher: Watcher, world_size: int = 1, terms: Terms | None = None) -> Job:
     """An unfinished run, for the first of `world_size` processes; they may be more or fewer than before.
 
     Args:
@@ -123,6 +123,6 @@ def take_up(run: RunDirectory, watcher: Watcher, world_size: int = 1, terms: Ter
     return Job(run, assemble(resolve(run.config()), randomness, watcher, world_size=world_size, terms=terms), randomness)
 
 
-def alone(job: Job) -> Transport:
+def in_process(job: Job) -> Transport:
     """This process has all records and does all the work."""
     return InProcess([job.parts.worker(job.randomness.for_ranks())])

@@ -256,7 +256,7 @@ def _public_numbers(parts: Components) -> dict[str, Any]:
 
 def _outputs(plan: PrivacyPlan) -> tuple[str, ...]:
     """What leaves the trust boundary."""
-    if not plan.promises:
+    if not plan.has_guarantee:
         return (_NOTHING_COVERED if plan.private else _ALL_EXACT,)
     return _COVERED if plan.statistics is None else (_COVERED[0], _PROGRESS.format(plan.statistics.phase), *_COVERED[1:])
 
@@ -280,7 +280,7 @@ def _unit_name(parts: Components) -> str | None:
 
 
 def _not_protected(parts: Components, trained: Trained, disclosed: Collection[str]) -> tuple[str, ...]:
-    if not parts.plan.promises:
+    if not parts.plan.has_guarantee:
         return ("All records.",)
     starting: tuple[str, ...] = () if trained.start == "random" else (STARTING_WEIGHTS,)
     starting += (PUBLIC_RECORDS,) * parts.plan.bounding.method.public_records

@@ -34,7 +34,7 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True)
 class Preflight:
-    """A new run that nothing known so far refuses. It is made once, by the command, and `dpfed.runs.job.begin` takes it.
+    """A new run that nothing known so far refuses. It is made once, by the command, and `dpfed.runs.job.create_job` takes it.
 
     Attributes:
         config: of the run.

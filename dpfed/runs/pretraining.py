@@ -13,7 +13,7 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, load_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent, Watcher
-from dpfed.runs.job import begin, take_up
+from dpfed.runs.job import create_job, resume_job
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.records import with_absolute_paths
 from dpfed.runs.resolution import settle, settle_model
@@ -35,7 +35,7 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
         if run.finished:
             run.delete_secrets()  # a crash may have come in between
             return run
-        return run_job(take_up(run, watcher), watcher)
+        return run_job(resume_job(run, watcher), watcher)
 
 
 def pretrain(
@@ -63,10 +63,10 @@ def pretrain(
             f"{type(config).__name__}. [run-config-type]"
         )
     watcher = watcher or Silent()
-    return carry_out(Preflight.of(config, folder, watcher=watcher, resume=resume), watcher)
+    return run_pretraining(Preflight.of(config, folder, watcher=watcher, resume=resume), watcher)
 
 
-def carry_out(preflight: Preflight, watcher: Watcher) -> RunDirectory:
+def run_pretraining(preflight: Preflight, watcher: Watcher) -> RunDirectory:
     """Begins the run of a preflight in this process, or resumes the one that is there.
 
     Args:
@@ -79,7 +79,7 @@ def carry_out(preflight: Preflight, watcher: Watcher) -> RunDirectory:
     if preflight.there:
         RunDirectory.open(preflight.folder).refuse_another(settle(preflight.config))
         return resume(preflight.folder, watcher)
-    job = begin(preflight, watcher)
+    job = create_job(preflight, watcher)
     with job.run.locked():
         return run_job(job, watcher)
 
@@ -106,7 +106,7 @@ def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bo
             f"training initial weights on procedural (generated) images, once: {recipe.privacy.steps} steps, into {path}"
         )
         try:
-            job = begin(Preflight.of(recipe, path, watcher=watcher), watcher)
+            job = create_job(Preflight.of(recipe, path, watcher=watcher), watcher)
         except UserError as error:
             raise UserError(
                 f"procedural initialisation in data.stores = {config.data.stores!r}: {error.sentence} [start-failed]"
@@ -120,5 +120,5 @@ def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bo
     with run.locked():
         if not run.finished:
             watcher.note(f"resuming the procedural initialisation in {path}")
-            run_job(take_up(run, watcher), watcher)
+            run_job(resume_job(run, watcher), watcher)
     return path, False

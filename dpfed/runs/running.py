@@ -29,12 +29,12 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components
 from dpfed.runs.budgeting import hold, settle_at_end
-from dpfed.runs.job import Job, alone
+from dpfed.runs.job import Job, in_process
 from dpfed.runs.noise_alone import noise_alone
 from dpfed.runs.outcome import write_outcome
 from dpfed.training.checkpoint import Checkpoints, DamagedCheckpoint, Progress, steps_of
 from dpfed.training.coordinator import DISCARDED, Coordinator, StepSummary
-from dpfed.training.post_processing import serving
+from dpfed.training.post_processing import averaged_weights
 from dpfed.training.releases import Releases
 from dpfed.training.trainer import Observer, Transport, train
 
@@ -44,7 +44,7 @@ _CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
 def run_job(
     job: Job,
     watcher: Watcher,
-    connect: Callable[[Job], Transport] = alone,
+    connect: Callable[[Job], Transport] = in_process,
     observers: Iterable[Callable[[StepSummary], None]] = (),
 ) -> RunDirectory:
     """Takes the steps that are left, evaluates, and writes model, card and report.
@@ -60,7 +60,7 @@ def run_job(
     """
     try:
         with goes_on(lambda: stopped(job.run)):
-            return _carry_out(job, watcher, connect, observers)
+            return _run(job, watcher, connect, observers)
     except OSError as error:
         if not str(error.filename or "").startswith(str(job.run.path)):
             raise
@@ -88,7 +88,7 @@ def _how(run: RunDirectory, options: str = "") -> str:
     return "its server, started again (`flwr run`)," if institutions else f"`dpfed resume {run.path}{options}`"
 
 
-def _carry_out(
+def _run(
     job: Job, watcher: Watcher, connect: Callable[[Job], Transport], observers: Iterable[Callable[[StepSummary], None]]
 ) -> RunDirectory:
     run, parts, randomness = job.run, job.parts, job.randomness
@@ -109,9 +109,9 @@ def _carry_out(
         _record(run, untrained, watcher)
 
     def keep_metrics(summary: StepSummary) -> None:
-        if summary.phase is not None:
-            watcher.note(str(summary.phase))
-        spent = ledger.epsilon_after(summary.done) if plan.promises else None
+        if summary.window is not None:
+            watcher.note(str(summary.window))
+        spent = ledger.epsilon_after(summary.done) if plan.has_guarantee else None
         _add(run, {"step": summary.done, "epsilon": spent, **summary.figures()}, watcher)
 
     def keep_checkpoint(summary: StepSummary) -> None:
@@ -122,7 +122,7 @@ def _carry_out(
         Releases(run.releases).forget(before=reserves[0] if parts.terms else reserves[-2:][0])
 
     def evaluate_on_the_way(summary: StepSummary) -> None:
-        with serving(parts.model, coordinator.post_processors):
+        with averaged_weights(parts.model, coordinator.post_processors):
             _record(run, parts.evaluate("trained", summary.done), watcher)
 
     def is_measured(summary: StepSummary) -> bool:
@@ -133,15 +133,15 @@ def _carry_out(
     coordinator.ahead = parts.terms is None
     points = max(1, plan.steps // _CURVE_POINTS)
     own = [
-        Observer(keep_metrics, lambda summary: summary.phase is not None or _due(summary, plan, points)),
+        Observer(keep_metrics, lambda summary: summary.window is not None or _due(summary, plan, points)),
         Observer(evaluate_on_the_way, is_measured),
         Observer(keep_checkpoint, lambda summary: _due(summary, plan, config.training.checkpointed(plan.steps))),
     ]
-    kept = dataclasses.replace(parts, kept=(run.features, watcher))
+    kept = dataclasses.replace(parts, feature_cache=(run.features, watcher))
     transport = connect(dataclasses.replace(job, parts=kept))
     advance = _progress(watcher, plan, start, ledger.last_step + 1)
     train(transport, coordinator, range(start, plan.steps), [*own, *map(Observer, observers)], advance)
-    with serving(parts.model, coordinator.post_processors):
+    with averaged_weights(parts.model, coordinator.post_processors):
         last = ledger.release_of(plan.steps - 1)
         if plan.bounding.method.closed_form and last is not None and last.digest == DISCARDED:
             watcher.note("no moments were released, so the model is the public one; another run costs its epsilon again")
@@ -295,7 +295,7 @@ def _runs_of(run: RunDirectory, parts: Components, ledger: Ledger) -> list[dict[
     elif start_of(parts.config.model) != "random":
         before = [UNKNOWN]  # those of an open_clip model
     plan, institutions = parts.plan, parts.terms is not None and not run.simulation.is_file()
-    guarantee = plan.promises and not ledger.marks.get("fixed_seed", False) and math.isfinite(ledger.epsilon)
+    guarantee = plan.has_guarantee and not ledger.marks.get("fixed_seed", False) and math.isfinite(ledger.epsilon)
     own = {
         "run": run.identity[:ID_CHARACTERS],
         "data": "the sites' records" if institutions else parts.store.name,

@@ -33,7 +33,7 @@ from dpfed.report.html import write_report
 from dpfed.report.view import RunView
 from dpfed.runs.budgeting import hold_sweep, may_have_budget, preflight_budget
 from dpfed.runs.preflight import Preflight
-from dpfed.runs.pretraining import carry_out
+from dpfed.runs.pretraining import run_pretraining
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
 from dpfed.schema.wording import has_control_characters, shown
@@ -103,7 +103,7 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
     runs: list[RunView] = []
     with goes_on(lambda: f"stopped with {len(runs)} of {len(asked.configs)} runs finished; the same command resumes"):
         for name, preflight in preflights.items():
-            runs.append(read_view(carry_out(preflight, _Prefixed(watcher, name)).path))
+            runs.append(read_view(run_pretraining(preflight, _Prefixed(watcher, name)).path))
             advance(len(runs))
     comparison = target / "comparison.html"
     promise = joint_promise(runs)
@@ -170,7 +170,7 @@ def _reserve(configs: dict[Path, Config]) -> None:
         store = records_of(settled)
         plan = plan_of(protected_count(store, config.privacy.unit), settled)
         preflight_budget(folder, settled, store, plan)
-        if plan.promises:
+        if plan.has_guarantee:
             stores[store.path] = store
             plans.setdefault(store.path, {})[folder] = (config.name, plan)
     for path, own in plans.items():

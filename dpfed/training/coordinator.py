@@ -23,12 +23,12 @@ from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.blocks import Blocks, SumNoise, on_host
 from dpfed.privacy.ledger import Ledger, Release
-from dpfed.privacy.phase import Phase
+from dpfed.privacy.phase import MetricsWindow
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.curve import Curve
 from dpfed.training.options import OptimizerConfig
 from dpfed.training.post_processing import SETTING, PostProcessor, build_optimizer, learning_rate, post_processors, take_step
+from dpfed.training.private_metrics import PrivateMetrics
 from dpfed.training.releases import Releases
 
 DISCARDED = "discarded"  # in the place of a digest
@@ -42,13 +42,13 @@ class StepSummary:
         step: 0 .. T - 1.
         learning_rate: of this step.
         noisy_gradient_norm: L2; ``None``: the step was discarded, and the model stayed as it was.
-        phase: the figures of the phase that the step ended, where such are released.
+        window: the figures of the window that the step ended, where such are released.
     """
 
     step: int
     learning_rate: float
     noisy_gradient_norm: float | None
-    phase: Phase | None = None
+    window: MetricsWindow | None = None
 
     @property
     def done(self) -> int:
@@ -58,7 +58,7 @@ class StepSummary:
     def figures(self) -> dict[str, Any]:
         """What metrics.jsonl keeps beside step and epsilon."""
         figures: dict[str, Any] = {"learning_rate": self.learning_rate, "noisy_gradient_norm": self.noisy_gradient_norm}
-        return figures if self.phase is None else {**figures, "phase": self.phase.figures()}
+        return figures if self.window is None else {**figures, "phase": self.window.figures()}
 
 
 class Coordinator:
@@ -69,7 +69,7 @@ class Coordinator:
         noise: on the sum.
         optimizer: torch's.
         post_processors: what is done with every noisy sum beside the optimizer's step, in order.
-        curve: the one of them that takes in the groups' statistics, where the plan releases any.
+        private_metrics: the one of them that takes in the groups' statistics, where the plan releases any.
         ahead: whether to update while the release is being kept and charged; whoever sets it calls `commit` before anything
             that depends on a release leaves the process, as `dpfed.training.trainer.train` does.
 
@@ -103,8 +103,8 @@ class Coordinator:
         self.blocks = Blocks(self._vector.numel + plan.statistics_count, ledger.block)
         self.noise = SumNoise(plan.noise_of(), randomness, self.blocks, plan.fingerprint)
         self.optimizer = build_optimizer(config, self._vector.parameters)
-        self.curve = Curve(plan, noise_std) if plan.statistics else None
-        self.post_processors: list[PostProcessor] = [*filter(None, [self.curve]), *post_processors(config, model)]
+        self.private_metrics = PrivateMetrics(plan, noise_std) if plan.statistics else None
+        self.post_processors: list[PostProcessor] = [*filter(None, [self.private_metrics]), *post_processors(config, model)]
         self.ahead = False
         self._pool = ThreadPoolExecutor(1, "commit")
         self._committing: Future[None] | None = None
@@ -112,7 +112,7 @@ class Coordinator:
     @property
     def threshold(self) -> float | None:
         """The norm about which the next step asks, and to which it clips where that adapts; ``None``: it does not ask."""
-        return None if self.curve is None else self.curve.threshold
+        return None if self.private_metrics is None else self.private_metrics.threshold
 
     def commit(self) -> None:
         """Returns when the last release is on disk and charged. If that failed, every further call fails, too.
@@ -263,9 +263,9 @@ class Coordinator:
     def _skipped(self, step: int) -> StepSummary:
         return StepSummary(step, learning_rate(self._config, step, self._plan.steps), None, self._told(step, None))
 
-    def _told(self, step: int, statistics: Tensor | None) -> Phase | None:
+    def _told(self, step: int, statistics: Tensor | None) -> MetricsWindow | None:
         """Takes in the statistics behind a noisy gradient."""
-        return None if self.curve is None else self.curve.take(step, statistics)
+        return None if self.private_metrics is None else self.private_metrics.take(step, statistics)
 
     def _require_finite(self, step: int) -> None:
         # A function of the noisy sum only, so stopping here tells nothing more.

@@ -118,7 +118,7 @@ def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProce
 
 
 @contextlib.contextmanager
-def serving(model: nn.Module, processors: Sequence[PostProcessor]) -> Iterator[None]:
+def averaged_weights(model: nn.Module, processors: Sequence[PostProcessor]) -> Iterator[None]:
     """The model with the weights that are measured and published; afterwards with those that training continues with."""
     vector = TrainableVector(model)
     current = vector.gather()

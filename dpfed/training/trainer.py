@@ -14,10 +14,10 @@ from dpfed.training.worker import Worker
 class Transport(Protocol):
     """Adds up the owners' sums, wherever the owners are."""
 
-    def collect(self, step: int) -> BoundedSum | None:
+    def aggregate(self, step: int) -> BoundedSum | None:
         """The sum over all owners' groups of one step; ``None``: the step was discarded; it is still charged."""
 
-    def tell(self, threshold: float) -> None:
+    def set_clip_threshold(self, threshold: float) -> None:
         """The norm about which the next steps ask: all owners must know it (`Worker.threshold`)."""
 
 
@@ -40,14 +40,14 @@ class InProcess:
     def __init__(self, workers: list[Worker]) -> None:
         self._workers = workers
 
-    def collect(self, step: int) -> BoundedSum:
+    def aggregate(self, step: int) -> BoundedSum:
         """See `Transport`."""
         first, *others = (worker.bounded_sum(step) for worker in self._workers)
         for other in others:
             first = first + other
         return first
 
-    def tell(self, threshold: float) -> None:
+    def set_clip_threshold(self, threshold: float) -> None:
         """See `Transport`."""
         for worker in self._workers:
             worker.threshold = threshold
@@ -63,7 +63,7 @@ def train(
     """Runs the private steps.
 
     Args:
-        transport: collects the owners' sums.
+        transport: adds up the workers' sums.
         coordinator: adds the noise, pays, updates.
         steps: the steps to take, in order.
         observers: called after each step that they are due at: checkpoints, metrics, evaluation.
@@ -75,8 +75,8 @@ def train(
             summary = coordinator.replay(step)
             if summary is None:
                 if coordinator.threshold is not None:
-                    transport.tell(coordinator.threshold)
-                total = transport.collect(step)
+                    transport.set_clip_threshold(coordinator.threshold)
+                total = transport.aggregate(step)
                 summary = coordinator.discard(step) if total is None else coordinator.apply(step, total)
             advance(summary.done)
             for observer in observers:

@@ -12,7 +12,7 @@ from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines import Engine, GroupBatch
 from dpfed.bounding.statistics import sum_of_statistics
-from dpfed.data.public_records import Companions
+from dpfed.data.public_records import PublicNegatives
 from dpfed.data.sampling import PartitionRows, StepDraw, draw_step, participants_of
 from dpfed.data.views.batches import ViewMaker
 from dpfed.models.contract import temperature_of
@@ -52,13 +52,13 @@ class Worker:
         world_size: among how many owners of the same records the K groups are divided; 1: these records are this owner's alone.
         noise_shares: how many parties add the noise together, where owners add it (`PrivacyPlan.noise_of`).
         units: ``(n,)`` as `keys`, the keys of the records' units where the plan protects units, otherwise ``None``.
-        companions: the public records that join every group, where the method has any.
+        public_negatives: the public records that join every group, where the method has any.
 
     Attributes:
         threshold: of the gradients' norms, which the coordinator tells before a step where the plan asks about one; public.
 
     Raises:
-        ValueError: if the units or the companions are missing, or given, against the plan.
+        ValueError: if the units or the public negatives are missing, or given, against the plan.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Worker:
         world_size: int = 1,
         noise_shares: int = 1,
         units: np.ndarray | None = None,
-        companions: Companions | None = None,
+        public_negatives: PublicNegatives | None = None,
     ) -> None:
         validate(model)
         temperature_of(model)
@@ -84,7 +84,7 @@ class Worker:
         if (plan.promise.unit == "user") != (units is not None):
             given = "not given" if units is None else "given"
             raise ValueError(f"the plan protects each {plan.promise.protected}, and units were {given}")
-        public = 0 if companions is None else companions.count
+        public = 0 if public_negatives is None else public_negatives.count
         if bounding.options.get("public_records", 0) != public:
             raise ValueError(f"{public} public records join every group, against the plan's method '{bounding.method_name}'")
         self._plan, self._model, self._engine, self._views, self._prefetch_images = plan, model, engine, views, views.prefetch
@@ -92,7 +92,7 @@ class Worker:
         self._indices, self._keys, self._randomness = None if isinstance(indices, PartitionRows) else indices, keys, randomness
         self._rank, self._units = rank, units
         self._participants = participants_of(plan, randomness, keys, units, own)
-        self._companions, self._microbatch = companions, max(1, microbatch // (1 + public))
+        self._public_negatives, self._microbatch = public_negatives, max(1, microbatch // (1 + public))
         self._groups = plan.groups if groups is None else groups
         self._divided = (rank, world_size) if world_size > 1 else (0, 1)
         self._bounding, self.threshold = bounding, bounding.clip_norm
@@ -137,7 +137,7 @@ class Worker:
         assert self._grid is not None  # only a plan with privacy has statistics
         if not norms:
             return torch.zeros(len(wanted.names), dtype=torch.int64, device=self._vector.device)
-        public = 0 if self._companions is None else self._companions.count
+        public = 0 if self._public_negatives is None else self._public_negatives.count
         every, of_groups = torch.cat(norms), torch.cat(losses, dim=1)
         unit, clip_norm = self._grid.unit, self._bounding.clip_norm
         return sum_of_statistics(wanted, every, of_groups, self.threshold, clip_norm, unit, public).to(every.device)
@@ -167,12 +167,14 @@ class Worker:
         ranges = draw.microbatches(self._microbatch)
         self._prefetch_views(draw, ranges, step)
         for first, end in ranges:
-            starts = (draw.starts[first : end + 1] - draw.starts[first]).tolist()
+            offsets = (draw.offsets[first : end + 1] - draw.offsets[first]).tolist()
             views = self._views(draw.between(first, end), self._randomness, step, self._vector.device)
-            if self._companions and draw.keys is not None:
+            if self._public_negatives and draw.keys is not None:
                 keys = draw.keys[first:end]
-                views, starts = self._companions.joined(views, starts, keys, self._randomness, step, self._vector.device)
-            norms.append(self._engine.add_clipped(GroupBatch(views, starts, step), clip, total, *asked))
+                views, offsets = self._public_negatives.joined(
+                    views, offsets, keys, self._randomness, step, self._vector.device
+                )
+            norms.append(self._engine.add_clipped(GroupBatch(views, offsets, step), clip, total, *asked))
         return norms
 
     def _drawn(self, step: int) -> StepDraw:
@@ -199,8 +201,8 @@ class Worker:
         self._prefetch_views(draw, draw.microbatches(self._microbatch)[:1], step)
 
     def _prefetch_views(self, draw: StepDraw, ranges: list[tuple[int, int]], step: int) -> None:
-        """Says whose images, and whose companions', will be asked for, in order."""
+        """Says whose images, and whose public negatives', will be asked for, in order."""
         self._prefetch_images([draw.between(*groups) for groups in ranges], self._vector.device)
-        if self._companions and draw.keys is not None:
+        if self._public_negatives and draw.keys is not None:
             keys = [draw.keys[first:end] for first, end in ranges]
-            self._companions.prefetch(keys, self._randomness, step, self._vector.device)
+            self._public_negatives.prefetch(keys, self._randomness, step, self._vector.device)

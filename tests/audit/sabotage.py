@@ -41,8 +41,8 @@ def shuffled_chunks(patch):
     def chunks(plan, randomness, step, indices, keys, groups, *rest):
         drawn = draw_step(plan, randomness, step, indices, keys, groups, *rest).indices
         order = np.random.default_rng(step).permutation(len(drawn))
-        starts = np.minimum(np.arange(0, len(drawn) + plan.bounding.group_size, plan.bounding.group_size), len(drawn))
-        return StepDraw(np.sort(drawn)[order], starts)
+        offsets = np.minimum(np.arange(0, len(drawn) + plan.bounding.group_size, plan.bounding.group_size), len(drawn))
+        return StepDraw(np.sort(drawn)[order], offsets)
 
     patch.setattr(worker_room, "draw_step", chunks)
 

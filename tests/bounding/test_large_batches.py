@@ -67,9 +67,9 @@ def test_one_piece_more_moves_a_long_sum_by_its_own_length(name):
     images = views(each * (count + 1), generator)
     sums = []
     for present in (count + 1, count):
-        starts = [0, present] if name == "released" else list(range(0, each * present + 1, each))
+        offsets = [0, present] if name == "released" else list(range(0, each * present + 1, each))
         into = engine.zeros().long()
-        norms = engine.add_clipped(GroupBatch({"image": images[: each * present]}, starts), Clip(R, R / clip_norm), into)
+        norms = engine.add_clipped(GroupBatch({"image": images[: each * present]}, offsets), Clip(R, R / clip_norm), into)
         assert (norms > clip_norm).all()
         sums.append(into.double() * (clip_norm / R))
     assert sums[0].norm() > 0.99 * clip_norm * count  # all aligned

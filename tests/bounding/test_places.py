@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpfed.bounding import places
-from dpfed.bounding.engines.same_bits import DependsOnOthers
+from dpfed.bounding.engines.batch_invariance import DependsOnOthers
 from dpfed.bounding.places import Watched, aligned, same_at_all_places
 from dpfed.config import ObjectiveConfig
 from dpfed.models.building import build_model

@@ -101,7 +101,7 @@ def test_the_encoder_loads_back(run):
     [
         (Coordinator, "apply", "stopped after step {done}; `dpfed resume run` resumes"),
         (running, "hold", "stopped before the first step; `dpfed resume run` resumes"),
-        (pretraining, "begin", "stopped."),
+        (pretraining, "create_job", "stopped."),
     ],
 )
 def test_ctrl_c_says_how_far_a_run_came_and_what_goes_on(tiny, dpfed, tmp_path, monkeypatch, owner, method, said):

@@ -43,7 +43,7 @@ def promise():
 def run(monkeypatch, capsys):
     """Runs the command in this process: exit code, output, errors."""
 
-    def carry_out(*arguments):
+    def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["dpfed", "cluster", "cost", *map(str, arguments)])
         code = 0
         try:
@@ -52,7 +52,7 @@ def run(monkeypatch, capsys):
             code = stop.code or 0
         return code, *capsys.readouterr()
 
-    return carry_out
+    return run
 
 
 @pytest.mark.parametrize(("mean", "workers"), [(3.0, 64), (40.0, 8), (1250.0, 8)])

@@ -62,11 +62,11 @@ def test_private_figures_are_added_up_with_the_sums(tiny, tmp_path):
     config = parse_config(tiny)
     first, second = seen_by_two(config, tmp_path)
     assert first["asked"] == second["asked"] and second["sums"] == [] and len(set(first["asked"])) == 4
-    assert [phase.last for phase in read_view(tmp_path / "run").phases] == [2, 4]
+    assert [phase.last for phase in read_view(tmp_path / "run").windows] == [2, 4]
     # The first step's, of two workers in this process.
     randomness, (clean, _) = Randomness.from_seed(11), first["sums"][0]
     parts = [assemble(resolve(config), randomness, rank=rank, world_size=2) for rank in range(2)]
-    total = InProcess([one.worker(randomness.for_ranks(), model=parts[0].model) for one in parts]).collect(0).values
+    total = InProcess([one.worker(randomness.for_ranks(), model=parts[0].model) for one in parts]).aggregate(0).values
     plan = parts[0].plan
     assert total.numel() == clean.numel() == TrainableVector(parts[0].model).numel + plan.statistics_count
     assert torch.equal(clean, total)

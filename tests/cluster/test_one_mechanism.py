@@ -272,14 +272,14 @@ def remove(rank, config, folder, gone):
         link = Link()
         parts = assemble(resolve(config), Randomness.from_seed(SEED), rank=link.rank, world_size=link.size)
         for missing in [None, *gone]:
-            share = parts.share()
-            indices = np.asarray(share.indices)
-            share = dataclasses.replace(share, indices=indices[indices != missing])
-            worker = parts.worker(Randomness.from_seed(SEED).for_ranks(), share=share)
+            partition = parts.partition()
+            indices = np.asarray(partition.indices)
+            partition = dataclasses.replace(partition, indices=indices[indices != missing])
+            worker = parts.worker(Randomness.from_seed(SEED).for_ranks(), partition=partition)
             own = worker.bounded_sum(STEP).values
             collective = Collective(link, parts.model, worker)
             if link.rank == 0:
-                found.append((own, collective.collect(STEP).values))
+                found.append((own, collective.aggregate(STEP).values))
                 link.announce(None)
             else:
                 collective.serve()

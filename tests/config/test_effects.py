@@ -16,7 +16,7 @@ from dpfed.errors import UserError
 from dpfed.files.toml_file import leaves, put
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent
-from dpfed.runs.job import begin
+from dpfed.runs.job import create_job
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.records import with_absolute_paths
@@ -157,7 +157,7 @@ BASES = {
 
 def observed(tree: dict, folder: Path) -> tuple:
     """All that a run gives but the words of its plan and its configuration."""
-    job = begin(Preflight(read_back(tree, "test"), folder), Silent())
+    job = create_job(Preflight(read_back(tree, "test"), folder), Silent())
     with job.run.locked():
         run = run_job(job, Silent())
     results = json.loads(run.results.read_text())

@@ -11,7 +11,7 @@ from PIL import Image
 
 from dpfed.config import PublicConfig, parse_config
 from dpfed.data.generated.shapes import shapes_store, write_shapes
-from dpfed.data.public_records import Companions
+from dpfed.data.public_records import PublicNegatives
 from dpfed.data.public_store import open_public, public_fingerprint, share_images
 from dpfed.data.sampling import draw_step
 from dpfed.data.store.record import RecordInput
@@ -31,8 +31,8 @@ def keys(count, seed=0):
     return np.random.default_rng(seed).integers(0, 2**64, size=count, dtype=np.uint64)
 
 
-def companions(records=20, count=3):
-    return Companions(None, np.arange(100, 100 + records), count)
+def public_negatives(records=20, count=3):
+    return PublicNegatives(None, np.arange(100, 100 + records), count)
 
 
 def plan(**changes):
@@ -42,13 +42,13 @@ def plan(**changes):
 
 @pytest.mark.parametrize(("records", "count"), [(20, 3), (7, 7), (5, 4), (1, 1)])
 def test_companions_are_public_records_that_differ(records, count):
-    drawn = companions(records, count).of(keys(500), RANDOMNESS, 4)
+    drawn = public_negatives(records, count).of(keys(500), RANDOMNESS, 4)
     assert drawn.shape == (500, count) and drawn.min() >= 100 and drawn.max() < 100 + records
     assert all(len(set(row)) == count for row in drawn.tolist())
 
 
 def test_companions_are_a_function_of_key_and_step_alone():
-    one, key = companions(), keys(300)
+    one, key = public_negatives(), keys(300)
     drawn = one.of(key, RANDOMNESS, 4)
     order = np.random.default_rng(1).permutation(300)[:200]
     assert np.array_equal(one.of(key[order], RANDOMNESS, 4), drawn[order])
@@ -56,7 +56,7 @@ def test_companions_are_a_function_of_key_and_step_alone():
 
 
 def test_all_sets_of_companions_are_equally_likely():
-    drawn = companions(6, 2).of(keys(15_000), RANDOMNESS, 0) - 100
+    drawn = public_negatives(6, 2).of(keys(15_000), RANDOMNESS, 0) - 100
     counts = np.bincount(drawn[:, 0] * 6 + drawn[:, 1])
     counts = counts[counts > 0]  # rows are in ascending order
     assert len(counts) == 15 and scipy.stats.chisquare(counts).pvalue > 1e-3
@@ -64,7 +64,7 @@ def test_all_sets_of_companions_are_equally_likely():
 
 def test_fewer_public_records_than_join_a_group_are_a_mistake():
     with pytest.raises(ValueError, match="fewer"):
-        companions(2, 3)
+        public_negatives(2, 3)
 
 
 @pytest.mark.parametrize("trial", range(10))
@@ -76,8 +76,10 @@ def test_every_drawn_record_makes_a_group_and_leaves_all_others_as_they_are(tria
     fewer = draw_step(p, RANDOMNESS, 3, rest, key[rest], p.groups)
     assert np.array_equal(fewer.indices, np.delete(draw.indices, trial))
     for world_size in (2, 3):  # who holds a record does not matter, either
-        shares = [indices[key % np.uint64(world_size) == rank] for rank in range(world_size)]
-        drawn = [draw_step(p, RANDOMNESS, 3, own, key[own], p.groups_of(o, world_size)).indices for o, own in enumerate(shares)]
+        partitions = [indices[key % np.uint64(world_size) == rank] for rank in range(world_size)]
+        drawn = [
+            draw_step(p, RANDOMNESS, 3, own, key[own], p.groups_of(o, world_size)).indices for o, own in enumerate(partitions)
+        ]
         assert sorted(np.concatenate(drawn)) == sorted(draw.indices)
 
 
@@ -103,11 +105,11 @@ def test_public_records_stand_behind_a_groups_own():
             assert randomness.master != RANDOMNESS.master  # a private record of the same name draws other views
             return {"image": torch.from_numpy(indices.astype(np.float32))}
 
-    one = Companions(Views(), np.arange(100, 120), 2)
+    one = PublicNegatives(Views(), np.arange(100, 120), 2)
     key, cpu = keys(3), torch.device("cpu")
-    views, starts = one.joined({"image": torch.tensor([1.0, 2.0, 3.0, 4.0])}, [0, 1, 3, 4], key, RANDOMNESS, 5, cpu)
+    views, offsets = one.joined({"image": torch.tensor([1.0, 2.0, 3.0, 4.0])}, [0, 1, 3, 4], key, RANDOMNESS, 5, cpu)
     public = one.of(key, RANDOMNESS, 5).tolist()
-    assert starts == [0, 3, 7, 10]
+    assert offsets == [0, 3, 7, 10]
     assert views["image"].tolist() == [1, *public[0], 2, 3, *public[1], 4, *public[2]]
 
 

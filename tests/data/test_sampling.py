@@ -75,7 +75,7 @@ def test_every_record_is_drawn_with_probability_q_independently():
 def test_an_owners_groups_are_chosen_uniformly_and_independently(owned):
     p, key = plan(records=20_000, batch=10_000, group_size=500), keys(20_000)
     draw = draw_step(p, Randomness.from_seed(1), 0, np.arange(20_000), key, owned)
-    sizes = np.diff(draw.starts)
+    sizes = np.diff(draw.offsets)
     assert p.groups == 20 and len(sizes) == owned
     assert owned == 1 or scipy.stats.chisquare(sizes).pvalue > 1e-4
     again = draw_step(p, Randomness.from_seed(1), 1, np.arange(20_000), key, owned)
@@ -114,7 +114,7 @@ def test_microbatches_cover_all_groups_in_order_and_divide_none(records):
     cuts = draw.microbatches(records)
     assert [g for first, end in cuts for g in range(first, end)] == list(range(len(draw)))
     for first, end in cuts:
-        assert end - first == 1 or draw.starts[end] - draw.starts[first] <= records
+        assert end - first == 1 or draw.offsets[end] - draw.offsets[first] <= records
     assert StepDraw(np.zeros(0, np.int64), np.zeros(1, np.int64)).microbatches(records) == []
 
 

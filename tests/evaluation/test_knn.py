@@ -6,11 +6,11 @@ from collections import defaultdict
 import pytest
 import torch
 
-from dpfed.evaluation.knn import knn_right
+from dpfed.evaluation.knn import knn_correct
 
 
 def knn_accuracy(*sets, **how):
-    return float(knn_right(*sets, **how).double().mean())
+    return float(knn_correct(*sets, **how).double().mean())
 
 
 def naive(train_x, train_y, test_x, test_y, k, temperature):

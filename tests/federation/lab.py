@@ -18,7 +18,7 @@ from dpfed.protocol.identity import Identity
 from dpfed.protocol.journal import Journal
 from dpfed.protocol.messages import Packet
 from dpfed.protocol.terms import Terms
-from dpfed.runs.assembly import Share, assemble
+from dpfed.runs.assembly import Partition, assemble
 from dpfed.runs.resolution import resolve
 
 SITES = 3
@@ -89,8 +89,8 @@ class Lab:
     def worker(self, number: int):
         """A worker with a site's records and its own copy of the model, and that copy."""
         model = copy.deepcopy(self.parts.model)
-        share = Share(number, self.indices[number], self.terms.sites[number].groups)
-        return self.parts.worker(Randomness.from_seed(5).for_ranks(), model=model, share=share), model
+        partition = Partition(number, self.indices[number], self.terms.sites[number].groups)
+        return self.parts.worker(Randomness.from_seed(5).for_ranks(), model=model, partition=partition), model
 
     def site(self, number: int, terms: Terms | None = None) -> SiteWorker:
         """A site that was just started."""

@@ -28,7 +28,7 @@ def test_a_federation_adds_it_once_for_whoever_is_to_add_it(discrete, tmp_path, 
     lab = Lab(discrete, tmp_path, trust=trust, drops=0, colluders=0)
     real, added = DiscreteGaussianNoise.steps, []
     monkeypatch.setattr(DiscreteGaussianNoise, "steps", lambda *a: added.append(a[3:]) or real(*a))
-    total, clean = lab.server.collect(0), lab.clean(0)
+    total, clean = lab.server.aggregate(0), lab.clean(0)
     assert [purpose for purpose, *_ in added] == ([] if trust == "central" else ["share"] * SITES)
     if trust == "central":
         assert torch.equal(total.values, clean.values) and total.noise_std == 0
@@ -62,7 +62,7 @@ def test_shares_of_it_are_added_up_as_whole_numbers(discrete, tmp_path, trust, d
     if drops:
         lab.wire.tampers["node1"] = lambda question, reply: None if b'"kind": "sum"' in reply.header else reply
     arrived = [number for number in range(SITES) if not (drops and number == 1)]
-    total = lab.server.collect(0)
+    total = lab.server.aggregate(0)
     expected, sent = exact_sum(lab, 0, arrived)
     assert torch.equal(total.values, expected)
     messages = [np.frombuffer(r.vector, "<u4") for _, r in lab.wire.replies if b'"kind": "sum"' in r.header]
@@ -80,7 +80,7 @@ def test_shares_are_enough_where_one_partys_noise_would_be_a_little_more(discret
     """Each grid rounds the deviation up, by another amount: with this multiplier, one party's more than three parties'."""
     multiplier = discrete["privacy"]["noise_multiplier"] = 2.4
     lab = Lab(discrete, tmp_path, trust="distributed", drops=0, colluders=0)
-    total = lab.server.collect(0)
+    total = lab.server.aggregate(0)
     promised = multiplier * lab.plan.sensitivity
     assert promised <= total.noise_std < lab.plan.noise_std * (1 - 1e-9) < promised * (1 + 5e-9)
     lab.parts.coordinator(Randomness.from_seed(9), Ledger.create(tmp_path / "coordinator.jsonl", lab.plan)).apply(0, total)
@@ -99,7 +99,7 @@ def test_a_sum_that_is_too_large_is_refused_on_the_grid_too(discrete, tmp_path, 
         return sign(lab.identities[0], lab.terms.fingerprint, "sum", values.astype("<u4").tobytes(), **fields)
 
     lab.wire.tampers["node0"] = larger
-    total = lab.server.collect(0)
+    total = lab.server.aggregate(0)
     event = lab.events()[-1]
     if trust == "distributed":
         assert total is not None and event["missing"] == {"site-0": "a sum larger than its groups allow"}

@@ -29,7 +29,7 @@ def taken(lab, folder):
     """Two steps of a federation; the parameters after them."""
     coordinator = lab.parts.coordinator(Randomness.from_seed(9), Ledger.create(folder / "coordinator.jsonl", lab.plan))
     for step in range(STEPS):
-        coordinator.apply(step, lab.server.collect(step))
+        coordinator.apply(step, lab.server.aggregate(step))
     return torch.cat([parameter.detach().flatten() for parameter in lab.parts.model.parameters()])
 
 

@@ -31,7 +31,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.protocol.terms import Terms
 from dpfed.runs import assembly as session
-from dpfed.runs.assembly import Share, assemble
+from dpfed.runs.assembly import Partition, assemble
 from dpfed.runs.resolution import resolve
 from dpfed.training.trainer import InProcess, train
 from tests.cluster.processes import Processes, pretrain
@@ -59,7 +59,7 @@ def locally(config, tmp_path, monkeypatch):
     assert parts.plan.apportioned(counts) == [parts.plan.groups_of(number, SITES) for number in range(SITES)]
     owners = Randomness.from_seed(SEED).for_ranks()
     workers = [
-        parts.worker(owners, share=Share(number, indices[sites == number], groups))
+        parts.worker(owners, partition=Partition(number, indices[sites == number], groups))
         for number, groups in enumerate(parts.plan.apportioned(counts))
     ]
     ledger = Ledger.create(tmp_path / "local.jsonl", parts.plan)
@@ -145,21 +145,21 @@ def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
         pass
 
     calls = []
-    collect = simulation.Federation.collect
+    aggregate = simulation.Federation.aggregate
 
     def killed(self, step):
         calls.append(step)
-        total = collect(self, step)
+        total = aggregate(self, step)
         if len(calls) == 3:
             raise Killed  # the sites have answered; the sum is lost
         return total
 
-    simulation.Federation.collect = killed
+    simulation.Federation.aggregate = killed
     try:
         with pytest.raises(Killed):
             simulate(config, tmp_path / "run", Simulation(sites=SITES, skew=SKEW))
     finally:
-        simulation.Federation.collect = collect
+        simulation.Federation.aggregate = aggregate
     run = resume(tmp_path / "run")
     lines = [json.loads(line) for line in run.journal.read_text().splitlines()]
     assert [line["event"] for line in lines if line["step"] == 2] == ["opened", "collected", "discarded"]

@@ -30,8 +30,8 @@ def of_the_workers(lab, threshold: float) -> BoundedSum:
 @pytest.mark.parametrize("trust", ["central", "distributed", "secure", "local"])
 def test_the_sum_has_the_figures_of_all_sites_with_the_noise_of_the_mode(progress, tmp_path, trust):
     lab = Lab(progress, tmp_path, trust=trust, drops=0, colluders=0)
-    lab.server.tell(3.0)
-    total, clean = lab.server.collect(0), of_the_workers(lab, 3.0)
+    lab.server.set_clip_threshold(3.0)
+    total, clean = lab.server.aggregate(0), of_the_workers(lab, 3.0)
     assert total.values.numel() == clean.values.numel() and total.sensitivity == lab.plan.sensitivity
     if trust == "central":
         assert torch.equal(total.values, clean.values)
@@ -64,8 +64,8 @@ def test_a_site_may_send_as_long_a_sum_as_its_groups_can_have_with_their_figures
     lab.wire.tampers["node0"] = lambda question, reply: (
         at_the_corner(question, reply) if alleged(reply).get("kind") == "sum" else reply
     )
-    lab.server.tell(3.0)
-    lab.server.collect(0)
+    lab.server.set_clip_threshold(3.0)
+    lab.server.aggregate(0)
     assert lab.events()[-1]["missing"] == ({"site-0": "a sum larger than its groups allow"} if longer else {})
 
 
@@ -73,5 +73,5 @@ def test_a_site_may_send_as_long_a_sum_as_its_groups_can_have_with_their_figures
 def test_a_site_answers_no_question_without_a_threshold(progress, tmp_path, threshold):
     lab = Lab(progress, tmp_path, drops=0)
     lab.server._threshold = {} if threshold is None else {"threshold": threshold}
-    assert lab.server.collect(0) is None
+    assert lab.server.aggregate(0) is None
     assert Reason.MALFORMED in str(lab.events()[-1]["missing"]) and lab.ledger(0).charged == 0

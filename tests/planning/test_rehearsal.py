@@ -44,7 +44,7 @@ def test_of_as_many_public_records_the_sum_is_that_of_the_private_run(config, sh
     transport, worker = transport_of(imitation, plan)
     own = imitation.parts.worker(Randomness.from_seed(1).for_ranks())
     for step in range(2):
-        rehearsed, private = transport.collect(step), own.bounded_sum(step)
+        rehearsed, private = transport.aggregate(step), own.bounded_sum(step)
         assert torch.equal(rehearsed.values, private.values)
         assert (rehearsed.groups, rehearsed.sensitivity) == (plan.groups, plan.sensitivity)
 
@@ -55,7 +55,7 @@ def test_of_fewer_public_records_noise_over_signal_is_that_of_the_private_run(co
     sums = {}
     for records in (600, 150):
         transport, _ = transport_of(imitation_of(config, plan, shapes, records), plan)
-        sums[records] = torch.stack([transport.collect(step).values for step in range(16)]).double()
+        sums[records] = torch.stack([transport.aggregate(step).values for step in range(16)]).double()
     means = {records: found[0::2].mean(0) @ found[1::2].mean(0) for records, found in sums.items()}
     assert (means[150] / means[600]).sqrt().item() == pytest.approx(1, abs=0.25)
     # Unscaled sums would be a quarter as long, and a plan of its own would have a quarter of the noise.
@@ -67,7 +67,7 @@ def test_the_noise_is_the_private_plans_whatever_the_number_of_public_records(co
     imitation = imitation_of(config, plan, shapes, records)
     coordinator = imitation.parts.coordinator(Randomness.from_seed(1), Ledger.create(tmp_path / "ledger", plan))
     transport, _ = transport_of(imitation, plan)
-    total = transport.collect(0)
+    total = transport.aggregate(0)
     clean = total.numbers()
     noisy = coordinator._release(0, total)
     std = plan.noise.multiplier * 2 * plan.bounding.clip_norm
@@ -154,6 +154,6 @@ def test_public_contrast_is_rehearsed_as_well(tiny_public, shapes, tmp_path):
     imitation = imitation_of(config, plan, shapes, 150)
     groups = plan.groups * 150 / plan.sampling.records
     worker = imitation.worker(plan, Randomness.from_seed(1), round(groups))
-    total = ScaledUp(worker, plan, groups).collect(0)
+    total = ScaledUp(worker, plan, groups).aggregate(0)
     assert torch.equal(total.values, worker.bounded_sum(0).values * 4) and total.sensitivity == 1.0
     assert json.dumps(plan.as_dict()) and plan.sampling.records == 600

@@ -43,7 +43,7 @@ def test_the_integers_of_neighbours_are_as_close_as_the_plan_says(discrete, worl
     def workers(gone: int):
         for one in parts:
             worker = one.worker(Randomness.from_seed(5))
-            indices = np.asarray(one.share().indices)
+            indices = np.asarray(one.partition().indices)
             keep_only(worker, indices[indices != gone], whole.store.keys)
             yield worker
 

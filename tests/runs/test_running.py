@@ -15,7 +15,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs import assembly, running
 from dpfed.runs.assembly import assemble
-from dpfed.runs.job import begin
+from dpfed.runs.job import create_job
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
@@ -25,7 +25,7 @@ from dpfed.training.trainer import InProcess
 
 def test_how_many_owners_shared_a_run_is_in_its_ledger_and_on_its_card(tiny, tmp_path):
     tiny["privacy"]["steps"], tiny["evaluation"] = 2, {"split": "none"}
-    job = begin(Preflight.of(parse_config(tiny), tmp_path / "run", world_size=3), Silent())
+    job = create_job(Preflight.of(parse_config(tiny), tmp_path / "run", world_size=3), Silent())
 
     def connect(job):
         owners = [dataclasses.replace(job.parts, rank=number) for number in range(3)]
@@ -76,13 +76,13 @@ def test_what_follows_from_a_release_is_sent_or_written_when_that_is_paid_for(ti
     charge, place, paid = Ledger.charge, tmp_path / "run" / "ledger.jsonl", []
     monkeypatch.setattr(Ledger, "charge", lambda self, release: (time.sleep(0.2), charge(self, release)))
     owner = Federation if who == "sites" else InProcess
-    collect = owner.collect
+    aggregate = owner.aggregate
 
     def watched(self, step):
         paid.append(Ledger.open(place).charged)
-        return collect(self, step)
+        return aggregate(self, step)
 
-    monkeypatch.setattr(owner, "collect", watched)
+    monkeypatch.setattr(owner, "aggregate", watched)
     if who == "sites":
         simulate(parse_config(tiny), place.parent, Simulation(sites=2))
     else:

@@ -88,8 +88,8 @@ class Sums:
     def __init__(self, events):
         self._events = events
 
-    def collect(self, step):
-        self._events.append(f"collect {step}")
+    def aggregate(self, step):
+        self._events.append(f"aggregate {step}")
         return zeros(size=SIZE)
 
 
@@ -108,7 +108,7 @@ def test_what_looks_at_a_step_waits_until_it_is_paid_for(step, monkeypatch, ahea
     coordinator.ahead = ahead
     train(Sums(events), coordinator, range(4), [Observer(look, lambda summary: summary.done % 2 == 0)])
     assert seen == [(2, 2, 2), (4, 4, 4)] and ledger.charged == 4
-    first = ["collect 0", "collect 1", "paid"] if ahead else ["collect 0", "paid", "collect 1"]
+    first = ["aggregate 0", "aggregate 1", "paid"] if ahead else ["aggregate 0", "paid", "aggregate 1"]
     assert events[:3] == first and events.count("paid") == 4
 
 
@@ -118,10 +118,10 @@ def test_an_error_is_said_when_the_release_before_it_is_paid_for(step, monkeypat
     monkeypatch.setattr(ledger, "charge", lambda release: (time.sleep(0.1), charge(release)))
 
     class Failing(Sums):
-        def collect(self, step):
+        def aggregate(self, step):
             if step == 1:
                 raise UserError("a message that may depend on the parameters")
-            return super().collect(step)
+            return super().aggregate(step)
 
     coordinator.ahead = True
     with pytest.raises(UserError, match="may depend"):

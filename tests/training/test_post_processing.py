@@ -15,7 +15,7 @@ from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.training import coordinator as coordinators
 from dpfed.training.checkpoint import Checkpoints
-from dpfed.training.post_processing import MovingAverage, PostProcessor, load_states, serving, states_of
+from dpfed.training.post_processing import MovingAverage, PostProcessor, averaged_weights, load_states, states_of
 from tests.killed import killed
 
 
@@ -136,7 +136,7 @@ def test_served_weights_are_in_the_model_inside_the_block_alone_however_it_ends(
     served, own = model.weight.detach().clone(), torch.ones(1, 3)
     model.weight.data.copy_(own)
     for end in (None, KeyboardInterrupt):
-        with contextlib.suppress(KeyboardInterrupt), serving(model, [average]):
+        with contextlib.suppress(KeyboardInterrupt), averaged_weights(model, [average]):
             assert torch.equal(model.weight, served)
             if end:
                 raise end

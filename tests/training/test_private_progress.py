@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from dpfed.privacy.phase import MetricsWindow
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
@@ -16,7 +17,6 @@ from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.noise import KeyedNoise
-from dpfed.privacy.phase import Phase
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import table_rows
@@ -25,7 +25,7 @@ from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.resolution import resolve
 from dpfed.training import worker as worker_room
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.curve import Curve
+from dpfed.training.private_metrics import PrivateMetrics
 from tests.exact_sums import exact
 from tests.killed import killed
 from tests.sparing import sparing
@@ -169,9 +169,9 @@ def trained(tiny, folder, **changes):
 def test_the_curve_is_the_true_one_within_its_error(tiny, tiny_public, tmp_path, monkeypatch, method):
     seen = seen_in(monkeypatch)
     run = trained(tiny_public if method == "public" else tiny, tmp_path / "run")
-    phases = read_view(run.path).phases
-    assert [(phase.first, phase.last, phase.released) for phase in phases] == [(1, 3, 3), (4, 6, 3), (7, 9, 3)]
-    for number, phase in enumerate(phases):
+    windows = read_view(run.path).windows
+    assert [(phase.first, phase.last, phase.released) for phase in windows] == [(1, 3, 3), (4, 6, 3), (7, 9, 3)]
+    for number, phase in enumerate(windows):
         steps = seen[3 * number : 3 * number + 3]
         loss, clipped, below = (
             np.mean([figure(*step) for step in steps])
@@ -207,7 +207,7 @@ def test_the_threshold_follows_the_quantile_and_adaptive_clipping_follows_it(tin
     assert {clip.bound for clip in clips} == {2.0**24}  # steps, of which C has so many
     assert [clip.most for clip in clips] == pytest.approx([2.0**24 / threshold for threshold in thresholds])
     assert "follows the 0.5 quantile" in table_rows(run.card.read_text())["Clip norm C"]
-    assert all(phase.clip_rate == pytest.approx(1 - phase.below) for phase in read_view(run.path).phases)
+    assert all(phase.clip_rate == pytest.approx(1 - phase.below) for phase in read_view(run.path).windows)
 
 
 def test_what_was_clipped_to_the_threshold_is_used_in_its_length(tmp_path):
@@ -215,7 +215,7 @@ def test_what_was_clipped_to_the_threshold_is_used_in_its_length(tmp_path):
     plan = PLAN.replace(clipping="adaptive", noise_multiplier=0.1)
     model = torch.nn.Linear(2000, 1, bias=False)
     coordinator = coordinator_of(plan, tmp_path, model, name="sgd", momentum=0.0, learning_rate=1.0)
-    coordinator.curve._state["threshold"].fill_(50.0)
+    coordinator.private_metrics._state["threshold"].fill_(50.0)
     clean = torch.zeros(2002)
     clean[:2000] = 1000.0
     before = model.weight.detach().clone()
@@ -228,11 +228,11 @@ def test_an_adaptive_threshold_goes_no_lower_than_a_clip_norm_may_be():
     """Where every gradient is shorter, step after step. A threshold that is only asked about may follow them down."""
     lowest = {}
     for clipping in ("adaptive", "fixed"):
-        curve = Curve(PLAN.replace(clip_norm=1e-4, clipping=clipping))
-        statistics = curve._statistics
+        metrics = PrivateMetrics(PLAN.replace(clip_norm=1e-4, clipping=clipping))
+        statistics = metrics._statistics
         for step in range(60):
-            curve.take(step, torch.full((len(statistics.names),), 10 * statistics.unit * statistics.groups))
-        lowest[clipping] = curve.threshold
+            metrics.take(step, torch.full((len(statistics.names),), 10 * statistics.unit * statistics.groups))
+        lowest[clipping] = metrics.threshold
     assert lowest["adaptive"] == pytest.approx(1e-5, rel=1e-6) and lowest["fixed"] < 1e-7
 
 
@@ -246,7 +246,7 @@ def test_automatic_clipping_normalises_every_gradient(tiny, tmp_path, monkeypatc
     assert [type(clip) for clip in clips] == [Clip] and (clips[0].most, clips[0].stability) == (math.inf, 0.05)
     rows = table_rows(run.card.read_text())
     assert "every gradient is normalised: divided by its norm + 0.05" in rows["Clip norm C"]
-    assert rows["Sensitivity of the sum"] == "2" and read_view(run.path).phases == []
+    assert rows["Sensitivity of the sum"] == "2" and read_view(run.path).windows == []
 
 
 def test_a_resumed_run_has_the_same_weights_and_the_same_curve(tiny, tmp_path):
@@ -256,7 +256,7 @@ def test_a_resumed_run_has_the_same_weights_and_the_same_curve(tiny, tmp_path):
     with killed(Coordinator, "apply", 5, before=False):  # its release is kept, and no checkpoint has taken it in
         trained(tiny, tmp_path / "run", clipping="adaptive")
     again = resume(tmp_path / "run")
-    assert read_view(again.path).phases == read_view(expected.path).phases != []
+    assert read_view(again.path).windows == read_view(expected.path).windows != []
     weights = [load_file(run.model / "model.safetensors") for run in (again, expected)]
     assert all(torch.equal(weights[0][name], value) for name, value in weights[1].items())
 
@@ -275,8 +275,8 @@ def test_a_discarded_step_tells_nothing_and_ends_its_phase(tmp_path):
 
 @pytest.mark.parametrize("changes", [{"loss": "low"}, {"clip_rate": True}, {"released": 1.5}, {"norm": math.nan}, {"more": 1}])
 def test_a_damaged_line_of_the_curve_is_refused(tmp_path, changes):
-    figures = Phase(1, 5, 5, 2.0, 0.1, None, 3.0, 0.5, 0.4, 0.1).figures()
-    assert Phase.read(figures).figures() == figures
+    figures = MetricsWindow(1, 5, 5, 2.0, 0.1, None, 3.0, 0.5, 0.4, 0.1).figures()
+    assert MetricsWindow.read(figures).figures() == figures
     run = RunDirectory(tmp_path)
     run.append(run.metrics, {"step": 5, "phase": figures})
     assert len(run.metric_lines()) == 1

@@ -8,7 +8,7 @@ import torch
 
 from dpfed.config import parse_config
 from dpfed.data.generated.shapes import write_shapes
-from dpfed.data.public_records import Companions
+from dpfed.data.public_records import PublicNegatives
 from dpfed.data.sampling import StepDraw
 from dpfed.data.store.record import record_key
 from dpfed.models.parameters import TrainableVector
@@ -114,11 +114,14 @@ def test_a_group_is_its_record_and_the_public_ones_that_its_key_chose(tiny_publi
     indices, keys = parts.store.split("train"), parts.store.keys
     draw = worker_room.draw_step(parts.plan, RANDOMNESS, step, indices, keys[indices], parts.plan.groups)
     own_views, public_views = parts.view_maker(), dataclasses.replace(parts, store=parts.public, public=None).view_maker()
-    companions, apart = Companions(public_views, parts.public.split("train"), 3), Randomness(RANDOMNESS.key("public"))
+    public_negatives, apart = (
+        PublicNegatives(public_views, parts.public.split("train"), 3),
+        Randomness(RANDOMNESS.key("public")),
+    )
     assert len(seen.groups) == len(draw) > 20
     for group, found in enumerate(seen.groups):
         own = own_views(draw.members(group), RANDOMNESS, step, cpu)
-        public = public_views(companions.of(keys[draw.members(group)], RANDOMNESS, step)[0], apart, step, cpu)
+        public = public_views(public_negatives.of(keys[draw.members(group)], RANDOMNESS, step)[0], apart, step, cpu)
         assert all(torch.equal(found[name], torch.cat([own[name], public[name]])) for name in ("image", "text"))
     assert max(seen.together) <= max(microbatch, 4)  # public records take memory, too
 
@@ -155,9 +158,9 @@ def test_an_empty_step_gives_zeros(parts):
 
 def test_companions_that_depend_on_other_records_break_the_bound(parts, monkeypatch):
     """The mechanism broken on purpose: a group's companions are drawn by its place in the batch."""
-    by_key = Companions.of
+    by_key = PublicNegatives.of
     places = lambda self, keys, *rest: by_key(self, np.arange(len(keys), dtype=np.uint64), *rest)  # noqa: E731
-    monkeypatch.setattr(Companions, "of", places)
+    monkeypatch.setattr(PublicNegatives, "of", places)
     bounding = parts.config.bounding.model_copy(update={"microbatch": 4096})
     parts = dataclasses.replace(parts, config=parts.config.model_copy(update={"bounding": bounding}))
     assert max(moved(parts)) > parts.plan.sensitivity * 1.02
@@ -170,8 +173,8 @@ def test_two_private_records_in_a_group_break_the_bound(parts, monkeypatch):
     def in_twos(*arguments):
         draw = honest(*arguments)
         twos = np.argsort(draw.keys % np.uint64(20), kind="stable")  # a function of each record's own key
-        starts = np.flatnonzero(np.diff((draw.keys % np.uint64(20))[twos], prepend=np.uint64(21)))
-        return StepDraw(draw.indices[twos], np.append(starts, len(twos)), draw.keys[twos][starts])
+        offsets = np.flatnonzero(np.diff((draw.keys % np.uint64(20))[twos], prepend=np.uint64(21)))
+        return StepDraw(draw.indices[twos], np.append(offsets, len(twos)), draw.keys[twos][offsets])
 
     monkeypatch.setattr(worker_room, "draw_step", in_twos)
     assert max(moved(parts, 30)) > parts.plan.sensitivity * 1.02
@@ -229,7 +232,7 @@ def unit_sums(parts, per_unit: int):
             randomness=RANDOMNESS,
             microbatch=64,
             units=units[kept],
-            companions=template._companions,
+            public_negatives=template._public_negatives,
         )
         results.append(one.bounded_sum(0).numbers())
     return (results[0] - results[1]).norm().item(), plan
@@ -247,7 +250,7 @@ def test_a_group_for_every_record_of_a_unit_breaks_the_bound(parts, monkeypatch)
 
     def singles(self, step):
         draw = honest(self, step)
-        return StepDraw(draw.indices, np.arange(len(draw.indices) + 1), np.repeat(draw.keys, np.diff(draw.starts)))
+        return StepDraw(draw.indices, np.arange(len(draw.indices) + 1), np.repeat(draw.keys, np.diff(draw.offsets)))
 
     monkeypatch.setattr(Worker, "_drawn", singles)
     found, plan = unit_sums(parts, 5)
@@ -261,4 +264,4 @@ def test_a_worker_has_companions_exactly_where_the_plan_says_so(parts, tiny):
         Worker(parts.plan, parts.model, randomness=RANDOMNESS, **rest)
     group = assemble(resolve(parse_config(tiny)), RANDOMNESS).plan
     with pytest.raises(ValueError, match="public records"):
-        Worker(group, parts.model, randomness=RANDOMNESS, companions=one._companions, **rest)
+        Worker(group, parts.model, randomness=RANDOMNESS, public_negatives=one._public_negatives, **rest)

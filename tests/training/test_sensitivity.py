@@ -151,7 +151,7 @@ def test_owners_share_records_and_groups_without_overlap(tiny, world_size):
     parts = parts_with(tiny)
     everybody = [dataclasses.replace(parts, rank=k, world_size=world_size) for k in range(world_size)]
     workers = [one.worker(Randomness.from_seed(5)) for one in everybody]
-    assert all(np.array_equal(np.asarray(one.share().indices), parts.store.split("train")) for one in everybody)
+    assert all(np.array_equal(np.asarray(one.partition().indices), parts.store.split("train")) for one in everybody)
     total = workers[0].bounded_sum(0)
     for one in workers[1:]:
         total = total + one.bounded_sum(0)
@@ -175,8 +175,8 @@ def test_shuffled_chunks_move_the_real_sum_beyond_2c(tiny, monkeypatch):
 
     def chunked(plan, randomness, step, indices, keys, groups, *_):
         drawn = np.sort(worker_room_draw(plan, randomness, step, indices, keys, groups).indices)
-        starts = np.arange(0, len(drawn) + plan.bounding.group_size, plan.bounding.group_size)
-        return StepDraw(drawn, np.minimum(starts, len(drawn)))
+        offsets = np.arange(0, len(drawn) + plan.bounding.group_size, plan.bounding.group_size)
+        return StepDraw(drawn, np.minimum(offsets, len(drawn)))
 
     worker_room_draw = worker_room.draw_step
     monkeypatch.setattr(worker_room, "draw_step", chunked)
@@ -260,6 +260,6 @@ def test_a_worker_needs_units_exactly_where_the_plan_protects_them(tiny):
 def test_a_unit_has_one_owner(tiny, world_size):
     parts = parts_with(tiny)
     indices, units = parts.store.split("train"), record_units(parts)
-    shares = [indices_of_rank(indices, units, rank, world_size) for rank in range(world_size)]
-    assert sorted(np.concatenate(shares)) == sorted(indices) and all(map(len, shares))
-    assert sum(len(np.unique(units[share])) for share in shares) == 120
+    partitions = [indices_of_rank(indices, units, rank, world_size) for rank in range(world_size)]
+    assert sorted(np.concatenate(partitions)) == sorted(indices) and all(map(len, partitions))
+    assert sum(len(np.unique(units[partition])) for partition in partitions) == 120

@@ -44,7 +44,7 @@ METHOD = Method(
     whole_batch=True,
     divisor=lambda given: given.batch,
     options=dict.fromkeys(_RELEASES, NoOptions),
-    numbers=_numbers,
+    public_parameters=_numbers,
     accountants=("rdp",),
     mechanism=_fixed_size,
 )

@@ -60,5 +60,5 @@ METHOD = Method(
     capped=True,
     divisor=lambda given: given.batch,
     options={"infonce": LogitOptions},
-    numbers=_numbers,
+    public_parameters=_numbers,
 )

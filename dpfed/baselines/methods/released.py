@@ -81,5 +81,5 @@ METHOD = Method(
     divisor=lambda given: given.batch,
     gradient_share=lambda given: 1 - given.options["release_share"],
     options={"infonce": _Slots, "barlow_twins": _Moments},  # slots stay noisy at any share, so the gradient gets more
-    numbers=_numbers,
+    public_parameters=_numbers,
 )

@@ -39,5 +39,5 @@ METHOD = Method(
     capped=True,
     divisor=lambda given: given.batch,
     options={"infonce": PairOptions},
-    numbers=_numbers,
+    public_parameters=_numbers,
 )

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views, sound_kernels
 from dpfed.bounding.engines.gradient_cache import refuse_random
-from dpfed.bounding.engines.lanes import Lanes
 from dpfed.bounding.engines.loop import add_clipped
+from dpfed.bounding.engines.threads import Threads
 from dpfed.bounding.places import aligned
 from dpfed.models.contract import embeddings_of, temperature_of
 
@@ -86,7 +86,7 @@ class StatisticsEngine(Engine):
         refuse_random(model)
         self._model, self._statistics, self._by_view = model, statistics, by_view
         self._bf16 = precision == "bf16"
-        self._lanes = Lanes(model, self._vector)
+        self._threads = Threads(model, self._vector)
 
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
@@ -106,19 +106,19 @@ class StatisticsEngine(Engine):
             return self._added(batch, clip_norm, into)
 
     def _added(self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor) -> Tensor:
-        embeddings = torch.cat(sum(self._lanes.each(lambda lane: self._embedded(batch.views, lane)), start=[]))
+        embeddings = torch.cat(sum(self._threads.each(lambda thread: self._embedded(batch.views, thread)), start=[]))
         slopes = self._statistics.slopes(embeddings, temperature_of(self._model).detach(), batch.step)
         parts = [slopes.of_view(0), slopes.of_view(1)] if self._by_view else [slopes]
 
         def added(part: Cotangents) -> Tensor:
-            return self._lanes.add(lambda lane, total: self._lane(batch.views, part, clip_norm, lane, total), into)
+            return self._threads.add(lambda thread, total: self._of_thread(batch.views, part, clip_norm, thread, total), into)
 
         return torch.cat([added(part) for part in parts])
 
-    def _records(self, views: Views, lane: int) -> Iterator[tuple[int, Views]]:
-        """A lane's records: the two views of each that are contrasted, two images, or the first image and the first text."""
+    def _records(self, views: Views, thread: int) -> Iterator[tuple[int, Views]]:
+        """A thread's records: the two views of each that are contrasted, two images, or the first image and the first text."""
         count, wanted = len(views["image"]), 1 if "text" in views else 2
-        for record in range(lane * count // self._lanes.count, (lane + 1) * count // self._lanes.count):
+        for record in range(thread * count // self._threads.count, (thread + 1) * count // self._threads.count):
             yield record, {name: aligned(view[record : record + 1, :wanted]) for name, view in views.items()}
 
     def _pair(self, views: Views) -> Tensor:
@@ -128,13 +128,13 @@ class StatisticsEngine(Engine):
         return torch.cat([z.float() for z in found.values()], dim=1)
 
     @torch.no_grad()
-    def _embedded(self, views: Views, lane: int) -> list[Tensor]:
-        return [self._pair(one) for _, one in self._records(views, lane)]
+    def _embedded(self, views: Views, thread: int) -> list[Tensor]:
+        return [self._pair(one) for _, one in self._records(views, thread)]
 
-    def _lane(self, views: Views, slopes: Cotangents, clip_norm: float | Clip, lane: int, into: Tensor) -> Tensor:
-        """Adds a lane's records; returns their norms."""
+    def _of_thread(self, views: Views, slopes: Cotangents, clip_norm: float | Clip, thread: int, into: Tensor) -> Tensor:
+        """Adds a thread's records; returns their norms."""
         parts, norms = self._vector.split(into), [into.new_zeros(0, dtype=self._exact)]
-        for record, one in self._records(views, lane):
+        for record, one in self._records(views, thread):
             loss = (self._pair(one)[0] * slopes.embeddings[record]).sum()
             loss = loss + temperature_of(self._model) * slopes.temperature[record]
             gradients = torch.autograd.grad(loss, self._vector.parameters, materialize_grads=True)

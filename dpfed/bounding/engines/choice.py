@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from dpfed.bounding.clipping import Clip
+from dpfed.bounding.engines.batch_invariance import DependsOnOthers
 from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision
 from dpfed.bounding.engines.layerwise import IfUnlike, LayerwiseEngine
 from dpfed.bounding.engines.loop import LoopEngine
-from dpfed.bounding.engines.same_bits import DependsOnOthers
 from dpfed.errors import UserError
 from dpfed.models.norm import mixes_records
 from dpfed.models.parameters import exact_type
@@ -127,11 +127,11 @@ def _refusal(
     Returns:
         The error that says why it does not fit; ``None``: it does.
     """
-    exact, few = _in_float64(model, batch.first(max(2, bisect.bisect_left(batch.starts, _RECORDS))))
+    exact, few = _in_float64(model, batch.first(max(2, bisect.bisect_left(batch.offsets, _RECORDS))))
     oracle = LoopEngine(exact, "fp32", loss)
     expected, found = oracle.zeros(), oracle.zeros()
     oracle.add_clipped(few, _NORMALISED, expected)
-    size = round(batch.starts[-1] / (len(batch.starts) - 1))
+    size = round(batch.offsets[-1] / (len(batch.offsets) - 1))
     try:
         build_engine("layerwise", exact, "fp32", loss, size, "go on").add_clipped(few, _NORMALISED, found)
         if not torch.linalg.vector_norm(found - expected) <= _DIFFERENCE * torch.linalg.vector_norm(expected):
@@ -151,4 +151,4 @@ def _in_float64(model: nn.Module, batch: GroupBatch) -> tuple[nn.Module, GroupBa
     if exact_type(next(iter(batch.views.values())).device) != torch.float64:
         return model, batch
     views = {name: view.double() if view.is_floating_point() else view for name, view in batch.views.items()}
-    return copy.deepcopy(model).double(), GroupBatch(views, batch.starts, batch.step)
+    return copy.deepcopy(model).double(), GroupBatch(views, batch.offsets, batch.step)

@@ -31,18 +31,18 @@ class GroupBatch:
 
     Attributes:
         views: ``{"image": (n, V, 3, H, W), "text": (n, W, L)}`` on the model's device.
-        starts: G + 1 offsets; group g is rows ``starts[g]:starts[g + 1]``.
+        offsets: G + 1 offsets; group g is rows ``offsets[g]:offsets[g + 1]``.
         step: training step, for engines that draw noise.
     """
 
     views: Views
-    starts: list[int]
+    offsets: list[int]
     step: int = 0
 
     @property
     def sizes(self) -> list[int]:
         """The number of records of each group."""
-        return [end - first for first, end in zip(self.starts, self.starts[1:], strict=False)]
+        return [end - first for first, end in zip(self.offsets, self.offsets[1:], strict=False)]
 
     def by_size(self) -> list[int]:
         """The groups of at least two records, small ones first: one record alone has nothing to contrast with."""
@@ -51,23 +51,23 @@ class GroupBatch:
 
     def groups(self, start: int = 0, step: int = 1) -> Iterator[Views]:
         """The views of one group after the other: of groups start, start + step, ..., if they have at least two records."""
-        for group in range(start, len(self.starts) - 1, step):
-            first, end = self.starts[group], self.starts[group + 1]
+        for group in range(start, len(self.offsets) - 1, step):
+            first, end = self.offsets[group], self.offsets[group + 1]
             if end - first >= 2:
                 yield {name: aligned(view[first:end]) for name, view in self.views.items()}
 
     def only(self, groups: list[int]) -> GroupBatch:
         """Some groups, in the given order."""
-        ranges = [(self.starts[group], self.starts[group + 1]) for group in groups]
+        ranges = [(self.offsets[group], self.offsets[group + 1]) for group in groups]
         device = next(iter(self.views.values())).device
         rows = to_device(torch.tensor([row for first, end in ranges for row in range(first, end)], dtype=torch.int64), device)
-        starts = [0, *itertools.accumulate(end - first for first, end in ranges)]
-        return GroupBatch({name: view[rows] for name, view in self.views.items()}, starts, self.step)
+        offsets = [0, *itertools.accumulate(end - first for first, end in ranges)]
+        return GroupBatch({name: view[rows] for name, view in self.views.items()}, offsets, self.step)
 
     def first(self, groups: int) -> GroupBatch:
         """The first groups alone."""
-        starts = self.starts[: groups + 1]
-        return GroupBatch({name: view[: starts[-1]] for name, view in self.views.items()}, starts, self.step)
+        offsets = self.offsets[: groups + 1]
+        return GroupBatch({name: view[: offsets[-1]] for name, view in self.views.items()}, offsets, self.step)
 
 
 class Engine(ABC):
@@ -104,7 +104,7 @@ class Engine(ABC):
             clip_norm: C, or another `Clip`. In steps of the sum's grid, where it is a sum of whole numbers.
             into: ``(P,)``, see `zeros`, or int64: then the sum is exact (`dpfed.bounding.foreach.add_`). Added to in place.
             losses: gets a ``(2, G)`` tensor, float64 where the device has it: the loss of each group that has at least two
-                records, and how many it has; private. Only methods that are `Method.measured` are asked for it.
+                records, and how many it has; private. Only methods that are `Method.supports_metrics` are asked for it.
 
         Returns:
             Gradient norms before clipping, of the groups that have at least two records: private.

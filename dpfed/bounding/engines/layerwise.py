@@ -17,13 +17,13 @@ from torch.nn.utils import parametrize
 
 from dpfed.bounding import foreach
 from dpfed.bounding.clipping import Clip
+from dpfed.bounding.engines.batch_invariance import DependsOnOthers, PassFunction, PassResult, require_batch_invariance
 from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, shared_out
-from dpfed.bounding.engines.lanes import Lanes
 from dpfed.bounding.engines.loop import LoopEngine
-from dpfed.bounding.engines.pass_shape import PassShape
+from dpfed.bounding.engines.padding import Padding
 from dpfed.bounding.engines.repeated_pass import Add, Recording, RepeatedPass, Summed, first_unlike, recording_on
-from dpfed.bounding.engines.same_bits import DependsOnOthers, Found, Passed, require_same_bits
-from dpfed.bounding.engines.shared_pass import Reading, add_up, check_rows, terms_of
+from dpfed.bounding.engines.shared_pass import PassInputs, add_up, check_rows, terms_of
+from dpfed.bounding.engines.threads import Threads
 from dpfed.bounding.layer_rules.grouping import Grouping, Unsupported, precise_type
 from dpfed.bounding.layer_rules.indirect import AdaptedWeight
 from dpfed.bounding.layer_rules.recorder import Source
@@ -45,8 +45,8 @@ class LayerwiseEngine(Engine):
     Layers must treat records apart (`dpfed.models.validation` sees to that) and keep them along the leading dimension.
 
     What a group adds to the sum is a function of that group alone, bit by bit: passes have public shapes
-    (`dpfed.bounding.engines.pass_shape`), the engine asks the device before its first pass whether it computes a group alike in
-    all of them (`dpfed.bounding.engines.same_bits`), and what is added up are clipped gradients. A device that does not
+    (`dpfed.bounding.engines.padding`), the engine asks the device before its first pass whether it computes a group alike in
+    all of them (`dpfed.bounding.engines.batch_invariance`), and what is added up are clipped gradients. A device that does not
     computes one group after the other, as the loop does, and a warning says so. On a GPU a pass is recorded as a CUDA graph and
     then repeated, where that comes to the same bits (`dpfed.bounding.engines.repeated_pass`).
 
@@ -78,9 +78,9 @@ class LayerwiseEngine(Engine):
         super().__init__(model)
         self._loss, self._if_unlike = LossOfViews(model, precision, loss), if_unlike
         self._group_size, self._records = group_size, records
-        self._lanes = Lanes(model, self._vector)
+        self._threads = Threads(model, self._vector)
         self._loop = LoopEngine(model, precision, loss)
-        self._sums: dict[int, Tensor] = {}  # of a pass of each lane
+        self._sums: dict[int, Tensor] = {}  # of a pass of each thread
         self._takes_turns = self._at_places = False
         self._vocabulary, self._checks = 3, 0
         self._check_every, self._checked_at = check_every, 0
@@ -107,14 +107,14 @@ class LayerwiseEngine(Engine):
     def _add_passes(self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None) -> Tensor:
         if not self._checks:
             pixels = math.prod(batch.views["image"].shape[1:]) // 3
-            self._shape = PassShape.on(self._vector.device.type, self._group_size, self._records, pixels)
+            self._padding = Padding.on(self._vector.device.type, self._group_size, self._records, pixels)
             self._checked_at = batch.step
         if not self._checks or (self._check_every and batch.step - self._checked_at >= self._check_every):
             self._check(batch.views)
             self._checked_at = batch.step
         if self._takes_turns:
             return self._loop.add_clipped(batch, clip_norm, into, losses)
-        passes, alone = self._shape.passes(batch, self._lanes.count), self._shape.alone(batch)
+        passes, alone = self._padding.passes(batch, self._threads.count), self._padding.alone(batch)
         repeated = self._repeated_for(batch.views, into.dtype)
         norms = shared_out((repeated or self._add)(batch, passes, clip_norm, into), losses)
         if not alone:
@@ -134,13 +134,13 @@ class LayerwiseEngine(Engine):
         """Asks the model and the device whether passes may be shared, at the weights of now."""
         with parametrize.cached(), self._loss.kernels():
             if not self._checks:
-                check_rows(self._loss, views, self._reading().sources, self._vector.device)
+                check_rows(self._loss, views, self._pass_inputs().sources, self._vector.device)
                 self._watch(views)
             if self._if_unlike != "go on" and not self._takes_turns:
                 try:
-                    brief, passed = self._if_unlike == "try", self._passer(self._reading())
-                    asked = self._shape, self._loss.model, self._vocabulary, brief, self._checks
-                    self._lanes.first(lambda: require_same_bits(passed, views, *asked))
+                    brief, run_pass = self._if_unlike == "try", self._pass_function(self._pass_inputs())
+                    asked = self._padding, self._loss.model, self._vocabulary, brief, self._checks
+                    self._threads.first(lambda: require_batch_invariance(run_pass, views, *asked))
                 except DependsOnOthers as refusal:
                     if self._if_unlike != "warn":
                         raise
@@ -153,7 +153,7 @@ class LayerwiseEngine(Engine):
         blank = {name: view.new_ones(2, *view.shape[1:]) for name, view in views.items()}
         watched = Watched(blank.get("text"))
         with watched, torch.random.fork_rng(devices=[self._vector.device] if self._vector.device.type == "cuda" else []):
-            self._passer(self._reading())(blank, [2])
+            self._pass_function(self._pass_inputs())(blank, [2])
         self._at_places = watched.by_place and self._vector.device.type == "cpu"
         self._vocabulary = watched.vocabulary
 
@@ -177,8 +177,8 @@ class LayerwiseEngine(Engine):
         try:
             kind = torch.float32 if sum_type.is_floating_point else torch.int32
             summed = functools.partial(self._at_once, kind)
-            repeated = RepeatedPass(recording(), summed, views, self._shape, self._exact).add
-            unlike = first_unlike(repeated, self._add, views, self._shape, self._vector.zeros().to(sum_type))
+            repeated = RepeatedPass(recording(), summed, views, self._padding, self._exact).add
+            unlike = first_unlike(repeated, self._add, views, self._padding, self._vector.zeros().to(sum_type))
         except RuntimeError as error:
             if self._if_unlike == "raise":
                 raise
@@ -193,24 +193,26 @@ class LayerwiseEngine(Engine):
     def _add(self, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor) -> Tensor:
         """Adds some groups, pass by pass; returns ``(3, G)``: norms, losses and numbers of records."""
         with parametrize.cached(), self._loss.kernels():
-            reading, lanes = self._reading(), self._lanes.count
-            return self._lanes.add(lambda k, part: self._lane(k, batch, passes[k::lanes], clip_norm, part, reading), into)
+            inputs, threads = self._pass_inputs(), self._threads.count
+            return self._threads.add(
+                lambda k, part: self._of_thread(k, batch, passes[k::threads], clip_norm, part, inputs), into
+            )
 
-    def _at_once(self, kind: torch.dtype, views: Views, starts: Tensor, clip: Clip) -> Summed:
+    def _at_once(self, kind: torch.dtype, views: Views, offsets: Tensor, clip: Clip) -> Summed:
         """A pass whose groups the device alone knows; it reads the weights anew. Its sum is of that type."""
-        shape = self._shape
-        places = shape.typical, shape.groups, shape.slots, shape.room
-        grouping = Grouping([], self._vector.device, self._exact, *places, starts=starts)
+        padding = self._padding
+        places = padding.typical, padding.groups, padding.slots, padding.room
+        grouping = Grouping([], self._vector.device, self._exact, *places, offsets=offsets)
         with parametrize.cached(), self._loss.kernels():
             with torch.enable_grad():
-                terms, losses = terms_of(self._loss, views, grouping, self._reading())
+                terms, losses = terms_of(self._loss, views, grouping, self._pass_inputs())
             total = torch.zeros(self._vector.numel, dtype=kind, device=self._vector.device)
             norms = add_up(terms, clip, grouping, self._vector.split(total))
         return Summed(norms, losses, total)
 
-    def _reading(self) -> Reading:
+    def _pass_inputs(self) -> PassInputs:
         """What passes read now."""
-        return Reading.of(self._loss, self._vector, self._sources(), self._at_places)
+        return PassInputs.of(self._loss, self._vector, self._sources(), self._at_places)
 
     def _sources(self) -> list[tuple[Tensor, Source]]:
         """What layers read: trainable parameters, and weights with adapters, which are merged once for all passes."""
@@ -229,39 +231,39 @@ class LayerwiseEngine(Engine):
         return sources
 
     @torch.no_grad()
-    def _lane(
-        self, lane: int, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor, reading: Reading
+    def _of_thread(
+        self, thread: int, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor, inputs: PassInputs
     ) -> Tensor:
-        """Adds a lane's groups; returns ``(3, g)``: norms, losses and numbers of records."""
+        """Adds a thread's groups; returns ``(3, g)``: norms, losses and numbers of records."""
         kind = precise_type(self._vector.parameters[0])
         if not into.is_floating_point():
             kind = foreach.WHOLE[kind]
-        one_pass = self._sums.get(lane)  # half as long as a whole step's sum; new memory would cost what a pass does
+        one_pass = self._sums.get(thread)  # half as long as a whole step's sum; new memory would cost what a pass does
         if one_pass is None or one_pass.dtype != kind:
-            one_pass = self._sums[lane] = torch.empty_like(into, dtype=kind)
+            one_pass = self._sums[thread] = torch.empty_like(into, dtype=kind)
         parts = self._vector.split(one_pass)
         figures = [into.new_zeros(3, 0, dtype=self._exact)]
-        passed = self._passer(reading)
+        run_pass = self._pass_function(inputs)
         for groups in passes:
             one_pass.zero_()
             some = batch.only(groups)
-            found = passed(some.views, some.sizes)
+            found = run_pass(some.views, some.sizes)
             norms = add_up(found.terms, clip_norm, found.grouping, parts)
-            records = found.grouping.starts.diff()[: len(groups)]
+            records = found.grouping.offsets.diff()[: len(groups)]
             figures.append(torch.stack([norms, found.losses.to(norms), records.to(norms)]))
             foreach.add_([into], [one_pass])
         return torch.cat(figures, dim=1)
 
-    def _passer(self, reading: Reading) -> Passed:
+    def _pass_function(self, inputs: PassInputs) -> PassFunction:
         """What makes one pass over groups, filled up to a public number of records."""
-        shape, device = self._shape, self._vector.device
+        padding, device = self._padding, self._vector.device
 
-        def passed(views: Views, sizes: list[int], total: int | None = None) -> Found:
-            records = total or shape.total(sum(sizes))
+        def run_pass(views: Views, sizes: list[int], total: int | None = None) -> PassResult:
+            records = total or padding.total(sum(sizes))
             missing = records - sum(sizes)
             full = {name: torch.cat([view, view.new_zeros(missing, *view.shape[1:])]) for name, view in views.items()}
-            grouping = Grouping(sizes, device, self._exact, shape.typical, shape.groups, shape.slots, records)
+            grouping = Grouping(sizes, device, self._exact, padding.typical, padding.groups, padding.slots, records)
             with torch.enable_grad():
-                return Found(*terms_of(self._loss, full, grouping, reading), grouping)
+                return PassResult(*terms_of(self._loss, full, grouping, inputs), grouping)
 
-        return passed
+        return run_pass

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dpfed.bounding import foreach
 from dpfed.bounding.clipping import Clip, clip_factors
 from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, shared_out
-from dpfed.bounding.engines.lanes import Lanes
+from dpfed.bounding.engines.threads import Threads
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
@@ -35,27 +35,29 @@ def add_clipped(gradients: Sequence[Tensor], clip_norm: float | Clip, parts: lis
 
 
 class LoopEngine(Engine):
-    """One forward and one backward pass per group, in as many lanes as there are cores."""
+    """One forward and one backward pass per group, in as many threads as there are cores."""
 
     name = "loop"
 
     def __init__(self, model: nn.Module, precision: Precision = "fp32", loss: GroupLoss = group_loss) -> None:
         super().__init__(model)
         self._loss = LossOfViews(model, precision, loss)
-        self._lanes = Lanes(model, self._vector)
+        self._threads = Threads(model, self._vector)
 
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
     ) -> Tensor:
         """See `Engine`."""
         with self._loss.kernels():
-            return shared_out(self._lanes.add(lambda lane, part: self._lane(batch, lane, clip_norm, part), into), losses)
+            return shared_out(
+                self._threads.add(lambda thread, part: self._of_thread(batch, thread, clip_norm, part), into), losses
+            )
 
-    def _lane(self, batch: GroupBatch, lane: int, clip_norm: float | Clip, into: Tensor) -> Tensor:
-        """Adds a lane's groups; returns ``(3, g)``: norms, losses and numbers of records."""
+    def _of_thread(self, batch: GroupBatch, thread: int, clip_norm: float | Clip, into: Tensor) -> Tensor:
+        """Adds a thread's groups; returns ``(3, g)``: norms, losses and numbers of records."""
         parts = self._vector.split(into)
         figures = [into.new_zeros(3, 0, dtype=self._exact)]
-        for views in batch.groups(lane, self._lanes.count):
+        for views in batch.groups(thread, self._threads.count):
             records = len(next(iter(views.values())))
             loss = self._loss(views, torch.ones(records, dtype=torch.bool, device=into.device))
             norm = add_clipped(torch.autograd.grad(loss, self._vector.parameters), clip_norm, parts, self._exact)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from dpfed.bounding import foreach
 from dpfed.bounding.clipping import Clip
+from dpfed.bounding.engines.batch_invariance import same, trials
 from dpfed.bounding.engines.engine import GroupBatch, Views
-from dpfed.bounding.engines.pass_shape import PassShape
-from dpfed.bounding.engines.same_bits import same, trials
+from dpfed.bounding.engines.padding import Padding
 from dpfed.bounding.layer_rules.grouping import computes_together
 from dpfed.data.transfer import to_device
 
@@ -84,10 +84,10 @@ class RepeatedPass:
 
     Args:
         recording: keeps it.
-        summed: makes a pass over the views of `PassShape.room` records, from where groups begin, ``(places + 1,)`` int32, and
+        summed: makes a pass over the views of `Padding.room` records, from where groups begin, ``(places + 1,)`` int32, and
             how gradients are clipped. It must neither read from the device nor write to it.
         views: of any records; only their shapes and types are read.
-        shape: of all passes.
+        padding: of all passes.
         exact: type of norms.
     """
 
@@ -96,15 +96,15 @@ class RepeatedPass:
         recording: Recording,
         summed: Callable[[Views, Tensor, Clip], Summed],
         views: Views,
-        shape: PassShape,
+        padding: Padding,
         exact: torch.dtype,
     ) -> None:
         some = next(iter(views.values()))
-        self._views = {name: view.new_zeros(shape.room, *view.shape[1:]) for name, view in views.items()}
-        self._starts = torch.zeros(shape.groups + 1, dtype=torch.int32, device=some.device)
+        self._views = {name: view.new_zeros(padding.room, *view.shape[1:]) for name, view in views.items()}
+        self._offsets = torch.zeros(padding.groups + 1, dtype=torch.int32, device=some.device)
         self._clip = torch.ones(3, dtype=exact, device=some.device)
         self._recording = recording
-        self._found = recording.record(lambda: summed(self._views, self._starts, Clip(*self._clip.unbind())))
+        self._found = recording.record(lambda: summed(self._views, self._offsets, Clip(*self._clip.unbind())))
 
     def add(self, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor) -> Tensor:
         """Adds the clipped gradients of some groups up; the host waits for nothing between passes.
@@ -120,16 +120,18 @@ class RepeatedPass:
         """
         clip = Clip.of(clip_norm)
         self._clip.copy_(to_device(torch.tensor([clip.bound, clip.most, clip.stability], dtype=self._clip.dtype), into.device))
-        every = [range(batch.starts[group], batch.starts[group + 1]) for groups in passes for group in groups]
+        every = [range(batch.offsets[group], batch.offsets[group + 1]) for groups in passes for group in groups]
         rows = to_device(torch.tensor([row for records in every for row in records]), into.device)
-        starts = to_device(torch.tensor([self._starts_of(batch, groups) for groups in passes], dtype=torch.int32), into.device)
+        offsets = to_device(
+            torch.tensor([self._offsets_of(batch, groups) for groups in passes], dtype=torch.int32), into.device
+        )
         figures, first = [into.new_zeros(3, 0, dtype=self._clip.dtype)], 0
-        for groups, own in zip(passes, starts, strict=True):
+        for groups, own in zip(passes, offsets, strict=True):
             count = sum(batch.sizes[group] for group in groups)
             for name, place in self._views.items():
                 torch.index_select(batch.views[name], 0, rows[first : first + count], out=place[:count])
                 place[count:].zero_()
-            self._starts.copy_(own)
+            self._offsets.copy_(own)
             self._recording.repeat()
             norms, losses, total = self._found
             figures.append(torch.stack([norms, losses.to(norms), own.diff().to(norms)])[:, : len(groups)])
@@ -137,28 +139,28 @@ class RepeatedPass:
             first += count
         return torch.cat(figures, dim=1)
 
-    def _starts_of(self, batch: GroupBatch, groups: list[int]) -> list[int]:
+    def _offsets_of(self, batch: GroupBatch, groups: list[int]) -> list[int]:
         ends = [0, *itertools.accumulate(batch.sizes[group] for group in groups)]
-        return ends + ends[-1:] * (len(self._starts) - len(ends))
+        return ends + ends[-1:] * (len(self._offsets) - len(ends))
 
 
 Add = Callable[[GroupBatch, list[list[int]], "float | Clip", Tensor], Tensor]
 
 
-def first_unlike(repeated: Add, direct: Add, views: Views, shape: PassShape, zeros: Tensor) -> str | None:
+def first_unlike(repeated: Add, direct: Add, views: Views, padding: Padding, zeros: Tensor) -> str | None:
     """Compares repetitions with the pass itself, bit by bit, on noise: what an earlier repetition left behind would show.
 
     Args:
         repeated: `RepeatedPass.add`.
         direct: the same without a recording.
         views: of any records; only their shapes and types are read.
-        shape: of passes.
+        padding: public shapes of passes.
         zeros: an empty sum.
 
     Returns:
         What differs first; ``None``: nothing.
     """
-    noise = list(trials(views, shape, shape.totals * 3))
+    noise = list(trials(views, padding, padding.totals * 3))
     for number, trial in enumerate([*noise, *noise[:2]]):  # the first two again, after others
         batch = GroupBatch(trial.views, [0, *itertools.accumulate(trial.sizes)])
         groups, sums = [list(range(len(trial.sizes)))], (zeros.clone(), zeros.clone())

@@ -24,7 +24,7 @@ Sources = list[tuple[Tensor, Source]]
 
 
 @dataclass(frozen=True)
-class Reading:
+class PassInputs:
     """What all passes of a step read alike.
 
     Attributes:
@@ -40,7 +40,7 @@ class Reading:
     at_places: bool = False
 
     @classmethod
-    def of(cls, loss: LossOfViews, vector: TrainableVector, sources: Sources, at_places: bool = False) -> Reading:
+    def of(cls, loss: LossOfViews, vector: TrainableVector, sources: Sources, at_places: bool = False) -> PassInputs:
         """What a model's passes read now.
 
         Args:
@@ -77,14 +77,14 @@ class Scalar:
         return [Materialised(target, [value * slope for value in by_group], grouping) for target, slope in self._slopes]
 
 
-def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, reading: Reading) -> tuple[list[Term], Tensor]:
+def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, inputs: PassInputs) -> tuple[list[Term], Tensor]:
     """One forward and one backward pass.
 
     Args:
         loss: model and objective; torch.func.vmap must be able to batch the loss.
         views: of the records of all groups, and of fillers.
         grouping: which record is whose.
-        reading: see `Reading`.
+        inputs: see `PassInputs`.
 
     Returns:
         The terms of all trainable parameters, and the groups' losses ``(G,)``.
@@ -92,15 +92,15 @@ def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, reading: Readi
     Raises:
         Unsupported: if a layer uses a trainable parameter in a way that no rule covers, or uses it twice.
     """
-    with same_at_all_places() if reading.at_places else contextlib.nullcontext():
-        return _passed(loss, views, grouping, reading)
+    with same_at_all_places() if inputs.at_places else contextlib.nullcontext():
+        return _run_pass(loss, views, grouping, inputs)
 
 
-def _passed(loss: LossOfViews, views: Views, grouping: Grouping, reading: Reading) -> tuple[list[Term], Tensor]:
-    with Recorder(RULES, reading.sources, grouping) as recorder:
+def _run_pass(loss: LossOfViews, views: Views, grouping: Grouping, inputs: PassInputs) -> tuple[list[Term], Tensor]:
+    with Recorder(RULES, inputs.sources, grouping) as recorder:
         embeddings = loss.embed(views)
     by_group = {name: grouping.by_place(z) for name, z in embeddings.items()}
-    scalars = [scalar.of_groups(grouping.places) for scalar in reading.scalars]
+    scalars = [scalar.of_groups(grouping.places) for scalar in inputs.scalars]
     temperature, bias = scalars
     assert temperature is not None  # only the bias may be missing
     in_dims = (0, 0, *(None if scalar is None else 0 for scalar in scalars))
@@ -109,9 +109,9 @@ def _passed(loss: LossOfViews, views: Views, grouping: Grouping, reading: Readin
         losses = losses.where(grouping.is_group[: grouping.count], 0.0)
     losses.sum().backward()
     terms = list(recorder.terms)
-    for scalar, values in zip(reading.scalars, scalars, strict=True):
+    for scalar, values in zip(inputs.scalars, scalars, strict=True):
         terms.extend(scalar.terms(values, grouping))
-    _check_once(terms, reading.names)
+    _check_once(terms, inputs.names)
     return side_by_side(terms), losses.detach()
 
 
@@ -132,7 +132,7 @@ def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.
     Args:
         loss: model and objective.
         views: of any records; only their shapes and types are read.
-        sources: see `Reading`.
+        sources: see `PassInputs`.
         device: of the model.
 
     Raises:

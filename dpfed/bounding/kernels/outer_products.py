@@ -18,7 +18,7 @@ _ROWS = 1024  # of a piece, at least
 
 @triton.jit
 def _add_up(
-    slopes, inputs, out, starts, groups,
+    slopes, inputs, out, offsets, groups,
     height, width, across, positions, outputs, channels, columns,
     stride_v, stride_h, padding_v, padding_h, dilation_v, dilation_h,
     OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
@@ -29,7 +29,7 @@ def _add_up(
     tile = tl.program_id(0)
     p = tile // tiles * OUTPUTS + tl.arange(0, OUTPUTS)
     c = tile % tiles * CHANNELS + tl.arange(0, CHANNELS)
-    first, end = tl.load(starts + group), tl.load(starts + group + 1)
+    first, end = tl.load(offsets + group), tl.load(offsets + group + 1)
     down, right = tap // columns * dilation_v - padding_v, tap % columns * dilation_h - padding_h
     total = tl.zeros((OUTPUTS, CHANNELS), dtype=tl.float32)
     rows = tl.cdiv(tl.cdiv(end - first, tl.num_programs(2) // groups), ROWS) * ROWS  # of a piece, by the group's own size
@@ -54,7 +54,7 @@ def _add_up(
 def outer_products(
     slopes: Tensor,
     inputs: Tensor,
-    starts: Tensor,
+    offsets: Tensor,
     kernel: tuple[int, int] = (1, 1),
     stride: tuple[int, int] = (1, 1),
     padding: tuple[int, int] = (0, 0),
@@ -65,7 +65,7 @@ def outer_products(
     Args:
         slopes: ``(n, H', W', O)`` contiguous, gradients of a layer's output.
         inputs: ``(n, H, W, C)`` contiguous, of the same type.
-        starts: ``(G + 1,)`` int32: group g has the images ``starts[g]:starts[g + 1]``.
+        offsets: ``(G + 1,)`` int32: group g has the images ``offsets[g]:offsets[g + 1]``.
         kernel: height and width of a patch.
         stride: of a convolution, as the next two.
         padding: see `stride`.
@@ -75,7 +75,7 @@ def outer_products(
         ``(G, O, kH, kW, C)`` float32.
     """
     (_, down, across, outputs), (_, height, width, channels) = slopes.shape, inputs.shape
-    groups, positions = len(starts) - 1, down * across
+    groups, positions = len(offsets) - 1, down * across
     wide = slopes.element_size() > 2
     # On a GPU float32 is multiplied in three products of tensor cores, which come to 21 bits: ten times as fast as one of 24.
     sides = [max(16, min(128, triton.next_power_of_2(side))) for side in (outputs, channels)]
@@ -83,7 +83,7 @@ def outer_products(
     pieces = _pieces(tiles * kernel[0] * kernel[1] * groups, len(inputs) * positions // groups)
     out = torch.empty(pieces, groups, outputs, *kernel, channels, device=slopes.device)
     _add_up[(tiles, kernel[0] * kernel[1], pieces * groups)](
-        slopes, inputs, out, starts * positions, groups, height, width, across, positions, outputs, channels, kernel[1],
+        slopes, inputs, out, offsets * positions, groups, height, width, across, positions, outputs, channels, kernel[1],
         *stride, *padding, *dilation, *sides, 32 if wide else 64, "tf32x3" if wide else "tf32", slopes.device.type == "cpu",
         num_warps=8 if sides[0] * sides[1] > 8192 else 4, num_stages=2 if wide else 3,
     )  # fmt: skip

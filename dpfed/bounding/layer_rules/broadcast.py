@@ -73,7 +73,7 @@ def expand(recorder: Recorder, _: Any, tensor: Tensor, *sizes: Any) -> Any:
     target = recorder.target(tensor)
     if target is None:
         return NotImplemented
-    copies = tensor.detach().expand(*sizes).clone()  # not a view of the parameter, which other lanes read at the same time
+    copies = tensor.detach().expand(*sizes).clone()  # not a view of the parameter, which other threads read at the same time
     return recorder.collect(copies, None, lambda g: [_sum(target, g, tensor.shape, recorder)])
 
 

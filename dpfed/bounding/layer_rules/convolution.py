@@ -122,11 +122,11 @@ class Geometry:
             sums = grouping.sums(grouped_convolution(g, x, self.groups, *moves))
             assert isinstance(sums, Tensor)
             return sums.permute(0, 1, 3, 4, 2)
-        starts = grouping.starts * grouping.per_record(inputs)
+        offsets = grouping.offsets * grouping.per_record(inputs)
         if x.shape[3] < _FEW_CHANNELS and math.prod(self.kernel) > 1 and self.dilation == (1, 1):
             seen = *self.kernel, x.shape[3]
-            return outer_products(g, self._aligned(x), starts)[:, :, 0, 0, : math.prod(seen)].unflatten(2, seen)
-        return outer_products(g, x, starts, self.kernel, self.stride, self.padding, self.dilation)
+            return outer_products(g, self._aligned(x), offsets)[:, :, 0, 0, : math.prod(seen)].unflatten(2, seen)
+        return outer_products(g, x, offsets, self.kernel, self.stride, self.padding, self.dilation)
 
     def _aligned(self, images: Tensor) -> Tensor:
         """What each position sees: ``(n, H, W, C)`` -> ``(n, H', W', N)``, ``kH kW C`` numbers and zeros: N is 16 m."""

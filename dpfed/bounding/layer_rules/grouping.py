@@ -81,7 +81,7 @@ class Grouping:
         records: n, fillers included.
         batched: whether the groups' figures are computed together, for every place; by default on GPUs, where a call for each
             group would cost more than what it computes. Otherwise for one group after the other.
-        starts: the attribute, where a device alone knows the sizes, for there is a group in every place, empty ones included;
+        offsets: the attribute, where a device alone knows the sizes, for there is a group in every place, empty ones included;
             `sizes` is then empty, and the figures of all places are computed together.
 
     Attributes:
@@ -92,7 +92,7 @@ class Grouping:
         slots: ``(places, slots)`` the records of each group; n, a record that does not exist, where there is none.
         present: ``(places, slots)`` whether a slot holds a record.
         is_group: ``(places,)`` whether a place holds a group.
-        starts: ``(places + 1,)`` int32 first record of each group, and the one behind the last.
+        offsets: ``(places + 1,)`` int32 first record of each group, and the one behind the last.
     """
 
     def __init__(
@@ -105,21 +105,21 @@ class Grouping:
         slots: int | None = None,
         records: int | None = None,
         batched: bool | None = None,
-        starts: Tensor | None = None,
+        offsets: Tensor | None = None,
     ) -> None:
         self.batched = computes_together(device.type) if batched is None else batched
         self.places, self.records = places or len(sizes), records or sum(sizes)
-        self.sizes, self.device, self.exact, self.count = sizes, device, exact, len(sizes) if starts is None else self.places
+        self.sizes, self.device, self.exact, self.count = sizes, device, exact, len(sizes) if offsets is None else self.places
         longest = slots or max(sizes)
         self.typical = typical or longest
         self._ends = [0, *itertools.accumulate(sizes)]
-        if starts is None:
+        if offsets is None:
             ends = self._ends + self._ends[-1:] * (self.places - self.count)
-            starts = to_device(torch.tensor(ends, dtype=torch.int32), device)
-        self.starts = starts
-        each, sizes_there = torch.arange(longest, device=device), starts.diff().unsqueeze(1)
+            offsets = to_device(torch.tensor(ends, dtype=torch.int32), device)
+        self.offsets = offsets
+        each, sizes_there = torch.arange(longest, device=device), offsets.diff().unsqueeze(1)
         self.present = each < sizes_there
-        self.slots = torch.where(self.present, starts[:-1].long().unsqueeze(1) + each, self.records)
+        self.slots = torch.where(self.present, offsets[:-1].long().unsqueeze(1) + each, self.records)
         self.is_group = sizes_there.squeeze(1) > 0
 
     def has_kernels_for(self, values: Tensor) -> bool:
@@ -149,7 +149,7 @@ class Grouping:
     def of_records(self, rows: Tensor) -> Tensor:
         """``(n k,)`` the group of each row; of fillers the number of all places."""
         each = torch.arange(self.records, dtype=torch.int32, device=self.device)
-        numbers = torch.bucketize(each, self.starts[1:], right=True)
+        numbers = torch.bucketize(each, self.offsets[1:], right=True)
         return numbers.unsqueeze(1).expand(-1, self.per_record(rows)).flatten()
 
     def records_of(self, group: int) -> slice:
@@ -176,8 +176,8 @@ class Grouping:
         """``(places, slots, ...)`` -> ``(n, ...)``, zeros for fillers."""
         places, slots = placed.shape[:2]
         each = torch.arange(self.records, device=self.device)
-        group = torch.bucketize(each, self.starts[1:], right=True)
-        slot = (group * slots + each - self.starts[group]).clamp(max=places * slots)  # where fillers find zeros
+        group = torch.bucketize(each, self.offsets[1:], right=True)
+        slot = (group * slots + each - self.offsets[group]).clamp(max=places * slots)  # where fillers find zeros
         return _at(placed.flatten(0, 1), slot)
 
 

@@ -261,7 +261,7 @@ def _of_places(inputs: Tensor, gradients: Tensor, grouping: Grouping) -> Tensor:
     from dpfed.bounding.kernels import outer_products
 
     a, g = (side.reshape(len(side), 1, -1, side.shape[-1]).contiguous() for side in (inputs, gradients.to(inputs.dtype)))
-    return outer_products(g, a, grouping.starts * grouping.per_record(inputs))[:, :, 0, 0]
+    return outer_products(g, a, grouping.offsets * grouping.per_record(inputs))[:, :, 0, 0]
 
 
 _NUMBERS_OF_A_BLOCK = 1 << 19  # of a product that is added while a core's cache holds it

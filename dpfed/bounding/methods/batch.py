@@ -20,5 +20,5 @@ METHOD = Method(
     divisor=lambda given: 1,
     units=True,
     proven_in_floats=True,
-    measured=True,
+    supports_metrics=True,
 )

@@ -17,5 +17,5 @@ METHOD = Method(
     picks_engine=True,
     units=True,
     proven_in_floats=True,
-    measured=True,
+    supports_metrics=True,
 )

@@ -86,9 +86,9 @@ METHOD = Method(
     divisor=lambda given: given.records,
     mechanism=lambda given: poisson(given, (given.options["mean_share"], 1 - given.options["mean_share"])),
     closed_form=True,
-    alone=True,
+    singleton_groups=True,
     units=True,
     proven_in_floats=True,
     options=_Options,
-    numbers=_numbers,
+    public_parameters=_numbers,
 )

@@ -31,11 +31,11 @@ METHOD = Method(
     sensitivity=lambda given: given.clip_norm,
     spread=lambda given: 2 * given.batch + 100,  # groups: a Poisson batch is larger once in 10^60
     divisor=lambda given: given.batch,
-    alone=True,
+    singleton_groups=True,
     public_records=True,
     picks_engine=True,
     units=True,
     proven_in_floats=True,
-    measured=True,
-    numbers=lambda inputs: {"public_records": inputs.public_records},
+    supports_metrics=True,
+    public_parameters=lambda inputs: {"public_records": inputs.public_records},
 )

@@ -84,7 +84,7 @@ class Federation:
         self._masked: SecureSum | None = None  # of that step
         self._without: list[str] = []  # the sites without which the last step continued
 
-    def collect(self, step: int) -> BoundedSum | None:
+    def aggregate(self, step: int) -> BoundedSum | None:
         """See `Transport`.
 
         Raises:
@@ -119,7 +119,7 @@ class Federation:
         sensitivity, groups = self._plan.sensitivity_of(step), self._plan.groups
         return BoundedSum(total.to(self._vector.device), sensitivity, groups, std, self._unit)
 
-    def tell(self, threshold: float) -> None:
+    def set_clip_threshold(self, threshold: float) -> None:
         """See `Transport`."""
         self._threshold = {"threshold": threshold}
 

@@ -22,7 +22,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Watcher
 from dpfed.protocol.journal import ArrivalLog, Journal
 from dpfed.protocol.terms import Terms
-from dpfed.runs.job import Job, begin, take_up
+from dpfed.runs.job import Job, create_job, resume_job
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.running import run_job
 
@@ -54,14 +54,14 @@ def coordinate(folder: Path, path: Path, channel: Channel, watcher: Watcher) -> 
 
     if RunDirectory.unused(path):
         RunDirectory.refuse_unusable(path)
-        job = begin(Preflight(party.config(), path), watcher, terms=terms)  # the terms hold the plan
+        job = create_job(Preflight(party.config(), path), watcher, terms=terms)  # the terms hold the plan
     else:
         run = RunDirectory.open(path)
         run.refuse_other_terms(terms.text)
         if run.finished:
             run.delete_secrets()
             return run
-        job = take_up(run, watcher, terms=terms)
+        job = resume_job(run, watcher, terms=terms)
     with job.run.locked(_ENDING):
         return run_job(job, watcher, connect)
 

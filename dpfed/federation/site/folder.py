@@ -205,7 +205,7 @@ class SiteFolder:
         if self.joined:
             raise UserError(f"{self.path} has joined a federation already: make another folder for another one. [join-twice]")
         plan = terms.privacy_plan
-        if not plan.promises:
+        if not plan.has_guarantee:
             name = plan.bounding.method_name
             raise UserError(f"these terms promise no privacy (bounding.method = '{name}'): do not join them. [join-no-privacy]")
         if terms.run_config().privacy.seed is not None:

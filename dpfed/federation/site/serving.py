@@ -24,7 +24,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.method import method_named
 from dpfed.progress import Silent
 from dpfed.protocol.terms import Terms
-from dpfed.runs.assembly import Share, assemble
+from dpfed.runs.assembly import Partition, assemble
 from dpfed.runs.resolution import resolve, settle, settle_model
 from dpfed.runs.starts import start_is_there, starting_weights
 
@@ -152,12 +152,12 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     number = terms.number_of(identity.signing_key)
     folder.refuse_cost(terms.privacy_plan)  # its operator may have lowered the budget since
     parts = assemble(resolve(site_config(terms, settings)), randomness, terms=terms)
-    parts = dataclasses.replace(parts, kept=(folder.features, Silent()))
+    parts = dataclasses.replace(parts, feature_cache=(folder.features, Silent()))
     folder.refuse_other_records(parts.store)
     # The store may have grown since the site was made.
     refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
-    share = Share(number, PartitionRows(parts.store, parts.store.keys), terms.sites[number].groups)
-    worker = parts.worker(randomness, share=share)
+    partition = Partition(number, PartitionRows(parts.store, parts.store.keys), terms.sites[number].groups)
+    worker = parts.worker(randomness, partition=partition)
     ledger = Ledger.open(folder.ledger)
     for budget in reserve_site(folder, terms, parts.store):
         log(f"lifetime budget {shown(budget)}: {percent(budget.filter.part(budget.spent))} of it is taken")

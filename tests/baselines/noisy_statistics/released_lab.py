@@ -5,7 +5,7 @@ import torch
 from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
 from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, release_noise
 from dpfed.bounding.engines import GroupBatch
-from dpfed.building.method import public_numbers
+from dpfed.building.method import public_parameters
 from dpfed.config import Config, parse_config
 from dpfed.models.building import build_model
 from dpfed.privacy.noise import KeyedNoise
@@ -52,7 +52,7 @@ def config_for(kind: str, objective: str = "infonce", **bounding) -> Config:
 
 
 def plan_for(config: Config, **fields) -> PrivacyPlan:
-    options = public_numbers(config)
+    options = public_parameters(config)
     numbers = {"records": 60, "batch": 12, "group_size": 4, "steps": 10, "noise_multiplier": 0.8, "delta": 1e-5}
     return PrivacyPlan.of(**{**numbers, "clip_norm": 0.5, "method_name": "released", "options": options, **fields})
 

@@ -11,7 +11,7 @@ from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
 from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, ReleasedMoments
 from dpfed.bounding.engines import GroupBatch
 from dpfed.building import engine as of_config
-from dpfed.building.method import public_numbers
+from dpfed.building.method import public_parameters
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
@@ -168,7 +168,7 @@ def test_the_sound_forms_move_by_2c_at_most_on_the_same_neighbours(kind, neighbo
 
 def plan_for(config, **fields) -> PrivacyPlan:
     numbers = {"records": 50, "batch": COUNT, "group_size": 5, "steps": 10, "noise_multiplier": 0.8, "delta": 1e-5}
-    options = public_numbers(config)
+    options = public_parameters(config)
     return PrivacyPlan.of(
         **{**numbers, "clip_norm": 0.5, "method_name": "dpcl", "accountant": "rdp", "options": options, **fields}
     )
@@ -197,6 +197,6 @@ def test_it_is_marked_unsound_and_its_releases_have_the_planned_noise():
 
 def test_what_the_method_cannot_do_is_refused():
     with pytest.raises(UserError, match="got 'siglip'"):
-        public_numbers(config_for("one tower", "siglip"))
+        public_parameters(config_for("one tower", "siglip"))
     with pytest.raises(UserError, match="no options, got slots"):
-        public_numbers(config_for("one tower", options={"slots": 3}))
+        public_parameters(config_for("one tower", options={"slots": 3}))

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
 from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, ReleasedMoments, release_noise
 from dpfed.building.engine import engine_for
-from dpfed.building.method import public_numbers
+from dpfed.building.method import public_parameters
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
@@ -122,7 +122,7 @@ def test_slots_are_uniform_and_new_in_every_step():
 )
 def test_what_the_method_cannot_do_is_refused(objective, options, complaint):
     with pytest.raises(UserError, match=complaint):
-        public_numbers(config_for("one tower", objective, options=options))
+        public_parameters(config_for("one tower", objective, options=options))
 
 
 def test_a_worker_repeats_its_steps_and_draws_new_noise_in_each(tiny):

@@ -53,10 +53,10 @@ def records(kind: str, count: int, text: bool, generator: torch.Generator, side:
 
 def batch_of(groups: list[dict[str, torch.Tensor]]) -> GroupBatch:
     """Groups, one after the other."""
-    starts = [0]
+    offsets = [0]
     for views in groups:
-        starts.append(starts[-1] + len(views["image"]))
-    return GroupBatch({name: torch.cat([views[name] for views in groups]) for name in groups[0]}, starts)
+        offsets.append(offsets[-1] + len(views["image"]))
+    return GroupBatch({name: torch.cat([views[name] for views in groups]) for name in groups[0]}, offsets)
 
 
 def a_further_group_of_nothing(batch: GroupBatch, count: int) -> GroupBatch:
@@ -66,7 +66,7 @@ def a_further_group_of_nothing(batch: GroupBatch, count: int) -> GroupBatch:
         for name, view in batch.views.items()
     }
     views = {name: torch.cat([further[name], view]) for name, view in batch.views.items()}
-    return GroupBatch(views, [0, *(count + start for start in batch.starts)])
+    return GroupBatch(views, [0, *(count + start for start in batch.offsets)])
 
 
 def in_steps(clip: float | Clip) -> Clip:

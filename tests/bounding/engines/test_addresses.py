@@ -27,9 +27,9 @@ def parts(width, size):
     engine, own = LoopEngine(Features(width)), torch.randn(size, 2, width)
     for before in range(8):
         others = torch.full((before, 2, width), torch.inf)
-        starts = [0, before, before + size] if before >= 2 else [before, before + size]
+        offsets = [0, before, before + size] if before >= 2 else [before, before + size]
         into = engine.zeros().long()
-        engine.add_clipped(GroupBatch({"image": torch.cat([others, own])}, starts), Clip(2.0**24, 2.0**30), into)
+        engine.add_clipped(GroupBatch({"image": torch.cat([others, own])}, offsets), Clip(2.0**24, 2.0**30), into)
         yield into
 
 

@@ -43,7 +43,7 @@ def group_gradients(model, batch):
     """The gradients of equation 12 or 15, written down independently."""
     model = model.double()
     found = []
-    for first, end in zip(batch.starts, batch.starts[1:], strict=False):
+    for first, end in zip(batch.offsets, batch.offsets[1:], strict=False):
         views = {k: v[first:end].double() if v.is_floating_point() else v[first:end] for k, v in batch.views.items()}
         z = model(views)
         if "text" in z:
@@ -94,7 +94,7 @@ def test_any_number_of_lanes_agrees_with_the_oracle_twice(case, kind, monkeypatc
     for threads in (2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         engine = kind(model)
-        for _ in range(2):  # lanes must start from zero each time
+        for _ in range(2):  # threads must start from zero each time
             into = TrainableVector(model).zeros()
             engine.add_clipped(batch, 0.05, into)
             assert (into.double() - expected).norm() / expected.norm() < 1e-4
@@ -185,9 +185,9 @@ def test_bf16_forward_still_clips_in_float32(case):
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_no_group_and_groups_of_one_give_zeros(name):
     model = build_model(MODELS["cnn"], ObjectiveConfig())
-    for starts in ([0], [0, 1, 2]):
+    for offsets in ([0], [0, 1, 2]):
         into = TrainableVector(model).zeros()
-        ENGINES[name](model).add_clipped(GroupBatch({"image": torch.randn(2, 2, 3, 16, 16)}, starts), 1.0, into)
+        ENGINES[name](model).add_clipped(GroupBatch({"image": torch.randn(2, 2, 3, 16, 16)}, offsets), 1.0, into)
         assert not into.any()
 
 

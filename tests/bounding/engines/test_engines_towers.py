@@ -34,7 +34,7 @@ def oracle(model, groups, loss, clip_norm):
     """Backward passes in float64 over ``.grad``, clipped one by one."""
     model.double()
     total = 0
-    for first, end in zip(groups.starts, groups.starts[1:], strict=False):
+    for first, end in zip(groups.offsets, groups.offsets[1:], strict=False):
         views = {k: v[first:end].double() if v.is_floating_point() else v[first:end] for k, v in groups.views.items()}
         model.zero_grad()
         loss(model(views), torch.ones(end - first, dtype=torch.bool), model.temperature, model.bias).backward()
@@ -72,11 +72,11 @@ def test_frozen_towers_take_no_part(tmp_path, adaptation):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_random_layers_are_computed_in_one_lane(tmp_path):
+def test_random_layers_are_computed_in_one_thread(tmp_path):
     """Lanes would take turns at one random generator in no fixed order, and a step could not be computed again."""
     from timm.layers import DropPath
 
     model = build(tmp_path, SMALL, ObjectiveConfig())
-    assert torch.get_num_threads() == 1 or LoopEngine(model)._lanes.count > 1
+    assert torch.get_num_threads() == 1 or LoopEngine(model)._threads.count > 1
     model.clip.visual.drop = DropPath(0.5)
-    assert LoopEngine(model)._lanes.count == 1
+    assert LoopEngine(model)._threads.count == 1

@@ -29,7 +29,7 @@ def gradients(model, loss, batch):
     """Of each group, in float64."""
     model.double()
     found = []
-    for first, end in zip(batch.starts, batch.starts[1:], strict=False):
+    for first, end in zip(batch.offsets, batch.offsets[1:], strict=False):
         views = {k: v[first:end].double() if v.is_floating_point() else v[first:end] for k, v in batch.views.items()}
         model.zero_grad()
         loss(model(views), torch.ones(end - first, dtype=torch.bool), model.temperature, model.bias).backward()

@@ -11,10 +11,10 @@ from torch import nn
 
 from dpfed.bounding.clipping import GROUPS_OF_A_PASS, PLACES_OF_A_PASS, Clip
 from dpfed.bounding.engines import ENGINES, GroupBatch, LayerwiseEngine, LoopEngine, build_engine, choose_engine
+from dpfed.bounding.engines.batch_invariance import DependsOnOthers
 from dpfed.bounding.engines.choice import require_fitting
 from dpfed.bounding.engines.engine import sound_kernels
-from dpfed.bounding.engines.pass_shape import PassShape
-from dpfed.bounding.engines.same_bits import DependsOnOthers
+from dpfed.bounding.engines.padding import Padding
 from dpfed.bounding.layer_rules import convolution, term
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.errors import Notice
@@ -204,16 +204,16 @@ def test_a_group_larger_than_others_may_be_has_a_pass_of_its_own():
 @given(
     sizes=st.lists(st.integers(0, 90), max_size=120),
     size=st.integers(2, 64),
-    lanes=st.integers(1, 3),
+    threads=st.integers(1, 3),
     device=st.sampled_from(["cpu", "cuda", "mps"]),
 )
 @settings(deadline=None, max_examples=200)
-def test_passes_hold_every_group_once_and_have_public_shapes(sizes, size, lanes, device):
-    starts = [0]
+def test_passes_hold_every_group_once_and_have_public_shapes(sizes, size, threads, device):
+    offsets = [0]
     for count in sizes:
-        starts.append(starts[-1] + count)
-    batch, shape = GroupBatch({}, starts), PassShape.on(device, size)
-    passes, alone = shape.passes(batch, lanes), shape.alone(batch)
+        offsets.append(offsets[-1] + count)
+    batch, shape = GroupBatch({}, offsets), Padding.on(device, size)
+    passes, alone = shape.passes(batch, threads), shape.alone(batch)
     assert sorted([*alone, *(group for groups in passes for group in groups)]) == sorted(batch.by_size())
     assert shape.groups <= {"cpu": GROUPS_OF_A_PASS, "cuda": PLACES_OF_A_PASS, "mps": GROUPS_OF_A_PASS}[device]
     assert shape.slots <= shape.room and (device == "cpu" or len(shape.totals) == 1)

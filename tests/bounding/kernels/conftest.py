@@ -2,8 +2,8 @@
 
 import pytest
 
-from dpfed.bounding.engines import layerwise, pass_shape
-from dpfed.bounding.engines.pass_shape import PassShape
+from dpfed.bounding.engines import layerwise, padding
+from dpfed.bounding.engines.padding import Padding
 from dpfed.bounding.layer_rules.grouping import Grouping
 
 
@@ -15,6 +15,6 @@ def as_on_a_gpu(monkeypatch):
         return Grouping(*given, **named, batched=True)
 
     monkeypatch.setattr(layerwise, "Grouping", grouping)
-    monkeypatch.setattr(pass_shape, "computes_together", lambda device: device == "cuda")
-    on = PassShape.on
-    monkeypatch.setattr(PassShape, "on", lambda device, size, records, pixels: on("cuda", size, records or 24, pixels))
+    monkeypatch.setattr(padding, "computes_together", lambda device: device == "cuda")
+    on = Padding.on
+    monkeypatch.setattr(Padding, "on", lambda device, size, records, pixels: on("cuda", size, records or 24, pixels))

@@ -59,11 +59,11 @@ class Tape(TorchDispatchMode):
         return results
 
 
-def outer_products(slopes, inputs, starts, kernel=(1, 1), stride=(1, 1), padding=(0, 0), dilation=(1, 1)):
+def outer_products(slopes, inputs, offsets, kernel=(1, 1), stride=(1, 1), padding=(0, 0), dilation=(1, 1)):
     """Group by group, by the library."""
     weight, found = inputs.new_zeros(slopes.shape[3], inputs.shape[3], *kernel), []
     moves = list(stride), list(padding), list(dilation), False, [0, 0], 1, [False, True, False]
-    for first, end in zip(starts.tolist(), starts[1:].tolist(), strict=False):
+    for first, end in zip(offsets.tolist(), offsets[1:].tolist(), strict=False):
         g, x = (side[first:end].permute(0, 3, 1, 2).contiguous() for side in (slopes, inputs))
         sums = torch.ops.aten.convolution_backward(g, x, weight, None, *moves)[1] if end > first else weight
         found.append(sums.permute(0, 2, 3, 1).float())

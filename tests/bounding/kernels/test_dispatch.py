@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines.engine import GroupBatch
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
-from dpfed.bounding.engines.pass_shape import PassShape
+from dpfed.bounding.engines.padding import Padding
 from dpfed.bounding.engines.repeated_pass import RepeatedPass
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.data import transfer
@@ -80,9 +80,9 @@ def test_the_host_waits_for_nothing_in_a_gpus_passes(name, monkeypatch, host_wai
     with torch.device("meta"):
         model = build_model(config, ObjectiveConfig(learn_temperature=True), AdaptationConfig(), 32)
     engine = LayerwiseEngine(model, group_size=4)
-    engine._shape = shape = PassShape.on("cuda", 4, None, 3 * 32 * 32)
+    engine._padding = shape = Padding.on("cuda", 4, None, 3 * 32 * 32)
     batch = batch_of([3, 4] * 40, config.reads_text)
-    batch = GroupBatch({name: view.to("meta") for name, view in batch.views.items()}, batch.starts)
+    batch = GroupBatch({name: view.to("meta") for name, view in batch.views.items()}, batch.offsets)
     passes, sums = shape.passes(batch, 1), engine.zeros().long()
     assert len(passes) > 1
     with host_waits() as waits:

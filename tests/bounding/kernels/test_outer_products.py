@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
 from dpfed.bounding.engines.loop import LoopEngine
-from dpfed.bounding.engines.pass_shape import PassShape
+from dpfed.bounding.engines.padding import Padding
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.config import ObjectiveConfig
 from dpfed.models.building import build_model
@@ -33,15 +33,15 @@ def groups_of(kind, geometry):
     kernel, stride, padding, dilation, channels, outputs, side = geometry
     images, weight = torch.randn(9, channels, side, side).to(kind), torch.randn(outputs, channels, *kernel).to(kind)
     slopes = torch.randn_like(F.conv2d(images, weight, None, stride, padding, dilation))
-    starts = [0, 2, 2, 6, 9]
+    offsets = [0, 2, 2, 6, 9]
     expected = []
-    for first, end in zip(starts, starts[1:], strict=False):
+    for first, end in zip(offsets, offsets[1:], strict=False):
         g, x, w = slopes[first:end].float(), images[first:end].float(), weight.float()
         moves = (list(stride), list(padding), list(dilation), False, [0, 0], 1)
         backward = torch.ops.aten.convolution_backward
         expected.append(backward(g, x, w, None, *moves, [False, True, False])[1] if end > first else torch.zeros_like(w))
     sides = (tensor.permute(0, 2, 3, 1).contiguous() for tensor in (slopes, images))
-    return (*sides, torch.tensor(starts, dtype=torch.int32), kernel, stride, padding, dilation), torch.stack(expected)
+    return (*sides, torch.tensor(offsets, dtype=torch.int32), kernel, stride, padding, dilation), torch.stack(expected)
 
 
 @pytest.fixture(params=[1, 3])
@@ -70,16 +70,16 @@ def test_a_groups_gradient_has_the_same_bits_wherever_it_stands():
     for before in (1, 7, 10):
         g = torch.cat([others[:before], slopes, others[before:]])
         x = torch.cat([others[:before, ..., :4], images, others[before:, ..., :4]])
-        starts = torch.tensor([0, before, before + 20, 50], dtype=torch.int32)
-        assert torch.equal(outer_products(g, x, starts, *moves)[1], alone)
+        offsets = torch.tensor([0, before, before + 20, 50], dtype=torch.int32)
+        assert torch.equal(outer_products(g, x, offsets, *moves)[1], alone)
 
 
 @pytest.fixture
 def small_passes(as_on_a_gpu, monkeypatch):
     """A GPU's passes, of 16 records, and two to find differences: the interpreter takes seconds for each."""
-    monkeypatch.setattr("dpfed.bounding.engines.same_bits._TRIALS", 2)
-    on = PassShape.on
-    monkeypatch.setattr(PassShape, "on", lambda device, size, records, pixels: on(device, size, 12, pixels))
+    monkeypatch.setattr("dpfed.bounding.engines.batch_invariance._TRIALS", 2)
+    on = Padding.on
+    monkeypatch.setattr(Padding, "on", lambda device, size, records, pixels: on(device, size, 12, pixels))
 
 
 @pytest.mark.slow

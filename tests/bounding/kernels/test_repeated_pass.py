@@ -7,11 +7,11 @@ import torch
 
 from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines import layerwise
+from dpfed.bounding.engines.batch_invariance import DependsOnOthers
 from dpfed.bounding.engines.engine import GroupBatch
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
-from dpfed.bounding.engines.pass_shape import PassShape
+from dpfed.bounding.engines.padding import Padding
 from dpfed.bounding.engines.repeated_pass import CudaGraph, RepeatedPass, first_unlike, recording_on
-from dpfed.bounding.engines.same_bits import DependsOnOthers
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.errors import Notice
 from dpfed.models.building import build_model
@@ -107,15 +107,15 @@ def test_a_kernel_that_looks_at_neighbours_is_found_out(tapes, monkeypatch):
 
 
 def batches_of_side(side):
-    starts = ([0, 2, 5], [0, 4])
-    return [GroupBatch({"image": torch.randn(each[-1], 2, 3, side, side)}, list(each)) for each in starts]
+    offsets = ([0, 2, 5], [0, 4])
+    return [GroupBatch({"image": torch.randn(each[-1], 2, 3, side, side)}, list(each)) for each in offsets]
 
 
 def test_other_views_and_weights_elsewhere_are_recorded_anew(tapes):
     model = model_of(NAMES["cnn"])
     engine = LayerwiseEngine(model, group_size=4, if_unlike="raise")
     batch = batches(False)[0]
-    more = GroupBatch({"image": batch.views["image"].repeat(1, 2, 1, 1, 1)[:, :3]}, batch.starts)
+    more = GroupBatch({"image": batch.views["image"].repeat(1, 2, 1, 1, 1)[:, :3]}, batch.offsets)
     for given in (batch, more, batch):
         summed(engine, given, 0.05)
     assert len(tapes) == 2
@@ -157,7 +157,7 @@ def test_a_recording_that_fails_or_differs_is_not_used(recording, said, tapes, m
     assert torch.equal(summed(engine, batch, 0.05)[0], expected[0])  # and asks no more
 
 
-@pytest.mark.parametrize("stale", ["views", "starts", "clip"])
+@pytest.mark.parametrize("stale", ["views", "offsets", "clip"])
 def test_an_input_that_is_not_filled_anew_is_found_out(stale, tapes, monkeypatch):
     """Sabotage: one of the inputs keeps what it had when the pass was recorded, or some records of an earlier pass."""
     honest = RepeatedPass.add
@@ -182,7 +182,7 @@ def test_a_recording_that_is_wrong_only_when_it_comes_back_to_a_batch_is_found_o
     """Sabotage: it remembers a batch, and adds it twice the next time, after others."""
     model = model_of(NAMES["cnn"])
     engine = LayerwiseEngine(model, group_size=4, if_unlike="go on")
-    engine._shape, seen = PassShape.on("cpu", 4, 16, 3 * 32 * 32), set()
+    engine._padding, seen = Padding.on("cpu", 4, 16, 3 * 32 * 32), set()
     zeros = engine.zeros().long()
 
     def remembering(batch, groups, clip, into):
@@ -193,8 +193,8 @@ def test_a_recording_that_is_wrong_only_when_it_comes_back_to_a_batch_is_found_o
         return figures
 
     views = batches(False)[0].views
-    assert first_unlike(engine._add, engine._add, views, engine._shape, zeros) is None
-    assert first_unlike(remembering, engine._add, views, engine._shape, zeros) == "another sum"
+    assert first_unlike(engine._add, engine._add, views, engine._padding, zeros) is None
+    assert first_unlike(remembering, engine._add, views, engine._padding, zeros) == "another sum"
 
 
 def test_what_an_earlier_batch_left_behind_the_records_of_a_pass_is_wiped(tapes, monkeypatch):

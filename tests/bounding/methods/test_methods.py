@@ -44,7 +44,7 @@ CLOSED: dict[str, str] = {}
 def config_for(method: str, **sections) -> Config:
     private = {} if method == "none" else {"epsilon": 8.0}
     known = method_named(method)
-    groups = {} if known.whole_batch or known.alone else {"group_size": 4}
+    groups = {} if known.whole_batch or known.singleton_groups else {"group_size": 4}
     steps = {} if known.closed_form else {"batch": 32, "steps": 2}
     tree = {"bounding": {"method": method, **groups}, "privacy": {**steps, **private}}
     tree["data"] = {"records": 200, "size": 16}
@@ -78,7 +78,7 @@ def test_the_guide_has_a_row_for_each_and_says_whether_it_is_sound(name):
 def test_the_plan_keeps_the_promise_and_differs_in_its_method_only(name):
     plan, group = (plan_of(200, config_for(method)) for method in (name, "group"))
     own = {"method_name", "noise_multiplier", "max_batch", "options", "accountant", "target_epsilon"}
-    own |= {"group_size"} if plan.bounding.method.whole_batch or plan.bounding.method.alone else set()
+    own |= {"group_size"} if plan.bounding.method.whole_batch or plan.bounding.method.singleton_groups else set()
     own |= {"batch"} if plan.bounding.method.closed_form else set()
     assert {k: v for k, v in plan.as_dict().items() if k not in own} == {
         k: v for k, v in group.as_dict().items() if k not in own

@@ -51,17 +51,17 @@ def features(towers, records, seed=0, views=1):
     return found | ({"text": torch.randn(records, 1, TEXT, generator=generator)} if towers == 2 else {})
 
 
-def sum_of(engine, views, step, starts=None, microbatch=None):
+def sum_of(engine, views, step, offsets=None, microbatch=None):
     """What a worker sums up, in steps, times the length of a step."""
     layout = engine._layout
-    return whole_sum_of(engine, views, step, starts, microbatch).double() * (layout.length / layout.radius)
+    return whole_sum_of(engine, views, step, offsets, microbatch).double() * (layout.length / layout.radius)
 
 
-def whole_sum_of(engine, views, step, starts=None, microbatch=None):
+def whole_sum_of(engine, views, step, offsets=None, microbatch=None):
     total, count = engine.zeros().long(), len(views["image"])
-    starts = list(range(count + 1)) if starts is None else starts
-    for first in range(0, len(starts) - 1, microbatch or count):
-        own = starts[first : first + (microbatch or count) + 1]
+    offsets = list(range(count + 1)) if offsets is None else offsets
+    for first in range(0, len(offsets) - 1, microbatch or count):
+        own = offsets[first : first + (microbatch or count) + 1]
         some = {name: view[own[0] : own[-1]] for name, view in views.items()}
         engine.add_clipped(GroupBatch(some, [start - own[0] for start in own], step), Clip(engine._layout.radius), total)
     return total
@@ -240,7 +240,7 @@ def test_a_units_records_count_as_one():
     engine = engine_of(2)
     records = features(2, 3)
     for step in (0, 1):
-        three = 3 * sum_of(engine, records, step, starts=[0, 3])
+        three = 3 * sum_of(engine, records, step, offsets=[0, 3])
         torch.testing.assert_close(three, sum_of(engine, records, step), rtol=1e-4, atol=1e-5)
 
 

@@ -51,14 +51,14 @@ def added(objective, z, own, tau, bias):
 
 def batch_of(kind, own):
     """Groups of so many own records each, with M public ones behind them."""
-    starts = [0]
+    offsets = [0]
     for count in own:
-        starts.append(starts[-1] + count + M)
+        offsets.append(offsets[-1] + count + M)
     generator = torch.Generator().manual_seed(3)
-    views = {"image": torch.randn(starts[-1], 1 if kind == "pairs" else 2, 3, 16, 16, generator=generator)}
+    views = {"image": torch.randn(offsets[-1], 1 if kind == "pairs" else 2, 3, 16, 16, generator=generator)}
     if kind == "pairs":
-        views["text"] = torch.randint(1, 64, (starts[-1], 1, 6), generator=generator)
-    return GroupBatch(views, starts)
+        views["text"] = torch.randint(1, 64, (offsets[-1], 1, 6), generator=generator)
+    return GroupBatch(views, offsets)
 
 
 @pytest.mark.parametrize("own", [(1, 1, 1, 1), (1, 3, 2)], ids=["records", "units"])
@@ -70,7 +70,7 @@ def test_every_engine_clips_the_gradient_of_what_a_record_adds(objective, kind, 
     model, batch, clip_norm = build_model(MODELS[kind], wanted), batch_of(kind, own), 0.5
     expected, norms = 0, []
     for group, count in enumerate(own):
-        first, end = batch.starts[group : group + 2]
+        first, end = batch.offsets[group : group + 2]
         z = model({name: view[first:end] for name, view in batch.views.items()})
         loss = added(objective, z, count, model.temperature, model.bias)
         gradients = torch.autograd.grad(loss, TrainableVector(model).parameters)
@@ -110,7 +110,7 @@ def test_every_engine_clips_the_gradient_in_the_centres_too(objective, kind):
     torch.nn.init.normal_(model.centres.table.weight, std=0.1)
     vector, expected = TrainableVector(model), 0
     for group, count in enumerate((1, 3, 2)):
-        first, end = batch.starts[group : group + 2]
+        first, end = batch.offsets[group : group + 2]
         z = model({name: view[first:end] for name, view in batch.views.items()})
         own = torch.arange(end - first) < count
         centres = model.centres.table.weight.expand(end - first, -1)

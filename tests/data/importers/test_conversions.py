@@ -29,7 +29,7 @@ def advice(message: str, number: int = 0) -> str:
     return [part for part in message.split("`")[1::2] if " " in part][number]
 
 
-def carry_out(command: str, dest: Path) -> RecordStore | None:
+def run_advice(command: str, dest: Path) -> RecordStore | None:
     """Does what a message says, in a shell, in a folder of its own; the import itself, which comes last, in this process."""
     folder = dest.parent / "elsewhere"
     folder.mkdir(exist_ok=True)
@@ -83,7 +83,7 @@ class TestShardsAsFolders:
     def test_the_commands_import_the_captions(self, tmp_path: Path, pictures, options: dict) -> None:
         source = img2dataset(tmp_path / "a 'folder'", pictures)
         said = refusal(source, **options)
-        store = carry_out(advice(said), tmp_path / "s")
+        store = run_advice(advice(said), tmp_path / "s")
         assert captions_of(store) == ["about 0 0", "about 0 1", "about 1 0", "about 1 1"]
         assert len(run(commands(said)[-1], tmp_path / "alone")) == 4
 
@@ -94,7 +94,7 @@ class TestShardsAsFolders:
             for name in ("0", "0-1", "00"):  # whose order depends on the language of the machine
                 image = pictures.file(source / place.format(name))
                 image.with_suffix(".txt").write_text(f"about {name}")
-        store = carry_out(advice(refusal(source)), tmp_path / "s")
+        store = run_advice(advice(refusal(source)), tmp_path / "s")
         other = {"{}.png": 0}.get(layout, 3)
         assert store.count("train") == 3 and store.count("test") + store.count("validation") == other
         assert captions_of(store) == sorted(["about 0", "about 0-1", "about 00"] * (1 + bool(other)))
@@ -106,7 +106,7 @@ def test_an_archive_with_links_is_written_anew(tmp_path: Path, pictures) -> None
     source = archive(tmp_path / "x.tar", members)
     said = refusal(source)
     assert "--format folder" not in said
-    assert carry_out(advice(said), tmp_path / "s") is None
+    assert run_advice(advice(said), tmp_path / "s") is None
     store = RecordStore.open(import_records(tmp_path / "x.tar-without-links.tar", tmp_path / "s").path)
     assert captions_of(store) == ["a bird", "a cat", "a dog"] and len(set(store.encoded(np.arange(3)))) == 1
 
@@ -118,7 +118,7 @@ def test_a_link_that_leads_out_of_an_archive_is_not_followed_by_its_advice(tmp_p
         tmp_path / "data" / "x.tar", [("0.png", pictures.png()), (special("1.png", tarfile.SYMTYPE, str(secret)), b"")]
     )
     with pytest.raises(AssertionError, match="outside|absolute"):
-        carry_out(advice(refusal(source)), tmp_path / "s")
+        run_advice(advice(refusal(source)), tmp_path / "s")
     assert not (tmp_path / "data" / "x.tar-without-links.tar").exists()
 
 
@@ -176,7 +176,7 @@ def test_other_json_is_named_and_converted(tmp_path: Path, pictures, content: di
     (tmp_path / "my captions.json").write_text(json.dumps(content))
     message = refusal(tmp_path / "my captions.json")
     assert said in message and "[import-convert]" in message
-    assert captions_of(carry_out(advice(message, -1), tmp_path / "s")) == ["a cat", "a dog"]
+    assert captions_of(run_advice(advice(message, -1), tmp_path / "s")) == ["a cat", "a dog"]
 
 
 def saved(folder: Path, pictures, rows: int, kind: str = "stream") -> None:
@@ -204,7 +204,7 @@ def test_what_save_to_disk_wrote_is_converted(tmp_path: Path, pictures, splits: 
         (tmp_path / "my set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     message = refusal(tmp_path / "my set")
     assert "save_to_disk" in message and "[import-convert]" in message and len(message) < 900
-    store = carry_out(advice(message), tmp_path / "s")
+    store = run_advice(advice(message), tmp_path / "s")
     assert [store.count(split) for split in ("train", "test")] == [3, 4 if len(splits) > 1 else 0]
     assert set(names_of(store)) == {"cat", "dog"}
 
@@ -237,7 +237,7 @@ def test_tfrecords_are_converted_by_a_package_of_this_name(tmp_path: Path, pictu
         message = refusal(source)
         assert "TFRecord" in message and "[import-convert]" in message
     if name == "train.tfrecord":  # seconds
-        store = carry_out(advice(message), tmp_path / "s")
+        store = run_advice(advice(message), tmp_path / "s")
         assert captions_of(store) == ["a dog", "é cat"] and sorted(names_of(store, "image/class/label")) == ["0", "1"]
 
 
@@ -258,7 +258,7 @@ def test_parquet_that_names_image_files_becomes_a_table(tmp_path: Path, pictures
     columns = {"file_name": ["0.png", "1.png"], "text": ['a "cat", black', "a dog"], "url": ["x", None]}
     pq.write_table(pa.table(columns), tmp_path / "in" / "metadata.parquet")
     message = refusal(tmp_path / "in" / "metadata.parquet")
-    assert captions_of(carry_out(advice(message), tmp_path / "s")) == ['a "cat", black', "a dog"]
+    assert captions_of(run_advice(advice(message), tmp_path / "s")) == ['a "cat", black', "a dog"]
     pq.write_table(pa.table({"url": ["x"]}), tmp_path / "x.parquet")
     assert "`" not in refusal(tmp_path / "x.parquet")
 

@@ -94,7 +94,7 @@ def test_a_step_draws_the_same_records_without_a_copy_of_their_keys(path: Path, 
         for step in (0, 3):
             expected = draw_step(plan, randomness, step, rows, store.keys[rows], plan.groups)
             drawn = draw_step(plan, randomness, step, None, store.keys, plan.groups, participants=found)
-            assert np.array_equal(drawn.indices, expected.indices) and np.array_equal(drawn.starts, expected.starts)
+            assert np.array_equal(drawn.indices, expected.indices) and np.array_equal(drawn.offsets, expected.offsets)
 
 
 @pytest.mark.parametrize("wrong", ["splits", "split"])

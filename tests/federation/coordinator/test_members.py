@@ -67,14 +67,14 @@ def test_two_supernodes_on_one_worker_waste_no_step(lab, trust, drops):
     one = lab(trust, drops=drops, colluders=1)
     one.wire.workers["another"] = one.wire.workers["node0"]
     for step in range(4):
-        assert one.server.collect(step) is not None, one.events()[-1]
+        assert one.server.aggregate(step) is not None, one.events()[-1]
         assert one.events()[-1]["arrived"] == ["site-0", "site-1", "site-2"]
     assert [one.ledger(number).charged for number in range(3)] == [4, 4, 4]
 
 
 def test_a_site_whose_supernode_went_is_waited_for_and_no_step_is_paid_in_vain(lab):
     one = lab("secure", drops=0, colluders=1)
-    one.server.collect(0)
+    one.server.aggregate(0)
     one.wire.gone, tries = {"node1"}, []
     exchange = one.wire.exchange
 
@@ -84,7 +84,7 @@ def test_a_site_whose_supernode_went_is_waited_for_and_no_step_is_paid_in_vain(l
         yield from exchange(packets, seconds, most)
 
     one.wire.exchange = comes_back
-    assert one.server.collect(1) is not None
+    assert one.server.aggregate(1) is not None
     assert events(one) == ["collected"] * 2 and [one.ledger(number).charged for number in range(3)] == [2, 2, 2]
 
 
@@ -94,15 +94,15 @@ def test_a_site_whose_supernode_went_is_waited_for_and_no_step_is_paid_in_vain(l
 def test_a_site_pays_for_no_step_that_it_cannot_mask(lab):
     """It was started again behind its SuperNode: its secrets are gone, and it says so before it charges anything."""
     one = lab("secure", drops=1, colluders=0)
-    one.server.collect(0)
+    one.server.aggregate(0)
     one.wire.workers["node0"] = one.site(0)
-    assert one.server.collect(1) is not None
+    assert one.server.aggregate(1) is not None
     assert one.events()[-1]["missing"] == {
         "site-0": "refused: the site holds no offer of its own for this step: it was started again"
     }
     assert [one.ledger(number).charged for number in range(3)] == [1, 2, 2]
-    one.server.collect(2)  # it is greeted along with this step
-    one.server.collect(3)
+    one.server.aggregate(2)  # it is greeted along with this step
+    one.server.aggregate(3)
     assert one.events()[-1]["arrived"] == ["site-0", "site-1", "site-2"]
 
 
@@ -112,7 +112,7 @@ def test_a_step_that_cannot_be_masked_costs_a_site_nothing(lab, harm):
     one.server._wait_for_sites(0)
     caught = []
     one.wire.exchange = lambda packets, seconds, most: caught.append(packets) or iter(())
-    one.server.collect(0)
+    one.server.aggregate(0)
     question = caught[0]["node0"]
     fields = json.loads(question.header)
     fields.pop("vector")
@@ -135,10 +135,10 @@ def test_a_step_that_cannot_be_masked_costs_a_site_nothing(lab, harm):
 def test_a_hanging_site_costs_one_deadline_and_comes_back_by_itself(lab):
     one, clock = lab("secure", drops=1, deadline=5.0), Clock()
     patient(one, clock)
-    one.server.collect(0)
+    one.server.aggregate(0)
     plain = one.wire.exchange
     hanging(one, "node0")
-    asked = [one.server.collect(step) is not None for step in (1, 2, 3)]
+    asked = [one.server.aggregate(step) is not None for step in (1, 2, 3)]
     assert asked == [True] * 3 and one.events()[-1]["missing"] == {"site-0": "not there: it did not answer step 1 within 5 s"}
     assert [line["missing"].get("site-0") for line in one.events() if line["event"] == "collected"] == [
         None,
@@ -148,18 +148,18 @@ def test_a_hanging_site_costs_one_deadline_and_comes_back_by_itself(lab):
     ]
     assert "site-0 did not answer step 1 within 5 s: it is asked again in 5 s" in one.notes
     clock.now, one.wire.exchange = 6.0, plain
-    one.server.collect(4)  # it is greeted along with this step
-    one.server.collect(5)
+    one.server.aggregate(4)  # it is greeted along with this step
+    one.server.aggregate(5)
     assert one.events()[-1]["arrived"] == ["site-0", "site-1", "site-2"]
 
 
 def test_a_site_that_has_left_is_said_to_have_left(lab):
     one, left = lab("distributed", drops=1, deadline=5.0), []
     one.server._members._left = lambda: left
-    one.server.collect(0)
+    one.server.aggregate(0)
     gone = one.wire.workers.pop("node0")
     for step in (1, 2):
-        one.server.collect(step)
+        one.server.aggregate(step)
         left.append("site-0")
     assert [line["missing"] for line in one.events() if line["event"] == "collected"] == [
         {},
@@ -190,10 +190,10 @@ def test_steps_are_not_paid_again_and_again_for_a_site_that_hangs_and_is_needed(
     one, clock = lab("secure", drops=0, colluders=1, deadline=5.0, steps=50), Clock()
     patient(one, clock)
     monkeypatch.setattr("dpfed.federation.coordinator.rounds.time.sleep", clock.sleep)
-    one.server.collect(0)
+    one.server.aggregate(0)
     hanging(one, "node0")
     for step in range(1, 6):
-        assert one.server.collect(step) is None
+        assert one.server.aggregate(step) is None
     assert clock.now >= 5 * (1 + 2 + 4 + 8)
 
 
@@ -215,8 +215,8 @@ def speaking(change):
 def test_a_site_that_speaks_another_protocol_is_not_taken_in_and_named_once(lab, protocol):
     one = lab("central", deadline=0.3)
     one.wire.tampers["node0"] = speaking({"protocol": protocol, "release": "9.9"})
-    one.server.collect(0)
-    one.server.collect(1)
+    one.server.aggregate(0)
+    one.server.aggregate(1)
     assert one.events()[-1]["arrived"] == ["site-1", "site-2"]
     told = [note for note in one.notes if "is rejected" in note]
     assert len(told) == 1 and "same release on both" in told[0]
@@ -239,7 +239,7 @@ def test_a_coordinator_that_speaks_another_protocol_is_refused_and_costs_nothing
 
 def test_every_question_limits_its_replies(lab):
     one = lab("secure")
-    one.server.collect(0)
+    one.server.aggregate(0)
     numbers = one.server._numbers
     assert set(one.wire.most) == {messages.LONGEST_HEADER, messages.LONGEST_HEADER + 4 * numbers}
     assert (
@@ -253,11 +253,11 @@ def test_every_question_limits_its_replies(lab):
 
 def test_sites_confirm_who_arrived_only_when_somebody_did_not(lab):
     one = lab("secure", drops=1, colluders=0)
-    one.server.collect(0)
+    one.server.aggregate(0)
     kinds = [json.loads(packet.header)["kind"] for _, packet in one.wire.questions]
     assert "confirm" not in kinds and kinds.count("reveal") == 2  # as many as are needed
     one.wire.tampers["node0"] = lambda q, r: None if b'"kind": "sum"' in r.header else r
-    assert one.server.collect(1) is not None
+    assert one.server.aggregate(1) is not None
     kinds = [json.loads(packet.header)["kind"] for _, packet in one.wire.questions]
     assert kinds.count("confirm") == 2 and one.events()[-1]["arrived"] == ["site-1", "site-2"]
 
@@ -274,5 +274,5 @@ def test_a_site_that_signs_another_roster_counts_as_missing(lab):
         return sign(identity_of(0), fields.pop("terms"), fields.pop("kind"), reply.vector, **fields)
 
     one.wire.tampers["node0"] = other
-    assert one.server.collect(0) is not None
+    assert one.server.aggregate(0) is not None
     assert one.events()[-1]["missing"] == {"site-0": "a sum for another roster"}

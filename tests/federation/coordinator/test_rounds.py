@@ -52,7 +52,7 @@ def spread(noise: torch.Tensor, plan) -> float:
 
 def test_without_noise_a_federation_adds_up_what_its_sites_add_up(lab):
     one = lab("central")
-    total = one.server.collect(0)
+    total = one.server.aggregate(0)
     clean = one.clean(0)
     assert torch.equal(total.values, clean.values) and total.unit == clean.unit
     assert (total.groups, total.sensitivity, total.noise_std) == (one.plan.groups, one.plan.sensitivity, 0.0)
@@ -72,10 +72,10 @@ def test_the_same_update_as_three_owners_in_one_process(lab, tmp_path):
     own = dataclasses.replace(one.parts, model=workers[0][1])
 
     class Shared(InProcess):
-        def collect(self, step):
+        def aggregate(self, step):
             for _, model in workers:
                 model.load_state_dict(own.model.state_dict())
-            return super().collect(step)
+            return super().aggregate(step)
 
     expected = trained(own, Shared([worker for worker, _ in workers]), "in-process")
     assert torch.equal(trained(one.parts, one.server, "federation"), expected)
@@ -89,7 +89,7 @@ def test_the_noise_is_never_below_the_plan(lab, trust, drops):
     one.server._wait_for_sites(0)
     one.wire.gone = set(list(one.wire.workers)[:drops])
     there = range(drops, SITES)
-    total = one.server.collect(0)
+    total = one.server.aggregate(0)
     stated = total.noise_std
     noise = noise_in(one, 0, total, there)
     least = {"central": 1, "local": SITES - drops}.get(trust, (SITES - drops) / (SITES - 1))
@@ -105,7 +105,7 @@ def test_no_two_sites_and_no_two_steps_share_noise(lab):
     one = lab("local")
     noises = []
     for step in range(2):
-        one.server.collect(step)
+        one.server.aggregate(step)
     for (_, reply), (number, step) in zip(
         [(a, r) for a, r in one.wire.replies if b'"kind": "sum"' in r.header],
         [(n, s) for s in range(2) for n in range(SITES)],
@@ -171,15 +171,15 @@ def test_a_bad_answer_costs_its_site_only(lab, trust):
     one = lab(trust, steps=3 * len(faults))
     for step, fault in zip(range(0, 3 * len(faults), 3), faults, strict=True):
         one.wire.tampers["node0"] = faults[fault]
-        noise = noise_in(one, step, one.server.collect(step), (1, 2))
+        noise = noise_in(one, step, one.server.aggregate(step), (1, 2))
         assert spread(noise, one.plan) > 1 - 6 * math.sqrt(2 / noise.numel()), fault
         event = one.events()[-1]
         assert (event["event"], event["arrived"]) == ("collected", ["site-1", "site-2"]), fault
         assert event["missing"].keys() == {"site-0"}
         assert all(one.ledger(number).release_of(step) for number in range(SITES))  # it has drawn its records: it has paid
         one.wire.tampers.clear()
-        assert one.server.collect(step + 1) is not None
-        assert one.server.collect(step + 2) is not None
+        assert one.server.aggregate(step + 1) is not None
+        assert one.server.aggregate(step + 2) is not None
         assert one.events()[-1]["arrived"] == ["site-0", "site-1", "site-2"], fault  # greeted again, and back
 
 
@@ -213,7 +213,7 @@ def test_a_site_that_is_asked_twice_and_answers_twice_counts_once_and_pays_once(
 
     one.wire.exchange = twice
     for step in range(2):
-        assert torch.equal(one.server.collect(step).values, once.server.collect(step).values)
+        assert torch.equal(one.server.aggregate(step).values, once.server.aggregate(step).values)
         event = one.events()[-1]
         assert event["arrived"] == ["site-0", "site-1", "site-2"] and not event["missing"]
     assert [one.ledger(number).charged for number in range(SITES)] == [2, 2, 2]
@@ -222,13 +222,13 @@ def test_a_site_that_is_asked_twice_and_answers_twice_counts_once_and_pays_once(
 def test_a_secure_step_survives_a_site_that_leaves_before_it_is_unmasked(lab):
     one = lab("secure")
     one.wire.tampers["node2"] = lambda q, r: None if b'"kind": "shares"' in r.header else r
-    noise = noise_in(one, 0, one.server.collect(0))
+    noise = noise_in(one, 0, one.server.aggregate(0))
     assert spread(noise, one.plan) == pytest.approx(SITES / (SITES - 1), rel=6 * math.sqrt(2 / noise.numel()))
 
 
 def test_secure_sums_are_what_the_sites_noised_to_the_last_grid_step(lab):
     one = lab("secure")
-    total, grid = one.server.collect(0), grid_of(one.terms)
+    total, grid = one.server.aggregate(0), grid_of(one.terms)
     expected = torch.zeros(0, dtype=torch.float64)
     ring = 0
     for number in range(SITES):
@@ -249,13 +249,13 @@ def test_secure_sums_are_what_the_sites_noised_to_the_last_grid_step(lab):
 @pytest.mark.parametrize("trust", MODES)
 def test_a_step_that_a_server_left_open_is_paid_for_and_never_asked_again(lab, trust, tmp_path):
     one = lab(trust)
-    one.server.collect(0)  # the server is killed before it releases the sum
+    one.server.aggregate(0)  # the server is killed before it releases the sum
     asked = len(one.wire.questions)
     server = one.restarted()
-    assert server.collect(0) is None
+    assert server.aggregate(0) is None
     assert len(one.wire.questions) == asked
     assert one.events()[-1]["event"] == "discarded"
-    assert server.collect(1) is not None
+    assert server.aggregate(1) is not None
     assert [one.ledger(number).charged for number in range(SITES)] == [2, 2, 2]
 
 
@@ -270,17 +270,17 @@ def test_a_step_is_on_the_books_before_anybody_is_asked(lab):
 
     one.wire.exchange = dies
     with pytest.raises(KeyboardInterrupt):
-        one.server.collect(0)
+        one.server.aggregate(0)
     assert [(event["event"], event["step"]) for event in one.events()] == [("opened", 0)]
     one.wire.exchange = exchange
-    assert one.restarted().collect(0) is None
+    assert one.restarted().aggregate(0) is None
 
 
 def test_no_message_holds_a_record(lab, shapes):
     for trust in MODES:
         one = lab(trust)
         for step in range(2):
-            one.server.collect(step)
+            one.server.aggregate(step)
         sent = one.wire.everything()
         assert len(sent) > 10_000
         indices = shapes.split("train")
@@ -300,7 +300,7 @@ def test_parameters_may_travel_rounded_and_sums_never(lab):
     one = lab("central", broadcast="bf16")
     vector = TrainableVector(one.parts.model)
     exact = vector.gather()
-    total = one.server.collect(0)
+    total = one.server.aggregate(0)
     assert {len(packet.vector) for _, packet in one.wire.questions if packet.vector} == {2 * vector.numel}
     assert {len(r.vector) for _, r in one.wire.replies if r.vector} == {8 * vector.numel}
     assert torch.equal(vector.gather(), exact)  # the coordinator's own stay as they are
@@ -371,7 +371,7 @@ def test_nothing_that_a_site_says_stops_the_others(lab, trust, to, monkeypatch):
     for number, answer in enumerate(HOSTILE):
         for step in range(3 * number, 3 * number + 3):  # in one of them it answers badly, and then it is greeted again
             one.wire.tampers["node0"] = hostile
-            total = one.server.collect(step)
+            total = one.server.aggregate(step)
             assert total is not None and torch.isfinite(total.values).all(), answer
         one.server._members.lose(0, "node0", "the test wants it greeted again")
     assert all(answer in said for answer in HOSTILE)
@@ -391,17 +391,17 @@ def test_a_wrong_share_spoils_nothing_where_enough_right_ones_are(lab):
         return sign(identity_of(0), fields.pop("terms"), fields.pop("kind"), b"", **fields)
 
     one.wire.tampers["node0"] = wrong
-    assert one.server.collect(0) is not None
+    assert one.server.aggregate(0) is not None
 
 
 def test_a_run_that_its_sites_do_not_know_stops_before_it_spends(lab, tmp_path):
     for trust in MODES:
         one = lab(trust)
         for step in range(3):
-            one.server.collect(step)
+            one.server.aggregate(step)
         (one.folder / "federation.jsonl").unlink()  # the run was begun anew, or an old copy was restored
         with pytest.raises(UserError, match="round-other-run"):
-            one.restarted().collect(0)
+            one.restarted().aggregate(0)
         assert not one.events()
 
 
@@ -412,16 +412,16 @@ def test_too_few_sites_that_can_take_a_step_stop_the_run_before_it_spends(lab, t
     Ledger.open(one.folder / "site-2.jsonl").charge(Release(4, "of another run"))
     one.wire.workers["node2"] = one.site(2)
     with pytest.raises(UserError, match="round-other-run"):
-        one.server.collect(0)
+        one.server.aggregate(0)
     assert not one.events()
 
 
 def test_a_released_step_whose_release_is_lost_is_not_discarded(lab):
     one = lab("central")
-    one.server.collect(0)
+    one.server.aggregate(0)
     Ledger.open(one.folder / "run.jsonl").charge(Release(0, "digest"))
     with pytest.raises(UserError, match="round-released"):
-        one.restarted().collect(0)
+        one.restarted().aggregate(0)
     assert one.events()[-1]["event"] == "collected"
 
 
@@ -429,13 +429,13 @@ def test_an_impossible_total_is_not_used(lab):
     """A masked sum shows nothing, but their total does."""
     one = lab("secure")
     one.wire.tampers["node0"] = resealed(lambda values: (values.view(torch.int32) ^ 0x55555555).view(torch.float32))
-    assert one.server.collect(0) is None
+    assert one.server.aggregate(0) is None
     assert "larger than its groups" in one.events()[-1]["reason"]
 
 
 def test_somebody_who_is_there_and_says_nothing_delays_nobody(lab):
     one = lab("central")
-    one.server.collect(0)
+    one.server.aggregate(0)
     one.wire.workers["stranger"] = None
     asked = []
     exchange = one.wire.exchange
@@ -445,5 +445,5 @@ def test_somebody_who_is_there_and_says_nothing_delays_nobody(lab):
         yield from exchange({address: packet for address, packet in packets.items() if address != "stranger"}, seconds, most)
 
     one.wire.exchange = slow
-    assert one.server.collect(1) is not None
+    assert one.server.aggregate(1) is not None
     assert len(asked) == 1  # it was greeted along with the step

@@ -23,7 +23,7 @@ from dpfed.models.parameters import TrainableVector  # noqa: E402
 from dpfed.privacy.ledger import Ledger  # noqa: E402
 from dpfed.protocol.journal import Journal  # noqa: E402
 from dpfed.protocol.terms import Terms  # noqa: E402
-from dpfed.runs.assembly import Share, assemble  # noqa: E402
+from dpfed.runs.assembly import Partition, assemble  # noqa: E402
 from dpfed.runs.resolution import resolve  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,7 +43,7 @@ def found(parties, stores, config, **options):
     return Terms.load(made.terms)
 
 
-def carry_out(parties, run, kept):
+def run_federation(parties, run, kept):
     """The run; whatever sums are released are kept, also when the run forgets them. Returns what it said."""
     kept.mkdir()
     with tempfile.TemporaryDirectory(prefix="dpfed-") as place:
@@ -76,8 +76,8 @@ def clean(parties, terms, names, released):
         parts = assemble(resolve(site_config(terms, folder.settings())), randomness, terms=terms)
         vector = TrainableVector(parts.model)
         vector.assign(released)
-        share = Share(number, parts.store.split("train"), terms.sites[number].groups)
-        total += parts.worker(randomness, share=share).bounded_sum(1).numbers()
+        partition = Partition(number, parts.store.split("train"), terms.sites[number].groups)
+        total += parts.worker(randomness, partition=partition).bounded_sum(1).numbers()
     return total, parts.model.moments.layout
 
 
@@ -86,7 +86,7 @@ def test_a_site_that_is_killed_in_the_second_round_is_left_out_of_it(tiny_moment
     divide_store(shapes.path, tmp_path / "stores", 3, skew=0.5)
     parties, run, kept = tmp_path / "parties", RunDirectory(tmp_path / "run"), tmp_path / "kept"
     terms = found(parties, tmp_path / "stores", tiny_moments, trust="secure", drops=1, colluders=0, deadline=30.0)
-    said = carry_out(parties, run, kept)
+    said = run_federation(parties, run, kept)
     assert run.finished, said[-4000:]
     first, second = (line for line in Journal(run.journal).lines if line["event"] == "collected")
     assert not first["missing"] and (second["arrived"], list(second["missing"])) == (OTHERS, [FIRST])

@@ -122,7 +122,7 @@ def test_a_refusal_is_a_fixed_phrase(lab):
 def test_a_secure_site_reveals_shares_of_one_set_only(tiny, tmp_path, numbers):
     tiny["privacy"] |= {"epsilon": None, "noise_multiplier": 1.0, "accountant": "rdp"}
     lab = Lab(tiny, tmp_path, trust="secure", drops=1)
-    assert lab.server.collect(0) is not None  # with all three
+    assert lab.server.aggregate(0) is not None  # with all three
     site = lab.wire.workers["node0"]
     (asked,) = {packet.header for _, packet in lab.wire.questions if json.loads(packet.header)["kind"] == "reveal"}
     fields = {name: value for name, value in json.loads(asked).items() if name in ("rosters", "voters", "votes")}

@@ -1,8 +1,8 @@
 """The public shape of a shared pass: how many records, groups, and records of a group it has room for.
 
 What a group adds to a sum must not depend on who shares its pass. A kernel may choose the order of its additions by the shape
-of its input. So every pass has one of a few public shapes, which `dpfed.bounding.engines.same_bits` tries on the device, and
-records that belong to no group fill it up.
+of its input. So every pass has one of a few public shapes, which `dpfed.bounding.engines.batch_invariance` tries on the device,
+and records that belong to no group fill it up.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _VECTOR = 16
 
 
 @dataclass(frozen=True)
-class PassShape:
-    """Public numbers of a pass.
+class Padding:
+    """Public numbers of a pass: to which shapes its records and groups are padded.
 
     Attributes:
         totals: how many records a pass may have, fillers included, in rising order.
@@ -45,7 +45,7 @@ class PassShape:
     typical: int
 
     @classmethod
-    def on(cls, device: str, group_size: int | None = None, records: int | None = None, pixels: int = 3 * 32 * 32) -> PassShape:
+    def on(cls, device: str, group_size: int | None = None, records: int | None = None, pixels: int = 3 * 32 * 32) -> Padding:
         """The shape for groups of about S records.
 
         CPUs round a record alike in passes of many sizes, so few fillers are needed there. Elsewhere all passes have one size.
@@ -81,19 +81,19 @@ class PassShape:
         """How many records a pass of so many gets, fillers included."""
         return next(total for total in self.totals if total >= records)
 
-    def passes(self, batch: GroupBatch, lanes: int) -> list[list[int]]:
-        """Divides groups of at least two records among passes, so many for each lane; groups above `slots` are left out.
+    def passes(self, batch: GroupBatch, threads: int) -> list[list[int]]:
+        """Divides groups of at least two records among passes, so many for each thread; groups above `slots` are left out.
 
         Args:
             batch: the groups.
-            lanes: how many take turns at the passes.
+            threads: how many take turns at the passes.
         """
         sizes = batch.sizes
         order = [group for group in reversed(batch.by_size()) if sizes[group] <= self.slots]
         records = sum(sizes[group] for group in order)
-        count = max(1, math.ceil(records / self.aim / lanes)) * lanes
+        count = max(1, math.ceil(records / self.aim / threads)) * threads
         while (found := self._divided(order, sizes, count)) is None:
-            count += lanes
+            count += threads
         return [groups for groups in found if groups]
 
     def _divided(self, order: list[int], sizes: list[int], count: int) -> list[list[int]] | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpfed.privacy.group_statistics import BELOW, LOSS, WITHIN
-from dpfed.privacy.phase import Phase
+from dpfed.privacy.phase import MetricsWindow
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.plan_checks import CLIP_NORMS
 from dpfed.training.post_processing import PostProcessor
@@ -25,7 +25,7 @@ _CALM = 0.25  # error of a step's share from which on the threshold moves more s
 _FARTHEST = 20  # powers of two between the threshold and where it starts
 
 
-class Curve(PostProcessor):
+class PrivateMetrics(PostProcessor):
     """Takes in the figures of every released step.
 
     Args:
@@ -36,13 +36,13 @@ class Curve(PostProcessor):
     name = "progress"
 
     def __init__(self, plan: PrivacyPlan, noise_std: float | None = None) -> None:
-        assert plan.statistics is not None  # otherwise there is no curve
+        assert plan.statistics is not None  # otherwise no metrics are released
         self._bounding, self._steps, self._statistics = plan.bounding, plan.steps, plan.statistics
         self._noise_std = plan.noise_std if noise_std is None else noise_std
         count = len(self._statistics.names)
         self._state = {
             "threshold": torch.tensor(plan.bounding.clip_norm, dtype=torch.float64),
-            "totals": torch.zeros(count, dtype=torch.float64),  # of the phase so far
+            "totals": torch.zeros(count, dtype=torch.float64),  # of the window so far
             "logs": torch.zeros(2, dtype=torch.float64),  # number of steps in it, and sum of the threshold's logarithms
         }
 
@@ -55,7 +55,7 @@ class Curve(PostProcessor):
         """See `PostProcessor`: with adaptive clipping a sum is in units of the threshold."""
         return gradient * (self.threshold / self._bounding.clip_norm) if self._bounding.clipping == "adaptive" else gradient
 
-    def take(self, step: int, released: Tensor | None) -> Phase | None:
+    def take(self, step: int, released: Tensor | None) -> MetricsWindow | None:
         """Takes a step in, and moves the threshold.
 
         Args:
@@ -63,7 +63,7 @@ class Curve(PostProcessor):
             released: ``(m,)``, the noisy statistics of the sum; ``None``: the step was discarded.
 
         Returns:
-            The figures of the phase that the step ends, if it ends one in which anything was released.
+            The figures of the window that the step ends, if it ends one in which anything was released.
         """
         state = self._state
         if released is not None:
@@ -75,10 +75,10 @@ class Curve(PostProcessor):
         last, length = step + 1, self._statistics.phase
         if last % length and last < self._steps:
             return None
-        phase = self._phase(first=step - step % length + 1, last=last)
+        window = self._window(first=step - step % length + 1, last=last)
         state["totals"].zero_()
         state["logs"].zero_()
-        return phase
+        return window
 
     def _moved(self, step: int, too_many: float) -> float:
         rate = _RATE + _FIRST_RATE / math.sqrt(1 + step)
@@ -89,7 +89,7 @@ class Curve(PostProcessor):
         moved = self.threshold * math.exp(-max(-1.0, min(1.0, rate * too_many)))
         return float(torch.tensor(min(max(moved, least), start * farthest), dtype=torch.float32))
 
-    def _phase(self, first: int, last: int) -> Phase | None:
+    def _window(self, first: int, last: int) -> MetricsWindow | None:
         released, logs = self._state["logs"].tolist()
         if not released:
             return None
@@ -97,7 +97,7 @@ class Curve(PostProcessor):
         error = _NORMAL * self._statistics.error(self._noise_std, int(released))
         within = means[BELOW] if self._bounding.clipping == "adaptive" else means.get(WITHIN)
         largest = self._statistics.progress.loss_range
-        return Phase(
+        return MetricsWindow(
             first=first,
             last=last,
             released=int(released),

@@ -1,4 +1,4 @@
-"""The figures of a block of steps, as they were released: what a curve of private training is made of.
+"""The figures of a window of steps, as they were released: what a curve of private training is made of.
 
 Also here: epsilon over steps: as the plan expects it, and as the ledger charged it. A replayed step moves neither.
 """
@@ -15,7 +15,7 @@ from dpfed.privacy.plan import PrivacyPlan
 
 
 @dataclass(frozen=True)
-class Phase:
+class MetricsWindow:
     """All follow from the noisy sums of some steps; each may be off by its error in 95 % of cases.
 
     Attributes:
@@ -43,8 +43,8 @@ class Phase:
     share_error: float
 
     @classmethod
-    def read(cls, figures: Any) -> Phase:
-        """The phase of a line of metrics.jsonl.
+    def read(cls, figures: Any) -> MetricsWindow:
+        """The window of a line of metrics.jsonl.
 
         Raises:
             ValueError: if it is none.
@@ -78,15 +78,15 @@ def percent(share: float) -> str:
 
 _POINTS = 16
 
-Curve = list[tuple[int, float]]
+EpsilonCurve = list[tuple[int, float]]
 
 
-def planned_curve(plan: PrivacyPlan) -> Curve:
+def planned_curve(plan: PrivacyPlan) -> EpsilonCurve:
     """Steps and epsilon after them, from (0, 0) to the last planned step; empty where epsilon is not finite."""
     return _finite([(0, 0.0), *((step, plan.epsilon(step)) for step in _steps(plan))])
 
 
-def spent_curve(ledger: Ledger) -> Curve:
+def spent_curve(ledger: Ledger) -> EpsilonCurve:
     """The same for the steps so far: the last point is what is spent; empty before the first step."""
     done = ledger.last_step + 1
     steps = [*(step for step in _steps(ledger.plan) if step < done), done]
@@ -98,5 +98,5 @@ def _steps(plan: PrivacyPlan) -> list[int]:
     return sorted({max(1, round(plan.steps * (point / _POINTS) ** 2)) for point in range(1, _POINTS + 1)})
 
 
-def _finite(curve: Curve) -> Curve:
+def _finite(curve: EpsilonCurve) -> EpsilonCurve:
     return curve if all(math.isfinite(epsilon) for _, epsilon in curve) else []

@@ -1,4 +1,4 @@
-"""A step's groups in several lanes, one for each core."""
+"""A step's groups in several threads, one for each core."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from dpfed.models.parameters import TrainableVector
 T = TypeVar("T")
 
 
-class Lanes:
-    """As many lanes as there are cores: a group is too small to keep several cores busy, so each core takes groups of its own.
+class Threads:
+    """As many threads as cores: a group is too small to keep several cores busy, so each core takes groups of its own.
 
-    The caller fixes which lane takes which group, and lanes are added up in order: the sum is the same, bit for bit, in every
-    run. There is one lane on devices other than the CPU. There is also only one if a layer draws random numbers: lanes would
-    take turns at one generator in no fixed order.
+    The caller fixes which thread takes which group, and their sums are added up in order: the sum is the same, bit for bit, in
+    every run. There is one thread on devices other than the CPU. There is also only one if a layer draws random numbers:
+    threads would take turns at one generator in no fixed order.
 
     Args:
         model: on its device.
         vector: its trainable parameters.
 
     Attributes:
-        count: how many lanes there are.
+        count: how many threads there are.
     """
 
     def __init__(self, model: nn.Module, vector: TrainableVector) -> None:
@@ -38,7 +38,7 @@ class Lanes:
         self._pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,)) if many else None
 
     def first(self, work: Callable[[], None]) -> None:
-        """Does something in one lane: with as many threads inside an operation as a step's work has."""
+        """Does something in one thread: with as many threads inside an operation as a step's work has."""
         if self._pool is None:
             work()
         else:
@@ -48,12 +48,12 @@ class Lanes:
         """Does a step's work.
 
         Args:
-            work: adds what lane k has to do to a flat vector ``(P,)``, and returns figures of its groups, ``(..., g)``; called
-                for each k.
+            work: adds what thread k has to do to a flat vector ``(P,)``, and returns figures of its groups, ``(..., g)``;
+                called for each k.
             into: ``(P,)``, added to in place.
 
         Returns:
-            All figures ``(..., G)``, in the order of the lanes.
+            All figures ``(..., G)``, in the order of the threads.
         """
         if self.count > 1 and (not self._extra or self._extra[0].dtype != into.dtype):
             self._extra = [torch.empty_like(into) for _ in range(self.count - 1)]
@@ -64,7 +64,7 @@ class Lanes:
         return figures
 
     def each(self, work: Callable[[int], T]) -> list[T]:
-        """What each lane comes to, in the order of the lanes."""
+        """What each thread comes to, in the order of the threads."""
         if self._pool is None:
             return [work(0)]
-        return [lane.result() for lane in [self._pool.submit(work, k) for k in range(self.count)]]
+        return [thread.result() for thread in [self._pool.submit(work, k) for k in range(self.count)]]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpfed.bounding.engines.engine import Views, draws
-from dpfed.bounding.engines.pass_shape import PassShape
+from dpfed.bounding.engines.padding import Padding
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.term import Term
 from dpfed.errors import UserError
@@ -30,8 +30,8 @@ _HUGE = 1e6
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a pass comes to.
+class PassResult:
+    """The result of a pass.
 
     Attributes:
         terms: of all trainable parameters.
@@ -52,10 +52,10 @@ class Found:
         return parts
 
 
-class Passed(Protocol):
-    """A pass over groups."""
+class PassFunction(Protocol):
+    """Makes a pass over groups."""
 
-    def __call__(self, views: Views, sizes: list[int], total: int | None = None) -> Found:
+    def __call__(self, views: Views, sizes: list[int], total: int | None = None) -> PassResult:
         """The pass.
 
         Args:
@@ -110,15 +110,21 @@ class Trial:
         return sum(self.sizes[:place]), sum(self.sizes[: place + 1])
 
 
-def require_same_bits(
-    passed: Passed, views: Views, shape: PassShape, model: nn.Module, vocabulary: int = 3, brief: bool = False, before: int = 0
+def require_batch_invariance(
+    run_pass: PassFunction,
+    views: Views,
+    padding: Padding,
+    model: nn.Module,
+    vocabulary: int = 3,
+    brief: bool = False,
+    before: int = 0,
 ) -> None:
     """Compares groups with themselves in passes of every shape, at the model's weights of now.
 
     Args:
-        passed: makes a pass.
+        run_pass: makes a pass.
         views: of any records; only their shapes and types are read.
-        shape: of passes.
+        padding: public shapes of passes.
         model: what is passed.
         vocabulary: numbers of tokens that a text may have.
         brief: compares in the smallest, the largest and a middle shape alone, for a first opinion; no record may be private.
@@ -135,15 +141,15 @@ def require_same_bits(
     seen: dict[int, tuple[Trial, int, list[Tensor]]] = {}
     alike: set[int] = set()  # groups that were compared: their parts are kept no longer
     if brief:
-        middle, most = shape.totals[len(shape.totals) // 2], shape.totals[-1]
-        totals: Iterable[int] | None = (shape.totals[0], most, middle, most, middle)
+        middle, most = padding.totals[len(padding.totals) // 2], padding.totals[-1]
+        totals: Iterable[int] | None = (padding.totals[0], most, middle, most, middle)
     elif before:
-        totals = itertools.islice(itertools.cycle(shape.totals), 5 * before, 5 * before + _TRIALS)
+        totals = itertools.islice(itertools.cycle(padding.totals), 5 * before, 5 * before + _TRIALS)
     else:
         totals = None
-    sizes = (2, 3, 5, _usual(shape)) if brief else None  # odd ones, too, so that others stand at odd places
-    for trial in trials(views, shape, totals, vocabulary, before, sizes):
-        found = passed(trial.views, trial.sizes, trial.total)
+    sizes = (2, 3, 5, _usual(padding)) if brief else None  # odd ones, too, so that others stand at odd places
+    for trial in trials(views, padding, totals, vocabulary, before, sizes):
+        found = run_pass(trial.views, trial.sizes, trial.total)
         for place, probe in trial.probes.items():
             if probe in alike and not brief:
                 continue
@@ -154,7 +160,7 @@ def require_same_bits(
             earlier, first_place, expected = seen[probe] if brief else seen.pop(probe)
             alike.add(probe)
             if not all(same(one, other) for one, other in zip(parts, expected, strict=True)):
-                what = _first_difference(passed, vocabulary, (earlier, first_place), (trial, place))
+                what = _first_difference(run_pass, vocabulary, (earlier, first_place), (trial, place))
                 raise DependsOnOthers(
                     f"on this device ({parts[0].device.type}), a group's gradient depends on the other groups of its pass "
                     f"({what}), so the engine takes one group at a time, as bounding.engine = 'loop' does. [engine-not-alike]"
@@ -163,7 +169,7 @@ def require_same_bits(
 
 def trials(
     views: Views,
-    shape: PassShape,
+    padding: Padding,
     totals: Iterable[int] | None,
     vocabulary: int = 3,
     before: int = 0,
@@ -172,8 +178,8 @@ def trials(
     """Passes of noise, in which some groups come again and again, in other places beside others.
 
     Args:
-        views: see `require_same_bits`, as the others.
-        shape: see there.
+        views: see `require_batch_invariance`, as the others.
+        padding: see there.
         totals: records of each pass. ``None``: one pass of every shape, then more of the largest until every group was there
             twice.
         vocabulary: see there.
@@ -181,16 +187,16 @@ def trials(
         sizes: of the groups of noise; default: all that share a pass.
     """
     generator = torch.Generator().manual_seed(before)
-    probes = _probes(shape, range(2, shape.slots + 1) if sizes is None else sizes, before)
-    times, least = [0] * len(probes), max(_TRIALS, len(shape.totals))
+    probes = _probes(padding, range(2, padding.slots + 1) if sizes is None else sizes, before)
+    times, least = [0] * len(probes), max(_TRIALS, len(padding.totals))
     endless = totals is None
-    every = itertools.chain(shape.totals, itertools.repeat(shape.totals[-1])) if totals is None else totals
+    every = itertools.chain(padding.totals, itertools.repeat(padding.totals[-1])) if totals is None else totals
     for number, total in enumerate(every):
         # Those that were seen once come first, so that they are seen twice, then those that were not. Large ones fit rarely.
         rank, large = {1: 0, 0: 1}, [own.size for own in probes]
         turn = [(probe - number - before) % len(probes) for probe in range(len(probes))]
         order = sorted(range(len(probes)), key=lambda probe: (rank.get(times[probe], 2), -large[probe], turn[probe]))
-        trial = _trial(number, total, probes, order, views, shape, vocabulary, generator)
+        trial = _trial(number, total, probes, order, views, padding, vocabulary, generator)
         for probe in trial.probes.values():
             times[probe] += 1
         yield trial
@@ -198,14 +204,14 @@ def trials(
             return
 
 
-def _usual(shape: PassShape) -> int:
-    return max(2, min(shape.typical, shape.slots))
+def _usual(padding: Padding) -> int:
+    return max(2, min(padding.typical, padding.slots))
 
 
-def _probes(shape: PassShape, sizes: Iterable[int], seed: int) -> list[_Probe]:
+def _probes(padding: Padding, sizes: Iterable[int], seed: int) -> list[_Probe]:
     """Groups of noise of these sizes, and some of nearly equal and of equal records."""
-    usual = _usual(shape)
-    kinds = [(2, _NEARLY), (usual, _NEARLY), (usual, 0.0), (shape.slots, _NEARLY), *((size, 1.0) for size in sizes)]
+    usual = _usual(padding)
+    kinds = [(2, _NEARLY), (usual, _NEARLY), (usual, 0.0), (padding.slots, _NEARLY), *((size, 1.0) for size in sizes)]
     return [_Probe(size, apart, 1000 * seed + number) for number, (size, apart) in enumerate(kinds)]
 
 
@@ -215,7 +221,7 @@ def _trial(
     probes: list[_Probe],
     first: list[int],
     views: Views,
-    shape: PassShape,
+    padding: Padding,
     vocabulary: int,
     generator: torch.Generator,
 ) -> Trial:
@@ -224,11 +230,11 @@ def _trial(
     room = total
     for probe in first:
         fits = probes[probe].size <= (room - total // 4 if chosen else room)
-        if len(chosen) < max(1, shape.groups - 1) and fits:
+        if len(chosen) < max(1, padding.groups - 1) and fits:
             chosen.append((probe, probes[probe].size))
             room -= probes[probe].size
-    while len(chosen) < shape.groups and room >= 2:
-        size = int(torch.randint(2, min(shape.slots, room) + 1, (), generator=generator))
+    while len(chosen) < padding.groups and room >= 2:
+        size = int(torch.randint(2, min(padding.slots, room) + 1, (), generator=generator))
         chosen.append((None, size))
         room -= size
     order = [chosen[place] for place in torch.randperm(len(chosen), generator=generator).tolist()]
@@ -262,14 +268,14 @@ def same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _first_difference(passed: Passed, vocabulary: int, *passes: tuple[Trial, int]) -> str:
+def _first_difference(run_pass: PassFunction, vocabulary: int, *passes: tuple[Trial, int]) -> str:
     """The first operation of two passes whose rows of a group differ."""
     first, place = passes[0]
     noise = _noise(first.views, sum(first.sizes), vocabulary, torch.Generator().manual_seed(1))
     seen = []
     for trial, own in (*passes, (replace(first, views=noise), place)):
         with _RowsOfAGroup(trial.total, trial.rows(own)) as mode:
-            passed(trial.views, trial.sizes, trial.total)
+            run_pass(trial.views, trial.sizes, trial.total)
         seen.append(mode.seen)
     for (name, one), (_, other), (_, constant) in zip(*seen, strict=False):
         if one is None or other is None or one.shape != other.shape or same(one, other):
