@@ -25,8 +25,8 @@ import dpfed.cluster.launch
 import dpfed.runs.pretraining
 import dpfed.runs.running
 from benchmarks.memory import anonymous_mb
-from dpfed.cluster.collective import Link
 from dpfed.cluster.launch import Resources
+from dpfed.cluster.link import Link
 from dpfed.cluster.relay import Relay
 from dpfed.cluster.torchrun import take_part
 from dpfed.cluster.work import Task, work

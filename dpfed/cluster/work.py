@@ -11,7 +11,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.cluster.collective import MARK_BYTES, Collective, Link
+from dpfed.cluster.collective import Collective
+from dpfed.cluster.link import MARK_BYTES, Link
 from dpfed.config import Config, read_back
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness

@@ -17,7 +17,7 @@ from dpfed.report.results import within
 from dpfed.runs.assembly import Components, assemble
 from dpfed.runs.noise_alone import noise_alone
 from dpfed.runs.resolution import resolve
-from dpfed.training.post_processing import build_optimizer, take_step
+from dpfed.training.optimizers import build_optimizer, take_step
 from dpfed.training.trainer import InProcess, train
 
 

@@ -14,9 +14,10 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
-from dpfed.data.decoding import BrokenImage, decoded, decoders, encode, memory, square
+from dpfed.data.decoding import BrokenImage, decoded, decoders, encode, memory
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
+from dpfed.data.resizing import square
 from dpfed.data.store.fingerprint import contents_header, new_key, record_digest
 from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, MOST_SKIPPED, RECORDS
 from dpfed.data.store.mapped import records_schema, with_starts
