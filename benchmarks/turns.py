@@ -63,7 +63,10 @@ class Turns:
     """
 
     def __init__(self, folder: Path, name: str, other: str, inner: Watcher) -> None:
-        self._folder, self._name, self._other, self._inner = folder, name, other, inner
+        self._folder = folder
+        self._name = name
+        self._other = other
+        self._inner = inner
         self._began, self.seconds = 0.0, list[float]()
         self.note, self.evaluated = inner.note, inner.evaluated
 

@@ -258,7 +258,8 @@ class RunDirectory:
         """Refuses a configuration that is not the run's.
 
         Args:
-            config: settled; what it leaves open, the run has chosen, and starting weights that are gone have no digest.
+            config: its defaults resolved; the run has chosen what it leaves open, and starting weights that are gone have no
+                digest.
 
         Raises:
             UserError: naming the first key that differs.

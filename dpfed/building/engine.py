@@ -20,7 +20,7 @@ def engine_for(model: nn.Module, plan: PrivacyPlan, config: Config, randomness: 
     Args:
         model: on its device.
         plan: what is promised.
-        config: settled, nothing left to choose.
+        config: its defaults resolved, nothing left to choose.
         randomness: the owner's.
         rank: the worker's number.
     """

@@ -24,7 +24,7 @@ from dpfed.training.worker import Worker
 
 
 class Collective:
-    """Joins the workers of all ranks; rank 0 uses it as its `Transport`, the others `serve`.
+    """Joins the workers of all ranks; rank 0 uses it as its `Transport`, the others `follow`.
 
     Args:
         link: to the other ranks.
@@ -48,7 +48,7 @@ class Collective:
         self._link.announce(step)
         return self._take_part(step)
 
-    def serve(self) -> None:
+    def follow(self) -> None:
         """Takes part in the steps that rank 0 announces, until it announces the end; on the other ranks."""
         while (step := self._link.announce(None)) is not None:
             with contextlib.suppress(UserError):  # rank 0 says it, too, and announces the end
@@ -60,7 +60,7 @@ class Collective:
         if self._link.rank:
             self._vector.assign(parameters)
         if self._worker.asks_about_norms:
-            self._worker.threshold = self._link.share(self._worker.threshold)
+            self._worker.threshold = self._link.broadcast_number(self._worker.threshold)
         try:
             own = self._worker.bounded_sum(step)
         except UserError:  # the others must not wait for a sum that never comes; the reason may name a record

@@ -48,7 +48,7 @@ class Link:
         dist.broadcast(number, 0)
         return int(number) if number >= 0 else None
 
-    def share(self, number: float) -> float:
+    def broadcast_number(self, number: float) -> float:
         """Hands rank 0's number to all; what other ranks pass in is ignored."""
         shared = torch.tensor(number, dtype=torch.float64)
         dist.broadcast(shared, 0)

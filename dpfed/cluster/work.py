@@ -20,7 +20,7 @@ from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components, assemble
 from dpfed.runs.job import Job, create_job, resume_job
 from dpfed.runs.preflight import Preflight
-from dpfed.runs.resolution import resolve, settle
+from dpfed.runs.resolution import resolve, resolve_defaults
 from dpfed.runs.running import run_job
 
 _ENDING = 150.0  # seconds that a previous rank 0 may still hold the run; a dead machine's locks on NFS last 90
@@ -53,7 +53,7 @@ class Task:
         if self.config is None:
             RunDirectory.open(self.folder)
         elif self.resume and not RunDirectory.unused(self.folder):
-            RunDirectory.open(self.folder).refuse_another(settle(self.config))
+            RunDirectory.open(self.folder).refuse_another(resolve_defaults(self.config))
         else:
             RunDirectory.refuse_unusable(self.folder)
 
@@ -116,7 +116,7 @@ def _follow(link: Link, folder: Path) -> None:
         link.agree(_mark(parts) if parts else b"", trouble)
         if link.announce(None) is None or parts is None:
             return
-        return _join(link, parts, randomness).serve()
+        return _join(link, parts, randomness).follow()
     link.announce(None)
 
 

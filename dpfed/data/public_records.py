@@ -1,7 +1,7 @@
 """The public records that join the groups of private ones (`dpfed.bounding.methods.public`): who meets who.
 
 Which public records join a group is a function of the key of the group's own record, and the step: no other private record has
-a part in it. Which set they are drawn from is settled before training: `dpfed.data.public_store`.
+a part in it. Which set they are drawn from is known before training: `dpfed.data.public_store`.
 """
 
 from __future__ import annotations

@@ -209,7 +209,10 @@ class PartitionRows:
     """
 
     def __init__(self, store: RecordStore, keys: np.ndarray, rank: int = 0, world_size: int = 1) -> None:
-        self._store, self._keys, self._rank, self._world_size = store, keys, rank, world_size
+        self._store = store
+        self._keys = keys
+        self._rank = rank
+        self._world_size = world_size
 
     def __call__(self, first: int, end: int) -> np.ndarray:
         """Which of the rows between two are the owner's, ``(end - first,)`` bool."""

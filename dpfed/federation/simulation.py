@@ -37,7 +37,7 @@ from dpfed.runs.job import Job, create_job, resume_job, secret_of
 from dpfed.runs.preflight import Preflight, guarded
 from dpfed.runs.pretraining import resume as resume_alone
 from dpfed.runs.records import records_of
-from dpfed.runs.resolution import settle
+from dpfed.runs.resolution import resolve_defaults
 from dpfed.runs.running import run_job
 from dpfed.runs.starts import starting_weights
 
@@ -94,10 +94,10 @@ def run_simulation(preflight: Preflight, simulation: Simulation, watcher: Watche
     """
     if preflight.there:
         run = RunDirectory.open(preflight.folder)
-        run.refuse_another(settle(preflight.config))
+        run.refuse_another(resolve_defaults(preflight.config))
         return resume_simulation(run, watcher, simulation)
     simulation.refuse(preflight.config)
-    config, randomness = settle(preflight.config), secret_of(preflight.config)
+    config, randomness = resolve_defaults(preflight.config), secret_of(preflight.config)
     starting_weights(config)  # before records are read
     terms = _agreed(config, simulation, _identities(randomness, simulation.sites), watcher)
     files = {RunDirectory.SIMULATION: simulation.model_dump_json() + "\n"}
@@ -107,7 +107,7 @@ def run_simulation(preflight: Preflight, simulation: Simulation, watcher: Watche
 
 
 def _agreed(config: Config, simulation: Simulation, parties: list[Identity], watcher: Watcher) -> Terms:
-    """Terms for the sites that the records of a settled configuration are divided among."""
+    """Terms for the sites that the records of a resolved configuration are divided among."""
     watcher.note("opening the records, and dividing them among the sites")
     store = records_of(config, guarded(import_progress(watcher), config), say=watcher.note)
     indices, units = _divided(store, simulation), unit_keys(store, config.privacy.unit)

@@ -20,7 +20,7 @@ from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher
 from dpfed.runs.memory import memory_of, needs_of
-from dpfed.runs.resolution import settle
+from dpfed.runs.resolution import resolve_defaults
 from dpfed.runs.starts import starting_weights
 
 ENOUGH, SOME = 20.0, 8.0  # of a reach, see docs/recipes.md
@@ -143,7 +143,7 @@ def _with_a_start(config: Config) -> tuple[Config, list[str]]:
     if config.model.start != PROCEDURAL:
         return config, []
     try:
-        starting_weights(settle(config))
+        starting_weights(resolve_defaults(config))
     except MissingStart:
         model = config.model.model_copy(update={"start": None})
         remark = (

@@ -33,7 +33,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, duration
 from dpfed.report.results import Result, headlines, results_of, shown, tied
-from dpfed.runs.resolution import settle
+from dpfed.runs.resolution import resolve_defaults
 from dpfed.runs.starts import starting_weights
 from dpfed.training.post_processing import averaged_weights
 from dpfed.training.trainer import train
@@ -166,7 +166,7 @@ def rehearse(
     """
     watcher, folder = watcher or Silent(), Path(folder)
     tried: list[Rehearsed] = []
-    starting_weights(settle(config))  # before anything that takes seconds
+    starting_weights(resolve_defaults(config))  # before anything that takes seconds
     kept, engines = _Kept(folder), dict[int, str]()
     total = 1 + len(_FACTORS) + sum(map(len, _others(config).values()))
 

@@ -57,7 +57,7 @@ class SimulatedRun:
             UserError: whatever `assemble` refuses; for records that a model cannot be measured on.
         """
         config = resolve(config, watcher)
-        assert config.data.size is not None  # settled
+        assert config.data.size is not None  # resolved
         store = _opened(stand, records, config.data.stores, config.data.size, watcher)
         if plan.promise.unit == "user" and store.units is None:  # each public record counts as a unit of its own
             plan = plan.replace(unit="record", per_unit=1)

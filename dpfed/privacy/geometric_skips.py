@@ -57,7 +57,11 @@ class GeometricSkips:
     """
 
     def __init__(self, rate: float, length: int, randomness: Randomness, keys: np.ndarray, own: Own | None = None) -> None:
-        self._rate, self._length, self._randomness, self._keys, self._own = rate, length, randomness, keys, own
+        self._rate = rate
+        self._length = length
+        self._randomness = randomness
+        self._keys = keys
+        self._own = own
         self._block = -1
         self._parts: list[tuple[int, np.ndarray, np.ndarray]] = []  # (first record, places after it by step, where steps begin)
 

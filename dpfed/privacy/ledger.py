@@ -77,7 +77,10 @@ class Ledger:
         chain: str,
         block: int | None = None,
     ) -> None:
-        self.path, self.plan, self.marks, self.block = path, plan, marks, block
+        self.path = path
+        self.plan = plan
+        self.marks = marks
+        self.block = block
         self.fingerprint = plan.fingerprint
         self._releases = releases
         self._by_step = {release.step: release for release in releases}
@@ -139,7 +142,10 @@ class Ledger:
             raise UserError(f"cannot read the ledger {path}: {error.strerror or error}. [ledger-unreadable]") from error
         except DamagedLine as error:
             raise _damaged(path, error.number) from None
-        entries, chain, head, artifacts = lines.entries, "", "", None
+        entries = lines.entries
+        chain = ""
+        head = ""
+        artifacts = None
         for number, entry in enumerate(entries, start=1):
             claimed = entry.pop("chain", None)
             chain = link(chain, entry)

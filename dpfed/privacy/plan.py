@@ -22,7 +22,7 @@ from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.noise import DiscreteGaussianNoise, GaussianNoise, Noise
 from dpfed.privacy.parameters import MechanismParameters
-from dpfed.privacy.plan_checks import MOST_STEPS, plain_number, require, require_epsilon, require_within, settle_numbers
+from dpfed.privacy.plan_checks import MOST_STEPS, normalise_numbers, plain_number, require, require_epsilon, require_within
 from dpfed.privacy.plan_parts import Bounding, NoiseScale, PrivateProgress, Promise, Sampling
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.sum_grid import LONGEST, SumGrid
@@ -72,9 +72,15 @@ class PrivacyPlan:
     progress: PrivateProgress | None = None
 
     def __post_init__(self) -> None:
-        settle_numbers(self)
-        bounding, method, batch, steps = self.bounding, self.bounding.method, self.sampling.batch, self.steps
-        name, sigma, per_unit, progress = bounding.method_name, self.noise.multiplier, self.sampling.per_unit, self.progress
+        normalise_numbers(self)
+        bounding = self.bounding
+        method = self.bounding.method
+        batch = self.sampling.batch
+        steps = self.steps
+        name = bounding.method_name
+        sigma = self.noise.multiplier
+        per_unit = self.sampling.per_unit
+        progress = self.progress
         require_within("steps", steps, 1, MOST_STEPS)
         require(
             self.promise.accountant in method.accountants,

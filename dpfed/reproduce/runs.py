@@ -24,7 +24,7 @@ from dpfed.reproduce.comparison import WITHOUT_PRIVACY, DataSet, Experiment, Sca
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.records import records_of
-from dpfed.runs.resolution import settle
+from dpfed.runs.resolution import resolve_defaults
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: f
     put(tree, "evaluation.every", max(1, tree["privacy"]["steps"] // often) if often else 0)
     tree["name"] = "unnamed"
     # One base serves all methods and all places of the records, so a variant may have no use for some of its keys.
-    config = settle(effective(read_back(tree, f"{request.experiment.name}, {variant.label}")))
+    config = resolve_defaults(effective(read_back(tree, f"{request.experiment.name}, {variant.label}")))
     digest = hashlib.blake2b(config.dump().encode(), digest_size=5).hexdigest()
     return config.model_copy(update={"name": f"{request.data.name}-{method}-{digest}"})
 

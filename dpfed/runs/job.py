@@ -21,7 +21,7 @@ from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components, assemble
 from dpfed.runs.budgeting import preflight_budget
 from dpfed.runs.preflight import Preflight
-from dpfed.runs.resolution import resolve, settle
+from dpfed.runs.resolution import resolve, resolve_defaults
 from dpfed.runs.starts import origin_of, starting_weights
 from dpfed.runs.trial_step import refuse_equal_captions, try_step
 from dpfed.training.trainer import InProcess, Transport
@@ -78,7 +78,7 @@ def create_job(
         UserError: see `pretrain`.
     """
     randomness = randomness or secret_of(preflight.config)
-    config = settle(preflight.config)
+    config = resolve_defaults(preflight.config)
     starting_weights(config)  # before anything that takes seconds
     world_size = preflight.world_size if terms is None else 1  # a federation's terms say who shares the groups
     parts = assemble(resolve(config, watcher), randomness, watcher, world_size=world_size, terms=terms)

@@ -16,7 +16,7 @@ from dpfed.progress import Silent, Watcher
 from dpfed.runs.job import create_job, resume_job
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.records import with_absolute_paths
-from dpfed.runs.resolution import settle, settle_model
+from dpfed.runs.resolution import resolve_defaults, resolve_model_defaults
 from dpfed.runs.running import run_job
 from dpfed.runs.starts import procedural_path, recipe_for, start_is_there
 
@@ -77,7 +77,7 @@ def run_pretraining(preflight: Preflight, watcher: Watcher) -> RunDirectory:
         UserError: see `pretrain`.
     """
     if preflight.there:
-        RunDirectory.open(preflight.folder).refuse_another(settle(preflight.config))
+        RunDirectory.open(preflight.folder).refuse_another(resolve_defaults(preflight.config))
         return resume(preflight.folder, watcher)
     job = create_job(preflight, watcher)
     with job.run.locked():
@@ -98,7 +98,7 @@ def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bo
         UserError: if it cannot be trained or is damaged, or another process is making it.
     """
     watcher = watcher or Silent()
-    config = settle_model(with_absolute_paths(config))
+    config = resolve_model_defaults(with_absolute_paths(config))
     path = procedural_path(config)
     if RunDirectory.unused(path):
         recipe = recipe_for(config)

@@ -1,9 +1,8 @@
 """Where a configuration is completed: `resolve` makes every choice that the user left open, once.
 
-`settle` makes those that are the same on every machine: paths, image size, the way to make images square, a loss's bias, what
-of an image tower is trained, how records are drawn, the digests of an architecture, of starting weights and of public records.
-`resolve` also makes
-the machine's: device and engine.
+`resolve_defaults` makes those that are the same on every machine: paths, image size, the way to make images square, a loss's
+bias, what of an image tower is trained, how records are drawn, the digests of an architecture, of starting weights and of
+public records. `resolve` also makes the machine's: device and engine.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def resolve(config: Config, watcher: Watcher | None = None) -> ResolvedConfig:
     """
     if isinstance(config, ResolvedConfig):
         return config
-    config = settle(config)
+    config = resolve_defaults(config)
     device = pick_device(config.training.device)
     _refuse_engine(config)
     picks, watcher = method_named(config.bounding.method).picks_engine, watcher or Silent()
@@ -64,14 +63,14 @@ def resolve(config: Config, watcher: Watcher | None = None) -> ResolvedConfig:
     return ResolvedConfig(**{name: getattr(config, name) for name in Config.model_fields})
 
 
-def settle(config: Config) -> Config:
+def resolve_defaults(config: Config) -> Config:
     """The configuration with the choices made that do not depend on the machine, such as those of a federation's terms.
 
     Raises:
         UserError: for an unknown architecture, or what has changed since the run was started: an architecture, starting
             weights or public records.
     """
-    config, objective = settle_model(with_absolute_paths(config)), config.objective
+    config, objective = resolve_model_defaults(with_absolute_paths(config)), config.objective
     model = config.model
     chosen: dict[str, object] = {}
     frozen = method_named(config.bounding.method).closed_form
@@ -87,11 +86,11 @@ def settle(config: Config) -> Config:
     )
 
 
-def settle_model(config: Config) -> Config:
+def resolve_model_defaults(config: Config) -> Config:
     """The configuration with the size of its images and the digest of its open_clip or timm architecture.
 
     Raises:
-        UserError: see `settle`.
+        UserError: see `resolve_defaults`.
     """
     size = config.data.size or default_size(config.model)
     return _with(config, data={"size": size}, model={"digest": _digest(config.model)})

@@ -36,7 +36,7 @@ class PostProcessor:
     def updated(self, step: int) -> None:
         """The model has its new parameters."""
 
-    def served(self, weights: Tensor) -> Tensor:
+    def averaged(self, weights: Tensor) -> Tensor:
         """The weights ``(P,)`` that are measured and published, in place of those that training continues with ``(P,)``."""
         return weights
 
@@ -67,7 +67,7 @@ class MovingAverage(PostProcessor):
         decay = min(self._decay, (1 + step) / (10 + step))
         self._weights.lerp_(self._vector.gather(), 1 - decay)
 
-    def served(self, weights: Tensor) -> Tensor:
+    def averaged(self, weights: Tensor) -> Tensor:
         """See `PostProcessor`."""
         return self._weights
 
@@ -118,20 +118,20 @@ def averaged_weights(model: nn.Module, processors: Sequence[PostProcessor]) -> I
     """The model with the weights that are measured and published; afterwards with those that training continues with."""
     vector = TrainableVector(model)
     current = vector.gather()
-    serve(model, processors)
+    assign_averaged_weights(model, processors)
     try:
         yield
     finally:
         vector.assign(current)
 
 
-def serve(model: nn.Module, processors: Sequence[PostProcessor]) -> None:
+def assign_averaged_weights(model: nn.Module, processors: Sequence[PostProcessor]) -> None:
     """Gives the model the weights that are measured and published."""
     vector = TrainableVector(model)
     current = vector.gather()
     weights = current
     for processor in processors:
-        weights = processor.served(weights)
+        weights = processor.averaged(weights)
     if weights is not current:
         vector.assign(weights)
 

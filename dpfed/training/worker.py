@@ -87,17 +87,26 @@ class Worker:
         public = 0 if public_negatives is None else public_negatives.count
         if bounding.options.get("public_records", 0) != public:
             raise ValueError(f"{public} public records join every group, against the plan's method '{bounding.method_name}'")
-        self._plan, self._model, self._engine, self._views, self._prefetch_images = plan, model, engine, views, views.prefetch
-        own = indices if isinstance(indices, PartitionRows) else None
-        self._indices, self._keys, self._randomness = None if isinstance(indices, PartitionRows) else indices, keys, randomness
-        self._rank, self._units = rank, units
-        self._participants = participants_of(plan, randomness, keys, units, own)
-        self._public_negatives, self._microbatch = public_negatives, max(1, microbatch // (1 + public))
+        partition = indices if isinstance(indices, PartitionRows) else None
+        self._plan = plan
+        self._bounding = bounding
+        self._grid = plan.grid_of(noise_shares) if plan.private else None
+        self._model = model
+        self._vector = TrainableVector(model)
+        self._engine = engine
+        self._views = views
+        self._prefetch_images = views.prefetch
+        self._indices = None if isinstance(indices, PartitionRows) else indices
+        self._keys = keys
+        self._units = units
+        self._participants = participants_of(plan, randomness, keys, units, partition)
+        self._randomness = randomness
+        self._rank = rank
         self._groups = plan.groups if groups is None else groups
         self._divided = (rank, world_size) if world_size > 1 else (0, 1)
-        self._bounding, self.threshold = bounding, bounding.clip_norm
-        self._vector = TrainableVector(model)
-        self._grid = plan.grid_of(noise_shares) if plan.private else None
+        self._public_negatives = public_negatives
+        self._microbatch = max(1, microbatch // (1 + public))
+        self.threshold = bounding.clip_norm
         self._drawn_ahead: tuple[int, StepDraw] | None = None
 
     @property

@@ -8,7 +8,7 @@ import pytest
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster import launch, work
-from dpfed.cluster.launch import Resources, _refuse_job_copy, _settled, _with_a_place
+from dpfed.cluster.launch import Resources, _refuse_job_copy, _sized, _with_a_place
 from dpfed.cluster.relay import Hosts, Relay, relayed
 from dpfed.cluster.torchrun import process_group
 from dpfed.cluster.work import Task, _mark
@@ -42,8 +42,8 @@ class Notes(Silent):
 )
 def test_workers_get_what_a_machine_has_room_for(asked, machines, cpus, gpus):
     watcher = Notes()
-    settled = _settled(asked, machines, False, watcher)
-    assert (settled.cpus, settled.gpus, watcher.notes) == (cpus, gpus, [])
+    sized = _sized(asked, machines, False, watcher)
+    assert (sized.cpus, sized.gpus, watcher.notes) == (cpus, gpus, [])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_workers_get_what_a_machine_has_room_for(asked, machines, cpus, gpus):
 )
 def test_as_many_workers_are_announced_as_there_is_room_for(asked, machines, words, monkeypatch):
     monkeypatch.setattr(launch, "_machines", lambda: machines)
-    assert launch._counted(_settled(asked, machines, False, Notes())) == words
+    assert launch._counted(_sized(asked, machines, False, Notes())) == words
 
 
 def test_messages_name_the_host_of_a_worker(monkeypatch):

@@ -283,7 +283,7 @@ def remove(rank, config, folder, gone):
                 found.append((own, collective.aggregate(STEP).values))
                 link.announce(None)
             else:
-                collective.serve()
+                collective.follow()
                 found.append((own, None))
     torch.save(found, folder / f"{rank}.pt")
 

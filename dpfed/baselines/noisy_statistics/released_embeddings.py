@@ -64,7 +64,10 @@ class ReleasedEmbeddings:
     SENSITIVITY = math.sqrt(2)  # two unit embeddings more or less, in one slot
 
     def __init__(self, slots: int, batch: int, noise: KeyedNoise, randomness: Randomness) -> None:
-        self._slots, self._batch, self._noise, self._randomness = slots, batch, noise, randomness
+        self._slots = slots
+        self._batch = batch
+        self._noise = noise
+        self._randomness = randomness
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
         """See `dpfed.baselines.noisy_statistics.record_gradients.Statistics`."""

@@ -109,7 +109,10 @@ class Grouping:
     ) -> None:
         self.batched = computes_together(device.type) if batched is None else batched
         self.places, self.records = places or len(sizes), records or sum(sizes)
-        self.sizes, self.device, self.exact, self.count = sizes, device, exact, len(sizes) if offsets is None else self.places
+        self.sizes = sizes
+        self.device = device
+        self.exact = exact
+        self.count = len(sizes) if offsets is None else self.places
         longest = slots or max(sizes)
         self.typical = typical or longest
         self._ends = [0, *itertools.accumulate(sizes)]

@@ -84,7 +84,11 @@ class StoreWriter:
         self.path = local_path(path, "the place of the new store")
         self.broken: list[tuple[str, str]] = []
         self.converted: Counter[str] = Counter()
-        self._name, self._kind, self._size, self._public, self._unit_name = name, kind, stored_side(size), public, unit_name
+        self._name = name
+        self._kind = kind
+        self._size = stored_side(size)
+        self._public = public
+        self._unit_name = unit_name
         self._label_names = {label: list(names) for label, names in (label_names or {}).items()}
         self._skip_broken, self._key, self._resized = skip_broken, new_key(public), False
         self._held_out: list[tuple[int, str]] = []

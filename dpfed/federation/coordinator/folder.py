@@ -73,9 +73,9 @@ class CoordinatorFolder:
         read = [card if isinstance(card, SiteCard) else SiteCard.load(card) for card in cards]
         refuse_proposal(config, len(read))
         from dpfed.runs.records import public_records_of, records_of  # with torch, which takes seconds
-        from dpfed.runs.resolution import settle
+        from dpfed.runs.resolution import resolve_defaults
 
-        own, config = identity or Identity.fresh(), settle(config)
+        own, config = identity or Identity.fresh(), resolve_defaults(config)
         starting_weights(config)
         terms = Terms.agree(config, read, own.signing_key, **options)
         # Where the run is measured, and what no record of it may be among.

@@ -91,7 +91,11 @@ class Members:
         backoff: Backoff | None = None,
         left: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        self._terms, self._identity, self._frozen, self._note, self._left = terms, identity, frozen, note, left
+        self._terms = terms
+        self._identity = identity
+        self._frozen = frozen
+        self._note = note
+        self._left = left
         self._backoff = backoff or Backoff()
         self._addresses: dict[int, str] = {}
         self._offers: dict[int, Offer] = {}

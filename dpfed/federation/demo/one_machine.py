@@ -27,7 +27,7 @@ from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.progress import import_progress, signs_of_life
 from dpfed.protocol.terms import Terms
 from dpfed.runs.records import records_of, with_absolute_paths
-from dpfed.runs.resolution import settle
+from dpfed.runs.resolution import resolve_defaults
 
 _READY = "ready"  # a file that says that all parties have signed up
 _FLOWERS = ("\x1b", "DEBUG:", "INFO:", "Using SuperLink", "Successfully")  # lines of Flower's own, also in the processes' logs
@@ -51,7 +51,7 @@ def federate(config: Config, path: Path, sites: int, skew: float, options: dict[
         UserError: for a path in use, or a run that did not finish.
     """
     goes_on = not RunDirectory.unused(path)
-    config, parties = settle(config), path.with_name(f"{path.name}-parties")
+    config, parties = resolve_defaults(config), path.with_name(f"{path.name}-parties")
     if not (parties / _READY).exists():
         if parties.exists():  # an attempt that was cut short, before anything was spent
             ours = {"stores", "coordinator", *map(site_folder, range(sites))}

@@ -20,7 +20,7 @@ from dpfed.protocol.identity import Identity
 from dpfed.protocol.statement import statement
 from dpfed.protocol.terms import Terms
 from dpfed.runs.assembly import assemble
-from dpfed.runs.resolution import resolve, settle
+from dpfed.runs.resolution import resolve, resolve_defaults
 from tests.models.conftest import SMALL
 
 MODELS = {
@@ -57,7 +57,7 @@ def agreed(tiny, tmp_path, request):
     save_encoder(
         tmp_path / "start", build_model(config.model, config.objective, AdaptationConfig(), config.data.size), facts_of(config)
     )
-    config = settle(parse_config({**tree, "model": {**model, "start": str(tmp_path / "start")}}))
+    config = resolve_defaults(parse_config({**tree, "model": {**model, "start": str(tmp_path / "start")}}))
     settings = SiteSettings(name="site-0", store=tiny["data"]["path"], device="cpu", engine="loop")
     if request.param == "lora":
         settings = settings.model_copy(update={"architecture": str(architecture)})
