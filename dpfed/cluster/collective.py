@@ -1,10 +1,11 @@
 """The transport of a cluster: parameters out, bounded sums in.
 
 A step is one broadcast of the trained parameters, in float32, and one reduction of the clipped sums onto rank 0, as whole
-numbers of 64 bits: exact in any order. Between the two, on rank 0 alone, the coordinator adds the noise, pays and takes the
-optimizer's step: so exactly one process adds noise, however many there are, one holds the optimizer's state, and all hold the
-very bits that rank 0 sent. Sending parts of a sum earlier would gain nothing: a group's clip factor needs the norm over all
-its layers, so any element may change until the last group is in, and what is sent then is as long as the whole.
+numbers of 64 bits: exact in any order. Small messages go before them and between them (`dpfed.cluster.link`). After the
+reduction, on rank 0 alone, the coordinator adds the noise, pays and takes the optimizer's step: so exactly one process adds
+noise, however many there are, one holds the optimizer's state, and all hold the very bits that rank 0 sent. Sending parts of a
+sum earlier would gain nothing: a group's clip factor needs the norm over all its layers, so any element may change until the
+last group is in.
 
 The sums travel without noise: the network between the workers lies inside the trust boundary.
 """

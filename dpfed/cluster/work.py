@@ -135,7 +135,7 @@ def _join(link: Link, parts: Components, randomness: Randomness) -> Collective:
 
 
 def _take(task: Task, world_size: int, watcher: Watcher, stack: contextlib.ExitStack) -> Job | None:
-    """The run, begun or taken up, and locked until the stack closes; ``None`` if it is finished."""
+    """The run, created or resumed, and locked until the stack closes; ``None`` if it is finished."""
     if task.beside is not None and not task.beside.is_dir():
         raise UserError(f"worker 0 does not see {task.folder.parent}: use storage that all machines share. [worker-storage]")
     task.check()

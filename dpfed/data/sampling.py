@@ -19,7 +19,7 @@ import numpy as np
 from dpfed.data.store.counting import no_units
 from dpfed.data.store.index import blocks
 from dpfed.data.store.records import RecordStore
-from dpfed.privacy.geometric_skips import Own
+from dpfed.privacy.geometric_skips import RowMask
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import Unit
 from dpfed.privacy.randomness import Randomness
@@ -110,7 +110,7 @@ def partition_keys(store: RecordStore, unit: Unit) -> np.ndarray:
 
 
 def participants_of(
-    plan: PrivacyPlan, randomness: Randomness, keys: np.ndarray, units: np.ndarray | None = None, own: Own | None = None
+    plan: PrivacyPlan, randomness: Randomness, keys: np.ndarray, units: np.ndarray | None = None, mask: RowMask | None = None
 ) -> Callable[[int], np.ndarray]:
     """Who takes part in a step, as a function of the step: places among some records, ascending.
 
@@ -119,9 +119,9 @@ def participants_of(
         randomness: the source of all draws.
         keys: ``(n,)`` uint64 keys of the records that the owner holds, or has open.
         units: see `draw_step`.
-        own: which of them it holds; ``None``: all.
+        mask: which of them it holds; ``None``: all.
     """
-    return plan.mechanism.sampler.participants(randomness, keys if units is None else units, own)
+    return plan.mechanism.sampler.participants(randomness, keys if units is None else units, mask)
 
 
 def draw_step(

@@ -298,13 +298,14 @@ def link(previous: str, entry: dict) -> str:
 
 
 def _repeated_after(entries: list[dict]) -> list[int]:
-    found, last = [], -1
+    repeated = []
+    last = -1
     for entry in entries:
         if entry.get("charged"):
             last = max(last, entry["step"])
         elif "charged" in entry or "resumed" in entry:
-            found.append(last)
-    return found
+            repeated.append(last)
+    return repeated
 
 
 def _is_whole(entry: dict) -> bool:

@@ -215,8 +215,8 @@ class PrivacyPlan:
         promise = self.promise
         if promise.target_epsilon is None:
             return self
-        found = accounting.calibrate(promise.target_epsilon, self.mechanism, self.steps, promise.delta, promise.accountant)
-        return self.replace(noise_multiplier=found.noise_multiplier)
+        calibrated = accounting.calibrate(promise.target_epsilon, self.mechanism, self.steps, promise.delta, promise.accountant)
+        return self.replace(noise_multiplier=calibrated.noise_multiplier)
 
     def _refuse_large_delta(self) -> None:
         """Refuses a delta above 1/N, of new plans only: that of a file is taken as it is, and its card says so."""

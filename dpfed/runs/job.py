@@ -1,4 +1,4 @@
-"""A run that is ready to continue: begun in a new directory, or taken up from one that is there.
+"""A run that is ready to continue: created in a new directory, or resumed from one that is there.
 
 Also here: what a user should know before the first step: what is trained, and what of the records the model does not see.
 """
@@ -65,7 +65,7 @@ def create_job(
     terms: Terms | None = None,
     files: dict[str, str] | None = None,
 ) -> Job:
-    """A new run in a directory that must not be in use, for the first of its owners.
+    """A new run in a directory that must not be in use, for rank 0.
 
     Args:
         preflight: of the run.

@@ -105,12 +105,12 @@ def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProce
         config: the ``[optimizer]`` section.
         model: on its device, at the weights from which averages start.
     """
-    found: list[PostProcessor] = []
+    processors: list[PostProcessor] = []
     if isinstance(heads := getattr(model, ATTRIBUTE, None), MomentHeads):
-        found.append(SetWeights(heads.layout))
+        processors.append(SetWeights(heads.layout))
     if config.ema:
-        found.append(MovingAverage(model, config.ema))
-    return found
+        processors.append(MovingAverage(model, config.ema))
+    return processors
 
 
 @contextlib.contextmanager
@@ -160,8 +160,8 @@ def load_states(processors: Sequence[PostProcessor], states: Mapping[str, Tensor
             "optimizer.ema (and the model) back. [optimizer-ema]"
         )
     for processor in processors:
-        own = {name: value for name, value in given.items() if name.startswith(f"{processor.name}/")}
-        processor.load_state_dict({name.partition("/")[2]: value for name, value in own.items()})
+        state = {name: value for name, value in given.items() if name.startswith(f"{processor.name}/")}
+        processor.load_state_dict({name.partition("/")[2]: value for name, value in state.items()})
 
 
 def _listed(names: list[str]) -> str:

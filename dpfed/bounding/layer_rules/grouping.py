@@ -165,11 +165,11 @@ class Grouping:
         if self.batched:
             by_record = rows.unflatten(0, (self.records, self.per_record(rows))).sum(1, dtype=kind)
             return self.by_place(by_record).sum(1)
-        return [own.sum(0, dtype=kind) for own in self.split(rows)]
+        return [group.sum(0, dtype=kind) for group in self.split(rows)]
 
     def each(self, gradients: Gradients, change: Callable[[Tensor], Tensor]) -> Gradients:
         """Changes every group's gradient: a list one by one, and ``(places, ...)`` at once."""
-        return change(gradients) if isinstance(gradients, Tensor) else [change(own) for own in gradients]
+        return change(gradients) if isinstance(gradients, Tensor) else [change(gradient) for gradient in gradients]
 
     def by_place(self, rows: Tensor) -> Tensor:
         """``(n, ...)`` -> ``(places, slots, ...)``, zeros where there is no record."""
