@@ -1,6 +1,6 @@
 """The mechanism of a run at a small scale: its plan, workers, transport, coordinator and ledger, around a model of canaries.
 
-Sampling rate, noise multiplier, clip norm, method, optimizer and the number of owners are the run's own. N, B and the groups
+Sampling rate, noise multiplier, clip norm, method, optimizer and the number of workers are the run's own. N, B and the groups
 shrink, which neither noise nor epsilon depend on.
 """
 
@@ -145,7 +145,7 @@ class UnderTest:
 
         Args:
             present: rows of the records that are there.
-            randomness: the owners'.
+            randomness: the workers'.
         """
         model = copy.deepcopy(self.model)
         transport = workers(dataclasses.replace(self.parts, model=model), present, self.world_size, randomness)
@@ -158,7 +158,7 @@ class UnderTest:
 
         Args:
             present: rows of the records that are there.
-            randomness: the owners'.
+            randomness: the workers'.
             noise: the coordinator's.
         """
         model, kept = copy.deepcopy(self.model), ReleasesInMemory()
@@ -189,7 +189,7 @@ def partitions(parts: Components, rows: np.ndarray, world_size: int) -> list[Par
 
 
 def workers(parts: Components, rows: np.ndarray, world_size: int, randomness: Randomness) -> InProcess:
-    """All owners of some rows, in this process."""
+    """All workers on some rows, in this process."""
     found = partitions(parts, rows, world_size)
     return InProcess(
         [dataclasses.replace(parts, rank=one.rank, world_size=world_size).worker(randomness, partition=one) for one in found]

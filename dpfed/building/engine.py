@@ -15,13 +15,13 @@ from dpfed.privacy.randomness import Randomness
 
 
 def engine_for(model: nn.Module, plan: PrivacyPlan, config: Config, randomness: Randomness, rank: int = 0) -> Engine:
-    """The engine of a data owner.
+    """The engine of a worker.
 
     Args:
         model: on its device.
         plan: what is promised.
         config: its defaults resolved, nothing left to choose.
-        randomness: the owner's.
+        randomness: the workers'.
         rank: the worker's number.
     """
     return maker_of(plan.bounding.method)(

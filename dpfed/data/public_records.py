@@ -39,7 +39,7 @@ class PublicNegatives:
 
         Args:
             keys: ``(G,)`` uint64, of the record (or unit) that makes each group.
-            randomness: the owner's.
+            randomness: the workers'.
             step: training step.
 
         Returns:
@@ -74,7 +74,7 @@ class PublicNegatives:
             views: of the groups' own records, one group after the other.
             offsets: G + 1 offsets of the groups.
             keys: see `of`.
-            randomness: the owner's.
+            randomness: the workers'.
             step: training step.
             device: where the views are.
 

@@ -117,9 +117,9 @@ def participants_of(
     Args:
         plan: gives the sampler.
         randomness: the source of all draws.
-        keys: ``(n,)`` uint64 keys of the records that the owner holds, or has open.
+        keys: ``(n,)`` uint64 keys of the records that the worker holds, or has open.
         units: see `draw_step`.
-        mask: which of them it holds; ``None``: all.
+        mask: which of them the worker holds; ``None``: all.
     """
     return plan.mechanism.sampler.participants(randomness, keys if units is None else units, mask)
 
@@ -142,9 +142,9 @@ def draw_step(
         plan: gives the sampler and the caps.
         randomness: the source of all draws.
         step: training step.
-        indices: ``(n,)`` int64 indices of the records that the owner holds; ``None``: 0 .. n - 1.
+        indices: ``(n,)`` int64 indices of the records that the worker holds; ``None``: 0 .. n - 1.
         keys: ``(n,)`` uint64 keys of those records.
-        groups: among which the records choose: K_w; all K where several owners of the same records divide them.
+        groups: among which the records choose: K_w; all K where several workers on the same records divide them.
         units: ``(n,)`` uint64 keys of their units; ``None`` where each record is protected for itself.
         participants: what `participants_of` returns for them, which keeps what it drew for later steps; default: a new one.
         rank: 0 .. world_size - 1.
@@ -202,7 +202,7 @@ class PartitionRows:
     """The training records of one of several ranks, as rows of the store. Nothing is copied, and nothing is read beforehand.
 
     Args:
-        store: that the owner opened.
+        store: that the worker opened.
         keys: ``(N,)`` what decides, by row: `dpfed.data.sampling.partition_keys`.
         rank: 0 .. world_size - 1.
         world_size: how many there are.
@@ -215,7 +215,7 @@ class PartitionRows:
         self._world_size = world_size
 
     def __call__(self, first: int, end: int) -> np.ndarray:
-        """Which of the rows between two are the owner's, ``(end - first,)`` bool."""
+        """Which of the rows between two are this rank's, ``(end - first,)`` bool."""
         training = self._store.index.splits[first:end] == 0
         if self._world_size == 1:
             return training

@@ -51,7 +51,7 @@ class GeometricSkips:
     Args:
         rate: q, below 1.
         length: L.
-        randomness: the owner's secret.
+        randomness: the workers' secret.
         keys: ``(n,)`` uint64 keys of the records (or units). A million of them are read at a time.
         mask: which of them take part at all; ``None``: all.
     """

@@ -1,7 +1,7 @@
 """The append-only record of what was spent, on disk before anything that was charged is used.
 
 One JSON object per line. The first describes the plan; each further one is a release (the step, whether it was charged, and a
-digest of the released noisy sum), says that from here on so many owners share the work, that the run goes on after an
+digest of the released noisy sum), says that from here on so many workers share the work, that the run goes on after an
 interruption, or its card and its model. Every line carries a hash over itself and the line before,
 so a damaged or edited ledger is noticed. A line without its newline was never acted on (the write is synced before the release
 is used).
@@ -58,7 +58,7 @@ class Ledger:
         plan: what is promised.
         marks: see `create`.
         replays: how often a paid release was repeated.
-        world_size: the largest number of data owners that ever shared the work.
+        world_size: the largest number of workers that ever shared the work.
         resumed: for each time that the run continued after an interruption, from which step on.
         repeated_after: for each interruption and each replay, the last step that had been charged.
         artifacts: the newest card and model; ``None``: none were written yet.

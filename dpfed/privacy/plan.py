@@ -378,16 +378,16 @@ class PrivacyPlan:
         return None
 
     def groups_of(self, rank: int, world_size: int) -> int:
-        """K_w: how many of the K groups belong to one of several owners; they add up to K."""
+        """K_w: how many of the K groups belong to one of several ranks; they add up to K."""
         return self.groups // world_size + (rank < self.groups % world_size)
 
     def apportioned(self, records: Sequence[int]) -> list[int]:
-        """K_w of owners that hold so many records (or units) each, all public: every owner's groups are then of like size.
+        """K_w of clients that hold so many records (or units) each, all public: every client's groups are then of like size.
 
-        Largest remainders; every owner gets at least one group.
+        Largest remainders; every client gets at least one group.
 
         Raises:
-            UserError: if there are more owners than groups, or one holds nothing.
+            UserError: if there are more clients than groups, or one holds nothing.
         """
         require(
             not self.bounding.method.whole_batch,

@@ -84,7 +84,7 @@ class Sampler(ABC):
         """Who takes part in a step.
 
         Args:
-            randomness: the owner's secret, for draws beside `uniforms`.
+            randomness: the workers' secret, for draws beside `uniforms`.
             step: training step.
             keys: ``(n,)`` uint64 keys of the records (or units).
             uniforms: ``(n,)`` float64 in [0, 1), fresh in each step; a function of step and key alone.
@@ -100,7 +100,7 @@ class Sampler(ABC):
         """Who takes part in any step: a function of the step.
 
         Args:
-            randomness: the owner's secret.
+            randomness: the workers' secret.
             keys: ``(n,)`` uint64 keys of the records (or units).
             mask: which of them take part at all; ``None``: all.
         """

@@ -67,13 +67,13 @@ FeatureCache = tuple[Path, Watcher]
 
 @dataclass(frozen=True)
 class Partition:
-    """What of the training is one data owner's.
+    """The part of the training that one worker does.
 
     Attributes:
         rank: the worker's number.
         indices: ``(n,)`` of the store, records from which its groups are drawn, or which rows of the store these are.
         groups: K_w, its part of the K groups.
-        world_size: among how many owners of the same records the K groups are divided; 1: its records are its own.
+        world_size: among how many workers on the same records the K groups are divided; 1: its records are its own.
     """
 
     rank: int
@@ -169,12 +169,12 @@ class Components:
         return PublicNegatives(self._training_views(self.public, rows), rows, self.config.public.records)
 
     def worker(self, randomness: Randomness, model: nn.Module | None = None, partition: Partition | None = None) -> Worker:
-        """The worker of a data owner.
+        """The worker of a rank or a site.
 
         Args:
-            randomness: the owner's.
+            randomness: the workers'.
             model: to be trained, if not `model` itself but a copy of it.
-            partition: what is this owner's; default: what `rank` and `world_size` say.
+            partition: what is this worker's; default: what `rank` and `world_size` say.
         """
         units = unit_keys(self.store, self.config.privacy.unit)
         model, partition = model or self.model, partition or self.partition()
@@ -201,7 +201,7 @@ class Components:
         )
 
     def partition(self) -> Partition:
-        """What `rank` and `world_size` say: this owner's part of the groups, and of the records."""
+        """What `rank` and `world_size` say: this worker's part of the groups, and of the records."""
         groups = self.plan.groups_of(self.rank, self.world_size)
         if self.divides_groups:
             return Partition(self.rank, PartitionRows(self.store, self.store.keys), groups, self.world_size)
@@ -210,9 +210,9 @@ class Components:
 
     @property
     def divides_groups(self) -> bool:
-        """Whether several owners of the same records divide the groups of a step. Then the groups, and their sum, are the same
-        for any number of owners. Otherwise each has records of its own: where every record makes a group, which comes to the
-        same, and where features of frozen towers are computed once, each record's by one owner."""
+        """Whether several workers on the same records divide the groups of a step. Then the groups, and their sum, are the same
+        for any number of workers. Otherwise each has records of its own: where every record makes a group, which comes to the
+        same, and where features of frozen towers are computed once, each record's by one worker."""
         return not self.plan.bounding.method.singleton_groups and not self.config.cached_views
 
     def dummy_batch(self, device: torch.device) -> GroupBatch:
@@ -263,7 +263,7 @@ def assemble(
         plan: that other records were counted for, where these records stand in for them (`dpfed.planning.proxy`).
 
     Raises:
-        UserError: for an impossible plan, more owners than groups, starting weights that are not there or do not fit,
+        UserError: for an impossible plan, more workers than groups, starting weights that are not there or do not fit,
             unreadable records, a model that mixes records, an impossible evaluation.
     """
     exact_arithmetic()

@@ -12,13 +12,13 @@ from dpfed.training.worker import Worker
 
 
 class Transport(Protocol):
-    """Adds up the owners' sums, wherever the owners are."""
+    """Adds up the workers' sums, wherever the workers are."""
 
     def aggregate(self, step: int) -> BoundedSum | None:
-        """The sum over all owners' groups of one step; ``None``: the step was discarded; it is still charged."""
+        """The sum over all workers' groups of one step; ``None``: the step was discarded; it is still charged."""
 
     def set_clip_threshold(self, threshold: float) -> None:
-        """The norm about which the next steps ask: all owners must know it (`Worker.threshold`)."""
+        """The norm about which the next steps ask: all workers must know it (`Worker.threshold`)."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Observer:
 
 
 class InProcess:
-    """Owners in this very process: one machine, or the simulation of several owners."""
+    """Workers in this very process: one machine, or the simulation of several workers."""
 
     def __init__(self, workers: list[Worker]) -> None:
         self._workers = workers

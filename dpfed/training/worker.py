@@ -42,14 +42,14 @@ class Worker:
         plan: the sampling rate, the groups and what is clipped.
         model: shared with the coordinator in one process, a replica elsewhere.
         engine: computes the sum of clipped gradients of `model`.
-        views: makes the views of this owner's store.
-        indices: ``(n,)`` training indices that this owner holds, or which rows of its store these are.
+        views: makes the views of this worker's store.
+        indices: ``(n,)`` training indices that this worker holds, or which rows of its store these are.
         keys: ``(n,)`` their record keys; of all rows of the store, where `indices` are `PartitionRows`.
-        randomness: the owner's secret randomness.
+        randomness: the workers' secret randomness.
         microbatch: records whose views are in memory at a time; one group is never divided.
         rank: the worker's number.
-        groups: K_w, how many of the plan's K groups are this owner's; ``None``: all.
-        world_size: among how many owners of the same records the K groups are divided; 1: these records are this owner's alone.
+        groups: K_w, how many of the plan's K groups are this worker's; ``None``: all.
+        world_size: among how many workers on the same records the K groups are divided; 1: these are this worker's alone.
         noise_shares: how many parties add the noise together, where owners add it (`PrivacyPlan.noise_of`).
         units: ``(n,)`` as `keys`, the keys of the records' units where the plan protects units, otherwise ``None``.
         public_negatives: the public records that join every group, where the method has any.
@@ -121,7 +121,7 @@ class Worker:
             step: training step; all randomness follows from it.
 
         Returns:
-            The exact sum over this owner's groups: zeros if nothing was drawn, for an empty step is still a step.
+            The exact sum over this worker's groups: zeros if nothing was drawn, for an empty step is still a step.
         """
         draw = self._drawn(step)
         total = self._engine.zeros()

@@ -33,7 +33,7 @@ def release_noise(randomness: Randomness, std: float, rank: int, context: str) -
     """The owner's Gaussian noise on released statistics.
 
     Args:
-        randomness: the owner's secret.
+        randomness: the workers' secret.
         std: standard deviation of the noise on each number.
         rank: the worker's number.
         context: public, such as the fingerprint of the plan.
@@ -58,7 +58,7 @@ class ReleasedEmbeddings:
         slots: M, public.
         batch: B, expected records in a step.
         noise: of standard deviation noise multiplier times sensitivity.
-        randomness: the owner's secret, for the slots.
+        randomness: the workers' secret, for the slots.
     """
 
     SENSITIVITY = math.sqrt(2)  # two unit embeddings more or less, in one slot
