@@ -83,9 +83,9 @@ def _trained(config: Config) -> int:
     """P: of the configuration's model, built with random weights."""
     from dpfed.building.model import model_of
     from dpfed.models.parameters import TrainableVector
-    from dpfed.runs.resolution import settle_model
+    from dpfed.runs.resolution import resolve_model_defaults
 
-    config = settle_model(config)
+    config = resolve_model_defaults(config)
     return TrainableVector(model_of(config, load_weights=False)).numel
 
 

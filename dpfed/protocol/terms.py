@@ -57,7 +57,7 @@ class Terms(Section):
         """Terms for some sites.
 
         Args:
-            config: of the run, settled (`dpfed.runs.resolution.settle`); its ``[data]`` and ``[evaluation]`` are the
+            config: of the run, settled (`dpfed.runs.resolution.resolve_defaults`); its ``[data]`` and ``[evaluation]`` are the
                 coordinator's own.
             cards: of the sites, in an order that will count.
             coordinator: its public signing key.

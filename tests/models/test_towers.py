@@ -20,7 +20,7 @@ from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.folder import save_encoder
 from dpfed.models.images import preprocessing_of
 from dpfed.models.validation import check_independence, random_group, validate
-from dpfed.runs.resolution import settle
+from dpfed.runs.resolution import resolve_defaults
 from tests.models.conftest import SIGLIP, SMALL
 from tests.models.test_timm_encoders import pictures_of_every_mode
 
@@ -33,7 +33,7 @@ def config_of(name, objective=None, **model):
         objective=objective or ObjectiveConfig(temperature=0.05),
         adaptation=AdaptationConfig(rank=4),
     )
-    return settle(config)
+    return resolve_defaults(config)
 
 
 def model_of(config):

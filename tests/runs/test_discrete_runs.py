@@ -14,7 +14,7 @@ from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import table_rows
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.preflight import known_plan
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.resolution import resolve
@@ -37,7 +37,7 @@ def same(one, other) -> bool:
 def test_the_integers_of_neighbours_are_as_close_as_the_plan_says(discrete, world_size, changes):
     """Clipped to 1e-5, every group is as long as it may be."""
     discrete["bounding"] |= changes
-    whole = assemble(resolve(parse_config(discrete)), Randomness.from_seed(5))
+    whole = build(parse_config(discrete), Randomness.from_seed(5))
     parts = [dataclasses.replace(whole, rank=rank, world_size=world_size) for rank in range(world_size)]
 
     def workers(gone: int):

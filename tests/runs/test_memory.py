@@ -12,14 +12,14 @@ from dpfed.files.shipped import configs
 from dpfed.models.building import build_model
 from dpfed.runs import memory
 from dpfed.runs.memory import records_of_a_pass, require_memory
-from dpfed.runs.resolution import settle
+from dpfed.runs.resolution import resolve_defaults
 
 CPU = torch.device("cpu")
 GIVEN = {"name": "sizes", "data": {"source": "store", "path": "/records"}, "privacy": {"epsilon": 8.0, "batch": 60, "steps": 4}}
 
 
 def config_of(model, **sections):
-    return settle(parse_config({**GIVEN, "model": model, **sections}))
+    return resolve_defaults(parse_config({**GIVEN, "model": model, **sections}))
 
 
 @pytest.fixture

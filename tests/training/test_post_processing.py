@@ -91,7 +91,7 @@ def test_a_run_with_other_processors_resumes_to_the_same_bits_and_measures_what_
 def test_every_measurement_is_of_the_served_weights_and_so_is_the_published_model(tiny, tmp_path, monkeypatch):
     """On the way as well as at the end; training goes on with its own."""
     config = parse_config({**tiny, "evaluation": {**tiny["evaluation"], "every": 2}})
-    made, seen, evaluate = [], [], session.Components.evaluate
+    made, seen, evaluate = [], [], session.Parts.evaluate
 
     def chosen(config, model):
         made.append(LastTwo(MovingAverage(model, 0.5)))
@@ -103,7 +103,7 @@ def test_every_measurement_is_of_the_served_weights_and_so_is_the_published_mode
         return evaluate(self, which, step)
 
     monkeypatch.setattr(coordinators, "post_processors", chosen)
-    monkeypatch.setattr(session.Components, "evaluate", evaluated)
+    monkeypatch.setattr(session.Parts, "evaluate", evaluated)
     run = pretrain(config, tmp_path / "run")
     assert seen[:3] == [(2, True), (4, True), (6, True)]  # behind them, models that noise alone may have made
     vector, published = made[0]._vector, weights_of(run)
