@@ -41,7 +41,10 @@ from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.releases import Releases
 
 MODES = ("central", "distributed", "secure", "local")
-SITES, STEPS, RATE, DEADLINE = 3, 30, 0.05, 20.0
+SITES = 3
+STEPS = 30
+RATE = 0.05
+DEADLINE = 20.0
 # What the first site does, by the earliest step; the rest is done to others.
 OF_SITE = {
     3: "not a number",

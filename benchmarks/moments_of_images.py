@@ -28,7 +28,11 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import Parts, build
 from dpfed.runs.closed_form import FeatureViews, add_moment_heads
 
-NAME, COUNTS, VIEWS, SIZE, NEIGHBOURS = "moments-of-images", (600, 3000, 6000), 8, 64, 20
+NAME = "moments-of-images"
+COUNTS = (600, 3000, 6000)
+VIEWS = 8
+SIZE = 64
+NEIGHBOURS = 20
 _DRAWS = {600: 5, 3000: 3, 6000: 3}  # of the noise
 _VIEWS = {"crop_scale": [0.2, 1.0], "flip": 0.5, "jitter": 0.8, "grayscale": 0.2}
 

@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from dpfed.runs.settling import resolve
 
 from benchmarks.draws import draws
 from benchmarks.throughput import assumed, seconds_of, transport
@@ -31,7 +32,6 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import Parts, build
-from dpfed.runs.resolution import resolve
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 

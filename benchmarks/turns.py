@@ -25,8 +25,8 @@ import dpfed.cluster.launch
 import dpfed.runs.pretraining
 import dpfed.runs.running
 from benchmarks.memory import anonymous_mb
-from dpfed.cluster.collective import Link
 from dpfed.cluster.launch import Resources
+from dpfed.cluster.link import Link
 from dpfed.cluster.relay import Relay
 from dpfed.cluster.torchrun import take_part
 from dpfed.cluster.work import Task, work
@@ -63,7 +63,10 @@ class Turns:
     """
 
     def __init__(self, folder: Path, name: str, other: str, inner: Progress) -> None:
-        self._folder, self._name, self._other, self._inner = folder, name, other, inner
+        self._folder = folder
+        self._name = name
+        self._other = other
+        self._inner = inner
         self._began, self.seconds = 0.0, list[float]()
         self.note, self.evaluated = inner.note, inner.evaluated
 

@@ -52,7 +52,7 @@ class Throughput:
             again: steps that were taken again, and interruptions, so far: the time that they took was none of new steps.
         """
         if self._point is None or done < self._point[0] or at < self._point[1]:
-            self._took.clear()  # the run was taken up from before, or another one took its place
+            self._took.clear()  # the run was resumed from before, or another one took its place
         elif again == self._again:
             if done == self._point[0]:
                 return

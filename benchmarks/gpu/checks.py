@@ -115,7 +115,10 @@ def gradients(place: Place, name: str) -> dict[str, Any]:
 
 def _moved_by_a_stranger(model: nn.Module, precision: Precision, side: int, device: torch.device) -> dict[str, Any]:
     """By how many steps a group of infinities moves a number of the exact sum of others, whose records are nearly equal."""
-    generator, groups, size, least = torch.Generator().manual_seed(1), 24, 4, 1e-5
+    generator = torch.Generator().manual_seed(1)
+    groups = 24
+    size = 4
+    least = 1e-5
     text = hasattr(model, "embed_text")
 
     def records(count: int) -> dict[str, Tensor]:

@@ -70,7 +70,10 @@ class Followed:
     """
 
     def __init__(self, terms: Terms, parties: dict[str, Party], arrived: dict[int, list[str]], sent: TrainableVector) -> None:
-        self._terms, self._parties, self._arrived, self._sent = terms, parties, arrived, sent
+        self._terms = terms
+        self._parties = parties
+        self._arrived = arrived
+        self._sent = sent
 
     def aggregate(self, step: int) -> BoundedSum | None:
         """See `Transport`."""

@@ -24,7 +24,7 @@ from dpfed.files.locking import noted_lock
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.files.toml_file import leaves, read_toml
 from dpfed.paths import path_of
-from dpfed.privacy.phase import MetricsWindow
+from dpfed.privacy.metrics_window import MetricsWindow
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.protocol.journal import Journal
 from dpfed.report.audit import is_audit
@@ -258,7 +258,8 @@ class RunDirectory:
         """Refuses a configuration that is not the run's.
 
         Args:
-            config: settled; what it leaves open, the run has chosen, and starting weights that are gone have no digest.
+            config: its defaults resolved; the run has chosen what it leaves open, and starting weights that are gone have no
+                digest.
 
         Raises:
             UserError: naming the first key that differs.

@@ -99,7 +99,7 @@ class MomentTrial:
         return self.parts.plan
 
     def workers(self, there: bool) -> InProcess:
-        """All owners, with the canary or without."""
+        """All workers, with the canary or without."""
         rows = np.arange(0 if there else len(self.parts.store) - _FILLERS, len(self.parts.store))
         return workers(self.parts, rows, self.world_size, Randomness.fresh().for_ranks())
 

@@ -1,6 +1,6 @@
 """The mechanism of a run at a small scale: its plan, workers, transport, coordinator and ledger, around a model of canaries.
 
-Sampling rate, noise multiplier, clip norm, method, optimizer and the number of owners are the run's own. N, B and the groups
+Sampling rate, noise multiplier, clip norm, method, optimizer and the number of workers are the run's own. N, B and the groups
 shrink, which neither noise nor epsilon depend on.
 """
 
@@ -149,7 +149,7 @@ class UnderTest:
 
         Args:
             present: rows of the records that are there.
-            randomness: the owners'.
+            randomness: the workers'.
         """
         model = copy.deepcopy(self.model)
         transport = workers(self.parts.with_trainer(model=model), present, self.world_size, randomness)
@@ -162,7 +162,7 @@ class UnderTest:
 
         Args:
             present: rows of the records that are there.
-            randomness: the owners'.
+            randomness: the workers'.
             noise: the coordinator's.
         """
         model, kept = copy.deepcopy(self.model), ReleasesInMemory()
@@ -193,7 +193,7 @@ def partitions(parts: Parts, rows: np.ndarray, world_size: int) -> list[Partitio
 
 
 def workers(parts: Parts, rows: np.ndarray, world_size: int, randomness: Randomness) -> InProcess:
-    """All owners of some rows, in this process."""
+    """All workers on some rows, in this process."""
     found = partitions(parts, rows, world_size)
     return InProcess([parts.trainer.worker(randomness, one) for one in found])
 

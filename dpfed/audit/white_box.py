@@ -71,7 +71,7 @@ class Board:
 
         Args:
             step: of training.
-            randomness: the owners'.
+            randomness: the workers'.
 
         Returns:
             ``(m,)`` coordinates, -1 where it would show nowhere, and ``(m,)`` bool.

@@ -22,7 +22,7 @@ def engine_for(model: nn.Module, plan: PrivacyPlan, randomness: Randomness, rank
         plan: what is promised.
         randomness: the workers'.
         rank: the worker's number.
-        config: settled, nothing left to choose.
+        config: its defaults resolved, nothing left to choose.
     """
     return maker_of(plan.bounding.method)(
         EngineInputs(

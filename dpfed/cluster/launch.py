@@ -63,7 +63,7 @@ class Resources:
     restarts: int = 3
 
     def room(self) -> int:
-        """For how many of the workers the cluster has room now; `cpus` and `gpus` are settled."""
+        """For how many of the workers the cluster has room now; `cpus` and `gpus` are known."""
         return room_for(self.cpus or 1, self.gpus or 0, _machines())
 
     def __post_init__(self) -> None:
@@ -104,16 +104,16 @@ def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory
     hosts = Hosts()
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(_connected(progress))
-        settled = _settled(resources, _machines(), own, progress)
-        starting = f"starting {_counted(settled)}"
+        sized = _sized(resources, _machines(), own, progress)
+        starting = f"starting {_counted(sized)}"
         progress.note(f"{starting}, each of which loads PyTorch")
         storage = stack.enter_context(_storage(task))
         queue = stack.enter_context(relayed(task.folder, progress, hosts, starting, _free))
         task = dataclasses.replace(task, resume=True, beside=storage)  # workers may be started again
-        trainer = _trainer(task, settled, storage, queue)
+        trainer = _trainer(task, sized, storage, queue)
         stack.enter_context(goes_on(lambda: _stopped(task)))
         stack.enter_context(taking_back(trainer))
-        stack.enter_context(watched(settled.least or settled.workers, settled.room, progress))
+        stack.enter_context(watched(sized.least or sized.workers, sized.room, progress))
         try:
             refusal = in_a_thread(trainer.fit).return_value  # type: ignore[attr-defined]  # Ray types Train v1
         except WorkerGroupError as error:
@@ -122,7 +122,7 @@ def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory
                 for rank, reason in error.worker_failures.items()
             )
             raise UserError(
-                f"workers died {settled.restarts + 1} times, the last time with: {'; '.join(reasons)}. No step is lost: "
+                f"workers died {sized.restarts + 1} times, the last time with: {'; '.join(reasons)}. No step is lost: "
                 f"`dpfed resume {task.folder} --cluster ray` continues it. [ray-workers-died]"
             ) from error
         except TrainingFailedError as error:
@@ -135,13 +135,13 @@ def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory
     return RunDirectory.open(task.folder)
 
 
-def _counted(settled: Resources) -> str:
+def _counted(sized: Resources) -> str:
     """How many workers are started: as many as there is room for, where that is up to the cluster."""
-    now = settled.workers
-    if settled.least:
-        now = min(now, max(settled.least, settled.room()))
+    now = sized.workers
+    if sized.least:
+        now = min(now, max(sized.least, sized.room()))
     words = f"{now} worker{'s' if now > 1 else ''}"
-    return words if now == settled.workers else f"{words} of {settled.least}-{settled.workers}, as there is room for {now}"
+    return words if now == sized.workers else f"{words} of {sized.least}-{sized.workers}, as there is room for {now}"
 
 
 def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> TorchTrainer:
@@ -268,7 +268,7 @@ def _storage(task: Task) -> Iterator[Path]:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _settled(resources: Resources, there: list[dict[str, float]], own: bool, progress: Progress) -> Resources:
+def _sized(resources: Resources, there: list[dict[str, float]], own: bool, progress: Progress) -> Resources:
     """The resources with nothing left to choose.
 
     Args:

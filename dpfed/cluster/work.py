@@ -11,7 +11,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.cluster.collective import MARK_BYTES, Collective, Link
+from dpfed.cluster.collective import Collective
+from dpfed.cluster.link import MARK_BYTES, Link
 from dpfed.config import Config, read_back
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
@@ -19,8 +20,8 @@ from dpfed.progress import Progress
 from dpfed.runs.build import Parts, build
 from dpfed.runs.job import Job, create_job, resume_job
 from dpfed.runs.preflight import Preflight
-from dpfed.runs.resolution import resolve_defaults
 from dpfed.runs.running import run_job
+from dpfed.runs.settling import resolve_defaults
 
 _ENDING = 150.0  # seconds that a previous rank 0 may still hold the run; a dead machine's locks on NFS last 90
 
@@ -115,7 +116,7 @@ def _follow(link: Link, folder: Path) -> None:
         link.agree(_mark(parts) if parts else b"", trouble)
         if link.announce(None) is None or parts is None:
             return
-        return _join(link, parts, randomness).serve()
+        return _join(link, parts, randomness).follow()
     link.announce(None)
 
 
@@ -134,7 +135,7 @@ def _join(link: Link, parts: Parts, randomness: Randomness) -> Collective:
 
 
 def _take(task: Task, world_size: int, progress: Progress, stack: contextlib.ExitStack) -> Job | None:
-    """The run, begun or taken up, and locked until the stack closes; ``None`` if it is finished."""
+    """The run, created or resumed, and locked until the stack closes; ``None`` if it is finished."""
     if task.beside is not None and not task.beside.is_dir():
         raise UserError(f"worker 0 does not see {task.folder.parent}: use storage that all machines share. [worker-storage]")
     task.check()

@@ -39,7 +39,7 @@ def open_records(
     original files that are resized when read.
 
     Args:
-        config: the ``[data]`` section, with its size and way to resize settled.
+        config: the ``[data]`` section, with its size and way to resize resolved.
         progress: called during an import with (records so far, of how many or ``None``).
         interpolation: how the model expects images scaled.
         say: told what an import did not use.
@@ -52,7 +52,7 @@ def open_records(
         return shapes_store(config.records, config.stores, half=config.half)
     if config.source == "procedural":
         if config.size is None:
-            raise ValueError("the size of the images is not settled")
+            raise ValueError("the size of the images is not resolved")
         return procedural_store(config.records, config.stores, config.size, progress=progress)
     if config.source == "scenes":
         from dpfed.data.generated.scenes import scenes_store

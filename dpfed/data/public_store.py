@@ -67,7 +67,7 @@ def open_public(
 
     Args:
         config: with an absolute path.
-        data: settled; size of the images, how they become squares, and where generated stores lie.
+        data: its defaults resolved; size of the images, how they become squares, and where generated stores lie.
         private: the open records of the run.
         captions: whether the model reads text.
         interpolation: how the model expects images scaled.
@@ -80,7 +80,7 @@ def open_public(
         store = shapes_store(config.generated, data.stores, test=0, half=config.half, seed=_SEED)
     elif config.source == "procedural":
         if data.size is None:
-            raise ValueError("the size of the images is not settled")
+            raise ValueError("the size of the images is not resolved")
         store = procedural_store(config.generated, data.stores, data.size, test=0, seed=_SEED, progress=progress)
     else:
         store = given_public(config, captions)

@@ -36,8 +36,8 @@ from dpfed.runs.job import Job, create_job, resume_job, secret_of
 from dpfed.runs.preflight import Preflight, guarded
 from dpfed.runs.pretraining import resume as resume_alone
 from dpfed.runs.records import records_of
-from dpfed.runs.resolution import resolve_defaults
 from dpfed.runs.running import run_job
+from dpfed.runs.settling import resolve_defaults
 from dpfed.runs.starts import starting_weights
 from dpfed.training.trainer import Partition
 
@@ -107,7 +107,7 @@ def run_simulation(preflight: Preflight, simulation: Simulation, progress: Progr
 
 
 def _agreed(config: Config, simulation: Simulation, parties: list[Identity], progress: Progress) -> Terms:
-    """Terms for the sites that the records of a settled configuration are divided among."""
+    """Terms for the sites that the records of a resolved configuration are divided among."""
     progress.note("opening the records, and dividing them among the sites")
     store = records_of(config, guarded(import_progress(progress), config), say=progress.note)
     indices, units = _divided(store, simulation), unit_keys(store, config.privacy.unit)

@@ -18,7 +18,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, import_progress
 from dpfed.runs.build import Parts, build
-from dpfed.runs.resolution import resolve_defaults
+from dpfed.runs.settling import resolve_defaults
 from dpfed.training.trainer import Partition
 from dpfed.training.worker import Worker
 
@@ -56,7 +56,7 @@ class SimulatedRun:
             UserError: whatever `build` refuses; for records that a model cannot be measured on.
         """
         config = resolve_defaults(config)
-        assert config.data.size is not None  # settled
+        assert config.data.size is not None  # resolved
         store = _opened(stand, records, config.data.stores, config.data.size, progress)
         if plan.promise.unit == "user" and store.units is None:  # each public record counts as a unit of its own
             plan = plan.replace(unit="record", per_unit=1)

@@ -25,7 +25,7 @@ def dummy_batch(
     """Noise in the shape of a few groups, of sizes that vary as they will.
 
     Args:
-        config: settled.
+        config: its defaults resolved.
         plan: what is promised; its batch and group size count, its number of records does not.
         tokenizer: of models that read text.
         device: where the batch is to be.

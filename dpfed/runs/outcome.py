@@ -21,8 +21,8 @@ from dpfed.evaluation.tasks import tasks_of
 from dpfed.models.folder import weights_digest
 from dpfed.models.moments import ATTRIBUTE, MomentHeads
 from dpfed.models.summary import Trained
+from dpfed.privacy.epsilon_curve import spent_curve
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.phase import spent_curve
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.protocol.statement import facts_of_federation, terms_at
 from dpfed.report.audit import on_card

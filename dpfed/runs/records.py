@@ -28,7 +28,7 @@ def records_of(config: Config, progress: ImportProgress | None = None, say: Call
     """Opens the records of a configuration, with images as its model expects them; see `open_records`.
 
     Args:
-        config: settled.
+        config: its defaults resolved.
         progress: called while records are imported.
         say: told what an import did not use.
     """
@@ -39,7 +39,7 @@ def public_records_of(config: Config, private: RecordStore, progress: ImportProg
     """Opens the public records that join every group, where the method has any; see `open_public`.
 
     Args:
-        config: settled.
+        config: its defaults resolved.
         private: the open records of the run.
         progress: called while records are generated.
     """

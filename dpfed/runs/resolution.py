@@ -39,11 +39,11 @@ def resolve_with_start(config: Config, start: StartingWeights | None = None) -> 
         start: the starting weights, if they were found before.
 
     Returns:
-        The settled configuration, and the starting weights. ``None``: there are none, or a run that has a checkpoint does
+        The configuration, and the starting weights. ``None``: there are none, or a run that has a checkpoint does
         without.
 
     Raises:
-        UserError: see `settle`.
+        UserError: see `resolve_defaults`.
     """
     config, objective = resolve_model_defaults(with_absolute_paths(config)), config.objective
     model = config.model
@@ -67,7 +67,7 @@ def resolve_model_defaults(config: Config) -> Config:
     """The configuration with the size of its images and the digest of its open_clip or timm architecture.
 
     Raises:
-        UserError: see `settle`.
+        UserError: see `resolve_defaults`.
     """
     size = config.data.size or default_size(config.model)
     return changed(config, data={"size": size}, model={"digest": _digest(config.model)})

@@ -31,7 +31,7 @@ def starting_weights(config: Config) -> StartingWeights | None:
     """The weights that a configuration starts from; ``None``: random ones, or those of its open_clip or timm model.
 
     Args:
-        config: whose model is settled (`dpfed.runs.resolution.resolve_model_defaults`) if the start is procedural.
+        config: whose model's defaults are resolved (`dpfed.runs.settling.resolve_model_defaults`) if the start is procedural.
 
     Raises:
         MissingStart: if there are none where it says.
@@ -86,7 +86,7 @@ def start_is_there(config: Config) -> bool:
     """Whether the procedural initialisation of a configuration's model is there, whole.
 
     Args:
-        config: that it is for, its model settled.
+        config: that it is for, its model's defaults resolved.
 
     Raises:
         UserError: if it is damaged.
@@ -148,11 +148,11 @@ def procedural_path(config: Config) -> Path:
     """The run's directory of a procedural initialisation: in ``data.stores``, named by a hash of all that it depends on.
 
     Args:
-        config: that it is for, its model settled (`dpfed.runs.resolution.resolve_model_defaults`).
+        config: that it is for, its model's defaults resolved (`dpfed.runs.settling.resolve_model_defaults`).
     """
     recipe = recipe_for(config)
     if recipe.data.size is None:
-        raise ValueError("the size of the images is not settled")
+        raise ValueError("the size of the images is not resolved")
     # Not where files are, nor what computes: the digest of an open_clip architecture stands for its name.
     apart = {"data": {"stores"}, "training": {"device"}, "model": {"architecture"}}
     tree = recipe.model_dump(mode="json", exclude=apart, exclude_defaults=True)
@@ -165,8 +165,7 @@ def origin_of(config: Config, start: StartingWeights | None) -> dict[str, Any] |
     """What a run writes of its starting weights when it begins; ``None``: it has none of its own choice.
 
     Args:
-        config: settled.
-        start: its starting weights.
+        config: its defaults resolved.
 
     Returns:
         ``weights`` (in words), ``sha256``, and ``trained``: the runs that made them (``None``: nothing says).

@@ -36,7 +36,7 @@ from dpfed.runs.budgeting import hold_sweep, may_have_budget, preflight_budget
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import run_pretraining
 from dpfed.runs.records import records_of
-from dpfed.runs.resolution import resolve_defaults
+from dpfed.runs.settling import resolve_defaults
 from dpfed.schema.wording import has_control_characters, shown
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,99}")  # the name of a folder
@@ -167,10 +167,10 @@ def _reserve(configs: dict[Path, Config]) -> None:
     for folder, config in configs.items():
         if not may_have_budget(config):
             continue
-        settled = resolve_defaults(config)
-        store = records_of(settled)
-        plan = plan_of(protected_count(store, config.privacy.unit), settled)
-        preflight_budget(folder, settled, store, plan)
+        resolved = resolve_defaults(config)
+        store = records_of(resolved)
+        plan = plan_of(protected_count(store, config.privacy.unit), resolved)
+        preflight_budget(folder, resolved, store, plan)
         if plan.has_guarantee:
             stores[store.path] = store
             plans.setdefault(store.path, {})[folder] = (config.name, plan)

@@ -22,7 +22,7 @@ from dpfed.errors import UserError
 from dpfed.models.contract import embeddings_of
 from dpfed.models.parameters import TrainableVector, exact_type
 from dpfed.runs.build import Parts
-from dpfed.training.post_processing import build_optimizer, take_step
+from dpfed.training.optimizers import build_optimizer, take_step
 
 _RECORDS = 4  # of the group that is tried
 _LEAST_SIGNAL = 1e-6  # of the length that the noise is made for: it buries a shorter gradient

@@ -22,7 +22,7 @@ from dpfed.errors import UserError
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.reading import require_regular
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.post_processing import PostProcessor, load_states, serve, states_of
+from dpfed.training.post_processing import PostProcessor, assign_averaged_weights, load_states, states_of
 
 FORMAT = "dpfed-checkpoint-2"
 _POST = "post/"  # in front of what post-processors keep
@@ -154,7 +154,7 @@ def load_weights(path: Path, model: nn.Module, processors: Sequence[PostProcesso
     tensors, _ = _read(path)
     _load_model(path, tensors, model)
     load_states(processors, _under(_POST, tensors), f"the checkpoint {path}")
-    serve(model, processors)
+    assign_averaged_weights(model, processors)
 
 
 def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None:

@@ -22,13 +22,15 @@ from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.blocks import Blocks, SumNoise, on_host
 from dpfed.privacy.ledger import Ledger, Release
-from dpfed.privacy.phase import MetricsWindow
+from dpfed.privacy.metrics_window import MetricsWindow
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
+from dpfed.training.optimizers import SETTING, build_optimizer, take_step
 from dpfed.training.options import OptimizerConfig
-from dpfed.training.post_processing import SETTING, PostProcessor, build_optimizer, learning_rate, post_processors, take_step
+from dpfed.training.post_processing import PostProcessor, post_processors
 from dpfed.training.private_metrics import PrivateMetrics
 from dpfed.training.releases import Releases
+from dpfed.training.schedules import learning_rate
 
 DISCARDED = "discarded"  # in the place of a digest
 

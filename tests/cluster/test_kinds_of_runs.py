@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
@@ -16,7 +17,6 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import build
-from dpfed.runs.resolution import resolve
 from dpfed.training.transport import InProcess
 from tests.cluster.witness import seen_by_two, witness
 

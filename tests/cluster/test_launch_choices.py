@@ -5,17 +5,17 @@ from queue import Empty, Queue
 from types import SimpleNamespace
 
 import pytest
+from dpfed.runs.settling import resolve
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster import launch, work
-from dpfed.cluster.launch import Resources, _refuse_job_copy, _settled, _with_a_place
+from dpfed.cluster.launch import Resources, _refuse_job_copy, _sized, _with_a_place
 from dpfed.cluster.relay import Hosts, Relay, relayed
 from dpfed.cluster.torchrun import process_group
 from dpfed.cluster.work import Task, _mark
 from dpfed.config import load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent
-from dpfed.runs.resolution import resolve
 
 CPU, GPU = {"CPU": 8.0}, {"CPU": 8.0, "GPU": 4.0}
 COPY = "/tmp/ray/session/runtime_resources/working_dir_files/_ray_pkg_1"
@@ -42,8 +42,8 @@ class Notes(Silent):
 )
 def test_workers_get_what_a_machine_has_room_for(asked, machines, cpus, gpus):
     progress = Notes()
-    settled = _settled(asked, machines, False, progress)
-    assert (settled.cpus, settled.gpus, progress.notes) == (cpus, gpus, [])
+    sized = _sized(asked, machines, False, progress)
+    assert (sized.cpus, sized.gpus, progress.notes) == (cpus, gpus, [])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_workers_get_what_a_machine_has_room_for(asked, machines, cpus, gpus):
 )
 def test_as_many_workers_are_announced_as_there_is_room_for(asked, machines, words, monkeypatch):
     monkeypatch.setattr(launch, "_machines", lambda: machines)
-    assert launch._counted(_settled(asked, machines, False, Notes())) == words
+    assert launch._counted(_sized(asked, machines, False, Notes())) == words
 
 
 def test_messages_name_the_host_of_a_worker(monkeypatch):

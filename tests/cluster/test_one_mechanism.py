@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.cluster.collective import Collective, Link
+from dpfed.cluster.collective import Collective
+from dpfed.cluster.link import Link
 from dpfed.cluster.torchrun import process_group, take_part
 from dpfed.cluster.work import Task
 from dpfed.config import parse_config
@@ -281,7 +282,7 @@ def remove(rank, config, folder, gone):
                 found.append((own, collective.aggregate(STEP).values))
                 link.announce(None)
             else:
-                collective.serve()
+                collective.follow()
                 found.append((own, None))
     torch.save(found, folder / f"{rank}.pt")
 

@@ -103,7 +103,10 @@ def test_what_ray_says_when_it_cannot_be_connected_to_is_one_sentence(monkeypatc
 
 
 def test_the_operator_is_told_once_of_machines_that_go_and_once_when_they_are_back():
-    rooms, looked, notes, progress = iter([2, 1, None, 0, 2, 2]), threading.Event(), [], Silent()
+    rooms = iter([2, 1, None, 0, 2, 2])
+    looked = threading.Event()
+    notes = []
+    progress = Silent()
     progress.note = notes.append
 
     def room():

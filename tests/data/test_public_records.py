@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from dpfed.runs.settling import resolve_defaults
 from PIL import Image
 
 from dpfed.config import PublicConfig, parse_config
@@ -22,7 +23,6 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import build
 from dpfed.runs.records import public_records_of, records_of
-from dpfed.runs.resolution import resolve_defaults
 
 RANDOMNESS = Randomness.from_seed(2)
 
@@ -159,11 +159,11 @@ def test_a_path_without_a_store_is_refused(tiny_public, path):
 
 def test_a_store_that_has_changed_is_refused(tiny_public, tmp_path):
     stored(tmp_path / "mine", range(8))
-    settled = resolve_defaults(parse_config({**tiny_public, "public": {"path": str(tmp_path / "mine")}}))
+    resolved = resolve_defaults(parse_config({**tiny_public, "public": {"path": str(tmp_path / "mine")}}))
     stored(tmp_path / "other", range(9))
-    moved = settled.public.model_copy(update={"path": str(tmp_path / "other")})
+    moved = resolved.public.model_copy(update={"path": str(tmp_path / "other")})
     with pytest.raises(UserError, match="public-changed"):
-        resolve_defaults(settled.model_copy(update={"public": moved}))
+        resolve_defaults(resolved.model_copy(update={"public": moved}))
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -211,10 +211,10 @@ def test_squares_that_were_not_made_as_the_model_wants_them_are_refused(tiny_pub
 
 
 def test_a_store_that_was_exchanged_after_the_run_was_settled_is_not_opened(tiny_public, public_store, tmp_path, shapes):
-    settled = resolve_defaults(parse_config(tiny_public))
-    moved = settled.public.model_copy(update={"path": str(stored(tmp_path / "other", range(8)).path)})
+    resolved = resolve_defaults(parse_config(tiny_public))
+    moved = resolved.public.model_copy(update={"path": str(stored(tmp_path / "other", range(8)).path)})
     with pytest.raises(UserError, match="public-changed"):
-        open_public(moved, settled.data, shapes, True, "bicubic")
+        open_public(moved, resolved.data, shapes, True, "bicubic")
 
 
 def test_generated_public_records_are_no_others(tmp_path):

@@ -20,8 +20,8 @@ from dpfed.data.store.division import EVALUATION, divide_store, site_folder, sit
 from dpfed.errors import UserError
 from dpfed.federation import simulation
 from dpfed.federation.coordinator.folder import CoordinatorFolder
+from dpfed.federation.coordinator.running import coordinate
 from dpfed.federation.demo.loopback import RUN, loopback
-from dpfed.federation.flower.server_app import coordinate
 from dpfed.federation.simulation import Simulation, resume, simulate
 from dpfed.federation.site import serving
 from dpfed.federation.site.folder import SiteFolder
@@ -172,7 +172,7 @@ def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
 
 def test_the_coordinator_holds_the_run_and_a_site_its_folder(config, shapes, tmp_path, monkeypatch):
     """A second one would ask, or answer, for the same steps again."""
-    from dpfed.federation.flower import server_app
+    from dpfed.federation.coordinator import running
 
     sites, made = institutions(config, shapes, tmp_path)
     held = []
@@ -182,7 +182,7 @@ def test_the_coordinator_holds_the_run_and_a_site_its_folder(config, shapes, tmp
             pass
         held.append(lock)
 
-    monkeypatch.setattr(server_app, "run_job", lambda *_: taken(RunDirectory.open(tmp_path / "run").locked))
+    monkeypatch.setattr(running, "run_job", lambda *_: taken(RunDirectory.open(tmp_path / "run").locked))
     for _ in range(2):
         coordinate(made.path, tmp_path / "run", Wire({}), Silent())
     monkeypatch.setattr(serving, "serve", lambda *_: taken(SiteFolder.open(sites[0].path).locked))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve
 
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError
@@ -10,7 +11,6 @@ from dpfed.federation.site.serving import site_config
 from dpfed.privacy.randomness import Randomness
 from dpfed.protocol.statement import statement
 from dpfed.protocol.vectors import grid_of
-from dpfed.runs.resolution import resolve
 from tests.federation.lab import Lab
 
 

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from dpfed.runs.settling import resolve
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
@@ -17,7 +18,6 @@ from dpfed.report.card import table_rows
 from dpfed.runs.build import build
 from dpfed.runs.preflight import known_plan
 from dpfed.runs.pretraining import pretrain, resume
-from dpfed.runs.resolution import resolve
 from dpfed.training.coordinator import Coordinator
 from tests.killed import killed
 from tests.training.records_of_worker import keep_only

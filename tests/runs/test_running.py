@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
@@ -19,7 +20,6 @@ from dpfed.runs.job import create_job
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.running import run_job
-from dpfed.runs.resolution import resolve
 from dpfed.training.transport import InProcess
 
 

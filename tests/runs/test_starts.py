@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve_defaults, resolve_model_defaults
 from safetensors.torch import load_file, save_file
 
 from dpfed.artifacts.directory import RunDirectory
@@ -20,7 +21,6 @@ from dpfed.progress import Silent
 from dpfed.runs import starts
 from dpfed.runs.pretraining import make_start, pretrain
 from dpfed.runs.records import with_absolute_paths
-from dpfed.runs.resolution import resolve_defaults, resolve_model_defaults
 from dpfed.runs.starts import procedural_path, recipe_for, refuse_start, starting_weights
 from dpfed.training.coordinator import Coordinator
 from tests.killed import killed

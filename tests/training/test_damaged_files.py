@@ -4,6 +4,7 @@ import struct
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve_defaults
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -19,7 +20,6 @@ from dpfed.privacy.noise import digest_of
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.protocol.journal import Journal
-from dpfed.runs.resolution import resolve_defaults
 from dpfed.training.checkpoint import Checkpoints, Progress, _digest, load_weights
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.post_processing import states_of

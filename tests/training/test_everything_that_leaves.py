@@ -36,7 +36,11 @@ from dpfed.training.worker import Worker
 from tests.exact_sums import exact
 from tests.training.twins import Noise, files, stores
 
-STEPS, BATCH, RECORDS, SIGMA, CLIP = 5, 30, 300, 1.7, 0.6
+STEPS = 5
+BATCH = 30
+RECORDS = 300
+SIGMA = 1.7
+CLIP = 0.6
 IMAGES = {"kind": "image", "width": 8, "embedding": 16, "head_hidden": 16}
 JOBS = {
     "adam, average, learnt temperature": {

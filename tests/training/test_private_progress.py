@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from dpfed.privacy.phase import MetricsWindow
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
@@ -16,6 +15,7 @@ from dpfed.config import OptimizerConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.metrics_window import MetricsWindow
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness

@@ -23,7 +23,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.method import method_named
 from dpfed.protocol.terms import Terms
 from dpfed.runs.build import build
-from dpfed.runs.resolution import resolve_defaults, resolve_model_defaults
+from dpfed.runs.settling import resolve_defaults, resolve_model_defaults
 from dpfed.runs.starts import start_is_there, starting_weights
 from dpfed.training.trainer import Partition
 
@@ -147,7 +147,10 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     Raises:
         UserError: if one of them cannot be opened.
     """
-    terms, settings, identity, randomness = folder.terms(), folder.settings(), folder.identity(), folder.randomness()
+    terms = folder.terms()
+    settings = folder.settings()
+    identity = folder.identity()
+    randomness = folder.randomness()
     number = terms.number_of(identity.signing_key)
     folder.refuse_cost(terms.privacy_plan)  # its operator may have lowered the budget since
     parts = build(site_config(terms, settings), randomness, terms=terms, features=folder.features)

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve, resolve_defaults
 
 from dpfed.building.model import facts_of
 from dpfed.config import AdaptationConfig, parse_config
@@ -20,7 +21,6 @@ from dpfed.protocol.identity import Identity
 from dpfed.protocol.statement import statement
 from dpfed.protocol.terms import Terms
 from dpfed.runs.build import build
-from dpfed.runs.resolution import resolve, resolve_defaults
 from tests.models.conftest import SMALL
 
 MODELS = {
