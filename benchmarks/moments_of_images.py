@@ -23,11 +23,10 @@ from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
 from dpfed.evaluation.knn import knn_correct
 from dpfed.features.cache import Features
-from dpfed.features.extraction import features_of
+from dpfed.features.extraction import FeatureCache
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Components, assemble
+from dpfed.runs.build import Parts, build
 from dpfed.runs.closed_form import FeatureViews, add_moment_heads
-from dpfed.runs.resolution import resolve
 
 NAME = "moments-of-images"
 COUNTS = (600, 3000, 6000)
@@ -51,12 +50,13 @@ def main(place: str, work: str, cifar10: str) -> None:
         "training": {"device": "cpu"},
         "evaluation": {"split": "none"},
     }
-    parts = assemble(resolve(parse_config(sections)), Randomness.from_seed(0))
+    parts = build(parse_config(sections), Randomness.from_seed(0))
     rows = store.split("train")
     rows = rows[np.argsort(store.keys[rows])][: COUNTS[-1]]
-    plain, test = (_all(features_of(parts, own, folder / "features")) for own in (rows, store.split("test")))
+    cache = FeatureCache(folder / "features")
+    plain, test = (_all(cache.features(parts.model, parts.views, store, own)) for own in (rows, store.split("test")))
     labels = [torch.as_tensor(store.labels["class"][own]).long() for own in (rows, store.split("test"))]
-    views = features_of(parts, rows, folder / "features", views=VIEWS)
+    views = cache.features(parts.model, parts.views, store, rows, VIEWS)
 
     def accuracy(count: int, train: Tensor, held_out: Tensor) -> float:
         right = knn_correct(train[:count], labels[0][:count], held_out, labels[1], NEIGHBOURS)
@@ -82,7 +82,7 @@ def _all(features: Features) -> Tensor:
     return torch.cat([shard.image[:, 0] for shard in features.shards()])
 
 
-def _head(parts: Components, views: Features, count: int, epsilon: float | None, seed: int) -> torch.nn.Module:
+def _head(parts: Parts, views: Features, count: int, epsilon: float | None, seed: int) -> torch.nn.Module:
     """Of the first `count` records; without an epsilon, next to no noise."""
     noise = {"epsilon": epsilon} if epsilon else {"epsilon": None, "noise_multiplier": 0.1}
     config = parts.config

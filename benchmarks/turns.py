@@ -32,7 +32,7 @@ from dpfed.cluster.torchrun import take_part
 from dpfed.cluster.work import Task, work
 from dpfed.config import parse_config
 from dpfed.privacy.blocks import SumNoise
-from dpfed.progress import Silent, Watcher
+from dpfed.progress import Progress, Silent
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.worker import Worker
 
@@ -50,7 +50,7 @@ PARTS = {
 
 
 class Turns:
-    """A `Watcher` that times the steps and gives the turn away after each block.
+    """A `Progress` that times the steps and gives the turn away after each block.
 
     Args:
         folder: where the two runs see whose turn it is.
@@ -62,7 +62,7 @@ class Turns:
         seconds: of each step that counts, everything included that one step and the next have between them.
     """
 
-    def __init__(self, folder: Path, name: str, other: str, inner: Watcher) -> None:
+    def __init__(self, folder: Path, name: str, other: str, inner: Progress) -> None:
         self._folder = folder
         self._name = name
         self._other = other
@@ -71,7 +71,7 @@ class Turns:
         self.note, self.evaluated = inner.note, inner.evaluated
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
-        """See `Watcher`."""
+        """See `Progress`."""
         tell = self._inner.stage(name, total)
         if name != "private steps":
             return tell

@@ -24,11 +24,11 @@ from dpfed.progress import Silent
 from dpfed.protocol.journal import Journal
 from dpfed.protocol.terms import Terms
 from dpfed.protocol.vectors import encoded, form_of_sums, grid_of, protected, sum_of
-from dpfed.runs.assembly import Partition, assemble
+from dpfed.runs.build import build
 from dpfed.runs.job import Job, create_job
 from dpfed.runs.preflight import Preflight
-from dpfed.runs.resolution import resolve
 from dpfed.runs.running import run_job
+from dpfed.training.trainer import Partition
 from dpfed.training.worker import Worker
 
 
@@ -43,9 +43,9 @@ class Party:
     def __init__(self, folder: SiteFolder, terms: Terms) -> None:
         self._terms, self._number = terms, terms.number_of(folder.identity().signing_key)
         self._randomness = folder.randomness()
-        parts = assemble(resolve(site_config(terms, folder.settings())), self._randomness, terms=terms)
+        parts = build(site_config(terms, folder.settings()), self._randomness, terms=terms)
         partition = Partition(self._number, parts.store.split("train"), terms.sites[self._number].groups)
-        self.worker: Worker = parts.worker(self._randomness, partition=partition)
+        self.worker: Worker = parts.trainer.worker(self._randomness, partition=partition)
         self.vector = TrainableVector(parts.model)
 
     def noisy_sum(self, step: int, parameters: Tensor) -> bytes:

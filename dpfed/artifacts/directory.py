@@ -365,16 +365,6 @@ class RunDirectory:
         write_atomically(file, text)
 
 
-def scalars(line: dict[str, Any]) -> dict[str, float]:
-    """The figures of a line of metrics.jsonl, by names that boards take, such as ``training/epsilon``."""
-    if "evaluation" in line:
-        name = line["evaluation"]["name"].replace("@", "_at_")
-        return {f"evaluation/{name}": line["evaluation"]["value"]}
-    figures = {f"training/{name}": value for name, value in line.items() if name not in ("step", "phase")}
-    figures |= {f"progress/{name}": line["phase"][name] for name in ("loss", "clip_rate", "norm") if "phase" in line}
-    return {name: value for name, value in figures.items() if value is not None}
-
-
 def _is_metric(line: dict[str, Any]) -> bool:
     """Whether a line of metrics.jsonl has what is read of it."""
     step, spent = line.get("step"), line.get("epsilon", 0)

@@ -56,7 +56,7 @@ class MomentsEngine(Engine):
     def __init__(self, model: nn.Module, plan: PrivacyPlan) -> None:
         super().__init__(model)
         heads = getattr(model, "moments", None)
-        assert isinstance(heads, MomentHeads)  # `dpfed.runs.assembly` gave them
+        assert isinstance(heads, MomentHeads)  # `dpfed.runs.build` gave them
         self._heads, self._layout = heads, heads.layout
         if self._layout.shares != plan.mechanism.shares:
             raise ValueError(f"the heads have steps of shares {self._layout.shares}, and the plan {plan.mechanism.shares}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfed.data.generated.procedural import Progress, procedural_store
+from dpfed.data.generated.procedural import ImportProgress, procedural_store
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.opening import refuse_other_squares
 from dpfed.data.options import DataConfig, PublicConfig
@@ -61,7 +61,7 @@ def open_public(
     private: RecordStore,
     captions: bool,
     interpolation: str,
-    progress: Progress | None = None,
+    progress: ImportProgress | None = None,
 ) -> RecordStore:
     """Opens the public records of a run, after generating them if need be, and holds them against the private ones.
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
 from dpfed.files.json_lines import DamagedLine, GrewElsewhere, Lines, append_line, drop_torn_line, read_lines
+from dpfed.files.reading import read_bytes
 from dpfed.paths import path_of
 from dpfed.privacy.plan import PrivacyPlan
 
@@ -323,3 +324,17 @@ def _damaged(path: Path, number: int) -> UserError:
         f"the ledger {path} is damaged at line {number}: what was spent is no longer certain, so nothing more is spent. "
         "Restore the file from a backup. [ledger-damaged]"
     )
+
+
+def has_begun(ledger: Path) -> bool:
+    """Whether there is a ledger, of which a crash has not cut even the first line short.
+
+    Raises:
+        UserError: if the file cannot be read.
+    """
+    try:
+        return b"\n" in read_bytes(ledger)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UserError(f"cannot read {ledger}: {error.strerror or error}. Restore it. [resume-ledger-unreadable]") from error

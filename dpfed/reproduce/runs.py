@@ -19,7 +19,7 @@ from dpfed.files.shipped import configs
 from dpfed.files.toml_file import put, read_toml
 from dpfed.paths import is_store
 from dpfed.privacy.method import method_named
-from dpfed.progress import Watcher, import_progress
+from dpfed.progress import Progress, import_progress
 from dpfed.reproduce.comparison import WITHOUT_PRIVACY, DataSet, Experiment, Scale, Variant
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
@@ -101,7 +101,7 @@ def plan_runs(request: Request) -> list[Planned]:
     return list(planned.values())
 
 
-def train(planned: list[Planned], watcher: Watcher) -> None:
+def train(planned: list[Planned], progress: Progress) -> None:
     """Trains every run once: finished ones are kept, interrupted ones resumed.
 
     Raises:
@@ -110,16 +110,16 @@ def train(planned: list[Planned], watcher: Watcher) -> None:
     runs = {item.folder: item.config for item in planned}
     for folder, config in runs.items():
         if RunDirectory.unused(folder):
-            watcher.note(f"{config.name}: accounting")
+            progress.note(f"{config.name}: accounting")
             Preflight.of(config, folder)
-    advance = watcher.stage("runs", len(runs))
+    advance = progress.stage("runs", len(runs))
     for done, (folder, config) in enumerate(runs.items(), start=1):
-        watcher.note(f"{config.name}: {'is there' if RunDirectory(folder).finished else 'training'}")
-        pretrain(config, folder, watcher, resume=True)
+        progress.note(f"{config.name}: {'is there' if RunDirectory(folder).finished else 'training'}")
+        pretrain(config, folder, progress, resume=True)
         advance(done)
 
 
-def require_right_data(request: Request, planned: list[Planned], watcher: Watcher) -> None:
+def require_right_data(request: Request, planned: list[Planned], progress: Progress) -> None:
     """Refuses records that cannot be those of the data set, such as another folder's images.
 
     Raises:
@@ -127,7 +127,7 @@ def require_right_data(request: Request, planned: list[Planned], watcher: Watche
     """
     if request.data.classes is None:
         return
-    store = records_of(planned[0].config, import_progress(watcher), say=watcher.note)
+    store = records_of(planned[0].config, import_progress(progress), say=progress.note)
     found = {name: len(classes) for name, classes in store.label_names.items()}
     if request.data.classes not in found.values():
         words = ", ".join(f"{count} classes of '{name}'" for name, count in found.items()) or "no labels"

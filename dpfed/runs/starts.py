@@ -98,16 +98,16 @@ def start_is_there(config: Config) -> bool:
     return True
 
 
-def refuse_start(config: Config) -> None:
-    """Refuses starting weights that are not there, or not of the model, or that would give private records away.
+def checked_start(config: Config) -> StartingWeights | None:
+    """The starting weights of a configuration; ``None``: it names none, or a procedural initialisation.
 
-    A procedural initialisation is looked for later (`starting_weights`): its place follows from the architecture (torch).
+    That one is looked for later (`starting_weights`): its place follows from the architecture (torch).
 
     Raises:
         UserError: see `starting_weights`; also for a run without a guarantee on records that are not public.
     """
     if config.model.start in (None, PROCEDURAL):
-        return
+        return None
     found = starting_weights(config)
     assert found is not None
     for run in found.trained or ():
@@ -117,6 +117,7 @@ def refuse_start(config: Config) -> None:
                 f"{run['run']}), and no privacy guarantee holds for them: nothing would protect them in a model that starts "
                 "there. Start from a private run, or from one on public records. [start-unprotected]"
             )
+    return found
 
 
 def recipe_for(config: Config) -> Config:
@@ -160,7 +161,7 @@ def procedural_path(config: Config) -> Path:
     return Path(config.data.stores) / _FOLDER / f"{config.model.kind}-{digest}"
 
 
-def origin_of(config: Config) -> dict[str, Any] | None:
+def origin_of(config: Config, start: StartingWeights | None) -> dict[str, Any] | None:
     """What a run writes of its starting weights when it begins; ``None``: it has none of its own choice.
 
     Args:
@@ -171,7 +172,6 @@ def origin_of(config: Config) -> dict[str, Any] | None:
     """
     from dpfed.models.summary import start_of  # it needs torch
 
-    found = starting_weights(config)
-    if found is None:
+    if start is None:
         return None
-    return {"weights": start_of(config.model), "sha256": found.digest, "trained": found.trained}
+    return {"weights": start_of(config.model), "sha256": start.digest, "trained": start.trained}

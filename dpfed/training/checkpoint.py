@@ -29,7 +29,7 @@ _POST = "post/"  # in front of what post-processors keep
 
 
 @dataclass(frozen=True)
-class Progress:
+class Position:
     """Where a checkpoint stands.
 
     Attributes:
@@ -70,7 +70,7 @@ class Checkpoints:
         paths = self.paths()
         return [steps_of(path) for path in (paths[1:] if len(paths) > self._keep else paths)]
 
-    def resume(self, model: nn.Module, coordinator: Coordinator) -> tuple[Progress, list[Path]]:
+    def resume(self, model: nn.Module, coordinator: Coordinator) -> tuple[Position, list[Path]]:
         """Restores the newest checkpoint that is not damaged.
 
         Returns:
@@ -90,7 +90,7 @@ class Checkpoints:
             "backup. The ledger states what was spent. [checkpoint-all-damaged]"
         )
 
-    def save(self, progress: Progress, model: nn.Module, coordinator: Coordinator) -> Path:
+    def save(self, progress: Position, model: nn.Module, coordinator: Coordinator) -> Path:
         """Writes a checkpoint, then removes the oldest beyond `keep`, but never the first one."""
         whole = not self.paths()
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
@@ -116,7 +116,7 @@ class Checkpoints:
             old.unlink()
         return path
 
-    def load(self, path: Path, model: nn.Module, coordinator: Coordinator) -> Progress:
+    def load(self, path: Path, model: nn.Module, coordinator: Coordinator) -> Position:
         """Restores model, optimizer and post-processors from a checkpoint.
 
         Raises:
@@ -132,7 +132,7 @@ class Checkpoints:
         groups = coordinator.optimizer.state_dict()["param_groups"]
         coordinator.optimizer.load_state_dict({"state": state, "param_groups": groups})
         load_states(coordinator.post_processors, _under(_POST, tensors), f"the checkpoint {path}")
-        return Progress(int(header["step"]), int(header["charged"]), header["fingerprint"])
+        return Position(int(header["step"]), int(header["charged"]), header["fingerprint"])
 
 
 def steps_of(path: Path) -> int:

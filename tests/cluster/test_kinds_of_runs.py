@@ -15,9 +15,9 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
-from dpfed.runs.resolution import resolve
-from dpfed.training.trainer import InProcess
+from dpfed.runs.build import build
+from dpfed.runs.resolution import resolve_defaults
+from dpfed.training.transport import InProcess
 from tests.cluster.witness import seen_by_two, witness
 
 
@@ -65,7 +65,7 @@ def test_private_figures_are_added_up_with_the_sums(tiny, tmp_path):
     assert [phase.last for phase in read_view(tmp_path / "run").windows] == [2, 4]
     # The first step's, of two workers in this process.
     randomness, (clean, _) = Randomness.from_seed(11), first["sums"][0]
-    parts = [assemble(resolve(config), randomness, rank=rank, world_size=2) for rank in range(2)]
+    parts = [build(config, randomness, rank=rank, world_size=2) for rank in range(2)]
     total = InProcess([one.worker(randomness.for_ranks(), model=parts[0].model) for one in parts]).aggregate(0).values
     plan = parts[0].plan
     assert total.numel() == clean.numel() == TrainableVector(parts[0].model).numel + plan.statistics_count
@@ -83,7 +83,7 @@ def test_all_workers_train_from_the_starting_weights(tiny, tmp_path):
     tiny["privacy"]["steps"] = 1
     config = parse_config({**tiny, "evaluation": {"split": "none"}})
     torch.manual_seed(3)
-    save_encoder(tmp_path / "start", build_model(config.model, config.objective, size=16), facts_of(resolve(config)))
+    save_encoder(tmp_path / "start", build_model(config.model, config.objective, size=16), facts_of(resolve_defaults(config)))
     config = config.model_copy(update={"model": config.model.model_copy(update={"start": str(tmp_path / "start")})})
     start = load_file(tmp_path / "start" / "model.safetensors")
     for seen in seen_by_two(config, tmp_path / "out", _only_the_first_has_the_weights):

@@ -15,7 +15,7 @@ from dpfed.cluster.work import Task, _mark
 from dpfed.config import load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent
-from dpfed.runs.resolution import resolve
+from dpfed.runs.build import build
 
 CPU, GPU = {"CPU": 8.0}, {"CPU": 8.0, "GPU": 4.0}
 COPY = "/tmp/ray/session/runtime_resources/working_dir_files/_ray_pkg_1"
@@ -41,9 +41,9 @@ class Notes(Silent):
     ],
 )
 def test_workers_get_what_a_machine_has_room_for(asked, machines, cpus, gpus):
-    watcher = Notes()
-    sized = _sized(asked, machines, False, watcher)
-    assert (sized.cpus, sized.gpus, watcher.notes) == (cpus, gpus, [])
+    progress = Notes()
+    sized = _sized(asked, machines, False, progress)
+    assert (sized.cpus, sized.gpus, progress.notes) == (cpus, gpus, [])
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_messages_name_the_host_of_a_worker(monkeypatch):
 
     monkeypatch.setattr(ray_queue, "Queue", Here)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "0" * 56))
-    watcher, hosts = Notes(), Hosts()
-    with relayed(Path("/runs/one"), watcher, hosts, "starting", lambda: "") as queue:
+    progress, hosts = Notes(), Hosts()
+    with relayed(Path("/runs/one"), progress, hosts, "starting", lambda: "") as queue:
         Relay(queue).at(1, "north")
         queue.put(("deaths", [0, 1], "died: restart 1 of 3"))
-    assert watcher.notes == ["workers 0, 1 on north died: restart 1 of 3"]
+    assert progress.notes == ["workers 0, 1 on north died: restart 1 of 3"]
     assert [hosts.worker(rank) for rank in (0, 1)] == ["0", "1 on north"]
 
 
@@ -138,7 +138,7 @@ def test_rank_0_holds_the_run_whether_it_begins_it_or_goes_on_with_it(tmp_path, 
 def test_a_worker_in_trouble_names_no_record_to_the_others(tmp_path, tiny_config, monkeypatch):
     class Link:
         rank, size, told = 1, 2, []
-        messages = iter([resolve(tiny_config).dump().encode(), b"", bytes(32)])  # configuration, identity, the owners' key
+        messages = iter([build(tiny_config).config.dump().encode(), b"", bytes(32)])  # configuration, identity, the owners' key
 
         def broadcast(self):
             return next(self.messages)
@@ -149,10 +149,10 @@ def test_a_worker_in_trouble_names_no_record_to_the_others(tmp_path, tiny_config
         def announce(self, step):
             return None
 
-    def assemble(*_, **__):
+    def refused(*_, **__):
         raise UserError("the image of 'patient 4711' cannot be decoded. [image-broken]", "an image cannot be decoded")
 
-    monkeypatch.setattr(work, "assemble", assemble)
+    monkeypatch.setattr(work, "build", refused)
     work._follow(Link(), tmp_path / "run")
     assert Link.told == ["an image cannot be decoded [image-broken]"]
 

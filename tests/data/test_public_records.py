@@ -20,9 +20,9 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.records import public_records_of, records_of
-from dpfed.runs.resolution import resolve, resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 
 RANDOMNESS = Randomness.from_seed(2)
 
@@ -122,14 +122,14 @@ def stored(path, images, public=True, kind="image-text", name="mine"):
 
 
 def assembled(tiny_public, path, **public):
-    return assemble(resolve(parse_config({**tiny_public, "public": {"path": str(path), **public}})), RANDOMNESS)
+    return build(parse_config({**tiny_public, "public": {"path": str(path), **public}}), RANDOMNESS)
 
 
 def test_a_public_set_is_opened_and_its_fingerprint_becomes_part_of_the_configuration(tiny_public, public_store):
-    parts = assemble(resolve(parse_config(tiny_public)), RANDOMNESS)
-    assert parts.public.path == public_store.path and parts.config.public.digest == public_store.contents
+    parts = build(parse_config(tiny_public), RANDOMNESS)
+    assert parts.trainer.public.path == public_store.path and parts.config.public.digest == public_store.contents
     tiny_public["bounding"], tiny_public["public"] = {}, {}
-    assert assemble(resolve(parse_config(tiny_public)), RANDOMNESS).public is None
+    assert build(parse_config(tiny_public), RANDOMNESS).public is None
 
 
 def test_a_store_that_is_not_marked_public_is_refused(tiny_public, tmp_path):

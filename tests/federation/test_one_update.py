@@ -3,7 +3,6 @@
 Two data owners, because a sum of two is the same in either order. A ledger holds a digest of every release.
 """
 
-import dataclasses
 import json
 import sys
 import tempfile
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import dpfed.training.trainer as trainers
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.cli import main
 from dpfed.config import parse_config
@@ -30,10 +30,10 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.protocol.terms import Terms
-from dpfed.runs import assembly as session
-from dpfed.runs.assembly import Partition, assemble
-from dpfed.runs.resolution import resolve
-from dpfed.training.trainer import InProcess, train
+from dpfed.runs.build import build
+from dpfed.training.loop import train
+from dpfed.training.trainer import Partition
+from dpfed.training.transport import InProcess
 from tests.cluster.processes import Processes, pretrain
 from tests.federation.lab import Wire
 
@@ -52,18 +52,18 @@ def locally(config, tmp_path, monkeypatch):
     """What two owners in this process release, without any protocol."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes: more add up in another order
-    parts = dataclasses.replace(assemble(resolve(config), Randomness.from_seed(SEED)), world_size=SITES)
+    parts = build(config, Randomness.from_seed(SEED), world_size=SITES)
     indices = parts.store.split("train")
     sites = site_of_records(parts.store, SITES, SKEW)[indices]
     counts = [int((sites == number).sum()) for number in range(SITES)]
     assert parts.plan.apportioned(counts) == [parts.plan.groups_of(number, SITES) for number in range(SITES)]
     owners = Randomness.from_seed(SEED).for_ranks()
     workers = [
-        parts.worker(owners, partition=Partition(number, indices[sites == number], groups))
+        parts.trainer.worker(owners, partition=Partition(number, indices[sites == number], groups))
         for number, groups in enumerate(parts.plan.apportioned(counts))
     ]
     ledger = Ledger.create(tmp_path / "local.jsonl", parts.plan)
-    train(InProcess(workers), parts.coordinator(Randomness.from_seed(SEED), ledger), range(parts.plan.steps))
+    train(InProcess(workers), parts.trainer.coordinator(Randomness.from_seed(SEED), ledger), range(parts.plan.steps))
     yield digests(ledger.path)
     torch.set_num_threads(threads)
 
@@ -74,8 +74,8 @@ def digests(ledger: Path) -> list[str]:
 
 def divided_as_sites(rank, *arguments):
     """A process of a cluster in which records are divided, not groups, and a record's owner is its site."""
-    session.Components.divides_groups = False
-    session.partition_keys = lambda store, privacy: site_of_records(store, SITES, SKEW).astype(np.uint64)
+    trainers.Trainer.divides_groups = False
+    trainers.partition_keys = lambda store, privacy: site_of_records(store, SITES, SKEW).astype(np.uint64)
     sys.argv = ["dpfed", *map(str, arguments)]
     main()
 

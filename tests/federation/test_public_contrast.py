@@ -10,7 +10,7 @@ from dpfed.federation.site.serving import site_config
 from dpfed.privacy.randomness import Randomness
 from dpfed.protocol.statement import statement
 from dpfed.protocol.vectors import grid_of
-from dpfed.runs.resolution import resolve
+from dpfed.runs.resolution import resolve_defaults
 from tests.federation.lab import Lab
 
 
@@ -21,7 +21,7 @@ def lab(tiny_public, tmp_path, public_store):
 
 
 def test_the_sites_clean_sums_add_up_to_one_owners(lab):
-    alone = lab.parts.worker(Randomness.from_seed(5).for_ranks()).bounded_sum(0).values
+    alone = lab.parts.trainer.worker(Randomness.from_seed(5).for_ranks()).bounded_sum(0).values
     assert alone.any() and torch.equal(lab.clean(0).values, alone)
 
 
@@ -43,11 +43,11 @@ def test_a_site_uses_its_own_copy_and_no_other_set(lab, shapes, public_store, tm
     agreed = lab.terms.run_config().public
     assert agreed.path == public_store.path.name and agreed.digest == public_store.contents
     mine = SiteSettings(name="site-0", store=str(shapes.path), public=str(public_store.path))
-    assert resolve(site_config(lab.terms, mine)).public.path == str(public_store.path)
+    assert resolve_defaults(site_config(lab.terms, mine)).public.path == str(public_store.path)
     without = mine.model_copy(update={"public": None})
     with pytest.raises(UserError, match=r"`public` in its site.toml"):
-        resolve(site_config(lab.terms, without))
+        resolve_defaults(site_config(lab.terms, without))
     write_shapes(tmp_path / "other", train=60, validation=0, test=0, seed=10)
     other = mine.model_copy(update={"public": str(tmp_path / "other")})
     with pytest.raises(UserError, match="not those that were agreed on"):
-        resolve(site_config(lab.terms, other))
+        resolve_defaults(site_config(lab.terms, other))

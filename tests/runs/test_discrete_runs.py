@@ -14,10 +14,9 @@ from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import table_rows
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.preflight import known_plan
 from dpfed.runs.pretraining import pretrain, resume
-from dpfed.runs.resolution import resolve
 from dpfed.training.coordinator import Coordinator
 from tests.killed import killed
 from tests.training.records_of_worker import keep_only
@@ -37,7 +36,7 @@ def same(one, other) -> bool:
 def test_the_integers_of_neighbours_are_as_close_as_the_plan_says(discrete, world_size, changes):
     """Clipped to 1e-5, every group is as long as it may be."""
     discrete["bounding"] |= changes
-    whole = assemble(resolve(parse_config(discrete)), Randomness.from_seed(5))
+    whole = build(parse_config(discrete), Randomness.from_seed(5))
     parts = [dataclasses.replace(whole, rank=rank, world_size=world_size) for rank in range(world_size)]
 
     def workers(gone: int):
@@ -111,7 +110,7 @@ def test_what_is_not_proven_is_refused_before_a_record_is_read(discrete, section
 
 def test_the_engine_that_is_left_open_is_the_loop(discrete):
     del discrete["bounding"]["engine"]
-    assert resolve(parse_config(discrete)).bounding.engine == "loop"
+    assert build(parse_config(discrete)).config.bounding.engine == "loop"
 
 
 @pytest.mark.parametrize("method", ["batch", "public"])

@@ -238,9 +238,9 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(seeded, tmp_path
     first, computed = int(before.stem.removeprefix("step-")), []
     bounded_sum, (weights, results) = Worker.bounded_sum, undisturbed(seeded)
     monkeypatch.setattr(Worker, "bounded_sum", lambda self, step: (computed.append(step), bounded_sum(self, step))[1])
-    watcher = Silent()
-    watcher.note = said.append
-    run = resume(folder, watcher)
+    progress = Silent()
+    progress.note = said.append
+    run = resume(folder, progress)
     again, results_again = outcome(run)
     assert same(weights, again) and results_again["privacy"] == results["privacy"]
     assert computed == list(range(at, 6))

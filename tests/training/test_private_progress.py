@@ -1,6 +1,5 @@
 """Private progress: the groups' figures in one sum with their gradients, on neighbours, under noise, and as a curve."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -20,9 +19,8 @@ from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import table_rows
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain, resume
-from dpfed.runs.resolution import resolve
 from dpfed.training import worker as worker_room
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.private_metrics import PrivateMetrics
@@ -36,7 +34,7 @@ SHARE = 0.3
 
 def parts_of(tree, **progress):
     tree |= {"diagnostics": "private", "progress": {"share": SHARE, "loss_range": 4.0, "phase": 2} | progress}
-    return assemble(resolve(parse_config(tree)), Randomness.from_seed(5))
+    return build(parse_config(tree), Randomness.from_seed(5))
 
 
 class TurnsRound(torch.nn.Module):
@@ -62,7 +60,7 @@ def moved_by_the_adversary(tiny) -> tuple[float, PrivacyPlan]:
     indices, keys = parts.store.split("train"), parts.store.keys[parts.store.split("train")]
     draw = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, indices, keys, parts.plan.groups)
     target = next(draw.members(g) for g in range(len(draw)) if len(draw.members(g)) >= 3)[0]
-    hostile = dataclasses.replace(parts, model=TurnsRound(pictures(parts, [target])))
+    hostile = parts.with_trainer(model=TurnsRound(pictures(parts, [target])))
     one, other = sums(hostile, int(np.flatnonzero(indices == target)[0]), 0)
     return (one - other).norm().item(), parts.plan
 

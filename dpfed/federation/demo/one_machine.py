@@ -86,12 +86,12 @@ def federate(config: Config, path: Path, sites: int, skew: float, options: dict[
 
 def _found(config: Config, parties: Path, sites: int, skew: float, options: dict[str, Any]) -> None:
     """Divides the records, makes the sites, and has them join: five commands each (docs/a-site-in-15-minutes.md)."""
-    with watching() as watcher:
-        store = records_of(config, import_progress(watcher), say=watcher.note)
+    with watching() as progress:
+        store = records_of(config, import_progress(progress), say=progress.note)
         stores = parties / "stores"
         if not stores.exists():
-            watcher.note(f"dividing the records among {sites} institutions")
-            divide_store(store.path, stores, sites, skew, progress=import_progress(watcher, "records divided"))
+            progress.note(f"dividing the records among {sites} institutions")
+            divide_store(store.path, stores, sites, skew, progress=import_progress(progress, "records divided"))
     say(f"making {sites} institutions, and the coordinator's terms: noise for the sum of their records")
     own = [
         SiteFolder.create(parties / site_folder(number), site_folder(number), stores / site_folder(number), **_copies(config))
@@ -99,9 +99,9 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
     ]
     data = config.data.model_copy(update={"source": "store", "path": str(stores / EVALUATION)})
     config = config.model_copy(update={"data": data})
-    with watching() as watcher:
+    with watching() as progress:
         cards = [site.card for site in own]
-        coordinator = CoordinatorFolder.create(parties / "coordinator", config, cards, watcher, **options)
+        coordinator = CoordinatorFolder.create(parties / "coordinator", config, cards, progress, **options)
     for site in own:
         site.join(Terms.load(coordinator.terms))
     say(f"every institution has joined the terms {parties / 'coordinator' / 'terms.json'}")

@@ -29,8 +29,8 @@ def main(grid: Grid, context: Context) -> None:
             if not Path(value).is_absolute():
                 raise UserError(f"run-config {name} = {value!r}: give an absolute path on the SuperLink's host. [flower-path]")
         logs.set_up()  # as DPFED_LOG_FORMAT says
-        with watching() as watcher:
-            run = coordinate(Path(given["federation"]), Path(given["run"]), FlowerChannel(grid), watcher)
+        with watching() as progress:
+            run = coordinate(Path(given["federation"]), Path(given["run"]), FlowerChannel(grid), progress)
         show_run(run)
     except UserError as error:
         if logs.active():

@@ -17,8 +17,7 @@ from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
-from dpfed.runs.resolution import resolve
+from dpfed.runs.build import build
 from tests.baselines.noisy_statistics.released_lab import config_for, in_slots, plan_for, silent
 
 HOSTILE = [
@@ -70,7 +69,7 @@ def test_release_and_sum_carry_the_planned_noise_and_together_cost_sigma(share, 
     config = config_for("one tower", objective, options=options)
     plan = plan_for(config)
     model = build_model(config_for("one tower").model, config_for("one tower").objective)
-    noise = noise_of(engine_for(model, plan, config, Randomness.from_seed(2)), 256)
+    noise = noise_of(engine_for(model, plan, Randomness.from_seed(2), 0, config=config), 256)
     release = noise.std().item() / math.sqrt(2 if objective == "infonce" else 5)
     assert abs(noise.mean().item()) < 5 * noise.std().item() / math.sqrt(noise.numel())
     assert release == pytest.approx(plan.noise.multiplier / math.sqrt(share), rel=0.02)
@@ -128,12 +127,12 @@ def test_what_the_method_cannot_do_is_refused(objective, options, complaint):
 def test_a_worker_repeats_its_steps_and_draws_new_noise_in_each(tiny):
     tiny["bounding"] = {"method": "released", "microbatch": 32, "options": {"slots": 8}}
     tiny["privacy"] = {"noise_multiplier": 1.0, "batch": 60, "steps": 6}
-    parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5))
-    sums = [parts.worker(Randomness.from_seed(5)).bounded_sum(step) for step in (0, 0, 1)]
+    parts = build(parse_config(tiny), Randomness.from_seed(5))
+    sums = [parts.trainer.worker(Randomness.from_seed(5)).bounded_sum(step) for step in (0, 0, 1)]
     assert torch.equal(sums[0].values, sums[1].values) and not torch.equal(sums[0].values, sums[2].values)
     assert sums[0].sensitivity == parts.plan.sensitivity and sums[0].groups == parts.plan.groups == 1
-    elsewhere = parts.worker(Randomness.from_seed(5))
+    elsewhere = parts.trainer.worker(Randomness.from_seed(5))
     elsewhere._randomness = Randomness.from_seed(5)
     secret = np.random.default_rng(0).bytes(32)
-    elsewhere._engine = engine_for(parts.model, parts.plan, parts.config, Randomness(secret))
+    elsewhere._engine = engine_for(parts.model, parts.plan, Randomness(secret), 0, config=parts.config)
     assert not torch.equal(elsewhere.bounded_sum(0).values, sums[0].values)  # other release noise, other slots

@@ -3,16 +3,13 @@
 C enters once. So with C ten times as large and gradients that are longer still, sums and sensitivity are ten times as large.
 """
 
-import dataclasses
-
 import pytest
 
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.closed_form import layout_of
-from dpfed.runs.resolution import resolve
 from tests.bounding.methods.test_methods import config_for, towers  # noqa: F401
 from tests.training.records_of_worker import keep_only
 
@@ -28,7 +25,7 @@ def parts_of(towers):  # noqa: F811
 
     def make(name):
         if name not in made:
-            made[name] = assemble(resolve(config_for(name)), RANDOMNESS)
+            made[name] = build(config_for(name), RANDOMNESS)
         return made[name]
 
     return make
@@ -43,7 +40,7 @@ def calibrated(parts, clip_norm, noise="gaussian"):
 
 
 def with_plan(parts, plan):
-    parts = dataclasses.replace(parts, plan=plan)
+    parts = parts.with_trainer(plan=plan)
     if plan.bounding.method.closed_form:  # its heads are laid out for the plan's grid
         heads = parts.model.moments
         heads.layout = layout_of(plan, heads.layout.dimensions, heads.layout.towers)
@@ -55,11 +52,11 @@ def moved(parts, step, count=4):
     indices, keys = parts.store.split("train"), parts.store.keys
 
     def total(kept):
-        worker = parts.worker(RANDOMNESS)
+        worker = parts.trainer.worker(RANDOMNESS)
         keep_only(worker, kept, keys)
         return worker.bounded_sum(step).numbers()
 
-    drawn = parts.worker(RANDOMNESS)._drawn(step).indices
+    drawn = parts.trainer.worker(RANDOMNESS)._drawn(step).indices
     whole = total(indices)
     return [(whole - total(indices[indices != gone])).norm().item() for gone in drawn[:count]], whole.norm().item()
 
