@@ -161,7 +161,8 @@ class Processes:
 def processes(logs: Path) -> Iterator[Processes]:
     """Processes that end when the block does, also by Ctrl-C or when this process is told to end (SIGTERM), or is killed."""
     members = Processes(logs)
-    if threading.current_thread() is threading.main_thread():  # only there can a handler be set
+    unanswered = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a command of dpfed answers it (`interruptible`)
+    if unanswered and threading.current_thread() is threading.main_thread():  # only there can a handler be set
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with members.guarded():  # whose process kills what is left if impatience cuts the end short
         try:
