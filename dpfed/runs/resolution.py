@@ -61,7 +61,7 @@ def resolve(config: Config, watcher: Watcher | None = None) -> ResolvedConfig:
         engine = "loop" if config.privacy.noise == "discrete" else _engine(config, device, watcher)
     config = _with(config, training={"device": device.type}, bounding={"engine": engine})
     refuse_inexact(config)
-    return ResolvedConfig(**{name: getattr(config, name) for name in Config.model_fields})
+    return ResolvedConfig.unchecked(**{name: getattr(config, name) for name in Config.model_fields})
 
 
 def settle(config: Config) -> Config:
