@@ -36,13 +36,15 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.protocol.journal import Journal
 from dpfed.protocol.terms import Terms
-from dpfed.runs.assembly import Partition, assemble
-from dpfed.runs.resolution import resolve
+from dpfed.runs.build import Partition, build
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.releases import Releases
 
 MODES = ("central", "distributed", "secure", "local")
-SITES, STEPS, RATE, DEADLINE = 3, 30, 0.05, 20.0
+SITES = 3
+STEPS = 30
+RATE = 0.05
+DEADLINE = 20.0
 # What the first site does, by the earliest step; the rest is done to others.
 OF_SITE = {
     3: "not a number",
@@ -179,8 +181,8 @@ def steps_of(parties: Path) -> list[dict[str, Any]]:
     ledgers = [Ledger.open(SiteFolder.open(parties / site_folder(number)).ledger) for number in range(SITES)]
     outcomes = {line["step"]: line for line in Journal(run.journal).lines if line["event"] != "opened"}
     workers = [_worker(SiteFolder.open(parties / site_folder(number)), terms) for number in range(SITES)]
-    parts = assemble(resolve(run.config()), None, terms=terms)
-    coordinator = parts.coordinator(workers[0][2], Ledger.create(parties / "again.jsonl", plan))
+    parts = build(run.config(), None, terms=terms)
+    coordinator = parts.trainer.coordinator(workers[0][2], Ledger.create(parties / "again.jsonl", plan))
     Checkpoints(run.checkpoints, 3).load(Checkpoints(run.checkpoints, 3).paths()[0], parts.model, coordinator)
     parameters, steps = TrainableVector(parts.model).gather(), []
     faults = _OTHERS | dict(done_in(SiteFolder.open(parties / site_folder(0))))
@@ -206,9 +208,9 @@ def steps_of(parties: Path) -> list[dict[str, Any]]:
 def _worker(folder: SiteFolder, terms: Terms) -> tuple[Any, TrainableVector, Any]:
     """A site's worker as it was, its parameters, and its secret."""
     number, randomness = terms.number_of(folder.identity().signing_key), folder.randomness()
-    parts = assemble(resolve(site_config(terms, folder.settings())), randomness, terms=terms)
+    parts = build(site_config(terms, folder.settings()), randomness, terms=terms)
     partition = Partition(number, parts.store.split("train"), terms.sites[number].groups)
-    return parts.worker(randomness, partition=partition), TrainableVector(parts.model), randomness
+    return parts.trainer.worker(randomness, partition=partition), TrainableVector(parts.model), randomness
 
 
 if __name__ == "__main__":

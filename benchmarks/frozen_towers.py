@@ -30,11 +30,11 @@ from dpfed.models.moments import MomentHeads
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Components, assemble
+from dpfed.runs.build import Parts, build
 from dpfed.runs.closed_form import FeatureViews, add_moment_heads
-from dpfed.runs.resolution import resolve
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.trainer import InProcess, train
+from dpfed.training.loop import train
+from dpfed.training.transport import InProcess
 from dpfed.training.worker import Worker
 
 Embed = Callable[[Tensor], Tensor]
@@ -55,7 +55,7 @@ class Bench:
     """
 
     store: RecordStore
-    parts: Components
+    parts: Parts
     train: Features
     test: Features
     rows: np.ndarray
@@ -93,7 +93,7 @@ def tree(store: Path, size: int, files: dict[str, str]) -> dict[str, Any]:
 
 def bench(store: RecordStore, size: int, files: dict[str, str], work: Path) -> Bench:
     """Features of a set, computed once."""
-    parts = assemble(resolve(parse_config(tree(store.path, size, files))), Randomness.from_seed(0))
+    parts = build(parse_config(tree(store.path, size, files)), Randomness.from_seed(0))
     rows = store.split("train")
     rows = rows[np.argsort(store.keys[rows])]
     started = time.perf_counter()
@@ -146,6 +146,6 @@ def moments(bench: Bench, count: int, epsilon: float | None, seed: int) -> Momen
     config = config.model_copy(update={"privacy": privacy})
     plan = plan_of(count, config)
     model = copy.deepcopy(bench.parts.model)
-    add_moment_heads(model, config, plan, plan.noise_std, bench.parts.tokenizer)
+    add_moment_heads(model, config, plan, plan.noise_std, bench.parts.views.tokenizer)
     run_steps(bench.store, config, plan, model, FeatureViews(bench.train, 1, True), rows, seed)
     return model.moments

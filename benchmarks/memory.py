@@ -12,8 +12,7 @@ from pathlib import Path
 
 from dpfed.config import parse_config
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
-from dpfed.runs.resolution import resolve
+from dpfed.runs.build import build
 
 
 def anonymous_mb() -> float:
@@ -32,20 +31,20 @@ def main(stores: str, batch: int, records: int) -> None:
         "bounding": {"engine": "loop", "group_size": 16, "microbatch": 256},
     }
     randomness = Randomness.from_seed(0)
-    parts = assemble(resolve(parse_config(tree)), randomness)
+    parts = build(parse_config(tree), randomness)
     before, peak, done = anonymous_mb(), [0.0], threading.Event()
 
     def watch() -> None:
         while not done.wait(0.005):
             peak[0] = max(peak[0], anonymous_mb())
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    progress = threading.Thread(target=watch)
+    progress.start()
     started = time.perf_counter()
-    parts.worker(randomness).bounded_sum(0)
+    parts.trainer.worker(randomness).bounded_sum(0)
     seconds = time.perf_counter() - started
     done.set()
-    watcher.join()
+    progress.join()
     print(round(before, 1), round(peak[0], 1), seconds)
 
 

@@ -7,7 +7,10 @@ from typing import Any
 
 from benchmarks.record import figures
 
-_MOMENTS, _HEADS, _PUBLIC, _AFTER = "moments", "DP-GCL heads", "public contrast", "DP-GCL after moments"
+_MOMENTS = "moments"
+_HEADS = "DP-GCL heads"
+_PUBLIC = "public contrast"
+_AFTER = "DP-GCL after moments"
 _SHOWN = (("icons", 600), ("tiles", 600), ("tiles", 2475), ("cifar10", 3000), ("cifar10", 30_000))
 _UNMEASURED = "–"
 

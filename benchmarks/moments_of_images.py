@@ -25,11 +25,14 @@ from dpfed.evaluation.knn import knn_correct
 from dpfed.features.cache import Features
 from dpfed.features.extraction import features_of
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Components, assemble
+from dpfed.runs.build import Parts, build
 from dpfed.runs.closed_form import FeatureViews, add_moment_heads
-from dpfed.runs.resolution import resolve
 
-NAME, COUNTS, VIEWS, SIZE, NEIGHBOURS = "moments-of-images", (600, 3000, 6000), 8, 64, 20
+NAME = "moments-of-images"
+COUNTS = (600, 3000, 6000)
+VIEWS = 8
+SIZE = 64
+NEIGHBOURS = 20
 _DRAWS = {600: 5, 3000: 3, 6000: 3}  # of the noise
 _VIEWS = {"crop_scale": [0.2, 1.0], "flip": 0.5, "jitter": 0.8, "grayscale": 0.2}
 
@@ -47,7 +50,7 @@ def main(place: str, work: str, cifar10: str) -> None:
         "training": {"device": "cpu"},
         "evaluation": {"split": "none"},
     }
-    parts = assemble(resolve(parse_config(sections)), Randomness.from_seed(0))
+    parts = build(parse_config(sections), Randomness.from_seed(0))
     rows = store.split("train")
     rows = rows[np.argsort(store.keys[rows])][: COUNTS[-1]]
     plain, test = (_all(features_of(parts, own, folder / "features")) for own in (rows, store.split("test")))
@@ -78,7 +81,7 @@ def _all(features: Features) -> Tensor:
     return torch.cat([shard.image[:, 0] for shard in features.shards()])
 
 
-def _head(parts: Components, views: Features, count: int, epsilon: float | None, seed: int) -> torch.nn.Module:
+def _head(parts: Parts, views: Features, count: int, epsilon: float | None, seed: int) -> torch.nn.Module:
     """Of the first `count` records; without an epsilon, next to no noise."""
     noise = {"epsilon": epsilon} if epsilon else {"epsilon": None, "noise_multiplier": 0.1}
     config = parts.config

@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from dpfed.runs.settling import resolve
 
 from benchmarks.draws import draws
 from benchmarks.throughput import assumed, seconds_of, transport
@@ -30,8 +31,7 @@ from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Components, assemble
-from dpfed.runs.resolution import resolve
+from dpfed.runs.build import Parts, build
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 
@@ -50,10 +50,10 @@ def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
     """
     randomness = Randomness.from_seed(0)
     resolved = resolve(config)
-    parts = assemble(resolved, randomness)
+    parts = build(resolved, randomness)
     if not parts.store.public:
         raise UserError(f"how long steps take depends on their records, and those of {parts.store.name} are not public.")
-    worker, engine = parts.worker(randomness.for_ranks()), resolved.bounding.engine
+    worker, engine = parts.trainer.worker(randomness.for_ranks()), resolved.bounding.engine
     with _Timers(type(worker._engine)) as timers:
         drawn = 0
         for step in range(steps + 1):
@@ -65,7 +65,7 @@ def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
             total.values.sum().item()  # waits for the device
     seconds, parameters = timers.seconds, TrainableVector(parts.model).numel
     # On a GPU, and for images that are stored as files, images are read in a thread beside the gradients.
-    ahead = parts.store.size is None or parts.device.type != "cpu"
+    ahead = parts.store.size is None or parts.trainer.device.type != "cpu"
     one = {
         "records_per_second": drawn / seconds["gradients"],
         "views_per_second": drawn / (seconds["views"] - (0.0 if ahead else seconds["images"])),
@@ -77,12 +77,12 @@ def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
     return {"gradients": {config.name: one}, "coordinator": _coordinator(parts, randomness), "worker": draws()}
 
 
-def _coordinator(parts: Components, randomness: Randomness) -> dict[str, float]:
+def _coordinator(parts: Parts, randomness: Randomness) -> dict[str, float]:
     """Noise, books and checkpoints, per million of the parameters that this run trains."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.jsonl", parts.plan)
-        coordinator = parts.coordinator(randomness, ledger, Releases(Path(folder) / "releases"))
-        return seconds_of(coordinator, parts.model, parts.plan, parts.device)
+        coordinator = parts.trainer.coordinator(randomness, ledger, Releases(Path(folder) / "releases"))
+        return seconds_of(coordinator, parts.model, parts.plan, parts.trainer.device)
 
 
 class _Timers:

@@ -63,8 +63,8 @@ def main() -> None:
             chosen.public,
             Path("runs/reproduce"),
         )
-        with watching() as watcher:
-            outcome = reproduce(request, watcher)
+        with watching() as progress:
+            outcome = reproduce(request, progress)
     except UserError as error:
         parser.exit(2, f"error: {error}\n")
     print(outcome.write()["page"])

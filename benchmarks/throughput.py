@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+from dpfed.runs.settling import pick_device
 from PIL import Image
 from torch import Tensor, nn
 
@@ -41,7 +42,6 @@ from dpfed.privacy.blocks import block_length
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.resolution import pick_device
 from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases

@@ -25,14 +25,14 @@ import dpfed.cluster.launch
 import dpfed.runs.pretraining
 import dpfed.runs.running
 from benchmarks.memory import anonymous_mb
-from dpfed.cluster.collective import Link
 from dpfed.cluster.launch import Resources
+from dpfed.cluster.link import Link
 from dpfed.cluster.relay import Relay
 from dpfed.cluster.torchrun import take_part
 from dpfed.cluster.work import Task, work
 from dpfed.config import parse_config
 from dpfed.privacy.blocks import SumNoise
-from dpfed.progress import Silent, Watcher
+from dpfed.progress import Progress, Silent
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.worker import Worker
 
@@ -50,7 +50,7 @@ PARTS = {
 
 
 class Turns:
-    """A `Watcher` that times the steps and gives the turn away after each block.
+    """A `Progress` that times the steps and gives the turn away after each block.
 
     Args:
         folder: where the two runs see whose turn it is.
@@ -62,13 +62,16 @@ class Turns:
         seconds: of each step that counts, everything included that one step and the next have between them.
     """
 
-    def __init__(self, folder: Path, name: str, other: str, inner: Watcher) -> None:
-        self._folder, self._name, self._other, self._inner = folder, name, other, inner
+    def __init__(self, folder: Path, name: str, other: str, inner: Progress) -> None:
+        self._folder = folder
+        self._name = name
+        self._other = other
+        self._inner = inner
         self._began, self.seconds = 0.0, list[float]()
         self.note, self.evaluated = inner.note, inner.evaluated
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
-        """See `Watcher`."""
+        """See `Progress`."""
         tell = self._inner.stage(name, total)
         if name != "private steps":
             return tell

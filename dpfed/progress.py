@@ -1,4 +1,4 @@
-"""Who sees a run's progress. Nothing private reaches a watcher."""
+"""Who sees how far a run is. Nothing private reaches them."""
 
 from __future__ import annotations
 
@@ -8,46 +8,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    from dpfed.evaluation.measured import Evaluation
+from dpfed.callbacks import Callback
 
 _SEEN = 20  # last changes that are remembered
 _APART = 0.25  # seconds: what is nearer says nothing of the pace, such as the records of one batch
 
 
-class Watcher(Protocol):
-    """A terminal, a test, a notebook."""
+class Progress(Callback):
+    """Shows how far a command is: a terminal, a log, a notebook. As a `Callback` it also sees the steps of a run."""
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
         """A stage of `total` units begins; the result is called with how many are done."""
+        return lambda done: None
 
     def note(self, text: str) -> None:
         """Something worth a line."""
 
-    def evaluated(self, figures: list[Evaluation]) -> None:
-        """A model was measured."""
 
-    def figures(self, step: int, values: dict[str, float]) -> None:
-        """metrics.jsonl has a new line: its figures by names such as ``training/epsilon``."""
-
-
-class Silent:
-    """Watches nothing."""
-
-    def stage(self, name: str, total: int | None) -> Callable[[int], None]:
-        """See `Watcher`."""
-        return lambda done: None
-
-    def note(self, text: str) -> None:
-        """See `Watcher`."""
-
-    def evaluated(self, figures: list[Evaluation]) -> None:
-        """See `Watcher`."""
-
-    def figures(self, step: int, values: dict[str, float]) -> None:
-        """See `Watcher`."""
+class Silent(Progress):
+    """Shows nothing."""
 
 
 class Throughput:
@@ -72,7 +52,7 @@ class Throughput:
             again: steps that were taken again, and interruptions, so far: the time that they took was none of new steps.
         """
         if self._point is None or done < self._point[0] or at < self._point[1]:
-            self._took.clear()  # the run was taken up from before, or another one took its place
+            self._took.clear()  # the run was resumed from before, or another one took its place
         elif again == self._again:
             if done == self._point[0]:
                 return
@@ -101,11 +81,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds // 86_400:.0f} days"
 
 
-def import_progress(watcher: Watcher, name: str = "records") -> Callable[..., None]:
+def import_progress(progress: Progress, name: str = "records") -> Callable[..., None]:
     """Progress of an import, which becomes a stage when it is called first: most runs import nothing.
 
     Args:
-        watcher: who sees it.
+        progress: who sees it.
         name: what is counted.
 
     Returns:
@@ -113,12 +93,12 @@ def import_progress(watcher: Watcher, name: str = "records") -> Callable[..., No
     """
     advance: Callable[[int], None] | None = None
 
-    def progress(done: int, total: int | None = None) -> None:
+    def tell(done: int, total: int | None = None) -> None:
         nonlocal advance
-        advance = advance or watcher.stage(name, total)
+        advance = advance or progress.stage(name, total)
         advance(done)
 
-    return progress
+    return tell
 
 
 @contextlib.contextmanager

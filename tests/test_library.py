@@ -13,8 +13,9 @@ from dpfed.data.views.images import ImageViews
 from dpfed.models.validation import validate
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Components
-from dpfed.training.trainer import InProcess, train
+from dpfed.runs.build import Parts
+from dpfed.training.loop import train
+from dpfed.training.transport import InProcess
 
 
 class Mine(nn.Module):
@@ -41,9 +42,9 @@ def test_part_by_part_with_ones_own_model(shapes, tmp_path):
     model = Mine()
     before = model.layer.weight.detach().clone()
     validate(model)
-    parts = Components(config, store, plan, model, ImageViews(config.views), tokenizer=None)
+    parts = Parts(config, store, plan, model, ImageViews(config.views), tokenizer=None)
     secret, ledger = Randomness.fresh(), Ledger.create(tmp_path / "ledger.jsonl", plan)
-    train(InProcess([parts.worker(secret)]), parts.coordinator(secret, ledger), range(plan.steps))
+    train(InProcess([parts.trainer.worker(secret)]), parts.trainer.coordinator(secret, ledger), range(plan.steps))
     assert ledger.epsilon <= 8 and ledger.charged == 5
     assert not torch.equal(before, model.layer.weight)
 

@@ -14,7 +14,7 @@ from dpfed.encoder import Encoder
 from dpfed.errors import UserError
 from dpfed.models.validation import check_independence, random_group
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Components
+from dpfed.runs.build import Parts
 
 PLAN = {"records": 600, "batch": 60, "steps": 5, "epsilon": 8.0, "group_size": 4, "clip_norm": 1.0}
 
@@ -207,9 +207,9 @@ def test_a_model_of_ones_own_is_told_the_contract(name, shapes, tmp_path):
         check_independence(Odd(made), random_group(16))
     config = dpfed.load_config("cifar10-cpu", ["bounding.engine=loop", "data.size=16"])
     plan = dpfed.PrivacyPlan.calibrate(**PLAN)
-    parts = Components(config, shapes, plan, Odd(made), ImageViews(config.views), tokenizer=None)
+    parts = Parts(config, shapes, plan, Odd(made), ImageViews(config.views), tokenizer=None)
     with pytest.raises(UserError, match=expected):
-        parts.worker(Randomness.from_seed(0)).bounded_sum(0)
+        parts.trainer.worker(Randomness.from_seed(0)).bounded_sum(0)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +223,6 @@ def test_a_model_of_ones_own_is_told_the_contract(name, shapes, tmp_path):
 def test_a_model_without_a_temperature_is_refused_before_anything_is_drawn(temperature, expected, shapes):
     config = dpfed.load_config("cifar10-cpu", ["bounding.engine=loop", "data.size=16"])
     model = Odd(lambda z: {"image": z}, temperature=temperature)
-    parts = Components(config, shapes, dpfed.PrivacyPlan.calibrate(**PLAN), model, ImageViews(config.views), tokenizer=None)
+    parts = Parts(config, shapes, dpfed.PrivacyPlan.calibrate(**PLAN), model, ImageViews(config.views), tokenizer=None)
     with pytest.raises(UserError, match=expected):
-        parts.worker(Randomness.from_seed(0))
+        parts.trainer.worker(Randomness.from_seed(0))

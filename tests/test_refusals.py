@@ -14,7 +14,7 @@ from dpfed.errors import UserError
 
 _PRODUCT = Path(__file__).parents[1] / "dpfed"
 _CODE = re.compile(r" \[([a-z0-9]+(?:-[a-z0-9]+)+)\]$")
-_PASSED_ON = {"dpfed/cluster/launch.py": "refusal", "dpfed/cluster/collective.py": "text"}  # of another process, with its code
+_PASSED_ON = {"dpfed/cluster/launch.py": "refusal", "dpfed/cluster/link.py": "text"}  # of another process, with its code
 
 
 def _errors() -> set[str]:

@@ -29,9 +29,8 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.noise import GaussianNoise, digest_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain, resume
-from dpfed.runs.resolution import resolve
 
 CPU = torch.device("cpu")
 SUMS = 1e-4  # relative, in float32; TF32 would differ by 1e-3
@@ -116,7 +115,10 @@ def gradients(place: Place, name: str) -> dict[str, Any]:
 
 def _moved_by_a_stranger(model: nn.Module, precision: Precision, side: int, device: torch.device) -> dict[str, Any]:
     """By how many steps a group of infinities moves a number of the exact sum of others, whose records are nearly equal."""
-    generator, groups, size, least = torch.Generator().manual_seed(1), 24, 4, 1e-5
+    generator = torch.Generator().manual_seed(1)
+    groups = 24
+    size = 4
+    least = 1e-5
     text = hasattr(model, "embed_text")
 
     def records(count: int) -> dict[str, Tensor]:
@@ -219,7 +221,7 @@ def tf32(place: Place) -> dict[str, Any]:
     torch.backends.cudnn.allow_tf32 = True
     left_on = _convolution_error(place.device)
     with tempfile.TemporaryDirectory() as folder:
-        assemble(resolve(_config("images", Path(folder), place.device)))
+        build(_config("images", Path(folder), place.device))
     switches = {"cudnn": torch.backends.cudnn.allow_tf32, "matmul": torch.backends.cuda.matmul.allow_tf32}
     error = _convolution_error(place.device)
     passed = not any(switches.values()) and error < CONVOLUTION
@@ -265,8 +267,8 @@ def _step(name: str, folder: Path, device: torch.device) -> Tensor:
     """The exact sum of the first step of one of `CASES`."""
     assert name in CASES
     randomness = Randomness.from_seed(0)
-    parts = assemble(resolve(_config(name, folder, device)), randomness)
-    return parts.worker(randomness.for_ranks()).bounded_sum(0).values.cpu()
+    parts = build(_config(name, folder, device), randomness)
+    return parts.trainer.worker(randomness.for_ranks()).bounded_sum(0).values.cpu()
 
 
 def _convolution_error(device: torch.device) -> float:

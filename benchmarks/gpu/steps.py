@@ -86,7 +86,7 @@ class _Steps(Silent):
         self.ends: list[float] = []
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
-        """See `Watcher`."""
+        """See `Progress`."""
         return self._ended if name == "private steps" else lambda done: None
 
     def _ended(self, done: int) -> None:

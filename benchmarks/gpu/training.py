@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.gpu.place import Place, TimeIsUp
 from benchmarks.reproduced import figures
 from dpfed.console.terminal import watching
-from dpfed.progress import Watcher
+from dpfed.progress import Progress
 from dpfed.reproduce.comparison import DATA_SETS
 from dpfed.reproduce.experiments import experiment
 from dpfed.reproduce.outcome import reproduce
@@ -34,7 +34,7 @@ _TINY = {
 
 
 class Until:
-    """A `Watcher` that ends a run at a checkpoint if the next one would come too late.
+    """A `Progress` that ends a run at a checkpoint if the next one would come too late.
 
     Args:
         place: until when.
@@ -42,12 +42,12 @@ class Until:
         inner: what is shown.
     """
 
-    def __init__(self, place: Place, every: int, inner: Watcher) -> None:
+    def __init__(self, place: Place, every: int, inner: Progress) -> None:
         self._place, self._every, self._inner = place, every, inner
         self.note, self.evaluated, self.figures = inner.note, inner.evaluated, inner.figures
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
-        """See `Watcher`."""
+        """See `Progress`."""
         tell = self._inner.stage(name, total)
         if total is None or name not in ("private steps", "steps"):
             return tell

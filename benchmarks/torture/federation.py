@@ -75,7 +75,10 @@ class Torment:
     """
 
     def __init__(self, folder: Path, dice: random.Random, steps: int, mode: str, disk: Path | None) -> None:
-        self._folder, self._dice, self._steps, self._disk = folder, dice, steps, disk
+        self._folder = folder
+        self._dice = dice
+        self._steps = steps
+        self._disk = disk
         self.run = RunDirectory((disk or folder) / "run")
         self.places = {site_folder(n): folder / site_folder(n) for n in range(SITES)}
         self._found(mode)

@@ -24,10 +24,9 @@ from dpfed.progress import Silent
 from dpfed.protocol.journal import Journal
 from dpfed.protocol.terms import Terms
 from dpfed.protocol.vectors import encoded, form_of_sums, grid_of, protected, sum_of
-from dpfed.runs.assembly import Partition, assemble
+from dpfed.runs.build import Partition, build
 from dpfed.runs.job import Job, create_job
 from dpfed.runs.preflight import Preflight
-from dpfed.runs.resolution import resolve
 from dpfed.runs.running import run_job
 from dpfed.training.worker import Worker
 
@@ -43,9 +42,9 @@ class Party:
     def __init__(self, folder: SiteFolder, terms: Terms) -> None:
         self._terms, self._number = terms, terms.number_of(folder.identity().signing_key)
         self._randomness = folder.randomness()
-        parts = assemble(resolve(site_config(terms, folder.settings())), self._randomness, terms=terms)
+        parts = build(site_config(terms, folder.settings()), self._randomness, terms=terms)
         partition = Partition(self._number, parts.store.split("train"), terms.sites[self._number].groups)
-        self.worker: Worker = parts.worker(self._randomness, partition=partition)
+        self.worker: Worker = parts.trainer.worker(self._randomness, partition=partition)
         self.vector = TrainableVector(parts.model)
 
     def noisy_sum(self, step: int, parameters: Tensor) -> bytes:
@@ -71,7 +70,10 @@ class Followed:
     """
 
     def __init__(self, terms: Terms, parties: dict[str, Party], arrived: dict[int, list[str]], sent: TrainableVector) -> None:
-        self._terms, self._parties, self._arrived, self._sent = terms, parties, arrived, sent
+        self._terms = terms
+        self._parties = parties
+        self._arrived = arrived
+        self._sent = sent
 
     def aggregate(self, step: int) -> BoundedSum | None:
         """See `Transport`."""

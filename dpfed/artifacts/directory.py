@@ -23,7 +23,7 @@ from dpfed.files.locking import noted_lock
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.files.toml_file import leaves, read_toml
 from dpfed.paths import path_of
-from dpfed.privacy.phase import MetricsWindow
+from dpfed.privacy.metrics_window import MetricsWindow
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.protocol.journal import Journal
 from dpfed.report.audit import is_audit
@@ -257,7 +257,8 @@ class RunDirectory:
         """Refuses a configuration that is not the run's.
 
         Args:
-            config: settled; what it leaves open, the run has chosen, and starting weights that are gone have no digest.
+            config: its defaults resolved; the run has chosen what it leaves open, and starting weights that are gone have no
+                digest.
 
         Raises:
             UserError: naming the first key that differs.
@@ -361,16 +362,6 @@ class RunDirectory:
     def write(self, file: Path, text: str) -> None:
         """Replaces one of the run's text files, whole or not at all."""
         write_atomically(file, text)
-
-
-def scalars(line: dict[str, Any]) -> dict[str, float]:
-    """The figures of a line of metrics.jsonl, by names that boards take, such as ``training/epsilon``."""
-    if "evaluation" in line:
-        name = line["evaluation"]["name"].replace("@", "_at_")
-        return {f"evaluation/{name}": line["evaluation"]["value"]}
-    figures = {f"training/{name}": value for name, value in line.items() if name not in ("step", "phase")}
-    figures |= {f"progress/{name}": line["phase"][name] for name in ("loss", "clip_rate", "norm") if "phase" in line}
-    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _is_metric(line: dict[str, Any]) -> bool:

@@ -13,8 +13,8 @@ from dpfed.artifacts.provenance import wrong_provenance
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.reading import read_text
+from dpfed.privacy.epsilon_curve import spent_curve
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.phase import spent_curve
 from dpfed.report.card import lead
 from dpfed.report.gallery import Gallery
 from dpfed.report.view import RunView

@@ -29,12 +29,11 @@ from dpfed.audit.signals import Signals, signals_of
 from dpfed.errors import UserError
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.privacy.randomness import Randomness
-from dpfed.progress import Silent, Watcher
+from dpfed.progress import Progress, Silent
 from dpfed.protocol.statement import terms_at
 from dpfed.runs import budgeting
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.outcome import rewrite_artifacts
-from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints
 
 Weights = Literal["trained", "untrained"]
@@ -124,7 +123,7 @@ def audit_membership(
     folder: str | Path,
     non_members: str | Path | None = None,
     records: int = RECORDS,
-    watcher: Watcher | None = None,
+    progress: Progress | None = None,
     randomness: Randomness | None = None,
     not_covered: str | None = None,
 ) -> tuple[Path, MembershipAudit]:
@@ -134,7 +133,7 @@ def audit_membership(
         folder: a run directory, on the machine where its records are.
         non_members: a store of records that the run never saw; default: the held-out records of its own store.
         records: at most so many of either side; 0: all.
-        watcher: sees the stages.
+        progress: sees the stages.
         randomness: of the choice of records and of their views; default: fresh.
         not_covered: why an audit may be made of records that have a lifetime budget.
 
@@ -145,8 +144,8 @@ def audit_membership(
         UserError: for a run that is unfinished or whose records are elsewhere, or too few records on either side; for
             records with a lifetime budget, without a reason.
     """
-    run, watcher = _finished(folder), watcher or Silent()
-    parts = assemble(resolve(run.config(), watcher), watcher=watcher, terms=terms_at(run.terms))
+    run, progress = _finished(folder), progress or Silent()
+    parts = build(run.config(), progress=progress, terms=terms_at(run.terms))
     sides = Sides.draw(parts, non_members, records, randomness or Randomness.fresh())
     for store in {side.store.path: side.store for side in sides.parts}.values():
         budgeting.not_covered(run, store, "the figures of an audit are exact functions of them", not_covered)
@@ -159,10 +158,10 @@ def audit_membership(
     both: dict[Weights, Path] = {"trained": saved[-1], "untrained": saved[0]}
     outcomes: list[Outcome] = []
     for weights, path in both.items():
-        parts.load_weights(path)
-        advance = watcher.stage(f"{weights} model", len(sides.member))
+        parts.trainer.load_weights(path)
+        advance = progress.stage(f"{weights} model", len(sides.member))
         signals = signals_of(parts.model, parts.config.objective.group_loss(), sides.views(), sides.reference_views(), advance)
-        watcher.note(f"fitting the attacks on the {weights} model")
+        progress.note(f"fitting the attacks on the {weights} model")
         outcomes += attack_all(signals, sides.member, sides.known, weights, promise)
     members, others = (int((~sides.known & side).sum()) for side in (sides.member, ~sides.member))
     audit = MembershipAudit(parts.config.name, sides.public, members, others, promise, tuple(outcomes))

@@ -6,7 +6,6 @@ ledger are the run's own; the tower reads a record's number and gives a directio
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import secrets
 from dataclasses import dataclass
@@ -29,10 +28,10 @@ from dpfed.models.moments import MomentHeads, give_heads
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Components, assemble
+from dpfed.runs.build import Parts, build
 from dpfed.runs.closed_form import layout_of
-from dpfed.runs.resolution import resolve
-from dpfed.training.trainer import InProcess, train
+from dpfed.training.loop import train
+from dpfed.training.transport import InProcess
 
 _MODEL: dict[str, Any] = {"kind": "image", "width": 4, "embedding": 4, "head_hidden": 4}
 _FILLERS, _WIDTH = 24, 8
@@ -65,7 +64,7 @@ class MomentTrial:
         folder: for ledgers and features.
     """
 
-    parts: Components
+    parts: Parts
     world_size: int
     folder: Path
 
@@ -88,11 +87,11 @@ class MomentTrial:
             "training": {"device": "cpu"},
             "evaluation": {"split": "none"},
         }
-        parts = assemble(resolve(parse_config(tree)), Randomness.from_seed(0))
+        parts = build(parse_config(tree), Randomness.from_seed(0))
         layout = layout_of(parts.plan, _WIDTH, 1)
         model = SimCLRModel(CanaryTower(), nn.Identity()).requires_grad_(False)
         give_heads(model, MomentHeads(layout, MomentNoise(parts.plan.sampling.records, plan.noise_std), (_WIDTH,), True))
-        return cls(dataclasses.replace(parts, model=model), world_size, folder)
+        return cls(parts.with_trainer(model=model), world_size, folder)
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -100,7 +99,7 @@ class MomentTrial:
         return self.parts.plan
 
     def workers(self, there: bool) -> InProcess:
-        """All owners, with the canary or without."""
+        """All workers, with the canary or without."""
         rows = np.arange(0 if there else len(self.parts.store) - _FILLERS, len(self.parts.store))
         return workers(self.parts, rows, self.world_size, Randomness.fresh().for_ranks())
 
@@ -127,7 +126,7 @@ class MomentTrial:
     def _score(self, sides: dict[bool, InProcess], there: bool) -> float:
         self._set(torch.zeros_like(self._released))
         kept, path = ReleasesInMemory(), self.folder / f"{secrets.token_hex(8)}.jsonl"
-        coordinator = self.parts.coordinator(Randomness.fresh(), Ledger.create(path, self.plan), kept)
+        coordinator = self.parts.trainer.coordinator(Randomness.fresh(), Ledger.create(path, self.plan), kept)
         total = 0.0
         for step in range(self.plan.steps):
             with_, without = (sides[side].aggregate(step).numbers() for side in (True, False))

@@ -28,7 +28,7 @@ from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.progress import Silent, Watcher
+from dpfed.progress import Progress, Silent
 
 _GROUP_SIZE = 4
 _RATE = 0.5  # least of the repeated experiments: a canary that is hardly ever drawn shows nothing in thousands of them
@@ -37,7 +37,7 @@ _RUNS = 1000  # in closed form, at most: each waits for the disk six times
 
 
 def audit_claim(
-    config: Config, plan: PrivacyPlan, world_size: int = 1, experiments: int = EXPERIMENTS, watcher: Watcher | None = None
+    config: Config, plan: PrivacyPlan, world_size: int = 1, experiments: int = EXPERIMENTS, progress: Progress | None = None
 ) -> PrivacyAudit:
     """Attacks the mechanism of a plan.
 
@@ -46,19 +46,19 @@ def audit_claim(
         plan: of the run.
         world_size: workers that share the records.
         experiments: repeated ones, about; more of them raise the lower bounds.
-        watcher: sees the stages.
+        progress: sees the stages.
 
     Raises:
         UserError: for a plan that claims nothing.
     """
-    watcher = watcher or Silent()
+    progress = progress or Silent()
     if not plan.has_guarantee:
         raise UserError(
             f"bounding.method = '{plan.bounding.method_name}' claims no privacy that an audit could contradict: choose a "
             "method with a guarantee (docs/methods.md). [audit-no-claim]"
         )
     with tempfile.TemporaryDirectory(prefix="dpfed-audit-") as folder:
-        trial = _Trial(config, plan, world_size, experiments, watcher, Path(folder))
+        trial = _Trial(config, plan, world_size, experiments, progress, Path(folder))
         near, moved = trial.neighbours()
         findings = [attack() for attack in trial.attacks()]
     return PrivacyAudit(
@@ -80,7 +80,7 @@ class _Trial:
     plan: PrivacyPlan
     world_size: int
     experiments: int
-    watcher: Watcher
+    progress: Progress
     folder: Path
 
     def attacks(self) -> list[Callable[[], Finding]]:
@@ -98,7 +98,7 @@ class _Trial:
 
     def neighbours(self) -> tuple[float, float]:
         """Sensitivity, and most that a record moved the sum."""
-        self.watcher.note("how far one record moves the sum")
+        self.progress.note("how far one record moves the sum")
         if self.plan.bounding.method.closed_form:
             return self.plan.sensitivity, self._moments.moved()
         under = self._under("neighbours", 1.0, 8 * _GROUP_SIZE, 6, 1)
@@ -111,7 +111,7 @@ class _Trial:
     def whole_runs(self) -> Finding:
         """Runs in closed form, which are short: both of their releases, again and again."""
         trial, steps = self._moments, self.plan.steps
-        self.watcher.note("repeated runs of two steps")
+        self.progress.note("repeated runs of two steps")
         there, scores = trial.scores(_even(min(self.experiments, _RUNS)))
 
         def shown(family: Family, error: float) -> list[Shown]:
@@ -126,7 +126,7 @@ class _Trial:
         Args:
             rate: at which records are drawn, 1 for the tightest figure.
         """
-        self.watcher.note(f"repeated experiments of one step, sampling rate {rate:g}")
+        self.progress.note(f"repeated experiments of one step, sampling rate {rate:g}")
         tries, name = self.experiments, f"repeated-{rate:g}"
         arrangement = arrangement_of(self.plan.bounding.method)
         if arrangement == "one":
@@ -138,7 +138,7 @@ class _Trial:
             groups, canaries = math.ceil(groups * fewer), math.ceil(canaries * fewer)
             under = self._under(name, rate, groups * _GROUP_SIZE, _even(tries / (canaries * each)), canaries)
             coins = [np.arange(canaries) % 2 == 0]
-        runs = [score(Board.build(under), own, Randomness.fresh(), Randomness.fresh(), self.watcher) for own in coins]
+        runs = [score(Board.build(under), own, Randomness.fresh(), Randomness.fresh(), self.progress) for own in coins]
         parts, each_scores = zip(*(run.experiments() for run in runs), strict=True)
         which = np.concatenate(parts)
         scores = {channel: np.concatenate([one[channel] for one in each_scores]) for channel in each_scores[0]}

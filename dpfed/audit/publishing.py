@@ -19,17 +19,16 @@ from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
 from dpfed.paths import local_path
 from dpfed.privacy.ledger import Ledger
-from dpfed.progress import Silent, Watcher
-from dpfed.runs.assembly import assemble
+from dpfed.progress import Progress, Silent
+from dpfed.runs.build import build
 from dpfed.runs.outcome import rewrite_artifacts
 from dpfed.runs.preflight import known_plan, refuse_too_many_ranks
-from dpfed.runs.resolution import resolve
 
 _WAIT = 30.0  # seconds for another process to write what it found
 
 
 def audit_config(
-    config: Config, folder: Path, world_size: int = 1, experiments: int = EXPERIMENTS, watcher: Watcher | None = None
+    config: Config, folder: Path, world_size: int = 1, experiments: int = EXPERIMENTS, progress: Progress | None = None
 ) -> tuple[Path, PrivacyAudit]:
     """Audits the mechanism that a configuration describes.
 
@@ -38,7 +37,7 @@ def audit_config(
         folder: gets the file.
         world_size: workers that share the work.
         experiments: see `audit_claim`.
-        watcher: sees the stages.
+        progress: sees the stages.
 
     Returns:
         The file, and what is in it.
@@ -46,7 +45,7 @@ def audit_config(
     Raises:
         UserError: for a plan that cannot be, or that claims nothing; where only an import can tell the number of records.
     """
-    plan = known_plan(config, watcher, world_size)
+    plan = known_plan(config, progress, world_size)
     if plan is None:
         raise UserError(
             f"the number of records of data.source = '{config.data.source}' is known only after an import, and the plan "
@@ -55,12 +54,12 @@ def audit_config(
     folder = local_path(folder, "--out")
     folder.mkdir(parents=True, exist_ok=True)
     _require_writable(folder)
-    audit = audit_claim(config, plan, world_size, experiments, watcher)
+    audit = audit_claim(config, plan, world_size, experiments, progress)
     return _write(folder, audit), audit
 
 
 def audit_run(
-    folder: Path, world_size: int = 1, experiments: int = EXPERIMENTS, watcher: Watcher | None = None
+    folder: Path, world_size: int = 1, experiments: int = EXPERIMENTS, progress: Progress | None = None
 ) -> tuple[Path, PrivacyAudit]:
     """Audits the mechanism of a finished run; its card and report then say so.
 
@@ -68,7 +67,7 @@ def audit_run(
         folder: of the run.
         world_size: workers that share the work.
         experiments: see `audit_claim`.
-        watcher: sees the stages.
+        progress: sees the stages.
 
     Returns:
         The file, and what is in it.
@@ -77,7 +76,7 @@ def audit_run(
         UserError: for a run that is unfinished, or whose records are elsewhere: its papers could not be written again; for one
             of a federation; for one whose claim was contradicted before.
     """
-    run, watcher = RunDirectory.open(folder), watcher or Silent()
+    run, progress = RunDirectory.open(folder), progress or Silent()
     if not run.finished:
         raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; or audit its config. [audit-early]")
     if run.terms.is_file():
@@ -90,9 +89,9 @@ def audit_run(
     config, plan = run.config(), Ledger.open(run.ledger).plan
     _require_writable(run.path)
     results = results_in(run.results)
-    parts = assemble(resolve(config, watcher), watcher=watcher)
+    parts = build(config, progress=progress)
     refuse_too_many_ranks(plan, world_size)
-    audit = audit_claim(config, plan, world_size, experiments, watcher)
+    audit = audit_claim(config, plan, world_size, experiments, progress)
     with run.locked(wait=_WAIT):
         path = _write(run.path, audit)
         if audit.contradicted:

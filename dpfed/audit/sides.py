@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,8 @@ from dpfed.audit.signals import DRAWS, REFERENCES
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Components
+from dpfed.runs.build import Parts
+from dpfed.runs.dummy_batch import views_per_image
 
 _LEAST = 200  # of either side: half are attacked, and 1% of a hundred is one
 _AT_ONCE = 32  # records whose views are made at a time
@@ -32,13 +32,13 @@ class Sides:
         randomness: of the views.
     """
 
-    parts: tuple[Components, Components]
+    parts: tuple[Parts, Parts]
     indices: tuple[np.ndarray, np.ndarray]
     references: np.ndarray
     randomness: Randomness
 
     @classmethod
-    def draw(cls, parts: Components, non_members: str | Path | None, records: int, randomness: Randomness) -> Sides:
+    def draw(cls, parts: Parts, non_members: str | Path | None, records: int, randomness: Randomness) -> Sides:
         """Draws the records.
 
         Args:
@@ -50,7 +50,7 @@ class Sides:
         Raises:
             UserError: for too few records on either side, or non-members without the captions that the model reads.
         """
-        others = parts if non_members is None else dataclasses.replace(parts, store=_store(non_members, parts))
+        others = parts if non_members is None else parts.with_trainer(records=_store(non_members, parts))
         stores = parts.store, others.store
         candidates = parts.store.split("train"), _never_seen(*stores)
         counts = len(candidates[0]) - REFERENCES, len(candidates[1])
@@ -96,14 +96,14 @@ class Sides:
         """The same of the references, ``(R, J, ...)``."""
         return self._draws(self.parts[0], self.references)
 
-    def _draws(self, parts: Components, indices: np.ndarray) -> dict[str, Tensor]:
+    def _draws(self, parts: Parts, indices: np.ndarray) -> dict[str, Tensor]:
         # The fewest views that a contrast needs: two images, or an image and a text.
-        make = parts.view_maker(augmentations=0)
-        draws = [make(indices, self.randomness, draw, parts.device) for draw in range(DRAWS)]
+        make = parts.views.maker(parts.store, views_per_image(parts.config, augmentations=0))
+        draws = [make(indices, self.randomness, draw, parts.trainer.device) for draw in range(DRAWS)]
         return {name: torch.stack([views[name] for views in draws], 1) for name in draws[0]}
 
 
-def _store(path: str | Path, parts: Components) -> RecordStore:
+def _store(path: str | Path, parts: Parts) -> RecordStore:
     store = RecordStore.open(path)
     if parts.config.model.reads_text and store.kind != "image-text":
         raise UserError(f"the run's model reads captions, and {store.name} has none: name other --non-members. [attack-texts]")

@@ -1,6 +1,6 @@
 """The mechanism of a run at a small scale: its plan, workers, transport, coordinator and ledger, around a model of canaries.
 
-Sampling rate, noise multiplier, clip norm, method, optimizer and the number of owners are the run's own. N, B and the groups
+Sampling rate, noise multiplier, clip norm, method, optimizer and the number of workers are the run's own. N, B and the groups
 shrink, which neither noise nor epsilon depend on.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,14 +19,16 @@ from torch import Tensor
 
 from dpfed.audit.canaries import SIDE, CanaryModel, write_canaries, write_public
 from dpfed.audit.leaving import Leaving, ReleasesInMemory, Watched
+from dpfed.building.engine import engine_for
 from dpfed.config import Config, parse_config
 from dpfed.data.sampling import partition_keys
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Components, Partition, assemble
-from dpfed.runs.resolution import resolve
-from dpfed.training.trainer import InProcess, train
+from dpfed.runs.build import Parts, build
+from dpfed.training.loop import train
+from dpfed.training.trainer import Partition
+from dpfed.training.transport import InProcess
 from dpfed.training.worker import indices_of_rank
 
 _PUBLIC = 64  # records that join the groups of public contrast
@@ -67,7 +70,7 @@ class UnderTest:
         folder: for ledgers.
     """
 
-    parts: Components
+    parts: Parts
     model: CanaryModel
     fillers: int
     canaries: int
@@ -119,8 +122,8 @@ class UnderTest:
         if method.public_records:
             public = {"records": plan.bounding.options["public_records"], "centring": 0.0, "path": str(folder / "public")}
             tree["public"] = public
-        parts = assemble(resolve(parse_config(tree)), Randomness.from_seed(0))
-        parts = dataclasses.replace(parts, plan=_as_clipped_and_told(parts.plan, plan))
+        parts = build(parse_config(tree), Randomness.from_seed(0))
+        parts = parts.with_trainer(plan=_as_clipped_and_told(parts.plan, plan))
         fillers = scale.records - canaries
         return cls(parts, CanaryModel(fillers, 1, "one"), fillers, canaries, world_size, folder)
 
@@ -138,17 +141,18 @@ class UnderTest:
         config = self.parts.config
         if engine is not None and self.parts.plan.bounding.method.picks_engine:
             config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
-        return dataclasses.replace(self, parts=dataclasses.replace(self.parts, config=config), model=model)
+        parts = self.parts.with_trainer(engine=functools.partial(engine_for, config=config))
+        return dataclasses.replace(self, parts=dataclasses.replace(parts, config=config), model=model)
 
     def sums(self, present: np.ndarray, randomness: Randomness) -> Iterator[Tensor]:
         """The sums of all steps without noise, ``(P,)`` each: what an adversary who knows all these records can compute.
 
         Args:
             present: rows of the records that are there.
-            randomness: the owners'.
+            randomness: the workers'.
         """
         model = copy.deepcopy(self.model)
-        transport = workers(dataclasses.replace(self.parts, model=model), present, self.world_size, randomness)
+        transport = workers(self.parts.with_trainer(model=model), present, self.world_size, randomness)
         for step in range(self.parts.plan.steps):
             _turn(model, step)
             yield transport.aggregate(step).numbers()
@@ -158,13 +162,13 @@ class UnderTest:
 
         Args:
             present: rows of the records that are there.
-            randomness: the owners'.
+            randomness: the workers'.
             noise: the coordinator's.
         """
         model, kept = copy.deepcopy(self.model), ReleasesInMemory()
-        parts = dataclasses.replace(self.parts, model=model)
+        parts = self.parts.with_trainer(model=model)
         ledger = Ledger.create(self.folder / f"{secrets.token_hex(8)}.jsonl", parts.plan)
-        coordinator = parts.coordinator(noise, ledger, kept)
+        coordinator = parts.trainer.coordinator(noise, ledger, kept)
         transport = workers(parts, present, self.world_size, randomness)
         watched = Watched(coordinator, model, parts.plan.divisor)
         for step in range(parts.plan.steps):
@@ -177,10 +181,10 @@ class UnderTest:
         return partitions(self.parts, present, self.world_size)
 
 
-def partitions(parts: Components, rows: np.ndarray, world_size: int) -> list[Partition]:
+def partitions(parts: Parts, rows: np.ndarray, world_size: int) -> list[Partition]:
     """What of some rows of a store is whose."""
     keys, plan = partition_keys(parts.store, parts.config.privacy.unit), parts.plan
-    if parts.divides_groups:
+    if parts.trainer.divides_groups:
         return [Partition(rank, rows, plan.groups_of(rank, world_size), world_size) for rank in range(world_size)]
     return [
         Partition(rank, indices_of_rank(rows, keys, rank, world_size), plan.groups_of(rank, world_size))
@@ -188,12 +192,10 @@ def partitions(parts: Components, rows: np.ndarray, world_size: int) -> list[Par
     ]
 
 
-def workers(parts: Components, rows: np.ndarray, world_size: int, randomness: Randomness) -> InProcess:
-    """All owners of some rows, in this process."""
+def workers(parts: Parts, rows: np.ndarray, world_size: int, randomness: Randomness) -> InProcess:
+    """All workers on some rows, in this process."""
     found = partitions(parts, rows, world_size)
-    return InProcess(
-        [dataclasses.replace(parts, rank=one.rank, world_size=world_size).worker(randomness, partition=one) for one in found]
-    )
+    return InProcess([parts.trainer.worker(randomness, one) for one in found])
 
 
 def _as_clipped_and_told(small: PrivacyPlan, plan: PrivacyPlan) -> PrivacyPlan:

@@ -29,8 +29,8 @@ from dpfed.data.sampling import StepDraw, draw_step, unit_keys
 from dpfed.privacy.method import Method
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.progress import Silent, Watcher
-from dpfed.runs.assembly import Partition
+from dpfed.progress import Progress, Silent
+from dpfed.training.trainer import Partition
 
 _TRIED = 8  # steps
 
@@ -71,7 +71,7 @@ class Board:
 
         Args:
             step: of training.
-            randomness: the owners'.
+            randomness: the workers'.
 
         Returns:
             ``(m,)`` coordinates, -1 where it would show nowhere, and ``(m,)`` bool.
@@ -112,7 +112,7 @@ class Board:
     @functools.cached_property
     def _seen(self) -> tuple[np.ndarray, np.ndarray]:
         parts, model = self.under.parts, self.under.model
-        number, hashed = model.read(parts.views.plain(parts.read(np.arange(len(parts.store)))))
+        number, hashed = model.read(parts.views.images.plain(parts.views.read(parts.store, np.arange(len(parts.store)))))
         return number.numpy().astype(int), hashed.numpy()
 
     @property
@@ -157,7 +157,7 @@ class Scores:
         return np.stack([canary, step, self.coins[canary]], 1), {name: v[self.alone] for name, v in self.channels.items()}
 
 
-def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness, watcher: Watcher | None = None) -> Scores:
+def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness, progress: Progress | None = None) -> Scores:
     """Runs a mechanism with some of its canaries, and scores all of them.
 
     The scores are logarithms of likelihood ratios, as the claimed noise and the claimed rate give them. They may be as wrong as
@@ -168,12 +168,12 @@ def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness
         coins: ``(m,)`` bool, which canaries are there.
         owners: draws records, groups and views.
         noise: the coordinator's secret.
-        watcher: sees the steps.
+        progress: sees the steps.
     """
     under, plan = board.under, board.under.parts.plan
     # Statistics that a method releases besides have noise of their own, in which the two sums would differ.
     known = plan.gradient_share == 1
-    advance = (watcher or Silent()).stage("steps", plan.steps)
+    advance = (progress or Silent()).stage("steps", plan.steps)
     alone, taken, rest = [], [], []
     channels: dict[str, list[np.ndarray]] = {}
     without = under.sums(under.present(np.zeros_like(coins)), owners)

@@ -26,8 +26,8 @@ def norms(tensors: Tensors, dtype: torch.dtype) -> Tensor:
     the rows in the type. In any order, the sum of n positive numbers errs by n - 1 roundings of itself at most: a norm by
     3.1e-5 of itself, or by 1e-22 a number where squares vanish. `dpfed.bounding.clipping` leaves room for that.
     """
-    found = list(torch._foreach_norm(tensors, 2, dtype)) if not any(map(_is_long, tensors)) else []
-    return torch.stack(found or [_norm(tensor, dtype) for tensor in tensors])
+    norms = list(torch._foreach_norm(tensors, 2, dtype)) if not any(map(_is_long, tensors)) else []
+    return torch.stack(norms or [_norm(tensor, dtype) for tensor in tensors])
 
 
 def _is_long(tensor: Tensor) -> bool:

@@ -56,7 +56,7 @@ class MomentsEngine(Engine):
     def __init__(self, model: nn.Module, plan: PrivacyPlan) -> None:
         super().__init__(model)
         heads = getattr(model, "moments", None)
-        assert isinstance(heads, MomentHeads)  # `dpfed.runs.assembly` gave them
+        assert isinstance(heads, MomentHeads)  # `dpfed.runs.build` gave them
         self._heads, self._layout = heads, heads.layout
         if self._layout.shares != plan.mechanism.shares:
             raise ValueError(f"the heads have steps of shares {self._layout.shares}, and the plan {plan.mechanism.shares}")
@@ -75,7 +75,7 @@ class MomentsEngine(Engine):
         shares = (1 / sizes.double()).repeat_interleave(sizes)[:, None]
         if not into.is_floating_point() and bound != self._layout.radius:
             raise ValueError(f"parts are up to {self._layout.radius:g} steps long, and the sum's grid has {bound:g}")
-        views = max(own.shape[1] for own in batch.views.values())
+        views = max(view.shape[1] for view in batch.views.values())
         if self._layout.towers == 1 and views != self._layout.views:
             raise ValueError(f"an image has {self._layout.views} views in the heads' layout, and {views} here")
         exact = max(1, (1 << _EXACT - 2 * self._layout.bits) // views)  # records whose products have an exact sum
@@ -91,7 +91,7 @@ class MomentsEngine(Engine):
             return (torch.stack([self._vectors(unit, shares, shares).means.sum(0) for unit in sides.values()]),)
         centred = (self._centred(side, unit) for side, unit in sides.items())
         first, *others = (self._vectors(unit, shares.sqrt(), shares.sqrt()) for unit in centred)
-        autos = torch.stack([own.auto() for own in (first, *others)])
+        autos = torch.stack([vectors.auto() for vectors in (first, *others)])
         if others:
             return first.means.T @ others[0].means, autos
         every = first.views.sum(1)  # of two different views: of all, less those of each view with itself

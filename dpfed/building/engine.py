@@ -14,15 +14,15 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
 
-def engine_for(model: nn.Module, plan: PrivacyPlan, config: Config, randomness: Randomness, rank: int = 0) -> Engine:
-    """The engine of a data owner.
+def engine_for(model: nn.Module, plan: PrivacyPlan, randomness: Randomness, rank: int, *, config: Config) -> Engine:
+    """The engine of a worker.
 
     Args:
         model: on its device.
         plan: what is promised.
-        config: settled, nothing left to choose.
-        randomness: the owner's.
+        randomness: the workers'.
         rank: the worker's number.
+        config: its defaults resolved, nothing left to choose.
     """
     return maker_of(plan.bounding.method)(
         EngineInputs(

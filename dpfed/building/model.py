@@ -21,7 +21,7 @@ def model_of(
     """Makes the model of a configuration before training, with centres where they are asked for.
 
     Args:
-        config: settled.
+        config: its defaults resolved.
         load_weights: see `build_model`, as the next.
         start: see `load_weights`.
         adaptation: in the place of the configuration's.
@@ -42,7 +42,7 @@ def has_centres(config: Config) -> bool:
 
 
 def facts_of(config: Config) -> ModelFacts:
-    """What a model folder keeps of a configuration that is settled."""
+    """What a model folder keeps of a configuration whose defaults are resolved."""
     preprocessing = preprocessing_of(config.model, config.data.resize)
     return ModelFacts(config.model, config.objective, image_size(config), preprocessing)
 

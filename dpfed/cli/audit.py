@@ -47,11 +47,11 @@ def membership(
     from dpfed.artifacts.directory import RunDirectory
 
     RunDirectory.open(run)  # before torch, which takes seconds to import
-    with watching(as_json) as watcher:
-        watcher.note("loading PyTorch")
+    with watching(as_json) as progress:
+        progress.note("loading PyTorch")
         from dpfed.audit.membership import audit_membership
 
-        path, audit = audit_membership(run, non_members, records, watcher, not_covered=not_covered)
+        path, audit = audit_membership(run, non_members, records, progress, not_covered=not_covered)
     printed = audit.public or show
     if as_json:
         print(path.read_text(encoding="utf-8") if printed else json.dumps({"file": str(path)}), end="" if printed else "\n")
@@ -91,14 +91,14 @@ def privacy(
     if run is not None and (assignments or out):
         raise UserError(f"{run} is a run, whose configuration and place are fixed: omit --set and --out. [option-run-fixed]")
     given = None if run else chosen_config(config, assignments)
-    with watching(as_json) as watcher:
-        watcher.note("loading PyTorch")
+    with watching(as_json) as progress:
+        progress.note("loading PyTorch")
         from dpfed.audit.publishing import audit_config, audit_run
 
         if given is None:
-            path, audit = audit_run(config, workers, experiments, watcher)
+            path, audit = audit_run(config, workers, experiments, progress)
         else:
-            path, audit = audit_config(given, out or Path("audits") / given.name, workers, experiments, watcher)
+            path, audit = audit_config(given, out or Path("audits") / given.name, workers, experiments, progress)
     facts = json.loads(path.read_text(encoding="utf-8"))
     if as_json:
         print(json.dumps(facts))

@@ -14,7 +14,7 @@ from dpfed.errors import UserError
 if TYPE_CHECKING:
     from dpfed.artifacts.directory import RunDirectory
     from dpfed.config import Config
-    from dpfed.progress import Watcher
+    from dpfed.progress import Progress
 
 cluster = typer.Typer(
     cls=lazy_group({"cost": "dpfed.cluster.cost", "status": "dpfed.cluster.status"}),
@@ -42,7 +42,7 @@ Restarts = Annotated[int | None, _option("Restarts after a worker's death; defau
 
 
 def run_on_cluster(
-    kind: str, folder: Path, config: Config | None, resume: bool, watcher: Watcher, **options: str | int | None
+    kind: str, folder: Path, config: Config | None, resume: bool, progress: Progress, **options: str | int | None
 ) -> RunDirectory | None:
     """Begins or resumes a run in the processes that the options ask for.
 
@@ -51,7 +51,7 @@ def run_on_cluster(
         folder: of the run.
         config: of the run; ``None``: the run is there.
         resume: resume the run if it exists.
-        watcher: sees the stages.
+        progress: sees the stages.
         options: ``workers``, ``gpus``, ``cpus`` and ``restarts``; ``None``: not given.
 
     Returns:
@@ -66,11 +66,11 @@ def run_on_cluster(
         from dpfed.cluster.torchrun import take_part
 
         refuse_without(None, **given)
-        return take_part(task, watcher)
+        return take_part(task, progress)
     from dpfed.cluster.launch import Resources, launch
 
     least, workers = _range(str(given.pop("workers", 1)))
-    return launch(task, Resources(workers=workers, least=least, **given), watcher)
+    return launch(task, Resources(workers=workers, least=least, **given), progress)
 
 
 def collected(

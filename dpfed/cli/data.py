@@ -69,7 +69,7 @@ def import_(
     from dpfed.data.importers.dicom import parsed_window
     from dpfed.progress import import_progress
 
-    with watching() as watcher, goes_on(lambda: f"stopped: there is no {dest}; the same command begins anew"):
+    with watching() as progress, goes_on(lambda: f"stopped: there is no {dest}; the same command begins anew"):
         report = import_records(
             source if len(source) > 1 else source[0],
             dest,
@@ -79,12 +79,12 @@ def import_(
             test,
             skip_broken,
             public,
-            progress=import_progress(watcher),
+            progress=import_progress(progress),
             id=id,
             allow_outside=allow_outside,
-            watch=import_progress(watcher, "files found"),
-            say=watcher.note,
-            surveyed=import_progress(watcher, "archives read"),
+            watch=import_progress(progress, "files found"),
+            say=progress.note,
+            surveyed=import_progress(progress, "archives read"),
             window=None if window is None else parsed_window(window),
             splits=splits,
         )

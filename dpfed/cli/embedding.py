@@ -28,13 +28,13 @@ def embed(
 
     refuse_existing(out)
     pictures = pictures_at(files)
-    with watching() as watcher:
-        watcher.note("loading PyTorch")
+    with watching() as progress:
+        progress.note("loading PyTorch")
         from dpfed.encoder import load
 
         encoder = load(run)
         made = encoder.embed_images if contrast else encoder.features
-        advance = watcher.stage("pictures", len(pictures))
+        advance = progress.stage("pictures", len(pictures))
         width = write_parquet(out, pictures, embedded(pictures, made, encoder.size, encoder.preprocessing, advance))
     console.print(f"{out}  {len(pictures):,} x {width} float32", highlight=False, soft_wrap=True)
     console.print("[dim]Features are exact functions of the pictures: this file is as private as they are.[/]", soft_wrap=True)
@@ -62,13 +62,13 @@ def search(
         among: NamedPictures = StoredPictures(own_store(run) if pictures is None else public_store(pictures))
     else:
         among = pictures_at([pictures])
-    with watching() as watcher:
-        watcher.note("loading PyTorch")
+    with watching() as progress:
+        progress.note("loading PyTorch")
         from dpfed.encoder import load
 
         encoder = load(run)
         encoder.embed_text(words)  # a model without a text tower is refused before anything is embedded
-        index = SearchIndex.of(encoder, among, watcher.stage("pictures", len(among)))
+        index = SearchIndex.of(encoder, among, progress.stage("pictures", len(among)))
     numbers, cosines = index.nearest(words, top)
     for name, cosine in zip(among.names(numbers), cosines, strict=True):
         console.print(f"{cosine:6.3f}  {visible(name)}", markup=False, highlight=False, soft_wrap=True)

@@ -30,8 +30,8 @@ def provision_federation(
     from dpfed.federation.provisioning.project import Project
     from dpfed.federation.provisioning.provision import provision
 
-    with watching(as_json=True) as watcher:
-        done = provision(Project.load(project), project.absolute(), folder, watcher)
+    with watching(as_json=True) as progress:
+        done = provision(Project.load(project), project.absolute(), folder, progress)
     for site, kit in done.kits.items():
         state = "has left" if site in done.left else "has not replied" if site in done.waiting else "has replied"
         line(site, f"{state}; {'new kit' if site in done.changed else 'kit unchanged'}: {kit}")

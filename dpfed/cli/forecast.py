@@ -54,18 +54,18 @@ def forecast(
     loaded = chosen_config(config, assignments)
     say(f"{loaded.name}: a forecast; no private record is read", as_json)
     from dpfed.planning.proxy import chosen, declared_plan
-    from dpfed.runs.starts import refuse_start
+    from dpfed.runs.starts import checked_start
 
-    with watching(as_json) as watcher:
-        refuse_start(loaded)
-        plan = declared_plan(loaded, records, watcher)
+    with watching(as_json) as progress:
+        checked_start(loaded)
+        plan = declared_plan(loaded, records, progress)
         if plan.bounding.method.closed_form:
             return _forecast_moments(loaded, plan, as_json)
         stand = chosen(public, loaded, plan)
-        watcher.note("loading PyTorch")
+        progress.note("loading PyTorch")
         from dpfed.planning.forecast import forecast as made
 
-        found = made(loaded, plan, stand, watcher)
+        found = made(loaded, plan, stand, progress)
     if as_json:
         print(json.dumps(found.facts()))
     else:
@@ -95,18 +95,18 @@ def rehearse(
     folder = out or Path("rehearsals") / loaded.name
     say(f"{loaded.name}: a rehearsal on public records, in {folder}; no private record is read", as_json)
     from dpfed.planning.proxy import chosen, declared_plan
-    from dpfed.runs.starts import refuse_start
+    from dpfed.runs.starts import checked_start
 
-    with watching(as_json) as watcher:
-        refuse_start(loaded)
-        plan = declared_plan(loaded, records, watcher)
+    with watching(as_json) as progress:
+        checked_start(loaded)
+        plan = declared_plan(loaded, records, progress)
         if plan.bounding.method.closed_form:
             raise UserError("bounding.method = 'moments' leaves nothing to choose: run `dpfed forecast`. [rehearse-moments]")
         stand = chosen(public, loaded, plan)
-        watcher.note("loading PyTorch")
+        progress.note("loading PyTorch")
         from dpfed.planning.rehearsal import rehearse as run_rehearsal
 
-        found = run_rehearsal(loaded, stand, folder, records, public_records, watcher)
+        found = run_rehearsal(loaded, stand, folder, records, public_records, progress)
     if as_json:
         print(json.dumps(found.facts()))
     else:

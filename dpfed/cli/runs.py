@@ -26,7 +26,7 @@ from dpfed.cli.parties import Colluders, Drops, Federated, Skew, TrustMode, simu
 
 if TYPE_CHECKING:
     from dpfed.artifacts.directory import RunDirectory
-    from dpfed.progress import Watcher
+    from dpfed.progress import Progress
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
@@ -64,21 +64,21 @@ def pretrain(
     simulation = simulated(federated, cluster, trust=trust, drops=drops, colluders=colluders, skew=skew)
     finished = resume and _finished(folder)
 
-    def work(watcher: Watcher) -> RunDirectory | None:
+    def work(progress: Progress) -> RunDirectory | None:
         from dpfed.runs.preflight import Preflight
 
         world_size = simulation.sites if simulation else least_of(cluster, workers)
-        preflight = Preflight.of(loaded, folder, world_size, watcher, resume)
-        watcher.note("loading PyTorch")
+        preflight = Preflight.of(loaded, folder, world_size, progress, resume)
+        progress.note("loading PyTorch")
         if simulation is not None:
             from dpfed.federation.simulation import run_simulation
 
-            return run_simulation(preflight, simulation, watcher)
+            return run_simulation(preflight, simulation, progress)
         if cluster is None:
             from dpfed.runs.pretraining import run_pretraining
 
-            return run_pretraining(preflight, watcher)
-        return run_on_cluster(cluster, folder, loaded, resume, watcher, **options)
+            return run_pretraining(preflight, progress)
+        return run_on_cluster(cluster, folder, loaded, resume, progress, **options)
 
     _watch(work, as_json, another_process(cluster), folder if finished else None)
 
@@ -104,14 +104,14 @@ def resume(
     elif not another_process(cluster):
         say(f"resuming {run}", as_json)
 
-    def work(watcher: Watcher) -> RunDirectory | None:
+    def work(progress: Progress) -> RunDirectory | None:
         if not finished:
-            watcher.note("loading PyTorch")
+            progress.note("loading PyTorch")
         if cluster is not None and not (finished and cluster == "ray"):  # a finished run needs no cluster
-            return run_on_cluster(cluster, run, None, True, watcher, **options)
+            return run_on_cluster(cluster, run, None, True, progress, **options)
         from dpfed.federation.simulation import resume
 
-        return resume(run, watcher)
+        return resume(run, progress)
 
     _watch(work, as_json, another_process(cluster))
 
@@ -131,7 +131,7 @@ def _say_finished(folder: Path, as_json: bool) -> None:
 
 
 def _watch(
-    work: Callable[[Watcher], RunDirectory | None], as_json: bool, silently: bool, only_shown: Path | None = None
+    work: Callable[[Progress], RunDirectory | None], as_json: bool, silently: bool, only_shown: Path | None = None
 ) -> None:
     """Runs something before the user's eyes, and shows its results.
 
@@ -144,8 +144,8 @@ def _watch(
     from dpfed.console.terminal import show_run, watching
     from dpfed.progress import Silent
 
-    with contextlib.nullcontext(Silent()) if silently else watching(as_json) as watcher:
-        finished = work(watcher)
+    with contextlib.nullcontext(Silent()) if silently else watching(as_json) as progress:
+        finished = work(progress)
     if finished is None:  # one of several processes, and not the first
         return
     if only_shown is not None:
@@ -180,11 +180,11 @@ def evaluate(
     from dpfed.report.results import shown
 
     RunDirectory.open(run)  # before torch, which takes seconds to import
-    with watching(as_json) as watcher:
-        watcher.note("loading PyTorch")
+    with watching(as_json) as progress:
+        progress.note("loading PyTorch")
         from dpfed.runs.reevaluation import evaluate_run
 
-        figures = evaluate_run(run, split, task, watcher, not_covered)
+        figures = evaluate_run(run, split, task, progress, not_covered)
     if as_json:
         print(json.dumps([figure.facts() for figure in figures], indent=2))
         return

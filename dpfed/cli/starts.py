@@ -34,11 +34,11 @@ def start(
     recipe = recipe_for(loaded)
     images = f"{recipe.privacy.steps:,} steps on {recipe.data.records:,} procedural images"
     say(f"{loaded.name}: initial weights for its model, {images}; no record is read")
-    with watching() as watcher:
-        watcher.note("loading PyTorch")
+    with watching() as progress:
+        progress.note("loading PyTorch")
         from dpfed.runs.pretraining import make_start
 
-        path, was_there = make_start(loaded, watcher)
+        path, was_there = make_start(loaded, progress)
     # Settings that were given count for the run, too: with others, it would look for the start of another model.
     given = escape(on_command_line(config, (("--set", one) for one in assignments or ())))
     for line in (

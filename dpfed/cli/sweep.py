@@ -31,11 +31,11 @@ def sweep(
     loaded = chosen_config(base, assignments)
     say_if_shipped(file)
     say(f"{loaded.name}: the runs of {file} go to {runs}")
-    with watching() as watcher:
-        watcher.note("loading PyTorch")
+    with watching() as progress:
+        progress.note("loading PyTorch")
         from dpfed.runs.sweep import sweep as run_sweep
 
-        outcome = run_sweep(loaded, file, runs, watcher)
+        outcome = run_sweep(loaded, file, runs, progress)
     _show(outcome)
 
 

@@ -83,9 +83,9 @@ def _trained(config: Config) -> int:
     """P: of the configuration's model, built with random weights."""
     from dpfed.building.model import model_of
     from dpfed.models.parameters import TrainableVector
-    from dpfed.runs.resolution import settle_model
+    from dpfed.runs.settling import resolve_model_defaults
 
-    config = settle_model(config)
+    config = resolve_model_defaults(config)
     return TrainableVector(model_of(config, load_weights=False)).numel
 
 
@@ -102,7 +102,10 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
     from rich.console import Console
     from rich.table import Table
 
-    promise, records, size, epsilon = plan.promise, plan.sampling.records, plan.bounding.group_size, plan.epsilon()
+    promise = plan.promise
+    records = plan.sampling.records
+    size = plan.bounding.group_size
+    epsilon = plan.epsilon()
     said = f"N = {records:,}, B = {plan.sampling.batch:,}, T = {plan.steps:,}, S = {size:,}, K = {plan.groups:,}"
     if plan.has_guarantee:
         said += f"\nsigma {plan.noise.multiplier:.4f}: epsilon {round_up(epsilon)} at delta {round_up(promise.delta)}"

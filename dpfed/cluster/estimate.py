@@ -229,7 +229,7 @@ def _drawing(plan: PrivacyPlan, machines: Machines, workers: int) -> float:
 
 
 def _divides_groups(plan: PrivacyPlan) -> bool:
-    """Whether workers divide the groups of a step, and so each draws among all records (`dpfed.runs.assembly`)."""
+    """Whether workers divide the groups of a step, and so each draws among all records (`dpfed.runs.build`)."""
     return not plan.bounding.method.singleton_groups
 
 

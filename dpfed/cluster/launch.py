@@ -23,8 +23,8 @@ from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, on_the_nodes_network
 from dpfed.cluster.work import Task, work
 from dpfed.console.interruption import answer_again
 from dpfed.errors import UserError, goes_on
-from dpfed.progress import Watcher, signs_of_life
-from dpfed.runs.running import stopped
+from dpfed.progress import Progress, signs_of_life
+from dpfed.runs.stopping import stopped
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
@@ -63,7 +63,7 @@ class Resources:
     restarts: int = 3
 
     def room(self) -> int:
-        """For how many of the workers the cluster has room now; `cpus` and `gpus` are settled."""
+        """For how many of the workers the cluster has room now; `cpus` and `gpus` are known."""
         return room_for(self.cpus or 1, self.gpus or 0, _machines())
 
     def __post_init__(self) -> None:
@@ -74,13 +74,13 @@ class Resources:
         _check(self.restarts >= 0, f"--restarts must not be negative, got {self.restarts}")
 
 
-def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
+def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory:
     """Carries out a task on a Ray cluster: the one that RAY_ADDRESS or this machine names, or a new one on this machine.
 
     Args:
         task: what to do.
         resources: with how many workers.
-        watcher: sees the stages, in this process.
+        progress: sees the stages, in this process.
 
     Returns:
         The finished run.
@@ -93,27 +93,27 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     _refuse_job_copy(task)
     os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
     if "ray" not in sys.modules:  # otherwise this process may be connected already
-        require_cluster(watcher)
-    watcher.note("loading Ray")
+        require_cluster(progress)
+    progress.note("loading Ray")
     try:
         from ray.train import TrainingFailedError, WorkerGroupError
     except ImportError as error:
         raise UserError("--cluster ray needs Ray: pip install 'dpfed[ray]'. [ray-missing]") from error
     logging.getLogger("ray").setLevel(logging.ERROR)
-    watcher.note("connecting to Ray")
+    progress.note("connecting to Ray")
     hosts = Hosts()
     with contextlib.ExitStack() as stack:
-        own = stack.enter_context(_connected(watcher))
-        settled = _settled(resources, _machines(), own, watcher)
-        starting = f"starting {_counted(settled)}"
-        watcher.note(f"{starting}, each of which loads PyTorch")
+        own = stack.enter_context(_connected(progress))
+        sized = _sized(resources, _machines(), own, progress)
+        starting = f"starting {_counted(sized)}"
+        progress.note(f"{starting}, each of which loads PyTorch")
         storage = stack.enter_context(_storage(task))
-        queue = stack.enter_context(relayed(task.folder, watcher, hosts, starting, _free))
+        queue = stack.enter_context(relayed(task.folder, progress, hosts, starting, _free))
         task = dataclasses.replace(task, resume=True, beside=storage)  # workers may be started again
-        trainer = _trainer(task, settled, storage, queue)
+        trainer = _trainer(task, sized, storage, queue)
         stack.enter_context(goes_on(lambda: _stopped(task)))
         stack.enter_context(taking_back(trainer))
-        stack.enter_context(watched(settled.least or settled.workers, settled.room, watcher))
+        stack.enter_context(watched(sized.least or sized.workers, sized.room, progress))
         try:
             refusal = in_a_thread(trainer.fit).return_value  # type: ignore[attr-defined]  # Ray types Train v1
         except WorkerGroupError as error:
@@ -122,7 +122,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
                 for rank, reason in error.worker_failures.items()
             )
             raise UserError(
-                f"workers died {settled.restarts + 1} times, the last time with: {'; '.join(reasons)}. No step is lost: "
+                f"workers died {sized.restarts + 1} times, the last time with: {'; '.join(reasons)}. No step is lost: "
                 f"`dpfed resume {task.folder} --cluster ray` continues it. [ray-workers-died]"
             ) from error
         except TrainingFailedError as error:
@@ -135,13 +135,13 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     return RunDirectory.open(task.folder)
 
 
-def _counted(settled: Resources) -> str:
+def _counted(sized: Resources) -> str:
     """How many workers are started: as many as there is room for, where that is up to the cluster."""
-    now = settled.workers
-    if settled.least:
-        now = min(now, max(settled.least, settled.room()))
+    now = sized.workers
+    if sized.least:
+        now = min(now, max(sized.least, sized.room()))
     words = f"{now} worker{'s' if now > 1 else ''}"
-    return words if now == settled.workers else f"{words} of {settled.least}-{settled.workers}, as there is room for {now}"
+    return words if now == sized.workers else f"{words} of {sized.least}-{sized.workers}, as there is room for {now}"
 
 
 def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> TorchTrainer:
@@ -186,7 +186,7 @@ def _in_worker(settings: dict[str, Any]) -> str | None:
 
 
 @contextlib.contextmanager
-def _connected(watcher: Watcher) -> Iterator[bool]:
+def _connected(progress: Progress) -> Iterator[bool]:
     """A connection to a Ray cluster; whether it is one that was started here, for this run alone."""
     import ray
 
@@ -196,7 +196,7 @@ def _connected(watcher: Watcher) -> Iterator[bool]:
     logs = f"Ray's own logs are in {ray_folder() / 'session_latest' / 'logs'}; `ray stop` ends a cluster's processes."
     remedy = REMEDY if "RAY_ADDRESS" in os.environ else logs
     try:
-        with signs_of_life(watcher.note, "connecting to Ray"):
+        with signs_of_life(progress.note, "connecting to Ray"):
             try:
                 own = _connection()
             except (RuntimeError, TimeoutError):  # a head that starts on a busy machine can take longer than Ray waits
@@ -268,14 +268,14 @@ def _storage(task: Task) -> Iterator[Path]:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _settled(resources: Resources, there: list[dict[str, float]], own: bool, watcher: Watcher) -> Resources:
+def _sized(resources: Resources, there: list[dict[str, float]], own: bool, progress: Progress) -> Resources:
     """The resources with nothing left to choose.
 
     Args:
         resources: what the user asked for.
         there: what each machine has, now.
         own: it is this machine alone, and will not grow.
-        watcher: learns that the run waits for machines.
+        progress: learns that the run waits for machines.
 
     Raises:
         UserError: if there will never be enough.
@@ -291,7 +291,7 @@ def _settled(resources: Resources, there: list[dict[str, float]], own: bool, wat
         wanted = f"{resources.workers} workers with {cpus} CPU{'s' if cpus > 1 else ''}{' and a GPU' if gpus else ''} each"
         if own:
             raise UserError(f"there is no room for {wanted} on this machine, but for {room(cpus)}: use fewer. [ray-too-small]")
-        watcher.note(f"waiting for machines: the cluster has room for {room(cpus)}, not for {wanted}")
+        progress.note(f"waiting for machines: the cluster has room for {room(cpus)}, not for {wanted}")
     return dataclasses.replace(resources, gpus=gpus, cpus=cpus)
 
 

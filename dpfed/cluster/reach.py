@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpfed.errors import UserError
-from dpfed.progress import Watcher
+from dpfed.progress import Progress
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
@@ -30,11 +30,11 @@ def ray_folder() -> Path:
     return Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp")), "ray")  # noqa: S108 where Ray looks
 
 
-def require_cluster(watcher: Watcher, wait: float = 60.0, remedy: str = REMEDY) -> None:
+def require_cluster(progress: Progress, wait: float = 60.0, remedy: str = REMEDY) -> None:
     """Refuses a cluster, named by RAY_ADDRESS or left by `ray start`, that does not answer, or expects another token.
 
     Args:
-        watcher: learns that a head is waited for.
+        progress: learns that a head is waited for.
         wait: seconds for the head that RAY_ADDRESS names: a job script may have started it just now.
         remedy: what to do where none answers.
     """
@@ -46,7 +46,7 @@ def require_cluster(watcher: Watcher, wait: float = 60.0, remedy: str = REMEDY) 
     if address in ("", "auto", "local") or "://" in host:
         return
     try:
-        _reach((host.strip("[]"), int(port)), 0.0 if left else wait, watcher)
+        _reach((host.strip("[]"), int(port)), 0.0 if left else wait, progress)
     except (ValueError, OverflowError) as error:
         raise UserError(
             f"{address!r} is not the address of a Ray cluster: expected host and port in RAY_ADDRESS, such as 10.0.0.5:6379, "
@@ -70,7 +70,7 @@ def require_cluster(watcher: Watcher, wait: float = 60.0, remedy: str = REMEDY) 
                     ) from None
 
 
-def _reach(address: tuple[str, int], wait: float, watcher: Watcher) -> None:
+def _reach(address: tuple[str, int], wait: float, progress: Progress) -> None:
     until, told = time.monotonic() + wait, False
     while True:
         try:
@@ -79,7 +79,7 @@ def _reach(address: tuple[str, int], wait: float, watcher: Watcher) -> None:
             if time.monotonic() >= until:
                 raise
             if not told:
-                watcher.note(
+                progress.note(
                     f"no Ray cluster answers at {':'.join(map(str, address))} yet ({error}): waiting up to {wait:.0f} s"
                 )
             told = True
@@ -93,7 +93,7 @@ def room_for(cpus: int, gpus: int, there: list[dict[str, float]]) -> int:
 
 
 @contextlib.contextmanager
-def watched(least: int, room: Callable[[], int], watcher: Watcher, every: float = 5.0) -> Iterator[None]:
+def watched(least: int, room: Callable[[], int], progress: Progress, every: float = 5.0) -> Iterator[None]:
     """Notes when there is room for too few workers, and when it is back: Ray waits without a word, and without an end."""
     ended, missing = threading.Event(), False
 
@@ -104,7 +104,7 @@ def watched(least: int, room: Callable[[], int], watcher: Watcher, every: float 
                 if ((now := room()) < least) != missing:
                     missing = not missing
                     waits = f"the cluster has room for {now} of {least} workers, and the run waits for the others"
-                    watcher.note(f"machines are missing: {waits}" if missing else "the machines that were missing are back")
+                    progress.note(f"machines are missing: {waits}" if missing else "the machines that were missing are back")
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()

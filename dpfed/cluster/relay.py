@@ -1,4 +1,4 @@
-"""What rank 0 tells its watcher, carried to the process that the user looks at."""
+"""What rank 0 shows of its progress, carried to the process that the user looks at."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dpfed.progress import Watcher, signs_of_life
+from dpfed.progress import Progress, signs_of_life
 
 if TYPE_CHECKING:
     from ray.util.queue import Queue
 
-    from dpfed.evaluation.suite import Evaluation
+    from dpfed.callbacks import StepSummary
+    from dpfed.evaluation.measured import Evaluation
 
 _Result = TypeVar("_Result")
 RUN = "dpfed run "  # before the folder: the name of the queue of a run, by which `dpfed cluster status` finds it
 _INTERVAL = 0.25  # seconds between two reports of the same stage
 
 
-class Relay:
-    """A `Watcher` in one process that speaks to one in another.
+class Relay(Progress):
+    """A `Progress` in one process that speaks to one in another.
 
     Args:
         queue: its other end is drained by `relayed`.
@@ -33,7 +34,7 @@ class Relay:
         self._queue = queue
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
-        """See `Watcher`."""
+        """See `Progress`."""
         self._put("stage", name, total)
         last = 0.0
 
@@ -46,16 +47,16 @@ class Relay:
         return advance
 
     def note(self, text: str) -> None:
-        """See `Watcher`."""
+        """See `Progress`."""
         self._put("note", text)
 
-    def evaluated(self, figures: list[Evaluation]) -> None:
-        """See `Watcher`."""
-        self._put("evaluated", figures)
+    def on_step(self, step: StepSummary) -> None:
+        """See `Callback`."""
+        self._put("on_step", step.sendable())
 
-    def figures(self, step: int, values: dict[str, float]) -> None:
-        """See `Watcher`."""
-        self._put("figures", step, values)
+    def on_evaluation(self, figures: list[Evaluation]) -> None:
+        """See `Callback`."""
+        self._put("on_evaluation", figures)
 
     def at(self, rank: int, host: str) -> None:
         """Says where a worker is."""
@@ -112,12 +113,12 @@ class Hosts(dict[int, str]):
 
 
 @contextlib.contextmanager
-def relayed(run: Path, watcher: Watcher, hosts: Hosts, what: str, beside: Callable[[], str]) -> Iterator[Queue]:
-    """A queue whose events reach a watcher of this process while the block runs.
+def relayed(run: Path, progress: Progress, hosts: Hosts, what: str, beside: Callable[[], str]) -> Iterator[Queue]:
+    """A queue whose events reach the progress of this process while the block runs.
 
     Args:
         run: its folder.
-        watcher: of this process.
+        progress: of this process.
         hosts: learns where the workers are.
         what: is done until a worker says its first word.
         beside: what else there is to say while that takes long.
@@ -134,20 +135,20 @@ def relayed(run: Path, watcher: Watcher, hosts: Hosts, what: str, beside: Callab
     def deliver(kind: str, *content: Any) -> None:
         match kind:
             case "stage":
-                advances[content[0]] = watcher.stage(*content)
+                advances[content[0]] = progress.stage(*content)
             case "advance":
                 advances[content[0]](content[1])
             case "at":
                 hosts[content[0]] = content[1]
             case "deaths":
                 ranks, how = content
-                watcher.note(f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(hosts.worker, ranks))} {how}")
-            case "note" | "evaluated" | "figures":
-                getattr(watcher, kind)(*content)
+                progress.note(f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(hosts.worker, ranks))} {how}")
+            case "note" | "on_step" | "on_evaluation":
+                getattr(progress, kind)(*content)
 
     def drain() -> None:
         with contextlib.ExitStack() as starting:  # until a worker says its first word, which takes minutes on a busy machine
-            starting.enter_context(signs_of_life(watcher.note, what, beside=beside))
+            starting.enter_context(signs_of_life(progress.note, what, beside=beside))
             while True:
                 try:
                     event = tuple(queue.get(timeout=0.2))

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster.work import Task, work
 from dpfed.errors import UserError
-from dpfed.progress import Watcher
+from dpfed.progress import Progress
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchConfig
@@ -99,12 +99,12 @@ TIMEOUT = 86_400
 BACKEND_OF = {True: "cpu:gloo,cuda:nccl", False: "gloo"}
 
 
-def take_part(task: Task, watcher: Watcher) -> RunDirectory | None:
+def take_part(task: Task, progress: Progress) -> RunDirectory | None:
     """Carries out a task as one of torchrun's processes.
 
     Args:
         task: the same in all of them.
-        watcher: sees the stages, on rank 0.
+        progress: sees the stages, on rank 0.
 
     Returns:
         The finished run, on rank 0.
@@ -118,7 +118,7 @@ def take_part(task: Task, watcher: Watcher) -> RunDirectory | None:
             "CONFIG`. [cluster-no-torchrun]"
         )
     with process_group():
-        work(task, watcher)
+        work(task, progress)
     return RunDirectory.open(task.folder) if os.environ["RANK"] == "0" else None
 
 

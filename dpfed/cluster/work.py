@@ -11,16 +11,17 @@ from pathlib import Path
 import torch.distributed as dist
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.cluster.collective import MARK_BYTES, Collective, Link
+from dpfed.cluster.collective import Collective
+from dpfed.cluster.link import MARK_BYTES, Link
 from dpfed.config import Config, read_back
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
-from dpfed.progress import Watcher
-from dpfed.runs.assembly import Components, assemble
+from dpfed.progress import Progress
+from dpfed.runs.build import Parts, build
 from dpfed.runs.job import Job, create_job, resume_job
 from dpfed.runs.preflight import Preflight
-from dpfed.runs.resolution import resolve, settle
 from dpfed.runs.running import run_job
+from dpfed.runs.settling import resolve_defaults
 
 _ENDING = 150.0  # seconds that a previous rank 0 may still hold the run; a dead machine's locks on NFS last 90
 
@@ -52,29 +53,29 @@ class Task:
         if self.config is None:
             RunDirectory.open(self.folder)
         elif self.resume and not RunDirectory.unused(self.folder):
-            RunDirectory.open(self.folder).refuse_another(settle(self.config))
+            RunDirectory.open(self.folder).refuse_another(resolve_defaults(self.config))
         else:
             RunDirectory.refuse_unusable(self.folder)
 
 
-def work(task: Task, watcher: Watcher) -> None:
+def work(task: Task, progress: Progress) -> None:
     """Carries out a task together with the other processes of the default process group.
 
     Args:
         task: the same on every rank.
-        watcher: sees the stages, on rank 0.
+        progress: sees the stages, on rank 0.
 
     Raises:
         UserError: on rank 0, for what the user can fix; the other ranks then just return.
     """
     link = Link()
     if link.rank == 0:
-        _lead(link, task, watcher)
+        _lead(link, task, progress)
     else:
         _follow(link, task.folder)
 
 
-def _lead(link: Link, task: Task, watcher: Watcher) -> None:
+def _lead(link: Link, task: Task, progress: Progress) -> None:
     configured = False
 
     def end() -> None:
@@ -85,14 +86,14 @@ def _lead(link: Link, task: Task, watcher: Watcher) -> None:
 
     try:
         with contextlib.ExitStack() as stack:
-            job = _take(task, link.size, watcher, stack)
+            job = _take(task, link.size, progress, stack)
             if job is not None:
                 link.broadcast(job.parts.config.dump().encode())
                 configured = True
                 link.broadcast(job.run.identity.encode())
                 link.broadcast(job.randomness.for_ranks().master)
                 link.agree(_mark(job.parts))
-                run_job(job, watcher, lambda job: _join(link, job.parts, job.randomness.for_ranks()))
+                run_job(job, progress, lambda job: _join(link, job.parts, job.randomness.for_ranks()))
     except UserError:
         end()
         raise
@@ -108,38 +109,38 @@ def _follow(link: Link, folder: Path) -> None:
     try:
         if RunDirectory(folder).identity != identity:  # as rank 0 after a fault, this process would begin the run once more
             raise UserError(f"the run at {folder} is not worker 0's: use storage that all machines share. [worker-other-run]")
-        parts = assemble(resolve(read_back(tomllib.loads(text.decode()), "worker 0")), rank=link.rank, world_size=link.size)
+        parts = build(read_back(tomllib.loads(text.decode()), "worker 0"), rank=link.rank, world_size=link.size)
     except UserError as error:
         trouble = error.public
     with contextlib.suppress(UserError):  # rank 0 knows it, too, says it, and announces the end
         link.agree(_mark(parts) if parts else b"", trouble)
         if link.announce(None) is None or parts is None:
             return
-        return _join(link, parts, randomness).serve()
+        return _join(link, parts, randomness).follow()
     link.announce(None)
 
 
-def _mark(parts: Components) -> bytes:
+def _mark(parts: Parts) -> bytes:
     """What must be the same everywhere, or a record could have two owners or be drawn at another rate: plan and store."""
     return hashlib.blake2b(f"{parts.plan.fingerprint}/{parts.store.fingerprint}".encode(), digest_size=MARK_BYTES).digest()
 
 
-def _join(link: Link, parts: Components, randomness: Randomness) -> Collective:
+def _join(link: Link, parts: Parts, randomness: Randomness) -> Collective:
     """This rank's place among the others, with rank 0's weights, frozen ones and buffers included."""
     if link.rank == 0:
         link.announce(0)  # all is loaded, and the others may come in
     for value in parts.model.state_dict().values():
         dist.broadcast(value, 0)
-    return Collective(link, parts.model, parts.worker(randomness))
+    return Collective(link, parts.model, parts.trainer.worker(randomness))
 
 
-def _take(task: Task, world_size: int, watcher: Watcher, stack: contextlib.ExitStack) -> Job | None:
-    """The run, begun or taken up, and locked until the stack closes; ``None`` if it is finished."""
+def _take(task: Task, world_size: int, progress: Progress, stack: contextlib.ExitStack) -> Job | None:
+    """The run, created or resumed, and locked until the stack closes; ``None`` if it is finished."""
     if task.beside is not None and not task.beside.is_dir():
         raise UserError(f"worker 0 does not see {task.folder.parent}: use storage that all machines share. [worker-storage]")
     task.check()
     if task.config is not None and RunDirectory.unused(task.folder):
-        job = create_job(Preflight.of(task.config, task.folder, world_size), watcher)
+        job = create_job(Preflight.of(task.config, task.folder, world_size), progress)
         stack.enter_context(job.run.locked())
         return job
     run = RunDirectory.open(task.folder)
@@ -147,4 +148,4 @@ def _take(task: Task, world_size: int, watcher: Watcher, stack: contextlib.ExitS
     if run.finished:
         run.delete_secrets()
         return None
-    return resume_job(run, watcher, world_size)
+    return resume_job(run, progress, world_size)

@@ -18,9 +18,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dpfed.errors import UserError
+from dpfed.progress import Progress
 
 if TYPE_CHECKING:
-    from dpfed.evaluation.suite import Evaluation
+    from dpfed.callbacks import StepSummary
+    from dpfed.evaluation.measured import Evaluation
 
 FORMAT = "DPFED_LOG_FORMAT"  # in the environment, for processes that others start
 _EVERY = 15.0  # seconds between two lines of progress
@@ -76,11 +78,11 @@ def write(event: str, level: str = "info", **facts: Any) -> None:
         _LOG.log(logging.ERROR if level == "error" else logging.INFO, json.dumps(_finite(line), default=str, allow_nan=False))
 
 
-class JsonWatcher:
-    """A `Watcher` that logs."""
+class JsonProgress(Progress):
+    """A `Progress` that logs."""
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
-        """See `Watcher`."""
+        """See `Progress`."""
         write("stage", name=name, total=total)
         last = time.monotonic()
 
@@ -94,17 +96,17 @@ class JsonWatcher:
         return advance
 
     def note(self, text: str) -> None:
-        """See `Watcher`."""
+        """See `Progress`."""
         write("note", text=text)
 
-    def evaluated(self, figures: list[Evaluation]) -> None:
-        """See `Watcher`."""
+    def on_evaluation(self, figures: list[Evaluation]) -> None:
+        """See `Callback`."""
         for figure in figures:
             write("evaluated", name=figure.name, value=figure.value, model=figure.model, split=figure.split, step=figure.step)
 
-    def figures(self, step: int, values: dict[str, float]) -> None:
-        """See `Watcher`."""
-        write("figures", step=step, values=values)
+    def on_step(self, step: StepSummary) -> None:
+        """See `Callback`."""
+        write("figures", step=step.done, values=step.scalars())
 
 
 class _OfOthers(logging.Handler):

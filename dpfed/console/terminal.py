@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
 import dpfed
 from dpfed.console import logs
 from dpfed.data.reasons import visible
-from dpfed.progress import Throughput, duration
+from dpfed.progress import Progress, Throughput, duration
 
 if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do without
     from dpfed.artifacts.directory import RunDirectory
     from dpfed.config import Config
-    from dpfed.evaluation.suite import Evaluation
+    from dpfed.evaluation.measured import Evaluation
 
 console = Console()
 beside = Console(stderr=True)  # for what is not part of a command's output, such as progress where the output is JSON
@@ -76,40 +77,37 @@ def say(text: str, beside_output: bool = False) -> None:
     (beside if beside_output else console).print(f"[dim]{escape(visible(text))}[/]", highlight=False, soft_wrap=True)
 
 
-class TerminalWatcher:
+class TerminalProgress(Progress):
     """Shows the stages of a run as progress bars. Use `watching`."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
-        """See `Watcher`."""
-        if not self._progress.console.is_terminal:
-            return _lines(self._progress.console, name, total)
+        """See `Progress`."""
+        if not self._bars.console.is_terminal:
+            return _lines(self._bars.console, name, total)
         throughput = Throughput()
-        task = self._progress.add_task(name, total=total, throughput=throughput)
+        task = self._bars.add_task(name, total=total, throughput=throughput)
 
         def advance(done: int) -> None:
             throughput.see(done, time.monotonic())
-            self._progress.update(task, completed=done)
+            self._bars.update(task, completed=done)
 
         return advance
 
     def note(self, text: str) -> None:
-        """See `Watcher`."""
-        self._progress.console.print(f"[dim]{escape(text)}[/]", highlight=False, soft_wrap=True)
+        """See `Progress`."""
+        self._bars.console.print(f"[dim]{escape(text)}[/]", highlight=False, soft_wrap=True)
 
-    def evaluated(self, figures: list[Evaluation]) -> None:
-        """See `Watcher`: the two figures that matter most; the report has all."""
+    def on_evaluation(self, figures: list[Evaluation]) -> None:
+        """See `Callback`: the two figures that matter most; the report has all."""
         from dpfed.report.results import most_telling
 
         values = escape(", ".join(f"{figure.name} {100 * figure.value:.1f} %" for figure in most_telling(figures, 2)))
         if figures:
             when = f"after step {figures[0].step}" if figures[0].step else "before training"
-            self._progress.console.print(f"[dim]{when}:[/] {values}", highlight=False, soft_wrap=True)
-
-    def figures(self, step: int, values: dict[str, float]) -> None:
-        """See `Watcher`: in a terminal, the bar and the evaluations say enough."""
+            self._bars.console.print(f"[dim]{when}:[/] {values}", highlight=False, soft_wrap=True)
 
 
 def _lines(out: Console, name: str, total: int | None) -> Callable[[int], None]:
@@ -148,19 +146,19 @@ class _Times(ProgressColumn):
 
 
 @contextlib.contextmanager
-def watching(as_json: bool = False) -> Iterator[TerminalWatcher | logs.JsonWatcher]:
-    """A watcher that draws on the terminal; without one, it prints a line now and then. It logs where lines are for machines.
+def watching(as_json: bool = False) -> Iterator[TerminalProgress | logs.JsonProgress]:
+    """A progress that draws on the terminal; without one, it prints a line now and then. It logs where lines are for machines.
 
     Args:
         as_json: stdout is for JSON alone, so it draws on stderr.
     """
     if logs.active():
-        yield logs.JsonWatcher()
+        yield logs.JsonProgress()
         return
     out = beside if as_json else console
     columns = (TextColumn("{task.description:>14}"), BarColumn(bar_width=32), MofNCompleteColumn(), _Times())
-    with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
-        yield TerminalWatcher(progress)
+    with Bars(*columns, console=out, disable=not out.is_terminal) as bars:
+        yield TerminalProgress(bars)
 
 
 def show_run(run: RunDirectory) -> None:

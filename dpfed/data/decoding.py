@@ -1,23 +1,20 @@
-"""From image files and arrays to square RGB pixels, as stock open_clip makes them.
-
-Also here: how many passes over its pixels a JPEG asks for: a kilobyte of them can keep a decoder busy for a minute.
-"""
+"""From image files and arrays to decoded images, and back to files that lose nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
-from dpfed.data.modes import rgb, survivable
+from dpfed.data.jpeg_scans import MOST_SCANS, too_many_scans
+from dpfed.data.modes import survivable
 
 # Named, because some of PIL's other readers start external programs (EPS) or open network-era curiosities.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
@@ -28,13 +25,10 @@ EXTENSIONS = frozenset(
 MOST_PIXELS = 89_478_485  # above it PIL warns of a file that fills the memory
 _LONGEST = 1 << 20  # pixels of a side; PIL needs 32 bytes for each of them to scale it down, in one piece
 _LARGE = 1 << 24  # pixels of images that are decoded one at a time
-_MOST_RESIZED = 1 << 25  # pixels of an image before it is cropped
 _TOO_LARGE = f"more than {MOST_PIXELS:,} pixels"
 
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _TIFF_MODES = frozenset({"CMYK", "LAB", "YCbCr", "I", "I;16B"})
-
-_KERNELS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 ImageInput = bytes | Image.Image | np.ndarray
 
@@ -50,7 +44,8 @@ def decode(image: ImageInput) -> Image.Image:
         image: an encoded file, a PIL image, or a uint8 array ``(H, W)`` or ``(H, W, 3)``.
 
     Returns:
-        An image for `square`, of the original size, in the mode of the file where open_clip can read that mode.
+        An image of the original size, in the mode of the file where open_clip can read that mode; `dpfed.data.resizing.square`
+        goes on with it.
 
     Raises:
         BrokenImage: when the image is empty, truncated, too large, or not an image at all.
@@ -104,63 +99,8 @@ def _loaded(image: Image.Image) -> tuple[Image.Image, str | None]:
         raise BrokenImage(_reason(error)) from error
 
 
-def square(image: Image.Image, size: int, resize: str = "crop", interpolation: str = "bicubic") -> np.ndarray:
-    """Makes an image square and RGB, to the pixel as stock open_clip's transform for evaluation does.
-
-    The image is scaled in its own mode and becomes RGB afterwards, as there: transparent pixels then do not bleed into their
-    neighbours, and images of 1 bit or with a palette are not smoothed.
-
-    Args:
-        image: of `decode`.
-        size: side, pixels.
-        resize: ``"crop"`` (the shorter side becomes `size`, then the centre), ``"squash"`` (both sides become `size`) or
-            ``"pad"`` (the longer side becomes `size`, then borders of zeros: black, except where the mode means another
-            colour by that, such as CMYK and palettes).
-        interpolation: ``"bicubic"`` or ``"bilinear"``.
-
-    Returns:
-        ``(3, size, size)`` uint8.
-
-    Raises:
-        ValueError: for another `resize`.
-    """
-    kernel = _KERNELS[interpolation]
-    if resize == "crop":
-        image = _crop(image, size, kernel)
-    elif resize == "squash":
-        image = image.resize((size, size), kernel)
-    elif resize == "pad":
-        image = _pad(image, size, kernel)
-    else:
-        raise ValueError(f"unknown resize {resize!r}, expected 'crop', 'squash' or 'pad'")
-    return np.ascontiguousarray(np.asarray(rgb(image)).transpose(2, 0, 1))
-
-
-def _crop(image: Image.Image, size: int, kernel: Image.Resampling) -> Image.Image:
-    shorter = min(image.size)
-    resized = [int(size * side / shorter) for side in image.size]
-    starts = [round((side - size) / 2) for side in resized]
-    if resized[0] * resized[1] <= _MOST_RESIZED:
-        left, top = starts
-        return image.resize(resized, kernel).crop((left, top, left + size, top + size))
-    # A ribbon, hundreds of times as long as it is wide: only its centre is resized, as all of it would not fit in memory. PIL
-    # rounds the fractions of a box, which moves a few values by one where nothing is transparent.
-    ends = [min(side, (start + size) * side / new) for side, new, start in zip(image.size, resized, starts, strict=True)]
-    first = [start * side / new for side, new, start in zip(image.size, resized, starts, strict=True)]
-    return image.resize((size, size), kernel, box=(first[0], first[1], ends[0], ends[1]))
-
-
-def _pad(image: Image.Image, size: int, kernel: Image.Resampling) -> Image.Image:
-    ratio = max(side / size for side in image.size)
-    inner = image.resize([max(1, round(side / ratio)) for side in image.size], kernel)
-    left, top = ((size - side) // 2 for side in inner.size)
-    bands = len(inner.getbands())
-    border = (left, top, size - inner.width - left, size - inner.height - top)
-    return ImageOps.expand(inner, border, fill=(0,) * bands if bands > 1 else 0)
-
-
 def encode(image: Image.Image) -> bytes:
-    """The image as a file that loses nothing: `decode` and `square` give the same for it as for the image.
+    """The image as a file that loses nothing: `decode` and `dpfed.data.resizing.square` give the same for it as for the image.
 
     Only modes that no file holds (HSV, RGBX, and colours multiplied by their alpha) become RGB or RGBA before.
     """
@@ -206,25 +146,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, Image.UnidentifiedImageError):
         return "not an image file"
     return str(error) or type(error).__name__
-
-
-MOST_SCANS = 50  # files that people have contain a dozen at most
-
-_SCAN, _END = 0xDA, 0xD9
-_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)  # not: stuffed bytes, restarts, the start, fill bytes
-
-
-def too_many_scans(content: bytes) -> bool:
-    """Whether a JPEG file has more than `MOST_SCANS` scans; what follows its first picture is not counted."""
-    if content.count(bytes([0xFF, _SCAN])) <= MOST_SCANS:
-        return False
-    found, place = 0, 0
-    while marker := _MARKER.search(content, place):
-        kind = marker[1][0]
-        if kind == _END:
-            return False
-        found += kind == _SCAN
-        if found > MOST_SCANS:
-            return True
-        place = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2], "big")
-    return False

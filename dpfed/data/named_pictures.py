@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfed.data.decoding import BrokenImage, decode, decoders, square
+from dpfed.data.decoding import BrokenImage, decode, decoders
 from dpfed.data.importers.access import Access, NotRead
 from dpfed.data.importers.listing import list_files
+from dpfed.data.resizing import square
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError

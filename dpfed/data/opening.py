@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dpfed.data.generated.procedural import procedural_store
 from dpfed.data.generated.shapes import shapes_store
-from dpfed.data.importers import Progress, detect, import_records
+from dpfed.data.importers import ImportProgress, detect, import_records
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.detection import refuse_unknown
 from dpfed.data.importers.listing import walk
@@ -28,7 +28,7 @@ _SQUARED = ("crop", "bicubic")  # how an import makes images square
 
 def open_records(
     config: DataConfig,
-    progress: Progress | None = None,
+    progress: ImportProgress | None = None,
     interpolation: str = "bicubic",
     say: Callable[[str], None] | None = None,
 ) -> RecordStore:
@@ -39,7 +39,7 @@ def open_records(
     original files that are resized when read.
 
     Args:
-        config: the ``[data]`` section, with its size and way to resize settled.
+        config: the ``[data]`` section, with its size and way to resize resolved.
         progress: called during an import with (records so far, of how many or ``None``).
         interpolation: how the model expects images scaled.
         say: told what an import did not use.
@@ -52,7 +52,7 @@ def open_records(
         return shapes_store(config.records, config.stores, half=config.half)
     if config.source == "procedural":
         if config.size is None:
-            raise ValueError("the size of the images is not settled")
+            raise ValueError("the size of the images is not resolved")
         return procedural_store(config.records, config.stores, config.size, progress=progress)
     if config.source == "scenes":
         from dpfed.data.generated.scenes import scenes_store
@@ -88,7 +88,7 @@ def refuse_other_squares(store: RecordStore, resize: str, interpolation: str) ->
 def _from_path(
     config: DataConfig,
     format: str | None,
-    progress: Progress | None,
+    progress: ImportProgress | None,
     size: int | None = None,
     say: Callable[[str], None] | None = None,
 ) -> RecordStore:

@@ -1,7 +1,7 @@
 """The public records that join the groups of private ones (`dpfed.bounding.methods.public`): who meets who.
 
 Which public records join a group is a function of the key of the group's own record, and the step: no other private record has
-a part in it. Which set they are drawn from is settled before training: `dpfed.data.public_store`.
+a part in it. Which set they are drawn from is known before training: `dpfed.data.public_store`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PublicNegatives:
 
         Args:
             keys: ``(G,)`` uint64, of the record (or unit) that makes each group.
-            randomness: the owner's.
+            randomness: the workers'.
             step: training step.
 
         Returns:
@@ -74,7 +74,7 @@ class PublicNegatives:
             views: of the groups' own records, one group after the other.
             offsets: G + 1 offsets of the groups.
             keys: see `of`.
-            randomness: the owner's.
+            randomness: the workers'.
             step: training step.
             device: where the views are.
 

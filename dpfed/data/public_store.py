@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfed.data.generated.procedural import Progress, procedural_store
+from dpfed.data.generated.procedural import ImportProgress, procedural_store
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.opening import refuse_other_squares
 from dpfed.data.options import DataConfig, PublicConfig
@@ -61,13 +61,13 @@ def open_public(
     private: RecordStore,
     captions: bool,
     interpolation: str,
-    progress: Progress | None = None,
+    progress: ImportProgress | None = None,
 ) -> RecordStore:
     """Opens the public records of a run, after generating them if need be, and holds them against the private ones.
 
     Args:
         config: with an absolute path.
-        data: settled; size of the images, how they become squares, and where generated stores lie.
+        data: its defaults resolved; size of the images, how they become squares, and where generated stores lie.
         private: the open records of the run.
         captions: whether the model reads text.
         interpolation: how the model expects images scaled.
@@ -80,7 +80,7 @@ def open_public(
         store = shapes_store(config.generated, data.stores, test=0, half=config.half, seed=_SEED)
     elif config.source == "procedural":
         if data.size is None:
-            raise ValueError("the size of the images is not settled")
+            raise ValueError("the size of the images is not resolved")
         store = procedural_store(config.generated, data.stores, data.size, test=0, seed=_SEED, progress=progress)
     else:
         store = given_public(config, captions)

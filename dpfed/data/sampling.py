@@ -19,7 +19,7 @@ import numpy as np
 from dpfed.data.store.counting import no_units
 from dpfed.data.store.index import blocks
 from dpfed.data.store.records import RecordStore
-from dpfed.privacy.geometric_skips import Own
+from dpfed.privacy.geometric_skips import RowMask
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import Unit
 from dpfed.privacy.randomness import Randomness
@@ -110,18 +110,18 @@ def partition_keys(store: RecordStore, unit: Unit) -> np.ndarray:
 
 
 def participants_of(
-    plan: PrivacyPlan, randomness: Randomness, keys: np.ndarray, units: np.ndarray | None = None, own: Own | None = None
+    plan: PrivacyPlan, randomness: Randomness, keys: np.ndarray, units: np.ndarray | None = None, mask: RowMask | None = None
 ) -> Callable[[int], np.ndarray]:
     """Who takes part in a step, as a function of the step: places among some records, ascending.
 
     Args:
         plan: gives the sampler.
         randomness: the source of all draws.
-        keys: ``(n,)`` uint64 keys of the records that the owner holds, or has open.
+        keys: ``(n,)`` uint64 keys of the records that the worker holds, or has open.
         units: see `draw_step`.
-        own: which of them it holds; ``None``: all.
+        mask: which of them the worker holds; ``None``: all.
     """
-    return plan.mechanism.sampler.participants(randomness, keys if units is None else units, own)
+    return plan.mechanism.sampler.participants(randomness, keys if units is None else units, mask)
 
 
 def draw_step(
@@ -142,9 +142,9 @@ def draw_step(
         plan: gives the sampler and the caps.
         randomness: the source of all draws.
         step: training step.
-        indices: ``(n,)`` int64 indices of the records that the owner holds; ``None``: 0 .. n - 1.
+        indices: ``(n,)`` int64 indices of the records that the worker holds; ``None``: 0 .. n - 1.
         keys: ``(n,)`` uint64 keys of those records.
-        groups: among which the records choose: K_w; all K where several owners of the same records divide them.
+        groups: among which the records choose: K_w; all K where several workers on the same records divide them.
         units: ``(n,)`` uint64 keys of their units; ``None`` where each record is protected for itself.
         participants: what `participants_of` returns for them, which keeps what it drew for later steps; default: a new one.
         rank: 0 .. world_size - 1.
@@ -202,17 +202,20 @@ class PartitionRows:
     """The training records of one of several ranks, as rows of the store. Nothing is copied, and nothing is read beforehand.
 
     Args:
-        store: that the owner opened.
+        store: that the worker opened.
         keys: ``(N,)`` what decides, by row: `dpfed.data.sampling.partition_keys`.
         rank: 0 .. world_size - 1.
         world_size: how many there are.
     """
 
     def __init__(self, store: RecordStore, keys: np.ndarray, rank: int = 0, world_size: int = 1) -> None:
-        self._store, self._keys, self._rank, self._world_size = store, keys, rank, world_size
+        self._store = store
+        self._keys = keys
+        self._rank = rank
+        self._world_size = world_size
 
     def __call__(self, first: int, end: int) -> np.ndarray:
-        """Which of the rows between two are the owner's, ``(end - first,)`` bool."""
+        """Which of the rows between two are this rank's, ``(end - first,)`` bool."""
         training = self._store.index.splits[first:end] == 0
         if self._world_size == 1:
             return training

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,16 +16,14 @@ from torch import Tensor, nn
 
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ReadAhead
-from dpfed.data.views.images import ImageViews
-from dpfed.data.views.preprocessing import Preprocessing
+from dpfed.data.views.record_views import RecordViews, Tokenizer
 from dpfed.errors import UserError
 from dpfed.features.cache import Features, Shard
 from dpfed.features.towers import frozen_towers
-from dpfed.models.building import Tokenizer
 from dpfed.models.contract import method_of
 from dpfed.models.text_tower import FrozenTextTower
 from dpfed.privacy.randomness import Randomness
-from dpfed.progress import Silent, Watcher
+from dpfed.progress import Progress, Silent
 
 _VERSION = 1
 _IN_A_PASS = {"cpu": 64}  # images, or texts; elsewhere 256
@@ -34,73 +32,66 @@ _SHORTEST = 16  # tokens: texts are cut to 16, 32, 64, ... places, each by its o
 _VIEWS = Randomness.from_seed(0)
 
 
-class Sources(Protocol):
-    """What features are computed from; `dpfed.runs.assembly.Components` is one."""
-
-    @property
-    def store(self) -> RecordStore: ...  # noqa: D102
-    @property
-    def model(self) -> nn.Module: ...  # noqa: D102
-    @property
-    def views(self) -> ImageViews: ...  # noqa: D102
-    @property
-    def tokenizer(self) -> Tokenizer | None: ...  # noqa: D102
-    @property
-    def preprocessing(self) -> Preprocessing: ...  # noqa: D102
-    @property
-    def device(self) -> torch.device: ...  # noqa: D102
-
-    def read(self, indices: np.ndarray) -> Tensor: ...  # noqa: D102
-
-
-def features_of(
-    sources: Sources, rows: np.ndarray, folder: Path | None, views: int = 0, watcher: Watcher | None = None
-) -> Features:
+@dataclass(frozen=True)
+class FeatureCache:
     """Features of records, computed once and kept: what is in the folder already is not computed again.
 
-    Args:
-        sources: records, and a model whose towers are frozen.
-        rows: ``(n,)`` int64 rows of the store.
+    Attributes:
         folder: inside which they are kept, in a folder named by what they depend on; ``None``: a temporary one, which goes with
             the features.
-        views: V, random views of each image, by the record's own key: the same in every run; 0: the plain image alone.
-        watcher: sees how far it is.
-
-    Raises:
-        UserError: if a tower is trained, or its features of noise are not finite. Those of a record that are not become zeros.
+        progress: sees how far it is.
     """
-    extraction = _Extraction(sources, views)
-    temporary = None if folder is not None else tempfile.TemporaryDirectory(prefix="dpfed-features-")
-    features = Features(Path(folder or temporary.name) / extraction.key(rows), rows, temporary)  # type: ignore[union-attr]
-    advance = (watcher or Silent()).stage("features of frozen towers", len(rows))
-    was_training = sources.model.training
-    sources.model.eval()
-    try:
-        with torch.inference_mode():
-            features.complete(extraction, advance)
-    finally:
-        sources.model.train(was_training)
-    return features
+
+    folder: Path | None = None
+    progress: Progress = field(default_factory=Silent)
+
+    def features(self, model: nn.Module, views: RecordViews, store: RecordStore, rows: np.ndarray, count: int = 0) -> Features:
+        """The features of some records.
+
+        Args:
+            model: whose towers are frozen.
+            views: how records become what the model reads.
+            store: the records.
+            rows: ``(n,)`` int64 rows of the store.
+            count: V, random views of each image, by the record's own key: the same in every run; 0: the plain image alone.
+
+        Raises:
+            UserError: if a tower is trained, or its features of noise are not finite. Those of a record that are not become
+                zeros.
+        """
+        extraction = _Extraction(model, views, store, count)
+        temporary = None if self.folder is not None else tempfile.TemporaryDirectory(prefix="dpfed-features-")
+        features = Features(Path(self.folder or temporary.name) / extraction.key(rows), rows, temporary)  # type: ignore[union-attr]
+        advance = self.progress.stage("features of frozen towers", len(rows))
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.inference_mode():
+                features.complete(extraction, advance)
+        finally:
+            model.train(was_training)
+        return features
 
 
 class _Extraction:
     """Rows of a store -> a shard of features."""
 
-    def __init__(self, sources: Sources, views: int) -> None:
-        self._sources, self._views = sources, views
-        self._towers = frozen_towers(sources.model)
-        self._read = ReadAhead(sources.read)
-        self._together = _IN_A_PASS.get(sources.device.type, 256)
+    def __init__(self, model: nn.Module, views: RecordViews, store: RecordStore, count: int) -> None:
+        self._model, self._views, self._store, self._count = model, views, store, count
+        self._device = next(model.parameters()).device
+        self._towers = frozen_towers(model)
+        self._read = ReadAhead(functools.partial(views.read, store))
+        self._together = _IN_A_PASS.get(self._device.type, 256)
         self._is_checked: set[tuple[int, ...]] = set()
 
     def key(self, rows: np.ndarray) -> str:
         """Names everything that the features depend on."""
-        sources, digest = self._sources, hashlib.blake2b(digest_size=16)
-        shape = list(sources.read(rows[:1]).shape[1:]) if len(rows) else []
-        said = [_VERSION, sources.store.contents, asdict(sources.preprocessing), shape, self._views, self._towers.text_width]
-        said += [sources.views.config.model_dump(mode="json")] if self._views else []
+        views, store, digest = self._views, self._store, hashlib.blake2b(digest_size=16)
+        shape = list(views.read(store, rows[:1]).shape[1:]) if len(rows) else []
+        said = [_VERSION, store.contents, asdict(views.preprocessing), shape, self._count, self._towers.text_width]
+        said += [views.images.config.model_dump(mode="json")] if self._count else []
         digest.update(json.dumps(said, sort_keys=True).encode())
-        digest.update(np.ascontiguousarray(sources.store.keys[rows]).tobytes())
+        digest.update(np.ascontiguousarray(store.keys[rows]).tobytes())
         for tower in (self._towers.image, self._towers.text):
             for name, tensor in tower.state_dict().items() if tower is not None else ():
                 digest.update(name.encode())
@@ -121,30 +112,30 @@ class _Extraction:
             parts.append(self._of_images(own))
             progress(sum(map(len, parts)))
         image = torch.cat(parts)
-        if self._towers.text is None or self._sources.tokenizer is None:
+        if self._towers.text is None or self._views.tokenizer is None:
             return Shard(image)
-        captions = self._sources.store.captions(rows)
+        captions = self._store.captions(rows)
         counts = torch.tensor([len(own) for own in captions])
         each = [text for own in captions for text in own]
         number = {text: index for index, text in enumerate(dict.fromkeys(each))}  # equal captions are embedded once
-        text = self._of_texts(list(number), self._sources.tokenizer)[[number[text] for text in each]]
+        text = self._of_texts(list(number), self._views.tokenizer)[[number[text] for text in each]]
         return Shard(image, text, torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]))
 
     def _of_images(self, rows: np.ndarray) -> Tensor:
         """``(b, max(V, 1), F)`` float32 on the CPU."""
-        sources, device = self._sources, self._sources.device
-        images, embed = self._read(rows).to(device), method_of(sources.model, "features")
-        if self._views:
-            shape = (len(rows), self._views, sources.views.columns)
-            drawn = _VIEWS.per_record("views", 0, sources.store.keys[rows], shape[1] * shape[2]).astype(np.float32)
-            views = sources.views(images, torch.from_numpy(drawn).view(shape).to(device))
+        of_images, device = self._views.images, self._device
+        images, embed = self._read(rows).to(device), method_of(self._model, "features")
+        if self._count:
+            shape = (len(rows), self._count, of_images.columns)
+            drawn = _VIEWS.per_record("views", 0, self._store.keys[rows], shape[1] * shape[2]).astype(np.float32)
+            views = of_images(images, torch.from_numpy(drawn).view(shape).to(device))
         else:
-            views = sources.views.plain(images)[:, None]
+            views = of_images.plain(images)[:, None]
         return torch.stack([self._in_passes(embed, views[:, v]) for v in range(views.shape[1])], 1)
 
     def _of_texts(self, texts: list[str], tokenizer: Tokenizer) -> Tensor:
         """``(k, F_t)`` float32 on the CPU."""
-        tokens, embed = tokenizer(texts), method_of(self._sources.model, "text_features")
+        tokens, embed = tokenizer(texts), method_of(self._model, "text_features")
         lengths, tower = torch.full((len(tokens),), tokens.shape[1]), self._towers.text
         if isinstance(tower, FrozenTextTower):  # cut by the text's own length, so each is a function of that text
             last = ((tokens != tower.spec.padding) * torch.arange(1, tokens.shape[1] + 1)).amax(1)
@@ -153,7 +144,7 @@ class _Extraction:
         result = torch.empty(len(tokens), self._towers.text_width)
         for length in lengths.unique().tolist():
             chosen = torch.nonzero(lengths == length)[:, 0]
-            result[chosen] = self._in_passes(embed, tokens[chosen, :length].to(self._sources.device))
+            result[chosen] = self._in_passes(embed, tokens[chosen, :length].to(self._device))
         return result
 
     def _in_passes(self, embed: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
@@ -182,7 +173,7 @@ class _Extraction:
         if like.is_floating_point():
             noise = torch.randn(shape, generator=generator)
         else:
-            noise = torch.randint(1, self._sources.tokenizer.vocabulary, shape, generator=generator)  # type: ignore[union-attr]
+            noise = torch.randint(1, self._views.tokenizer.vocabulary, shape, generator=generator)  # type: ignore[union-attr]
         noise = noise.to(like)
         found, half = embed(noise), self._together // 2
         if not bool(found.isfinite().all()):

@@ -44,3 +44,31 @@ class CachedViews(ViewMaker):
             return super()._texts(tokenizer, indices, randomness, step)
         choice = randomness.per_record("caption", step, self._store.keys[indices], 1)[:, 0]
         return self._features.texts(self._features.positions(indices), choice)[:, None]
+
+
+class FeatureViews(ViewMaker):
+    """Features of frozen towers, in the place of views.
+
+    Args:
+        features: of the records, which were computed once.
+        views: V, of each image.
+        texts: whether there are features of captions.
+    """
+
+    def __init__(self, features: Features, views: int, texts: bool) -> None:
+        self._features, self._each, self._captioned = features, np.arange(views), texts
+
+    def prefetch(self, batches: Iterable[np.ndarray], device: torch.device) -> None:
+        """See `ViewMaker.prefetch`: nothing is read ahead, for features are mapped."""
+
+    def __call__(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
+        """All features of some records, the same in each step.
+
+        Returns:
+            ``{"image": (n, V, F)[, "text": (n, 1, F_t)]}``; text is the mean of a record's captions.
+        """
+        places = self._features.positions(indices)
+        found = {"image": self._features.images(places, np.tile(self._each, (len(places), 1)))}
+        if self._captioned:
+            found["text"] = self._features.text_means(places)[:, None]
+        return {side: own.to(device) for side, own in found.items()}

@@ -26,20 +26,20 @@ from dpfed.federation.site.worker import SiteWorker
 from dpfed.files.reading import read_text
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
-from dpfed.progress import Silent, Watcher, import_progress
+from dpfed.progress import Progress, Silent, import_progress
 from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.journal import ArrivalLog, Journal
 from dpfed.protocol.messages import Packet
 from dpfed.protocol.terms import Terms
-from dpfed.runs.assembly import Partition
 from dpfed.runs.job import Job, create_job, resume_job, secret_of
 from dpfed.runs.preflight import Preflight, guarded
 from dpfed.runs.pretraining import resume as resume_alone
 from dpfed.runs.records import records_of
-from dpfed.runs.resolution import settle
 from dpfed.runs.running import run_job
+from dpfed.runs.settling import resolve_defaults
 from dpfed.runs.starts import starting_weights
+from dpfed.training.trainer import Partition
 
 
 class InProcessChannel:
@@ -63,7 +63,7 @@ class InProcessChannel:
 
 
 def simulate(
-    config: Config, folder: str | Path, simulation: Simulation, watcher: Watcher | None = None, resume: bool = False
+    config: Config, folder: str | Path, simulation: Simulation, progress: Progress | None = None, resume: bool = False
 ) -> RunDirectory:
     """Trains an encoder with simulated sites into a new run directory.
 
@@ -71,45 +71,45 @@ def simulate(
         config: what to do.
         folder: must not be in use, but by this very run if `resume`.
         simulation: with which sites.
-        watcher: sees the stages.
+        progress: sees the stages.
         resume: continue if the run is there already.
 
     Raises:
         UserError: before anything is written, for whatever can be known to be wrong by then.
     """
-    watcher = watcher or Silent()
-    return run_simulation(Preflight.of(config, folder, simulation.sites, watcher, resume), simulation, watcher)
+    progress = progress or Silent()
+    return run_simulation(Preflight.of(config, folder, simulation.sites, progress, resume), simulation, progress)
 
 
-def run_simulation(preflight: Preflight, simulation: Simulation, watcher: Watcher) -> RunDirectory:
+def run_simulation(preflight: Preflight, simulation: Simulation, progress: Progress) -> RunDirectory:
     """Begins the run of a preflight with simulated sites, or resumes the one that is there.
 
     Args:
         preflight: of the run.
         simulation: with which sites.
-        watcher: sees the stages.
+        progress: sees the stages.
 
     Raises:
         UserError: see `simulate`.
     """
     if preflight.there:
         run = RunDirectory.open(preflight.folder)
-        run.refuse_another(settle(preflight.config))
-        return resume_simulation(run, watcher, simulation)
+        run.refuse_another(resolve_defaults(preflight.config))
+        return resume_simulation(run, progress, simulation)
     simulation.refuse(preflight.config)
-    config, randomness = settle(preflight.config), secret_of(preflight.config)
+    config, randomness = resolve_defaults(preflight.config), secret_of(preflight.config)
     starting_weights(config)  # before records are read
-    terms = _agreed(config, simulation, _identities(randomness, simulation.sites), watcher)
+    terms = _agreed(config, simulation, _identities(randomness, simulation.sites), progress)
     files = {RunDirectory.SIMULATION: simulation.model_dump_json() + "\n"}
-    job = create_job(dataclasses.replace(preflight, config=config), watcher, randomness, terms, files)
+    job = create_job(dataclasses.replace(preflight, config=config), progress, randomness, terms, files)
     with job.run.locked():
-        return run_job(job, watcher, lambda job: _connect(job, simulation, watcher))
+        return run_job(job, progress, lambda job: _connect(job, simulation, progress))
 
 
-def _agreed(config: Config, simulation: Simulation, parties: list[Identity], watcher: Watcher) -> Terms:
-    """Terms for the sites that the records of a settled configuration are divided among."""
-    watcher.note("opening the records, and dividing them among the sites")
-    store = records_of(config, guarded(import_progress(watcher), config), say=watcher.note)
+def _agreed(config: Config, simulation: Simulation, parties: list[Identity], progress: Progress) -> Terms:
+    """Terms for the sites that the records of a resolved configuration are divided among."""
+    progress.note("opening the records, and dividing them among the sites")
+    store = records_of(config, guarded(import_progress(progress), config), say=progress.note)
     indices, units = _divided(store, simulation), unit_keys(store, config.privacy.unit)
     cards = [
         SiteCard(
@@ -126,22 +126,22 @@ def _agreed(config: Config, simulation: Simulation, parties: list[Identity], wat
     return Terms.agree(config, cards, parties[0].signing_key, **options)
 
 
-def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
+def resume(folder: str | Path, progress: Progress | None = None) -> RunDirectory:
     """Resumes a run that was interrupted, of one process or of a simulated federation; a finished run is returned as it is.
 
     Raises:
         UserError: if the run, its ledger or its checkpoint is damaged, or another process holds it.
     """
     run = RunDirectory.open(folder)
-    return resume_simulation(run, watcher or Silent()) if run.simulation.is_file() else resume_alone(run.path, watcher)
+    return resume_simulation(run, progress or Silent()) if run.simulation.is_file() else resume_alone(run.path, progress)
 
 
-def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation | None = None) -> RunDirectory:
+def resume_simulation(run: RunDirectory, progress: Progress, expected: Simulation | None = None) -> RunDirectory:
     """Resumes a simulated federation.
 
     Args:
         run: not locked.
-        watcher: sees the stages.
+        progress: sees the stages.
         expected: the simulation that it should be; ``None``: whatever it is.
 
     Raises:
@@ -165,11 +165,11 @@ def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation 
         if run.finished:
             run.delete_secrets()
             return run
-        job = resume_job(run, watcher, terms=Terms.load(run.terms))
-        return run_job(job, watcher, lambda job: _connect(job, simulation, watcher))
+        job = resume_job(run, progress, terms=Terms.load(run.terms))
+        return run_job(job, progress, lambda job: _connect(job, simulation, progress))
 
 
-def _connect(job: Job, simulation: Simulation, watcher: Watcher) -> Federation:
+def _connect(job: Job, simulation: Simulation, progress: Progress) -> Federation:
     parts, terms, run = job.parts, job.parts.terms, job.run
     assert terms is not None  # `create_job` and `resume_job` were given some
     coordinator, *parties = _identities(job.randomness, simulation.sites)
@@ -178,14 +178,14 @@ def _connect(job: Job, simulation: Simulation, watcher: Watcher) -> Federation:
     for number, indices in enumerate(_divided(parts.store, simulation)):
         path, model = run.sites / f"site-{number}.jsonl", copy.deepcopy(parts.model)
         partition = Partition(number, indices, terms.sites[number].groups)
-        worker = parts.worker(job.randomness.for_ranks(), model, partition=partition)
+        worker = parts.trainer.worker(job.randomness.for_ranks(), partition, model)
         ledger = Ledger.open(path) if path.exists() else Ledger.create(path, parts.plan)
         ledger.require_current()
         shares = Randomness(job.randomness.key("shares", number))
-        sites[f"site-{number}"] = SiteWorker(terms, parties[number], worker, model, ledger, shares, watcher.note)
+        sites[f"site-{number}"] = SiteWorker(terms, parties[number], worker, model, ledger, shares, progress.note)
     channel, journal, paid = InProcessChannel(sites), Journal(run.journal), Ledger.open(run.ledger)
     arrival_log = ArrivalLog(run.arrival_log)
-    return Federation(terms, coordinator, channel, parts.model, journal, paid, watcher.note, arrival_log=arrival_log)
+    return Federation(terms, coordinator, channel, parts.model, journal, paid, progress.note, arrival_log=arrival_log)
 
 
 def _divided(store: RecordStore, simulation: Simulation) -> list[np.ndarray]:

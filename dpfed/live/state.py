@@ -17,8 +17,9 @@ from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.reading import read_text
 from dpfed.live.rounds import SiteRow, sites_of
+from dpfed.privacy.epsilon_curve import planned_curve, spent_curve
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.phase import MetricsWindow, planned_curve, spent_curve
+from dpfed.privacy.metrics_window import MetricsWindow
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import meaning, round_up
 from dpfed.protocol.journal import Step, read_arrival_log

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dpfed.data.decoding import BrokenImage, decode, square
+from dpfed.data.decoding import BrokenImage, decode
+from dpfed.data.resizing import square
 from dpfed.data.store.record import is_text
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError

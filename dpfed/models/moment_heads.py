@@ -16,7 +16,10 @@ from torch import Tensor
 from dpfed.models.moment_layout import MomentLayout, Moments
 
 # The ridge: of an average eigenvalue where there is no noise (aligned towers have more to lose), and over the noise.
-_RIDGE, _RIDGE_OF_ALIGNED, _RIDGE_OF_NOISE, _HIDDEN = 0.15, 1.0, 6.0, 10.0
+_RIDGE = 0.15
+_RIDGE_OF_ALIGNED = 1.0
+_RIDGE_OF_NOISE = 6.0
+_HIDDEN = 10.0
 _POWER = 0.5  # of the singular values: their score is worth trusting, and not all of it
 _LEAST_ALIKE, _ALIKE = 0.05, 5.0
 _DEVIATIONS = 3.0  # by which a noisy mean must be longer than noise alone

@@ -34,8 +34,8 @@ class Trained:
 
     @property
     def bytes_per_aggregate(self) -> int:
-        """Size of the clipped sum of one step, float32: what travels between owners and coordinator."""
-        return 4 * self.trainable
+        """Size of the clipped sum of one step, int64: what travels between workers and coordinator."""
+        return 8 * self.trainable
 
     def __str__(self) -> str:
         part = f"all {self.total:,}" if self.trainable == self.total else f"{self.trainable:,} of {self.total:,}"

@@ -20,7 +20,10 @@ from dpfed.models.blueprints import LOCAL_DIR, quiet
 from dpfed.models.options import SENTENCES
 from dpfed.models.weight_files import not_fetched, words
 
-CONFIG, WEIGHTS, MODULES, LENGTH = "config.json", "model.safetensors", "modules.json", "sentence_bert_config.json"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+MODULES = "modules.json"
+LENGTH = "sentence_bert_config.json"
 POOLING = "1_Pooling/config.json"
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 _FETCHED = ["*.json", "*.txt", "*.model", WEIGHTS, "1_Pooling/*.json"]

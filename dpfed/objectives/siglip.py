@@ -96,9 +96,15 @@ def group_loss(
     images = embeddings["image"]
     if "text" in embeddings:
         texts = embeddings["text"]
-        first, second, more_first, more_second = images[:, 0], texts[:, 0], images[:, 1:], texts[:, 1:]
+        first = images[:, 0]
+        second = texts[:, 0]
+        more_first = images[:, 1:]
+        more_second = texts[:, 1:]
     else:
-        first, second, more_first, more_second = images[:, 0], images[:, 1], images[:, 2:], images[:, 2:]
+        first = images[:, 0]
+        second = images[:, 1]
+        more_first = images[:, 2:]
+        more_second = images[:, 2:]
     positives = -logsigmoid((first * second).sum(dim=1) / temperature + bias)
     attraction = torch.where(present if counted is None else counted, positives, 0.0).sum()
     candidates = torch.cat([second[:, None], more_second], dim=1)

@@ -18,9 +18,9 @@ from dpfed.planning.plan_grid import Row, finite, grid
 from dpfed.planning.proxy import Proxy
 from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.progress import Silent, Watcher
+from dpfed.progress import Progress, Silent
 from dpfed.runs.memory import memory_of, needs_of
-from dpfed.runs.resolution import settle
+from dpfed.runs.settling import resolve_defaults
 from dpfed.runs.starts import starting_weights
 
 ENOUGH, SOME = 20.0, 8.0  # of a reach, see docs/recipes.md
@@ -92,22 +92,22 @@ class Forecast:
         }
 
 
-def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, watcher: Watcher | None = None) -> Forecast:
+def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, progress: Progress | None = None) -> Forecast:
     """Measures gradients on public records, and predicts the private run.
 
     Args:
         config: of the private run.
         plan: of the private run (`dpfed.planning.proxy.declared_plan`).
         stand: the public records (`dpfed.planning.proxy.chosen`).
-        watcher: learns what is done.
+        progress: learns what is done.
 
     Raises:
         UserError: whatever `assemble` refuses.
     """
-    watcher = watcher or Silent()
+    progress = progress or Silent()
     config, remarks = _with_a_start(config)
-    watcher.note(f"opening {stand.title}")
-    simulated = SimulatedRun.of(config, plan, stand, stand.at_most(_RECORDS), watcher)
+    progress.note(f"opening {stand.title}")
+    simulated = SimulatedRun.of(config, plan, stand, stand.at_most(_RECORDS), progress)
     parts = simulated.parts
     if plan.promise.unit == "user" and parts.plan.promise.unit == "record":
         remarks.append(f"{stand.title} name no units: each of their records counts as its own unit")
@@ -115,11 +115,11 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, watcher: Watcher |
     others = () if plan.bounding.method.public_records else (own // 2, 2 * own)
     sizes = [own, *(size for size in others if 2 <= size <= most)]
     budget = _BUDGET / len(sizes)
-    watcher.note(f"measuring gradients of groups of {', '.join(map(str, sizes))}")
+    progress.note(f"measuring gradients of groups of {', '.join(map(str, sizes))}")
     signals = {size: measured(simulated, plan.replace(group_size=size), budget) for size in sizes}
     signal = signals[plan.bounding.group_size]
     rows = [Row.of("as configured", plan, signal)]
-    watcher.note("accounting for other batches, steps and epsilons")
+    progress.note("accounting for other batches, steps and epsilons")
     epsilon = plan.epsilon()
     rows += grid(plan, signals, config.optimizer.warmup, epsilon, rows[0].seconds)
     if signal.error > 0.3:
@@ -133,7 +133,7 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, watcher: Watcher |
         measured_on=f"{signal.groups} groups of {stand.title}",
         records_needed=_records_needed(rows[0]),
         memory=_memory(parts.config),
-        memory_there=memory_of(parts.device),
+        memory_there=memory_of(parts.trainer.device),
         remarks=remarks,
     )
 
@@ -143,7 +143,7 @@ def _with_a_start(config: Config) -> tuple[Config, list[str]]:
     if config.model.start != PROCEDURAL:
         return config, []
     try:
-        starting_weights(settle(config))
+        starting_weights(resolve_defaults(config))
     except MissingStart:
         model = config.model.model_copy(update={"start": None})
         remark = (

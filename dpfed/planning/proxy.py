@@ -16,7 +16,7 @@ from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError
 from dpfed.paths import local_path
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.progress import Watcher
+from dpfed.progress import Progress
 from dpfed.runs.preflight import refuse_impossible
 
 PROCEDURAL, SHAPES = "procedural", "shapes"
@@ -49,13 +49,13 @@ class Proxy:
         return wanted if self.count is None else min(wanted, self.count)
 
 
-def declared_plan(config: Config, records: int | None, watcher: Watcher) -> PrivacyPlan:
+def declared_plan(config: Config, records: int | None, progress: Progress) -> PrivacyPlan:
     """The plan of a private run, from the number of its records alone.
 
     Args:
         config: of the private run.
         records: N, where the user says it; default: what the configuration or the store says.
-        watcher: learns what takes seconds.
+        progress: learns what takes seconds.
 
     Raises:
         UserError: for an impossible plan, a number that nobody knows yet, or a method without groups or without noise.
@@ -80,7 +80,7 @@ def declared_plan(config: Config, records: int | None, watcher: Watcher) -> Priv
             "public number, with --records N. [forecast-plan-records]"
         )
     sketch_of(config, records)
-    watcher.note(f"accounting for {records:,} records")
+    progress.note(f"accounting for {records:,} records")
     plan = plan_of(records, config)
     plan.require_finite()
     return plan

@@ -30,12 +30,12 @@ from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.progress import Silent, Watcher, duration
+from dpfed.progress import Progress, Silent, duration
 from dpfed.report.results import Result, headlines, results_of, shown, tied
-from dpfed.runs.resolution import settle
+from dpfed.runs.settling import resolve_defaults
 from dpfed.runs.starts import starting_weights
+from dpfed.training.loop import train
 from dpfed.training.post_processing import averaged_weights
-from dpfed.training.trainer import train
 from dpfed.training.worker import Worker
 
 RESULTS = "rehearsal.jsonl"
@@ -146,7 +146,7 @@ def rehearse(
     folder: str | Path,
     records: int | None = None,
     most: int = 5_000,
-    watcher: Watcher | None = None,
+    progress: Progress | None = None,
 ) -> Rehearsal:
     """Trains on public records as the private run will, with several settings, and writes the best configuration.
 
@@ -158,14 +158,14 @@ def rehearse(
         folder: for results and the configuration.
         records: N, where the user says it.
         most: at most so many public records are trained on.
-        watcher: sees the stages.
+        progress: sees the stages.
 
     Raises:
         UserError: for a plan that cannot be, public records that are too few or cannot be measured.
     """
-    watcher, folder = watcher or Silent(), Path(folder)
+    progress, folder = progress or Silent(), Path(folder)
     tried: list[Rehearsed] = []
-    starting_weights(settle(config))  # before anything that takes seconds
+    starting_weights(resolve_defaults(config))  # before anything that takes seconds
     kept, engines = _Kept(folder), dict[int, str]()
     total = 1 + len(_FACTORS) + sum(map(len, _others(config).values()))
 
@@ -175,8 +175,8 @@ def rehearse(
         key = _key(changed, plan, stand, most)
         found = kept.get(key)
         if found is None:
-            watcher.note(f"{len(tried) + 1} of {total}: {name}{_time_left(tried, total)}")
-            found = _trained(name, changes, changed, plan, stand, most, watcher, engines)
+            progress.note(f"{len(tried) + 1} of {total}: {name}{_time_left(tried, total)}")
+            found = _trained(name, changes, changed, plan, stand, most, progress, engines)
             kept.keep(key, found)
         tried.append(found)
 
@@ -198,7 +198,7 @@ def _trained(
     plan: PrivacyPlan,
     stand: Proxy,
     most: int,
-    watcher: Watcher,
+    progress: Progress,
     engines: dict[int, str],
 ) -> Rehearsed:
     """Trains and measures one configuration on the public records; `engines`: the fastest by group size, as far as known."""
@@ -212,24 +212,24 @@ def _trained(
         )
     started = time.perf_counter()
     config = _changed(config, {"bounding.engine": engines.get(size, config.bounding.engine)})
-    simulated = SimulatedRun.of(config, plan, stand, count, watcher, measured=True)
+    simulated = SimulatedRun.of(config, plan, stand, count, progress, measured=True)
     engines[size] = simulated.parts.config.bounding.engine
     parts, groups = simulated.parts, plan.groups * simulated.protected / plan.sampling.records
     if groups < ENOUGH_GROUPS:
-        watcher.note(f"{groups:.0f} groups a step are few: results vary more than with the private run's {plan.groups:,}")
-    before = parts.evaluate("untrained", 0)
+        progress.note(f"{groups:.0f} groups a step are few: results vary more than with the private run's {plan.groups:,}")
+    before = parts.evaluator(parts.model, "untrained", 0)
     whole = max(1, round(groups))
     randomness = Randomness.from_seed(1)
     worker = simulated.worker(parts.plan, randomness, whole)
     # Where records make groups of their own, the number of groups goes by the records; otherwise they are shared out.
     share = groups if plan.bounding.method.public_records else whole
-    advance = watcher.stage(f"{name}: steps", plan.steps)
+    advance = progress.stage(f"{name}: steps", plan.steps)
     with tempfile.TemporaryDirectory() as temporary:  # a ledger of no privacy: nothing private was read
-        coordinator = parts.coordinator(randomness, Ledger.create(Path(temporary) / "ledger.jsonl", parts.plan))
+        coordinator = parts.trainer.coordinator(randomness, Ledger.create(Path(temporary) / "ledger.jsonl", parts.plan))
         train(ScaledUp(worker, plan, share), coordinator, range(plan.steps), advance=advance)
         with averaged_weights(parts.model, coordinator.post_processors):
-            after = [figure.compared(before) for figure in parts.evaluate("trained", plan.steps)]
-    watcher.evaluated(after)
+            after = [figure.compared(before) for figure in parts.evaluator(parts.model, "trained", plan.steps)]
+    progress.on_evaluation(after)
     figures = json.loads(json.dumps([figure.facts() for figure in (*before, *after)]))  # as the file will give them back
     seconds = time.perf_counter() - started
     return Rehearsed(name, changes, plan.noise.multiplier, whole, figures, seconds)

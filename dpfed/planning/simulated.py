@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
 from dpfed.config import Config, DataConfig, EvaluationConfig
-from dpfed.config.configuration import ResolvedConfig
 from dpfed.data.generated.procedural import procedural_store
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.sampling import unit_keys
@@ -18,9 +16,10 @@ from dpfed.evaluation.tasks import tasks_of
 from dpfed.planning.proxy import SHAPES, Proxy
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.progress import Silent, Watcher, import_progress
-from dpfed.runs.assembly import Components, Partition, assemble
-from dpfed.runs.resolution import resolve
+from dpfed.progress import Progress, import_progress
+from dpfed.runs.build import Parts, build
+from dpfed.runs.settling import resolve_defaults
+from dpfed.training.trainer import Partition
 from dpfed.training.worker import Worker
 
 _SEED = 2**32 - 3  # of generated records: others than those that a run, or its public set, is made of
@@ -36,12 +35,12 @@ class SimulatedRun:
         indices: ``(n,)`` of that store, the records that stand in.
     """
 
-    parts: Components
+    parts: Parts
     indices: np.ndarray
 
     @classmethod
     def of(
-        cls, config: Config, plan: PrivacyPlan, stand: Proxy, records: int, watcher: Watcher, measured: bool = False
+        cls, config: Config, plan: PrivacyPlan, stand: Proxy, records: int, progress: Progress, measured: bool = False
     ) -> SimulatedRun:
         """Opens the public records and assembles the run over them.
 
@@ -50,19 +49,19 @@ class SimulatedRun:
             plan: of the private run.
             stand: the public records.
             records: at most so many stand in.
-            watcher: learns what is done.
+            progress: learns what is done.
             measured: the model is to be measured on held-out public records, as far as these allow it.
 
         Raises:
-            UserError: whatever `assemble` refuses; for records that a model cannot be measured on.
+            UserError: whatever `build` refuses; for records that a model cannot be measured on.
         """
-        config = resolve(config, watcher)
-        assert config.data.size is not None  # settled
-        store = _opened(stand, records, config.data.stores, config.data.size, watcher)
+        config = resolve_defaults(config)
+        assert config.data.size is not None  # resolved
+        store = _opened(stand, records, config.data.stores, config.data.size, progress)
         if plan.promise.unit == "user" and store.units is None:  # each public record counts as a unit of its own
             plan = plan.replace(unit="record", per_unit=1)
         config = _over(config, store, plan, measured)
-        parts = assemble(config, Randomness.from_seed(0), Silent(), plan=plan)
+        parts = build(config, Randomness.from_seed(0), progress, plan=plan)
         return cls(parts, np.sort(store.smallest(store.within("train"), records)))
 
     @property
@@ -79,21 +78,21 @@ class SimulatedRun:
             randomness: of its draws.
             groups: how many of the plan's K groups are its own.
         """
-        parts = dataclasses.replace(self.parts, plan=plan)
-        return parts.worker(randomness.for_ranks(), partition=Partition(0, self.indices, groups))
+        trainer = self.parts.trainer.replace(plan=plan)
+        return trainer.worker(randomness.for_ranks(), Partition(0, self.indices, groups))
 
 
-def _opened(stand: Proxy, records: int, stores: str, size: int, watcher: Watcher) -> RecordStore:
+def _opened(stand: Proxy, records: int, stores: str, size: int, progress: Progress) -> RecordStore:
     """The store of the records that stand in, generated if need be."""
     if stand.path is not None:
         return RecordStore.open(stand.path)
     if stand.source == SHAPES:
         return shapes_store(records, stores, test=_HELD_OUT, seed=_SEED)
-    progress = import_progress(watcher, "procedural images")
-    return procedural_store(records, stores, size, test=_HELD_OUT, seed=_SEED, progress=progress)
+    generating = import_progress(progress, "procedural images")
+    return procedural_store(records, stores, size, test=_HELD_OUT, seed=_SEED, progress=generating)
 
 
-def _over(config: ResolvedConfig, store: RecordStore, plan: PrivacyPlan, measured: bool) -> ResolvedConfig:
+def _over(config: Config, store: RecordStore, plan: PrivacyPlan, measured: bool) -> Config:
     """The configuration of the same run over other records."""
     data = DataConfig(source="store", path=str(store.path), size=config.data.size, resize=config.data.resize)
     privacy = config.privacy.model_copy(update={"unit": plan.promise.unit, "per_unit": plan.sampling.per_unit})
@@ -102,7 +101,7 @@ def _over(config: ResolvedConfig, store: RecordStore, plan: PrivacyPlan, measure
     return over.model_copy(update={"evaluation": evaluation})
 
 
-def _measures(config: ResolvedConfig, store: RecordStore) -> EvaluationConfig:
+def _measures(config: Config, store: RecordStore) -> EvaluationConfig:
     """What can be measured on the held-out public records: what the configuration names, or else all that is possible."""
     splits = [split for split in (config.evaluation.split, "test", "validation") if split != "none"]
     split = next((split for split in splits if len(store.split(split))), None)

@@ -99,14 +99,14 @@ def _interval(noise_multiplier: float, sampling_rate: float, steps: int, wanted:
     Raises:
         Unresolved: if none will do.
     """
-    found = fitting_interval(noise_multiplier, sampling_rate, steps, wanted, points)
-    if found is None:
+    interval = fitting_interval(noise_multiplier, sampling_rate, steps, wanted, points)
+    if interval is None:
         raise Unresolved(
             f"PLD accounting of {steps:,} steps at noise multiplier {noise_multiplier:.4g} and sampling rate "
             f"{sampling_rate:.3g} takes too long, more than a grid of {points:,} points: set privacy.accountant = 'rdp', or "
             "take more noise or fewer steps. [epsilon-pld-long]"
         )
-    return found
+    return interval
 
 
 def epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Accountant = "pld") -> float:
@@ -192,12 +192,12 @@ def _multiplier(target: float, draft: Mechanism, steps: int, delta: float, accou
     if epsilon(_with(draft, MOST_NOISE), steps, delta, "rdp") > target:
         raise too_strict
     try:
-        found = _search(target, draft, steps, delta, "rdp", _FINE, (LEAST_NOISE, 1.0))
+        multiplier = _search(target, draft, steps, delta, "rdp", _FINE, (LEAST_NOISE, 1.0))
     except (NoBracketIntervalFoundError, OverflowError) as error:
         raise too_strict from error
     if accountant == "pld":
-        found = _by_pld(target, draft, steps, delta, found, numbers)
-    ticks = math.ceil(found / _GRID)
+        multiplier = _by_pld(target, draft, steps, delta, multiplier, numbers)
+    ticks = math.ceil(multiplier / _GRID)
     for tick in range(ticks, ticks + _MOST_TICKS):
         if tick * _GRID > MOST_NOISE:
             raise too_strict
@@ -225,12 +225,12 @@ def _by_pld(target: float, draft: Mechanism, steps: int, delta: float, by_rdp: f
             raise _too_generous(target, spent, numbers)
         lower = max(LEAST_NOISE, 0.5 * lower)
     try:
-        found = _search(target, draft, steps, delta, "pld", interval, (lower, max(0.95 * by_rdp, lower)))
+        multiplier = _search(target, draft, steps, delta, "pld", interval, (lower, max(0.95 * by_rdp, lower)))
     except (NoBracketIntervalFoundError, OverflowError) as error:
         raise _too_coarse(target, numbers) from error
-    if found > by_rdp + _GRID:
+    if multiplier > by_rdp + _GRID:
         raise _too_coarse(target, numbers)
-    return found
+    return multiplier
 
 
 def _too_coarse(target: float, numbers: str) -> Unresolved:

@@ -156,8 +156,8 @@ def noisy_blocks(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[by
         for first in range(0, whole, _TOGETHER):
             place = slice(blocks.length * first, blocks.length * min(first + _TOGETHER, whole))
             some = values[place].view(-1, blocks.length)
-            own = [Randomness(key).stream_key(PURPOSE, step, 0, context) for key in keys[first : first + len(some)]]
-            noisy[place] = in_floats(noise.steps_of(some, words(own, blocks.length, values.device)), noise).view(-1)
+            streams = [Randomness(key).stream_key(PURPOSE, step, 0, context) for key in keys[first : first + len(some)]]
+            noisy[place] = in_floats(noise.steps_of(some, words(streams, blocks.length, values.device)), noise).view(-1)
 
     def make(block: Tensor, out: Tensor, key: bytes) -> None:
         out.copy_(in_floats(noise.steps(block, Randomness(key), PURPOSE, step, 0, context), noise))
@@ -203,7 +203,7 @@ def _beside(work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
         return [work(*row) for row in rows]
     parts = [rows[first : first + each] for first in range(0, len(rows), each)]
     done = _threads().map(lambda part: [work(*row) for row in part], parts)
-    return [found for part in done for found in part]
+    return [digest for part in done for digest in part]
 
 
 @functools.cache

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dpfed.privacy.randomness import Randomness
 
 # Which of the keys between two places take part at all, as ``(end - first,)`` bool.
-Own = Callable[[int, int], np.ndarray]
+RowMask = Callable[[int, int], np.ndarray]
 
 LONGEST = 1 << 16  # steps of a block: their numbers fit into 16 bits
 _AT_ONCE = 1 << 20  # records whose gaps are drawn at a time, a power of 2: bounds the workspace to about 100 MB
@@ -51,13 +51,17 @@ class GeometricSkips:
     Args:
         rate: q, below 1.
         length: L.
-        randomness: the owner's secret.
+        randomness: the workers' secret.
         keys: ``(n,)`` uint64 keys of the records (or units). A million of them are read at a time.
-        own: which of them take part at all; ``None``: all.
+        mask: which of them take part at all; ``None``: all.
     """
 
-    def __init__(self, rate: float, length: int, randomness: Randomness, keys: np.ndarray, own: Own | None = None) -> None:
-        self._rate, self._length, self._randomness, self._keys, self._own = rate, length, randomness, keys, own
+    def __init__(self, rate: float, length: int, randomness: Randomness, keys: np.ndarray, mask: RowMask | None = None) -> None:
+        self._rate = rate
+        self._length = length
+        self._randomness = randomness
+        self._keys = keys
+        self._mask = mask
         self._block = -1
         self._parts: list[tuple[int, np.ndarray, np.ndarray]] = []  # (first record, places after it by step, where steps begin)
 
@@ -75,14 +79,14 @@ class GeometricSkips:
             self._parts = []  # before the next ones are made: never two blocks at a time
             self._parts = [self._drawn(first, block) for first in range(0, len(self._keys), _AT_ONCE)]
             self._block = block
-        found = [places[starts[within] : starts[within + 1]].astype(np.int64) + first for first, places, starts in self._parts]
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+        drawn = [places[starts[within] : starts[within + 1]].astype(np.int64) + first for first, places, starts in self._parts]
+        return np.concatenate(drawn) if drawn else np.zeros(0, np.int64)
 
     def _drawn(self, first: int, block: int) -> tuple[int, np.ndarray, np.ndarray]:
         """All draws of some records in a block, by step."""
         thresholds, leading = gap_thresholds(self._rate, self._length), gaps_by_leading_bits(self._rate, self._length)
         keys = self._keys[first : first + _AT_ONCE]
-        places = np.arange(len(keys)) if self._own is None else np.flatnonzero(self._own(first, first + len(keys)))
+        places = np.arange(len(keys)) if self._mask is None else np.flatnonzero(self._mask(first, first + len(keys)))
         next_step, number, drawn = np.zeros(len(places), np.int64), 0, []
         while len(places):
             pairs = self._randomness.words("gaps", block, keys[places], number)
@@ -108,10 +112,10 @@ def _gaps(words: np.ndarray, thresholds: np.ndarray, leading: np.ndarray) -> np.
         thresholds: see `gap_thresholds`.
         leading: what the leading bits of a word say, see `gaps_by_leading_bits`.
     """
-    found = leading[(words >> np.uint64(64 - (len(leading).bit_length() - 1))).astype(np.int64)]
-    left_open = np.flatnonzero(found < 0)
-    found[left_open] = np.searchsorted(thresholds, words[left_open], side="right")
-    return found
+    gaps = leading[(words >> np.uint64(64 - (len(leading).bit_length() - 1))).astype(np.int64)]
+    left_open = np.flatnonzero(gaps < 0)
+    gaps[left_open] = np.searchsorted(thresholds, words[left_open], side="right")
+    return gaps
 
 
 @functools.lru_cache(maxsize=4)

@@ -1,7 +1,7 @@
 """The append-only record of what was spent, on disk before anything that was charged is used.
 
 One JSON object per line. The first describes the plan; each further one is a release (the step, whether it was charged, and a
-digest of the released noisy sum), says that from here on so many owners share the work, that the run goes on after an
+digest of the released noisy sum), says that from here on so many workers share the work, that the run goes on after an
 interruption, or its card and its model. Every line carries a hash over itself and the line before,
 so a damaged or edited ledger is noticed. A line without its newline was never acted on (the write is synced before the release
 is used).
@@ -18,6 +18,7 @@ from pathlib import Path
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
 from dpfed.files.json_lines import DamagedLine, GrewElsewhere, Lines, append_line, drop_torn_line, read_lines
+from dpfed.files.reading import read_bytes
 from dpfed.paths import path_of
 from dpfed.privacy.plan import PrivacyPlan
 
@@ -58,7 +59,7 @@ class Ledger:
         plan: what is promised.
         marks: see `create`.
         replays: how often a paid release was repeated.
-        world_size: the largest number of data owners that ever shared the work.
+        world_size: the largest number of workers that ever shared the work.
         resumed: for each time that the run continued after an interruption, from which step on.
         repeated_after: for each interruption and each replay, the last step that had been charged.
         artifacts: the newest card and model; ``None``: none were written yet.
@@ -77,7 +78,10 @@ class Ledger:
         chain: str,
         block: int | None = None,
     ) -> None:
-        self.path, self.plan, self.marks, self.block = path, plan, marks, block
+        self.path = path
+        self.plan = plan
+        self.marks = marks
+        self.block = block
         self.fingerprint = plan.fingerprint
         self._releases = releases
         self._by_step = {release.step: release for release in releases}
@@ -139,7 +143,10 @@ class Ledger:
             raise UserError(f"cannot read the ledger {path}: {error.strerror or error}. [ledger-unreadable]") from error
         except DamagedLine as error:
             raise _damaged(path, error.number) from None
-        entries, chain, head, artifacts = lines.entries, "", "", None
+        entries = lines.entries
+        chain = ""
+        head = ""
+        artifacts = None
         for number, entry in enumerate(entries, start=1):
             claimed = entry.pop("chain", None)
             chain = link(chain, entry)
@@ -292,13 +299,14 @@ def link(previous: str, entry: dict) -> str:
 
 
 def _repeated_after(entries: list[dict]) -> list[int]:
-    found, last = [], -1
+    repeated = []
+    last = -1
     for entry in entries:
         if entry.get("charged"):
             last = max(last, entry["step"])
         elif "charged" in entry or "resumed" in entry:
-            found.append(last)
-    return found
+            repeated.append(last)
+    return repeated
 
 
 def _is_whole(entry: dict) -> bool:
@@ -316,3 +324,17 @@ def _damaged(path: Path, number: int) -> UserError:
         f"the ledger {path} is damaged at line {number}: what was spent is no longer certain, so nothing more is spent. "
         "Restore the file from a backup. [ledger-damaged]"
     )
+
+
+def has_begun(ledger: Path) -> bool:
+    """Whether there is a ledger, of which a crash has not cut even the first line short.
+
+    Raises:
+        UserError: if the file cannot be read.
+    """
+    try:
+        return b"\n" in read_bytes(ledger)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UserError(f"cannot read {ledger}: {error.strerror or error}. Restore it. [resume-ledger-unreadable]") from error

@@ -95,9 +95,9 @@ class Method:
         private: whether there is clipping and noise at all.
         proven_in_floats: whether the sensitivity is proven for the sum as it is computed, which discrete noise builds upon
             (docs/guarantee.md, Noise to the last bit).
-        supports_metrics: whether what is clipped are the gradients of groups, each of which the engine can give a norm and a loss
-            of; a group is then there before and after, or comes and goes, as its gradient does. Progress is released of such
-            alone, and other rules of clipping are for them.
+        supports_metrics: whether what is clipped are the gradients of groups, each of which the engine can give a norm and a
+            loss of; a group is then there before and after, or comes and goes, as its gradient does. Progress is released of
+            such alone, and other rules of clipping are for them.
         accountants: that can account for its mechanism; the first is the default where a configuration's cannot.
         mechanism: who takes part in a step, and what it releases; see `poisson`.
     """

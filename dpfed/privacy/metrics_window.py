@@ -1,7 +1,4 @@
-"""The figures of a window of steps, as they were released: what a curve of private training is made of.
-
-Also here: epsilon over steps: as the plan expects it, and as the ledger charged it. A replayed step moves neither.
-"""
+"""The figures of a window of steps, as they were released: what a curve of private training is made of."""
 
 from __future__ import annotations
 
@@ -9,9 +6,6 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
-
-from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.plan import PrivacyPlan
 
 
 @dataclass(frozen=True)
@@ -74,29 +68,3 @@ class MetricsWindow:
 def percent(share: float) -> str:
     """A share of cases, which noise may have moved out of its range."""
     return f"{100 * min(max(share, 0.0), 1.0):.0f} %"
-
-
-_POINTS = 16
-
-EpsilonCurve = list[tuple[int, float]]
-
-
-def planned_curve(plan: PrivacyPlan) -> EpsilonCurve:
-    """Steps and epsilon after them, from (0, 0) to the last planned step; empty where epsilon is not finite."""
-    return _finite([(0, 0.0), *((step, plan.epsilon(step)) for step in _steps(plan))])
-
-
-def spent_curve(ledger: Ledger) -> EpsilonCurve:
-    """The same for the steps so far: the last point is what is spent; empty before the first step."""
-    done = ledger.last_step + 1
-    steps = [*(step for step in _steps(ledger.plan) if step < done), done]
-    return _finite([(0, 0.0), *((step, ledger.epsilon_after(step)) for step in steps)]) if done else []
-
-
-def _steps(plan: PrivacyPlan) -> list[int]:
-    """Some of the planned steps, denser at first, where epsilon grows fastest."""
-    return sorted({max(1, round(plan.steps * (point / _POINTS) ** 2)) for point in range(1, _POINTS + 1)})
-
-
-def _finite(curve: EpsilonCurve) -> EpsilonCurve:
-    return curve if all(math.isfinite(epsilon) for _, epsilon in curve) else []

@@ -22,7 +22,7 @@ from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.noise import DiscreteGaussianNoise, GaussianNoise, Noise
 from dpfed.privacy.parameters import MechanismParameters
-from dpfed.privacy.plan_checks import MOST_STEPS, plain_number, require, require_epsilon, require_within, settle_numbers
+from dpfed.privacy.plan_checks import MOST_STEPS, normalise_numbers, plain_number, require, require_epsilon, require_within
 from dpfed.privacy.plan_parts import Bounding, NoiseScale, PrivateProgress, Promise, Sampling
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.sum_grid import LONGEST, SumGrid
@@ -72,9 +72,15 @@ class PrivacyPlan:
     progress: PrivateProgress | None = None
 
     def __post_init__(self) -> None:
-        settle_numbers(self)
-        bounding, method, batch, steps = self.bounding, self.bounding.method, self.sampling.batch, self.steps
-        name, sigma, per_unit, progress = bounding.method_name, self.noise.multiplier, self.sampling.per_unit, self.progress
+        normalise_numbers(self)
+        bounding = self.bounding
+        method = self.bounding.method
+        batch = self.sampling.batch
+        steps = self.steps
+        name = bounding.method_name
+        sigma = self.noise.multiplier
+        per_unit = self.sampling.per_unit
+        progress = self.progress
         require_within("steps", steps, 1, MOST_STEPS)
         require(
             self.promise.accountant in method.accountants,
@@ -209,8 +215,8 @@ class PrivacyPlan:
         promise = self.promise
         if promise.target_epsilon is None:
             return self
-        found = accounting.calibrate(promise.target_epsilon, self.mechanism, self.steps, promise.delta, promise.accountant)
-        return self.replace(noise_multiplier=found.noise_multiplier)
+        calibrated = accounting.calibrate(promise.target_epsilon, self.mechanism, self.steps, promise.delta, promise.accountant)
+        return self.replace(noise_multiplier=calibrated.noise_multiplier)
 
     def _refuse_large_delta(self) -> None:
         """Refuses a delta above 1/N, of new plans only: that of a file is taken as it is, and its card says so."""
@@ -372,16 +378,16 @@ class PrivacyPlan:
         return None
 
     def groups_of(self, rank: int, world_size: int) -> int:
-        """K_w: how many of the K groups belong to one of several owners; they add up to K."""
+        """K_w: how many of the K groups belong to one of several ranks; they add up to K."""
         return self.groups // world_size + (rank < self.groups % world_size)
 
     def apportioned(self, records: Sequence[int]) -> list[int]:
-        """K_w of owners that hold so many records (or units) each, all public: every owner's groups are then of like size.
+        """K_w of clients that hold so many records (or units) each, all public: every client's groups are then of like size.
 
-        Largest remainders; every owner gets at least one group.
+        Largest remainders; every client gets at least one group.
 
         Raises:
-            UserError: if there are more owners than groups, or one holds nothing.
+            UserError: if there are more clients than groups, or one holds nothing.
         """
         require(
             not self.bounding.method.whole_batch,

@@ -41,7 +41,7 @@ def plain_number(name: str, kind: type, value: Any) -> Any:
     return value
 
 
-def settle_numbers(value: Any, prefix: str = "") -> None:
+def normalise_numbers(value: Any, prefix: str = "") -> None:
     """Makes plain numbers of a new dataclass's fields of such types, or refuses them by their names behind a `prefix`."""
     for field in dataclasses.fields(value):
         given, (kind, *rest) = getattr(value, field.name), str(field.type).split(" | ")

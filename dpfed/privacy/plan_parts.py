@@ -16,10 +16,10 @@ from dpfed.privacy.method import METHODS, Method, method_named
 from dpfed.privacy.noise import NoiseKind
 from dpfed.privacy.plan_checks import (
     MOST_RECORDS,
+    normalise_numbers,
     positive,
     require,
     require_within,
-    settle_numbers,
     wrong_clip_norm,
     wrong_stability,
 )
@@ -46,7 +46,7 @@ class Promise:
     unit: Unit = "record"
 
     def __post_init__(self) -> None:
-        settle_numbers(self)
+        normalise_numbers(self)
         target = self.target_epsilon
         require(0 < self.delta < 1, f"delta must lie strictly between 0 and 1, got {self.delta}")
         require(target is None or positive(target), f"target_epsilon must be positive and finite, got {target}")
@@ -73,7 +73,7 @@ class Sampling:
     per_unit: int = 1
 
     def __post_init__(self) -> None:
-        settle_numbers(self)
+        normalise_numbers(self)
         require_within("the number of training records (or units)", self.records, 2, MOST_RECORDS)
         require_within("batch", self.batch, 1, self.records, " (the training records)")
         require_within("per_unit", self.per_unit, 1)
@@ -110,7 +110,7 @@ class Bounding:
     stability: float = 0.0
 
     def __post_init__(self) -> None:
-        settle_numbers(self)
+        normalise_numbers(self)
         self._check_method()
         clip_norm, rule = self.clip_norm, self.clipping
         require(1e-9 <= clip_norm <= 1e9, f"clip_norm must be positive, between 1e-9 and 1e9, got {clip_norm}")
@@ -199,7 +199,7 @@ class NoiseScale:
     kind: NoiseKind = "gaussian"
 
     def __post_init__(self) -> None:
-        settle_numbers(self, "noise_")
+        normalise_numbers(self, "noise_")
         sigma, most = self.multiplier, accounting.MOST_NOISE
         require(
             sigma == 0 or sigma >= accounting.LEAST_NOISE,
@@ -231,7 +231,7 @@ class PrivateProgress:
     phase: int | None
 
     def __post_init__(self) -> None:
-        settle_numbers(self, "progress.")
+        normalise_numbers(self, "progress.")
         for name, value in (("share", self.share), ("quantile", self.quantile)):
             require(0 < value < 1, f"progress.{name} must lie strictly between 0 and 1, got {value}")
         require(positive(self.loss_range), f"progress.loss_range must be positive, got {self.loss_range}")

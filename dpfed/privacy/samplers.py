@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dpfed.privacy.geometric_skips import GeometricSkips, Own
+from dpfed.privacy.geometric_skips import GeometricSkips, RowMask
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -84,7 +84,7 @@ class Sampler(ABC):
         """Who takes part in a step.
 
         Args:
-            randomness: the owner's secret, for draws beside `uniforms`.
+            randomness: the workers' secret, for draws beside `uniforms`.
             step: training step.
             keys: ``(n,)`` uint64 keys of the records (or units).
             uniforms: ``(n,)`` float64 in [0, 1), fresh in each step; a function of step and key alone.
@@ -94,15 +94,17 @@ class Sampler(ABC):
         """
         raise TypeError(f"{type(self).__name__} draws nobody: override draw or participants")
 
-    def participants(self, randomness: Randomness, keys: np.ndarray, own: Own | None = None) -> Callable[[int], np.ndarray]:
+    def participants(
+        self, randomness: Randomness, keys: np.ndarray, mask: RowMask | None = None
+    ) -> Callable[[int], np.ndarray]:
         """Who takes part in any step: a function of the step.
 
         Args:
-            randomness: the owner's secret.
+            randomness: the workers' secret.
             keys: ``(n,)`` uint64 keys of the records (or units).
-            own: which of them take part at all; ``None``: all.
+            mask: which of them take part at all; ``None``: all.
         """
-        places = None if own is None else np.flatnonzero(own(0, len(keys)))
+        places = None if mask is None else np.flatnonzero(mask(0, len(keys)))
         keys = keys if places is None else keys[places]
 
         def drawn(step: int) -> np.ndarray:
@@ -147,12 +149,14 @@ class PoissonSampler(Sampler):
         """See `Sampler`: the length of the blocks changes no probability."""
         return dataclasses.replace(self, block=1)
 
-    def participants(self, randomness: Randomness, keys: np.ndarray, own: Own | None = None) -> Callable[[int], np.ndarray]:
+    def participants(
+        self, randomness: Randomness, keys: np.ndarray, mask: RowMask | None = None
+    ) -> Callable[[int], np.ndarray]:
         """See `Sampler`."""
         if self.rate >= 1:  # every record takes part in every step
-            places = np.arange(len(keys)) if own is None else np.flatnonzero(own(0, len(keys)))
+            places = np.arange(len(keys)) if mask is None else np.flatnonzero(mask(0, len(keys)))
             return lambda step: places
-        return GeometricSkips(self.rate, self.block, randomness, keys, own)
+        return GeometricSkips(self.rate, self.block, randomness, keys, mask)
 
     def poisson_steps(self, steps: int) -> tuple[float, int]:
         """See `Sampler`."""

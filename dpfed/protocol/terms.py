@@ -57,8 +57,8 @@ class Terms(Section):
         """Terms for some sites.
 
         Args:
-            config: of the run, settled (`dpfed.runs.resolution.settle`); its ``[data]`` and ``[evaluation]`` are the
-                coordinator's own.
+            config: of the run, its defaults resolved (`dpfed.runs.settling.resolve_defaults`); its ``[data]`` and
+                ``[evaluation]`` are the coordinator's own.
             cards: of the sites, in an order that will count.
             coordinator: its public signing key.
             options: ``trust``, ``drops``, ``colluders``, ``deadline``, ``broadcast``.
@@ -67,7 +67,7 @@ class Terms(Section):
             UserError: for an impossible plan, or sites that cannot work together.
         """
         if config.data.size is None:
-            raise ValueError("not settled: what the sites compute must not depend on where")
+            raise ValueError("not resolved: what the sites compute must not depend on where")
         by_unit = config.privacy.unit == "user"
         for card in cards:
             if by_unit and card.units is None:

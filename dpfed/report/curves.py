@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
-from dpfed.privacy.window import MetricsWindow, percent
+from dpfed.privacy.metrics_window import MetricsWindow, percent
 from dpfed.report.style import MUTED, TARGET, TRAINED, figure
 
 _WIDTH, _HEIGHT = 3.6, 2.6  # inches

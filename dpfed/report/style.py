@@ -17,7 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-INK, MUTED, RULE, PAPER = "#1c2733", "#66727f", "#e3e8ed", "#ffffff"
+INK = "#1c2733"
+MUTED = "#66727f"
+RULE = "#e3e8ed"
+PAPER = "#ffffff"
 TRAINED, UNTRAINED, TARGET = "#0072b2", "#a9b4bf", "#d55e00"
 # Okabe and Ito (2008), the readable ones first; black and yellow are left out on white.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#5a6773", "#8c6d31", "#393b79")

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpfed.privacy.phase import EpsilonCurve, MetricsWindow
+from dpfed.privacy.epsilon_curve import EpsilonCurve
+from dpfed.privacy.metrics_window import MetricsWindow
 from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.gallery import Gallery
 from dpfed.report.results import Result, results_of

@@ -61,8 +61,8 @@ def reproduce(
         public=public,
         out=out,
     )
-    with watching() as watcher:
-        outcome = run_reproduction(request, watcher)
+    with watching() as progress:
+        outcome = run_reproduction(request, progress)
     _show(outcome)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.artifacts.view import read_view
-from dpfed.progress import Silent, Watcher
+from dpfed.progress import Progress, Silent
 from dpfed.report.html import write_report
 from dpfed.report.view import RunView
 from dpfed.reproduce.published import beside
@@ -98,16 +98,16 @@ class Outcome:
         return files
 
 
-def reproduce(request: Request, watcher: Watcher | None = None) -> Outcome:
+def reproduce(request: Request, progress: Progress | None = None) -> Outcome:
     """Trains what an experiment needs and is not there yet, and compares.
 
     Raises:
         UserError: see `plan_runs` and `train`.
     """
-    watcher = watcher or Silent()
+    progress = progress or Silent()
     planned = plan_runs(request)
-    require_right_data(request, planned, watcher)
-    train(planned, watcher)
+    require_right_data(request, planned, progress)
+    train(planned, progress)
     views = {item.config.name: read_view(item.folder) for item in planned}
     return Outcome(
         request,

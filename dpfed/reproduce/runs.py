@@ -18,12 +18,12 @@ from dpfed.files.shipped import configs
 from dpfed.files.toml_file import put, read_toml
 from dpfed.paths import is_store
 from dpfed.privacy.method import method_named
-from dpfed.progress import Watcher, import_progress
+from dpfed.progress import Progress, import_progress
 from dpfed.reproduce.comparison import WITHOUT_PRIVACY, DataSet, Experiment, Scale, Variant
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.records import records_of
-from dpfed.runs.resolution import settle
+from dpfed.runs.settling import resolve_defaults
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def plan_runs(request: Request) -> list[Planned]:
     return list(planned.values())
 
 
-def train(planned: list[Planned], watcher: Watcher) -> None:
+def train(planned: list[Planned], progress: Progress) -> None:
     """Trains every run once: finished ones are kept, interrupted ones resumed.
 
     Raises:
@@ -109,16 +109,16 @@ def train(planned: list[Planned], watcher: Watcher) -> None:
     runs = {item.folder: item.config for item in planned}
     for folder, config in runs.items():
         if RunDirectory.unused(folder):
-            watcher.note(f"{config.name}: accounting")
+            progress.note(f"{config.name}: accounting")
             Preflight.of(config, folder)
-    advance = watcher.stage("runs", len(runs))
+    advance = progress.stage("runs", len(runs))
     for done, (folder, config) in enumerate(runs.items(), start=1):
-        watcher.note(f"{config.name}: {'is there' if RunDirectory(folder).finished else 'training'}")
-        pretrain(config, folder, watcher, resume=True)
+        progress.note(f"{config.name}: {'is there' if RunDirectory(folder).finished else 'training'}")
+        pretrain(config, folder, progress, resume=True)
         advance(done)
 
 
-def require_right_data(request: Request, planned: list[Planned], watcher: Watcher) -> None:
+def require_right_data(request: Request, planned: list[Planned], progress: Progress) -> None:
     """Refuses records that cannot be those of the data set, such as another folder's images.
 
     Raises:
@@ -126,7 +126,7 @@ def require_right_data(request: Request, planned: list[Planned], watcher: Watche
     """
     if request.data.classes is None:
         return
-    store = records_of(planned[0].config, import_progress(watcher), say=watcher.note)
+    store = records_of(planned[0].config, import_progress(progress), say=progress.note)
     found = {name: len(classes) for name, classes in store.label_names.items()}
     if request.data.classes not in found.values():
         words = ", ".join(f"{count} classes of '{name}'" for name, count in found.items()) or "no labels"
@@ -185,7 +185,7 @@ def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: f
     put(tree, "evaluation.every", max(1, tree["privacy"]["steps"] // often) if often else 0)
     tree["name"] = "unnamed"
     # One base serves all methods and all places of the records, so a variant may have no use for some of its keys.
-    config = settle(read_back(tree, f"{request.experiment.name}, {variant.label}"))
+    config = resolve_defaults(read_back(tree, f"{request.experiment.name}, {variant.label}"))
     digest = hashlib.blake2b(config.dump().encode(), digest_size=5).hexdigest()
     return config.model_copy(update={"name": f"{request.data.name}-{method}-{digest}"})
 

@@ -27,8 +27,8 @@ from dpfed.files.atomic import write_atomically
 from dpfed.paths import is_store
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.progress import Watcher
-from dpfed.runs.assembly import Components
+from dpfed.progress import Progress
+from dpfed.runs.build import Parts
 
 _ID = 16  # letters of a run's identity, as its card shows them
 _NONE = "none was set (`dpfed budget set STORE`): other runs on the same records are not counted here"
@@ -59,14 +59,14 @@ def preflight_budget(folder: str | Path, config: Config, store: RecordStore, pla
         reserve(store, [Reservation("", "run", config.name, Path(folder).resolve(), plan)], dry=True)
 
 
-def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher) -> None:
+def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) -> None:
     """Reserves what a run may spend, before its first step, with every budget of its records; again, it changes nothing.
 
     Args:
         run: its directory, locked by the caller.
         parts: of the run.
         ledger: of the run.
-        watcher: learns how much of the budget is taken.
+        progress: learns how much of the budget is taken.
 
     Raises:
         UserError: see `dpfed.budgets.spending.reserve`.
@@ -91,10 +91,10 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
     _write(run.budget, store, budgets)
     for found in budgets_of(store):
         if asked := question(found, store):
-            watcher.note(f"the budget of {found.budget.head.store} holds here: {related(found, store)}.{asked}")
+            progress.note(f"the budget of {found.budget.head.store} holds here: {related(found, store)}.{asked}")
     for budget in reserve(store, [reservation]):
         taken = f"{percent(budget.filter.part(budget.spent))} of it is taken"
-        watcher.note(f"reserved with the lifetime budget of {budget.head.store}, {shown(budget)}: {taken}")
+        progress.note(f"reserved with the lifetime budget of {budget.head.store}, {shown(budget)}: {taken}")
 
 
 def may_have_budget(config: Config) -> bool:
@@ -119,14 +119,14 @@ def hold_sweep(store: RecordStore, plans: dict[Path, tuple[str, PrivacyPlan]]) -
     reserve(store, [Reservation(f"sweep {place}", "sweep", name, place, plan) for place, (name, plan) in places.items()])
 
 
-def settle_at_end(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher) -> None:
+def settle_at_end(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) -> None:
     """Settles a run behind its last step. One that began before its records had a budget is recorded as well.
 
     Args:
         run: locked by the caller.
         parts: of the run.
         ledger: of the run.
-        watcher: learns why such a run cannot be recorded.
+        progress: learns why such a run cannot be recorded.
     """
     if run.budget.is_file():
         settled(run, ledger, parts.store)
@@ -135,7 +135,7 @@ def settle_at_end(run: RunDirectory, parts: Components, ledger: Ledger, watcher:
             if budgets_of(parts.store):
                 settled(run, ledger, parts.store)
         except UserError as error:
-            watcher.note(f"this run is not in the lifetime budget that was set while it trained: {error}")
+            progress.note(f"this run is not in the lifetime budget that was set while it trained: {error}")
 
 
 def reservations(run: RunDirectory) -> list[tuple[str, BudgetLedger | None, list[Entry]]]:

@@ -1,24 +1,17 @@
-"""What a run in closed form (`Method.closed_form`) has in the place of trained towers: heads, and features as views."""
+"""What a run in closed form (`Method.closed_form`) has in the place of trained towers: heads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpfed.building.images import image_size
 from dpfed.config import Config
-from dpfed.data.views.batches import ViewMaker
 from dpfed.errors import UserError
-from dpfed.features.cache import Features
 from dpfed.models.building import Tokenizer
 from dpfed.models.moment_heads import MomentNoise
 from dpfed.models.moment_layout import MomentLayout, dimensions_for
 from dpfed.models.moments import MomentHeads, feature_widths, give_heads, keep_towers
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.privacy.randomness import Randomness
 
 
 def add_moment_heads(
@@ -72,31 +65,3 @@ def layout_of(plan: PrivacyPlan, dimensions: int, towers: int, noise_shares: int
         max(2, options["views"]),
         plan.bounding.bound,
     )
-
-
-class FeatureViews(ViewMaker):
-    """Features of frozen towers, in the place of views.
-
-    Args:
-        features: of the records, which were computed once.
-        views: V, of each image.
-        texts: whether there are features of captions.
-    """
-
-    def __init__(self, features: Features, views: int, texts: bool) -> None:
-        self._features, self._each, self._captioned = features, np.arange(views), texts
-
-    def prefetch(self, batches: Iterable[np.ndarray], device: torch.device) -> None:
-        """See `ViewMaker.prefetch`: nothing is read ahead, for features are mapped."""
-
-    def __call__(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
-        """All features of some records, the same in each step.
-
-        Returns:
-            ``{"image": (n, V, F)[, "text": (n, 1, F_t)]}``; text is the mean of a record's captions.
-        """
-        places = self._features.positions(indices)
-        found = {"image": self._features.images(places, np.tile(self._each, (len(places), 1)))}
-        if self._captioned:
-            found["text"] = self._features.text_means(places)[:, None]
-        return {side: own.to(device) for side, own in found.items()}

@@ -10,9 +10,9 @@ from dpfed.bounding.engines import GroupBatch
 from dpfed.building.images import image_size
 from dpfed.building.method import contrasted
 from dpfed.config import Config
+from dpfed.data.views.record_views import Tokenizer
 from dpfed.data.views.texts import TextViews
 from dpfed.features.towers import Towers
-from dpfed.models.building import Tokenizer
 from dpfed.privacy.plan import PrivacyPlan
 
 _GROUPS = 16
@@ -25,7 +25,7 @@ def dummy_batch(
     """Noise in the shape of a few groups, of sizes that vary as they will.
 
     Args:
-        config: settled.
+        config: its defaults resolved.
         plan: what is promised; its batch and group size count, its number of records does not.
         tokenizer: of models that read text.
         device: where the batch is to be.

@@ -15,32 +15,31 @@ from dpfed.config import Config
 from dpfed.config.configuration import refuse_unmeasured
 from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
-from dpfed.evaluation.tasks import tasks_of
 from dpfed.privacy.randomness import Randomness
-from dpfed.progress import Watcher
-from dpfed.runs.assembly import Components, assemble
+from dpfed.progress import Progress
 from dpfed.runs.budgeting import preflight_budget
+from dpfed.runs.build import Parts, build
 from dpfed.runs.preflight import Preflight
-from dpfed.runs.resolution import resolve, settle
-from dpfed.runs.starts import origin_of, starting_weights
+from dpfed.runs.starts import origin_of
 from dpfed.runs.trial_step import refuse_equal_captions, try_step
-from dpfed.training.trainer import InProcess, Transport
+from dpfed.training.transport import InProcess, Transport
 
 if TYPE_CHECKING:
     from dpfed.protocol.terms import Terms
 
 
-def say_what_is_trained(parts: Components, watcher: Watcher) -> None:
+def say_what_is_trained(parts: Parts, progress: Progress) -> None:
     """Tells the user, before the first step, what will be trained and what of the records is not read as it is."""
     trained = trained_of(parts.model, parts.config)
-    watcher.note(f"trains {trained}; {trained.bytes_per_aggregate:,} bytes per aggregate")
+    progress.note(f"trains {trained}; {trained.bytes_per_aggregate:,} bytes per aggregate")
     split = parts.config.evaluation.split
     if parts.store.public and split != "none" and parts.store.share_units("train", split):
-        watcher.note(f"a {parts.store.unit_name} may be in both the train and the {split} split: figures then look better")
-    if parts.tokenizer is None:
+        progress.note(f"a {parts.store.unit_name} may be in both the train and the {split} split: figures then look better")
+    tokenizer = parts.views.tokenizer
+    if tokenizer is None:
         return
-    counted = "words" if isinstance(parts.tokenizer, WordTokenizer) else "tokens"
-    watcher.note(f"{parts.tokenizer.context} {counted} of a caption are read; what is longer is cut")
+    counted = "words" if isinstance(tokenizer, WordTokenizer) else "tokens"
+    progress.note(f"{tokenizer.context} {counted} of a caption are read; what is longer is cut")
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,13 @@ class Job:
     """
 
     run: RunDirectory
-    parts: Components
+    parts: Parts
     randomness: Randomness
 
 
 def create_job(
     preflight: Preflight,
-    watcher: Watcher,
+    progress: Progress,
     randomness: Randomness | None = None,
     terms: Terms | None = None,
     files: dict[str, str] | None = None,
@@ -69,7 +68,7 @@ def create_job(
 
     Args:
         preflight: of the run.
-        watcher: sees the stages.
+        progress: sees the stages.
         randomness: the run's secret; default: `secret_of` the configuration.
         terms: of the federation that the run is for.
         files: further files of the run, by name.
@@ -78,21 +77,25 @@ def create_job(
         UserError: see `pretrain`.
     """
     randomness = randomness or secret_of(preflight.config)
-    config = settle(preflight.config)
-    starting_weights(config)  # before anything that takes seconds
-    world_size = preflight.world_size if terms is None else 1  # a federation's terms say who shares the groups
-    parts = assemble(resolve(config, watcher), randomness, watcher, world_size=world_size, terms=terms)
-    refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config.evaluation, parts.config.model))
+    parts = build(
+        preflight.config,
+        randomness,
+        progress,
+        world_size=preflight.world_size if terms is None else 1,  # a federation's terms say who shares the groups
+        terms=terms,
+        known=preflight.plan,
+        start=preflight.start,
+        features=RunDirectory(preflight.folder).features,
+    )
+    refuse_unmeasured(parts.config, parts.evaluator.tasks)
     try_step(parts)
     if terms is None or RunDirectory.SIMULATION in (files or {}):  # otherwise the records are the sites'
         if parts.config.model.reads_text and not parts.plan.bounding.method.public_records:
             refuse_equal_captions(parts.store)
         preflight_budget(preflight.folder, parts.config, parts.store, parts.plan)
-    say_what_is_trained(parts, watcher)
-    files = {
-        RunDirectory.PROVENANCE: began(parts.store, parts.config.data, parts.public, origin_of(parts.config)),
-        **(files or {}),
-    }
+    say_what_is_trained(parts, progress)
+    origin = origin_of(parts.config, parts.start)
+    files = {RunDirectory.PROVENANCE: began(parts.store, parts.config.data, parts.trainer.public, origin), **(files or {})}
     if terms:
         files[RunDirectory.TERMS] = terms.text
     return Job(RunDirectory.create(preflight.folder, parts.config, randomness, files), parts, randomness)
@@ -104,12 +107,12 @@ def secret_of(config: Config) -> Randomness:
     return Randomness.fresh() if seed is None else Randomness.from_seed(seed)
 
 
-def resume_job(run: RunDirectory, watcher: Watcher, world_size: int = 1, terms: Terms | None = None) -> Job:
+def resume_job(run: RunDirectory, progress: Progress, world_size: int = 1, terms: Terms | None = None) -> Job:
     """An unfinished run, for the first of `world_size` processes; they may be more or fewer than before.
 
     Args:
         run: locked by the caller.
-        watcher: sees the stages.
+        progress: sees the stages.
         world_size: processes that share the work.
         terms: of the federation that the run is for.
 
@@ -120,9 +123,10 @@ def resume_job(run: RunDirectory, watcher: Watcher, world_size: int = 1, terms: 
         raise UserError(f"{run.path} is a federation's run: restart its server (`flwr run`) to resume it. [resume-federated]")
     randomness = run.randomness()
     run.note_environment(environment())
-    return Job(run, assemble(resolve(run.config()), randomness, watcher, world_size=world_size, terms=terms), randomness)
+    parts = build(run.config(), randomness, progress, world_size=world_size, terms=terms, features=run.features)
+    return Job(run, parts, randomness)
 
 
 def in_process(job: Job) -> Transport:
     """This process has all records and does all the work."""
-    return InProcess([job.parts.worker(job.randomness.for_ranks())])
+    return InProcess([job.parts.trainer.worker(job.randomness.for_ranks())])

@@ -56,7 +56,7 @@ def needs_of(config: Config) -> Needs:
     """What training takes at least; the model is counted without memory for it.
 
     Args:
-        config: settled.
+        config: its defaults resolved.
 
     Raises:
         UserError: for a model that cannot be built in this way.
@@ -76,7 +76,7 @@ def require_memory(config: Config, device: torch.device) -> None:
     """Refuses a model, or a group of records, that cannot fit into memory.
 
     Args:
-        config: settled.
+        config: its defaults resolved.
         device: of the training.
 
     Raises:
@@ -105,7 +105,7 @@ def records_of_a_pass(config: Config, device: torch.device) -> int | None:
     A third of the memory holds a pass's gradients of groups and twice what layers keep at least.
 
     Args:
-        config: settled.
+        config: its defaults resolved.
         device: of the training.
     """
     if device.type != "cuda":

@@ -18,7 +18,10 @@ from dpfed.privacy.promise import round_up
 
 # With x = N / sigma, heads keep x^p / (x^p + h^p) of what they gain without noise, where h = 16 N^0.2 C^0.5 and C is how many
 # records are distinguished. Fitted to symbols, tiles and CIFAR-10, and tried on icons (docs/results.md, private moments).
-_HALF, _OF_RECORDS, _OF_CANDIDATES, _POWER = 16, 0.2, 0.5, 1.2
+_HALF = 16
+_OF_RECORDS = 0.2
+_OF_CANDIDATES = 0.5
+_POWER = 1.2
 _GOOD = 0.75
 _HELD_OUT = 6  # one of so many records is held out, where nobody knows
 

@@ -12,31 +12,30 @@ All of it follows from the released weights, and costs no privacy beyond that of
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from dpfed.evaluation.suite import Evaluation
+from dpfed.evaluation.measured import Evaluation
 from dpfed.models.parameters import TrainableVector
-from dpfed.runs.assembly import Components, noise_std_of
+from dpfed.runs.build import Parts
 
 _DRAWS = 4  # figures of as many models: t has three degrees of freedom, and each costs an evaluation
 
 
-def noise_alone(parts: Components, start: Tensor) -> list[list[Evaluation]]:
+def noise_alone(parts: Parts, start: Tensor) -> list[list[Evaluation]]:
     """Measures models that noise alone may have made.
 
     Args:
         parts: of the run; its model has the weights that are measured and published.
         start: ``(P,)``, the trainable weights before training.
     """
-    here = replace(parts, model=copy.deepcopy(parts.model))
-    vector = TrainableVector(here.model)
+    model = copy.deepcopy(parts.model)
+    vector = TrainableVector(model)
     start = start.to(vector.device)
     moved, generator = vector.gather() - start, torch.Generator().manual_seed(0)  # the same figures after an interruption
     closed_form = parts.plan.bounding.method.closed_form
-    noise_std = (noise_std_of(parts.plan, parts.terms) or parts.plan.noise_std) / parts.plan.divisor
+    noise_std = (parts.trainer.noise.std or parts.plan.noise_std) / parts.plan.divisor
     found = []
     for _ in range(_DRAWS):
         if closed_form:
@@ -45,5 +44,5 @@ def noise_alone(parts: Components, start: Tensor) -> list[list[Evaluation]]:
             signs = torch.randint(0, 2, (vector.numel,), generator=generator, dtype=torch.int8)
             weights = start + moved * (2 * signs - 1).to(start)
         vector.assign(weights)
-        found.append(here.evaluate("trained", parts.plan.steps))
+        found.append(parts.evaluator(model, "trained", parts.plan.steps))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Collection, Sequence
@@ -20,8 +21,8 @@ from dpfed.evaluation.tasks import tasks_of
 from dpfed.models.folder import weights_digest
 from dpfed.models.moments import ATTRIBUTE, MomentHeads
 from dpfed.models.summary import Trained
+from dpfed.privacy.epsilon_curve import spent_curve
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.phase import spent_curve
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.protocol.statement import facts_of_federation, terms_at
 from dpfed.report.audit import on_card
@@ -46,8 +47,8 @@ from dpfed.report.facts import (
 from dpfed.report.gallery import Gallery, build_gallery
 from dpfed.report.html import write_report
 from dpfed.report.view import RunView
-from dpfed.runs.assembly import Components
 from dpfed.runs.budgeting import stated
+from dpfed.runs.build import Parts
 
 _IMAGE = "one record: an image"
 _WITH_CAPTIONS = "one record: an image with all its captions"
@@ -88,11 +89,11 @@ _NOTHING_COVERED = "Nothing is covered: what this run wrote has noise, but nobod
 _ALL_EXACT = "Nothing is covered: all that this run wrote is an exact function of the records."
 
 
-def write_outcome(run: RunDirectory, parts: Components, ledger: Ledger) -> None:
+def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger) -> None:
     """Writes results, card and report of a finished run; results.json last, for it marks the run as finished."""
-    gallery = build_gallery(
-        parts.model, parts.store, parts.read, parts.config, parts.views.plain, parts.tokenizer, parts.device
-    )
+    views, device = parts.views, parts.trainer.device
+    read = functools.partial(views.read, parts.store)
+    gallery = build_gallery(parts.model, parts.store, read, parts.config, views.images.plain, views.tokenizer, device)
     if gallery is not None:
         gallery.write(run.gallery)
     facts = facts_of_run(run, parts, ledger)
@@ -101,7 +102,7 @@ def write_outcome(run: RunDirectory, parts: Components, ledger: Ledger) -> None:
     run.write(run.results, json.dumps(results, indent=2, allow_nan=False) + "\n")
 
 
-def rewrite_artifacts(run: RunDirectory, parts: Components, results: dict[str, Any]) -> None:
+def rewrite_artifacts(run: RunDirectory, parts: Parts, results: dict[str, Any]) -> None:
     """Writes card and report of a finished run again, with every mark that applies by now.
 
     Args:
@@ -111,7 +112,10 @@ def rewrite_artifacts(run: RunDirectory, parts: Components, results: dict[str, A
     """
     ledger, own = ledger_of(run), run.config()
     config = parts.config.model_copy(update={"evaluation": own.evaluation})
-    parts = dataclasses.replace(parts, config=config, plan=ledger.plan, terms=terms_at(run.terms))
+    tasks = tasks_of(parts.store, own.evaluation, own.model)
+    evaluator = dataclasses.replace(parts.evaluator, options=own.evaluation, tasks=tasks)
+    trainer = parts.trainer.replace(plan=ledger.plan)
+    parts = dataclasses.replace(parts, config=config, trainer=trainer, evaluator=evaluator, terms=terms_at(run.terms))
     results["run"]["ledger"] = ledger.head
     _write_artifacts(run, facts_of_run(run, parts, ledger, results["evaluations"]), results, ledger)
 
@@ -127,7 +131,7 @@ def _write_artifacts(run: RunDirectory, facts: CardFacts, results: dict[str, Any
     ledger.note_artifacts(card_digest(card), weights_digest(run.model))
 
 
-def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluations: Sequence[dict[str, Any]] = ()) -> CardFacts:
+def facts_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, evaluations: Sequence[dict[str, Any]] = ()) -> CardFacts:
     """What the card of a run states: its plan and ledger, its federation, and all that was made of its records since.
 
     Args:
@@ -159,7 +163,7 @@ def _evaluations(run: RunDirectory) -> list[dict[str, Any]]:
     return [line["evaluation"] for line in run.metric_lines() if "evaluation" in line]
 
 
-def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: CardFacts) -> dict[str, Any]:
+def results_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, facts: CardFacts) -> dict[str, Any]:
     """The content of results.json."""
     plan = parts.plan
     privacy = {
@@ -196,7 +200,7 @@ def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: 
     return {"name": parts.config.name, "privacy": privacy, "evaluations": _evaluations(run), "versions": versions, "run": made}
 
 
-def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = ()) -> CardFacts:
+def card_facts(parts: Parts, ledger: Ledger, disclosed: Collection[str] = ()) -> CardFacts:
     """What the privacy card of a run states, from its plan and its ledger.
 
     Args:
@@ -247,7 +251,7 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
     )
 
 
-def _public_numbers(parts: Components) -> dict[str, Any]:
+def _public_numbers(parts: Parts) -> dict[str, Any]:
     """The method's numbers; of moments with the dimensions that follow from them."""
     heads = getattr(parts.model, ATTRIBUTE, None)
     chosen = {"dimensions": heads.layout.dimensions} if isinstance(heads, MomentHeads) else {}
@@ -261,25 +265,25 @@ def _outputs(plan: PrivacyPlan) -> tuple[str, ...]:
     return _COVERED if plan.statistics is None else (_COVERED[0], _PROGRESS.format(plan.statistics.phase), *_COVERED[1:])
 
 
-def _marks(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> tuple[Mark, ...]:
+def _marks(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[Mark, ...]:
     store = parts.store
     if not parts.plan.private:
         return (NOT_PRIVATE,)
     marks = [UNSOUND] * (not parts.plan.bounding.method.sound)
     marks += [FIXED_SEED] * ledger.marks.get("fixed_seed", False)
-    planned = not store.public and uses_labelled_bank(tasks_of(store, parts.config.evaluation, parts.config.model))
+    planned = not store.public and uses_labelled_bank(parts.evaluator.tasks)
     marks += [LABELLED_BANK] * (planned or LABELLED_FIGURES in disclosed)
     if (name := _unit_name(parts)) is not None and parts.plan.promise.unit == "record":
         marks.append(shared_unit(name))
     return tuple(marks)
 
 
-def _unit_name(parts: Components) -> str | None:
+def _unit_name(parts: Parts) -> str | None:
     """What the training records call a unit: in a federation, those of the sites."""
     return parts.terms.unit_name if parts.terms else parts.store.unit_name
 
 
-def _not_protected(parts: Components, trained: Trained, disclosed: Collection[str]) -> tuple[str, ...]:
+def _not_protected(parts: Parts, trained: Trained, disclosed: Collection[str]) -> tuple[str, ...]:
     if not parts.plan.has_guarantee:
         return ("All records.",)
     starting: tuple[str, ...] = () if trained.start == "random" else (STARTING_WEIGHTS,)
@@ -290,7 +294,7 @@ def _not_protected(parts: Components, trained: Trained, disclosed: Collection[st
     return (*starting, *always, *shared, *([AUDITS] if AUDITED in disclosed else []))
 
 
-def _secrets(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> tuple[str, ...]:
+def _secrets(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[str, ...]:
     """What must not become known, or the guarantee is worth nothing, and with whom it lies."""
     secrets = [_RECORDS_OF_SITES if parts.terms else _DECLARED_PUBLIC if parts.store.public else _RECORDS]
     secrets.append(_KEY_OF_SERVER if parts.terms else _KEY)

@@ -22,13 +22,14 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.evaluation.tasks import refuse_empty_split, tasks_of
 from dpfed.models.options import SIZE
+from dpfed.models.starting import StartingWeights
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.plan_checks import MOST_RECORDS, require_within
-from dpfed.progress import Silent, Watcher
-from dpfed.runs.starts import refuse_start
+from dpfed.progress import Progress, Silent
+from dpfed.runs.starts import checked_start
 
-Progress = Callable[[int, int | None], None]
+ImportProgress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Preflight:
         world_size: processes or sites that are to share the groups.
         there: a run is there already; nothing of the configuration was checked.
         plan: of the run; ``None``: the number of records is known after an import only, or a run is there.
+        start: the starting weights; ``None``: there are none, or they are looked for later.
     """
 
     config: Config
@@ -48,10 +50,11 @@ class Preflight:
     world_size: int = 1
     there: bool = False
     plan: PrivacyPlan | None = None
+    start: StartingWeights | None = None
 
     @classmethod
     def of(
-        cls, config: Config, folder: str | Path, world_size: int = 1, watcher: Watcher | None = None, resume: bool = False
+        cls, config: Config, folder: str | Path, world_size: int = 1, progress: Progress | None = None, resume: bool = False
     ) -> Preflight:
         """Refuses whatever is wrong with a run, as far as it is known before any record is read, generated or imported.
 
@@ -59,7 +62,7 @@ class Preflight:
             config: of the run.
             folder: where it goes.
             world_size: processes or sites that are to share the groups.
-            watcher: learns what takes a second.
+            progress: learns what takes a second.
             resume: a run may be there already; whether it is the right one is seen later (`RunDirectory.refuse_another`).
 
         Raises:
@@ -70,16 +73,16 @@ class Preflight:
             return cls(config, Path(folder), world_size, there=True)
         config.refuse_idle()
         RunDirectory.refuse_unusable(folder)
-        refuse_start(config)
-        return cls(config, Path(folder), world_size, plan=known_plan(config, watcher, world_size))
+        start = checked_start(config)
+        return cls(config, Path(folder), world_size, plan=known_plan(config, progress, world_size), start=start)
 
 
-def known_plan(config: Config, watcher: Watcher | None = None, world_size: int = 1) -> PrivacyPlan | None:
+def known_plan(config: Config, progress: Progress | None = None, world_size: int = 1) -> PrivacyPlan | None:
     """The plan of a configuration, if the number of records is known before an import.
 
     Args:
         config: of the run.
-        watcher: learns what takes a second.
+        progress: learns what takes a second.
         world_size: processes or sites that are to share the groups.
 
     Returns:
@@ -96,7 +99,7 @@ def known_plan(config: Config, watcher: Watcher | None = None, world_size: int =
     records = known_count(config.data, config.privacy.unit)
     if records is None:
         return None
-    (watcher or Silent()).note(f"accounting for {records:,} records")
+    (progress or Silent()).note(f"accounting for {records:,} records")
     plan = plan_of(records, config)
     plan.require_finite()
     return plan
@@ -239,7 +242,7 @@ def refuse_too_many_ranks(plan: PrivacyPlan, world_size: int) -> None:
         )
 
 
-def guarded(progress: Progress, config: Config) -> Progress:
+def guarded(progress: ImportProgress, config: Config) -> ImportProgress:
     """The progress of an import, which ends as soon as the source turns out to hold too few records for the plan.
 
     Args:

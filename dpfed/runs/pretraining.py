@@ -12,22 +12,22 @@ from pathlib import Path
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, load_config
 from dpfed.errors import UserError
-from dpfed.progress import Silent, Watcher
+from dpfed.progress import Progress, Silent
 from dpfed.runs.job import create_job, resume_job
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.records import with_absolute_paths
-from dpfed.runs.resolution import settle, settle_model
 from dpfed.runs.running import run_job
+from dpfed.runs.settling import resolve_defaults, resolve_model_defaults
 from dpfed.runs.starts import procedural_path, recipe_for, start_is_there
 
 
-def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
+def resume(folder: str | Path, progress: Progress | None = None) -> RunDirectory:
     """Resumes a run of one process that was interrupted; a finished run is returned as it is.
 
     Raises:
         UserError: if the run, its ledger or its checkpoint is damaged, another process holds it, or it simulates a federation.
     """
-    watcher = watcher or Silent()
+    progress = progress or Silent()
     run = RunDirectory.open(folder)
     if run.simulation.is_file():
         raise UserError(f"{run.path} simulates a federation: `dpfed resume` or `dpfed.resume` resumes it. [resume-simulated]")
@@ -35,18 +35,18 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
         if run.finished:
             run.delete_secrets()  # a crash may have come in between
             return run
-        return run_job(resume_job(run, watcher), watcher)
+        return run_job(resume_job(run, progress), progress)
 
 
 def pretrain(
-    config: Config | str | Path, folder: str | Path, watcher: Watcher | None = None, resume: bool = False
+    config: Config | str | Path, folder: str | Path, progress: Progress | None = None, resume: bool = False
 ) -> RunDirectory:
     """Trains an encoder privately into a new run directory.
 
     Args:
         config: what to do; a path, or the name of a config that dpfed ships, is read by `load_config`.
         folder: must not be in use, but by this very run if `resume`.
-        watcher: sees the stages.
+        progress: sees the stages.
         resume: continue if the run is there already.
 
     Returns:
@@ -62,34 +62,34 @@ def pretrain(
             f"expected the path of a configuration, or one of dpfed.load_config or dpfed.parse_config, got "
             f"{type(config).__name__}. [run-config-type]"
         )
-    watcher = watcher or Silent()
-    return run_pretraining(Preflight.of(config, folder, watcher=watcher, resume=resume), watcher)
+    progress = progress or Silent()
+    return run_pretraining(Preflight.of(config, folder, progress=progress, resume=resume), progress)
 
 
-def run_pretraining(preflight: Preflight, watcher: Watcher) -> RunDirectory:
+def run_pretraining(preflight: Preflight, progress: Progress) -> RunDirectory:
     """Begins the run of a preflight in this process, or resumes the one that is there.
 
     Args:
         preflight: of the run.
-        watcher: sees the stages.
+        progress: sees the stages.
 
     Raises:
         UserError: see `pretrain`.
     """
     if preflight.there:
-        RunDirectory.open(preflight.folder).refuse_another(settle(preflight.config))
-        return resume(preflight.folder, watcher)
-    job = create_job(preflight, watcher)
+        RunDirectory.open(preflight.folder).refuse_another(resolve_defaults(preflight.config))
+        return resume(preflight.folder, progress)
+    job = create_job(preflight, progress)
     with job.run.locked():
-        return run_job(job, watcher)
+        return run_job(job, progress)
 
 
-def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bool]:
+def make_start(config: Config, progress: Progress | None = None) -> tuple[Path, bool]:
     """Makes the procedural initialisation of a configuration's model, resumes one that was interrupted, or finds it.
 
     Args:
         config: that it is for.
-        watcher: sees the stages.
+        progress: sees the stages.
 
     Returns:
         Its run's directory, and whether it was there already.
@@ -97,28 +97,28 @@ def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bo
     Raises:
         UserError: if it cannot be trained or is damaged, or another process is making it.
     """
-    watcher = watcher or Silent()
-    config = settle_model(with_absolute_paths(config))
+    progress = progress or Silent()
+    config = resolve_model_defaults(with_absolute_paths(config))
     path = procedural_path(config)
     if RunDirectory.unused(path):
         recipe = recipe_for(config)
-        watcher.note(
+        progress.note(
             f"training initial weights on procedural (generated) images, once: {recipe.privacy.steps} steps, into {path}"
         )
         try:
-            job = create_job(Preflight.of(recipe, path, watcher=watcher), watcher)
+            job = create_job(Preflight.of(recipe, path, progress=progress), progress)
         except UserError as error:
             raise UserError(
                 f"procedural initialisation in data.stores = {config.data.stores!r}: {error.sentence} [start-failed]"
             ) from error
         with job.run.locked():
-            run_job(job, watcher)
+            run_job(job, progress)
         return path, False
     if start_is_there(config):
         return path, True
     run = RunDirectory.open(path)  # it was interrupted
     with run.locked():
         if not run.finished:
-            watcher.note(f"resuming the procedural initialisation in {path}")
-            run_job(resume_job(run, watcher), watcher)
+            progress.note(f"resuming the procedural initialisation in {path}")
+            run_job(resume_job(run, progress), progress)
     return path, False

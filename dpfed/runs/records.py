@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dpfed.config import Config
-from dpfed.data.importers import Progress
+from dpfed.data.importers import ImportProgress
 from dpfed.data.opening import open_records
 from dpfed.data.public_store import open_public, public_fingerprint
 from dpfed.data.store.records import RecordStore
@@ -23,22 +23,22 @@ from dpfed.paths import path_of
 from dpfed.privacy.method import method_named
 
 
-def records_of(config: Config, progress: Progress | None = None, say: Callable[[str], None] | None = None) -> RecordStore:
+def records_of(config: Config, progress: ImportProgress | None = None, say: Callable[[str], None] | None = None) -> RecordStore:
     """Opens the records of a configuration, with images as its model expects them; see `open_records`.
 
     Args:
-        config: settled.
+        config: its defaults resolved.
         progress: called while records are imported.
         say: told what an import did not use.
     """
     return open_records(config.data, progress, preprocessing_of(config.model, config.data.resize).interpolation, say)
 
 
-def public_records_of(config: Config, private: RecordStore, progress: Progress | None = None) -> RecordStore | None:
+def public_records_of(config: Config, private: RecordStore, progress: ImportProgress | None = None) -> RecordStore | None:
     """Opens the public records that join every group, where the method has any; see `open_public`.
 
     Args:
-        config: settled.
+        config: its defaults resolved.
         private: the open records of the run.
         progress: called while records are generated.
     """

@@ -12,16 +12,14 @@ from dpfed.artifacts.verification import ledger_of
 from dpfed.artifacts.view import results_in
 from dpfed.config import read_back
 from dpfed.errors import UserError
-from dpfed.evaluation.suite import Evaluation
-from dpfed.evaluation.tasks import tasks_of
+from dpfed.evaluation.measured import Evaluation
 from dpfed.models.parameters import TrainableVector
-from dpfed.progress import Silent, Watcher
+from dpfed.progress import Progress, Silent
 from dpfed.protocol.statement import terms_at
 from dpfed.runs import budgeting
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.noise_alone import noise_alone
 from dpfed.runs.outcome import rewrite_artifacts
-from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints, steps_of
 
 
@@ -29,7 +27,7 @@ def evaluate_run(
     folder: str | Path,
     split: str | None = None,
     tasks: list[str] | None = None,
-    watcher: Watcher | None = None,
+    progress: Progress | None = None,
     not_covered: str | None = None,
 ) -> list[Evaluation]:
     """Measures a run's untrained and trained model; a finished run's results, card and report take the new figures in.
@@ -41,7 +39,7 @@ def evaluate_run(
         folder: a run directory. An unfinished run is measured at its last checkpoint; nothing but the mark is written to it.
         split: ``validation`` or ``test``; the run's own by default.
         tasks: the run's own by default.
-        watcher: learns what is done.
+        progress: learns what is done.
         not_covered: under a lifetime budget, why figures of training labels may be measured; default: the run's own words.
 
     Raises:
@@ -59,19 +57,19 @@ def evaluate_run(
     saved = Checkpoints(run.checkpoints, 1).paths()
     if not saved:
         raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it. [run-checkpoint-missing]")
-    watcher = watcher or Silent()
-    parts = assemble(resolve(read_back(tree, "evaluation"), watcher), watcher=watcher, terms=terms_at(run.terms))
-    if not parts.store.public and uses_labelled_bank(tasks_of(parts.store, parts.config.evaluation, parts.config.model)):
+    progress = progress or Silent()
+    parts = build(read_back(tree, "evaluation"), progress=progress, terms=terms_at(run.terms))
+    if not parts.store.public and uses_labelled_bank(parts.evaluator.tasks):
         why = not_covered or parts.config.privacy.not_covered
         budgeting.not_covered(run, parts.store, "k-NN and linear probe are exact functions of training labels", why)
         run.disclose(LABELLED_FIGURES)
-    watcher.note("measuring the model before training")
-    parts.load_weights(saved[0])
-    untrained, weights = parts.evaluate("untrained", 0), TrainableVector(parts.model).gather()
-    parts.load_weights(saved[-1])
-    watcher.note("measuring the trained model")
+    progress.note("measuring the model before training")
+    parts.trainer.load_weights(saved[0])
+    untrained, weights = parts.evaluator(parts.model, "untrained", 0), TrainableVector(parts.model).gather()
+    parts.trainer.load_weights(saved[-1])
+    progress.note("measuring the trained model")
     step = steps_of(saved[-1])
-    trained = parts.evaluate("trained", step)
+    trained = parts.evaluator(parts.model, "trained", step)
     noise = noise_alone(parts, weights) if trained and steps_of(saved[0]) < step else []
     figures = untrained + [figure.compared(untrained, noise) for figure in trained]
     if run.finished:

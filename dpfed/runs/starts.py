@@ -30,7 +30,7 @@ def starting_weights(config: Config) -> StartingWeights | None:
     """The weights that a configuration starts from; ``None``: random ones, or those of its open_clip or timm model.
 
     Args:
-        config: whose model is settled (`dpfed.runs.resolution.settle_model`) if the start is procedural.
+        config: whose model's defaults are resolved (`dpfed.runs.settling.resolve_model_defaults`) if the start is procedural.
 
     Raises:
         MissingStart: if there are none where it says.
@@ -85,7 +85,7 @@ def start_is_there(config: Config) -> bool:
     """Whether the procedural initialisation of a configuration's model is there, whole.
 
     Args:
-        config: that it is for, its model settled.
+        config: that it is for, its model's defaults resolved.
 
     Raises:
         UserError: if it is damaged.
@@ -97,16 +97,16 @@ def start_is_there(config: Config) -> bool:
     return True
 
 
-def refuse_start(config: Config) -> None:
-    """Refuses starting weights that are not there, or not of the model, or that would give private records away.
+def checked_start(config: Config) -> StartingWeights | None:
+    """The starting weights of a configuration; ``None``: it names none, or a procedural initialisation.
 
-    A procedural initialisation is looked for later (`starting_weights`): its place follows from the architecture (torch).
+    That one is looked for later (`starting_weights`): its place follows from the architecture (torch).
 
     Raises:
         UserError: see `starting_weights`; also for a run without a guarantee on records that are not public.
     """
     if config.model.start in (None, PROCEDURAL):
-        return
+        return None
     found = starting_weights(config)
     assert found is not None
     for run in found.trained or ():
@@ -116,6 +116,7 @@ def refuse_start(config: Config) -> None:
                 f"{run['run']}), and no privacy guarantee holds for them: nothing would protect them in a model that starts "
                 "there. Start from a private run, or from one on public records. [start-unprotected]"
             )
+    return found
 
 
 def recipe_for(config: Config) -> Config:
@@ -146,11 +147,11 @@ def procedural_path(config: Config) -> Path:
     """The run's directory of a procedural initialisation: in ``data.stores``, named by a hash of all that it depends on.
 
     Args:
-        config: that it is for, its model settled (`dpfed.runs.resolution.settle_model`).
+        config: that it is for, its model's defaults resolved (`dpfed.runs.settling.resolve_model_defaults`).
     """
     recipe = recipe_for(config)
     if recipe.data.size is None:
-        raise ValueError("the size of the images is not settled")
+        raise ValueError("the size of the images is not resolved")
     # Not where files are, nor what computes: the digest of an open_clip architecture stands for its name.
     apart = {"data": {"stores"}, "training": {"device"}, "model": {"architecture"}}
     tree = recipe.model_dump(mode="json", exclude=apart, exclude_defaults=True)
@@ -159,18 +160,17 @@ def procedural_path(config: Config) -> Path:
     return Path(config.data.stores) / _FOLDER / f"{config.model.kind}-{digest}"
 
 
-def origin_of(config: Config) -> dict[str, Any] | None:
+def origin_of(config: Config, start: StartingWeights | None) -> dict[str, Any] | None:
     """What a run writes of its starting weights when it begins; ``None``: it has none of its own choice.
 
     Args:
-        config: settled.
+        config: its defaults resolved.
 
     Returns:
         ``weights`` (in words), ``sha256``, and ``trained``: the runs that made them (``None``: nothing says).
     """
     from dpfed.models.summary import start_of  # it needs torch
 
-    found = starting_weights(config)
-    if found is None:
+    if start is None:
         return None
-    return {"weights": start_of(config.model), "sha256": found.digest, "trained": found.trained}
+    return {"weights": start_of(config.model), "sha256": start.digest, "trained": start.trained}

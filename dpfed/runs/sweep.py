@@ -19,23 +19,24 @@ from typing import Any
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.view import read_view
 from dpfed.building.plan import plan_of
+from dpfed.callbacks import StepSummary
 from dpfed.config import Config, parse_config
 from dpfed.data.sampling import protected_count
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError, goes_on, nearest
-from dpfed.evaluation.suite import Evaluation
+from dpfed.evaluation.measured import Evaluation
 from dpfed.files.shipped import find_sweep
 from dpfed.files.toml_file import leaves, put, read_toml
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import large_delta, meaning, protected_by, round_up
-from dpfed.progress import Silent, Watcher
+from dpfed.progress import Progress, Silent
 from dpfed.report.html import write_report
 from dpfed.report.view import RunView
 from dpfed.runs.budgeting import hold_sweep, may_have_budget, preflight_budget
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import run_pretraining
 from dpfed.runs.records import records_of
-from dpfed.runs.resolution import settle
+from dpfed.runs.settling import resolve_defaults
 from dpfed.schema.wording import has_control_characters, shown
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,99}")  # the name of a folder
@@ -73,7 +74,7 @@ class SweepOutcome:
     comparison: Path
 
 
-def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher | None = None) -> SweepOutcome:
+def sweep(base: Config, file: str | Path, folder: str | Path, progress: Progress | None = None) -> SweepOutcome:
     """Trains every run of a sweep file into ``folder/SWEEP/RUN`` and writes ``folder/SWEEP/comparison.html``.
 
     Finished runs are kept, interrupted ones are resumed. The privacy that all runs cost together is in the outcome's `promise`:
@@ -84,26 +85,26 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
         file: a TOML file with ``name``, ``about`` and ``[[run]]`` tables of ``name`` and ``set`` (keys such as
             ``"adaptation.rank"`` to values), or the name of one that dpfed ships, such as ``table5``.
         folder: holds the sweeps' folders.
-        watcher: sees the stages.
+        progress: sees the stages.
 
     Raises:
         UserError: before anything is trained, for a bad entry or a folder that holds another run; later, whatever `pretrain`
             and `resume` refuse. The runs that are finished by then stay.
     """
-    watcher = watcher or Silent()
+    progress = progress or Silent()
     asked = read_sweep(file, base)
     target = Path(folder) / asked.name
     preflights: dict[str, Preflight] = {}
     for name, config in asked.configs.items():
-        preflights[name] = Preflight.of(config, target / name, watcher=_Prefixed(watcher, name), resume=True)
+        preflights[name] = Preflight.of(config, target / name, progress=_Prefixed(progress, name), resume=True)
         if preflights[name].there:
-            RunDirectory.open(target / name).refuse_another(settle(config))
+            RunDirectory.open(target / name).refuse_another(resolve_defaults(config))
     _reserve({one.folder: one.config for one in preflights.values() if not one.there})
-    advance = watcher.stage("runs", len(asked.configs))
+    advance = progress.stage("runs", len(asked.configs))
     runs: list[RunView] = []
     with goes_on(lambda: f"stopped with {len(runs)} of {len(asked.configs)} runs finished; the same command resumes"):
         for name, preflight in preflights.items():
-            runs.append(read_view(run_pretraining(preflight, _Prefixed(watcher, name)).path))
+            runs.append(read_view(run_pretraining(preflight, _Prefixed(progress, name)).path))
             advance(len(runs))
     comparison = target / "comparison.html"
     promise = joint_promise(runs)
@@ -166,10 +167,10 @@ def _reserve(configs: dict[Path, Config]) -> None:
     for folder, config in configs.items():
         if not may_have_budget(config):
             continue
-        settled = settle(config)
-        store = records_of(settled)
-        plan = plan_of(protected_count(store, config.privacy.unit), settled)
-        preflight_budget(folder, settled, store, plan)
+        resolved = resolve_defaults(config)
+        store = records_of(resolved)
+        plan = plan_of(protected_count(store, config.privacy.unit), resolved)
+        preflight_budget(folder, resolved, store, plan)
         if plan.has_guarantee:
             stores[store.path] = store
             plans.setdefault(store.path, {})[folder] = (config.name, plan)
@@ -177,27 +178,27 @@ def _reserve(configs: dict[Path, Config]) -> None:
         hold_sweep(stores[path], own)
 
 
-class _Prefixed:
+class _Prefixed(Progress):
     """Says to which run a stage or a note belongs."""
 
-    def __init__(self, watcher: Watcher, name: str) -> None:
-        self._watcher, self._name = watcher, name
+    def __init__(self, progress: Progress, name: str) -> None:
+        self._progress, self._name = progress, name
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
-        """See `Watcher`."""
-        return self._watcher.stage(f"{self._name}: {name}", total)
+        """See `Progress`."""
+        return self._progress.stage(f"{self._name}: {name}", total)
 
     def note(self, text: str) -> None:
-        """See `Watcher`."""
-        self._watcher.note(f"{self._name}: {text}")
+        """See `Progress`."""
+        self._progress.note(f"{self._name}: {text}")
 
-    def evaluated(self, figures: list[Evaluation]) -> None:
-        """See `Watcher`."""
-        self._watcher.evaluated(figures)
+    def on_step(self, step: StepSummary) -> None:
+        """See `Callback`."""
+        self._progress.on_step(step)
 
-    def figures(self, step: int, values: dict[str, float]) -> None:
-        """See `Watcher`."""
-        self._watcher.figures(step, {f"{self._name}/{name}": value for name, value in values.items()})
+    def on_evaluation(self, figures: list[Evaluation]) -> None:
+        """See `Callback`."""
+        self._progress.on_evaluation(figures)
 
 
 def _refuse_unknown(table: dict[str, Any], valid: tuple[str, ...], where: str) -> None:

@@ -19,18 +19,17 @@ from dpfed.config import OptimizerConfig
 from dpfed.data.store.index import blocks
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.features.towers import from_features
 from dpfed.models.contract import embeddings_of
 from dpfed.models.parameters import TrainableVector, exact_type
-from dpfed.runs.assembly import Components
-from dpfed.training.post_processing import build_optimizer, take_step
+from dpfed.runs.build import Parts
+from dpfed.training.optimizers import build_optimizer, take_step
 
 _RECORDS = 4  # of the group that is tried
 _LEAST_SIGNAL = 1e-6  # of the length that the noise is made for: it buries a shorter gradient
 _LEAST_CHANGE = 1e-6  # of the weights' length, by all steps together: float32 hardly tells that apart
 
 
-def try_step(parts: Components) -> None:
+def try_step(parts: Parts) -> None:
     """Refuses a run whose steps change nothing, learn nothing or end in numbers that are not finite.
 
     Args:
@@ -58,18 +57,18 @@ def try_step(parts: Components) -> None:
         vector.assign(before)
 
 
-def _few(parts: Components) -> GroupBatch:
+def _few(parts: Parts) -> GroupBatch:
     """One small group of noise, which has a record more than the loss needs."""
-    batch = parts.dummy_batch(parts.device)
+    batch = parts.dummy_batch()
     records = len(next(iter(batch.views.values())))
     count = min(records, max(_RECORDS, 1 + parts.config.objective.loss.least, 1 + parts.config.public.records))
     return GroupBatch({name: view[:count] for name, view in batch.views.items()}, [0, count])
 
 
-def _gradient(parts: Components, batch: GroupBatch) -> Tensor:
+def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
     """The gradient of the group, clipped; refused where it is nothing beside what it is clipped to."""
     config, plan = parts.config, parts.plan
-    model = from_features(parts.model) if config.cached_views else parts.model
+    model = parts.trainer.views.trained(parts.model)
     engine = LoopEngine(model, config.training.precision, group_loss(config))
     total = engine.zeros()
     model.train()
@@ -98,7 +97,7 @@ def _gradient(parts: Components, batch: GroupBatch) -> Tensor:
     return total
 
 
-def _try_weights(parts: Components, batch: GroupBatch, gradient: Tensor, before: Tensor) -> None:
+def _try_weights(parts: Parts, batch: GroupBatch, gradient: Tensor, before: Tensor) -> None:
     """Takes a step with noise, at the highest learning rate, and refuses one that is too short or too long."""
     plan, optimizer, vector = parts.plan, parts.config.optimizer, TrainableVector(parts.model)
     generator = torch.Generator().manual_seed(0)  # nothing is released: the noise need not be secret
@@ -135,9 +134,9 @@ def _rate(optimizer: OptimizerConfig) -> str:
 
 
 @torch.no_grad()
-def _all_finite(parts: Components, batch: GroupBatch) -> bool:
+def _all_finite(parts: Parts, batch: GroupBatch) -> bool:
     """Whether the embeddings and features of a few images of noise are finite numbers."""
-    model = from_features(parts.model) if parts.config.cached_views else parts.model
+    model = parts.trainer.views.trained(parts.model)
     model.eval()
     found = list(embeddings_of(model, batch.views).values())
     if not parts.config.cached_views:

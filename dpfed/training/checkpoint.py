@@ -22,14 +22,14 @@ from dpfed.errors import UserError
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.reading import require_regular
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.post_processing import PostProcessor, load_states, serve, states_of
+from dpfed.training.post_processing import PostProcessor, assign_averaged_weights, load_states, states_of
 
 FORMAT = "dpfed-checkpoint-2"
 _POST = "post/"  # in front of what post-processors keep
 
 
 @dataclass(frozen=True)
-class Progress:
+class Position:
     """Where a checkpoint stands.
 
     Attributes:
@@ -70,7 +70,7 @@ class Checkpoints:
         paths = self.paths()
         return [steps_of(path) for path in (paths[1:] if len(paths) > self._keep else paths)]
 
-    def resume(self, model: nn.Module, coordinator: Coordinator) -> tuple[Progress, list[Path]]:
+    def resume(self, model: nn.Module, coordinator: Coordinator) -> tuple[Position, list[Path]]:
         """Restores the newest checkpoint that is not damaged.
 
         Returns:
@@ -90,7 +90,7 @@ class Checkpoints:
             "backup. The ledger states what was spent. [checkpoint-all-damaged]"
         )
 
-    def save(self, progress: Progress, model: nn.Module, coordinator: Coordinator) -> Path:
+    def save(self, progress: Position, model: nn.Module, coordinator: Coordinator) -> Path:
         """Writes a checkpoint, then removes the oldest beyond `keep`, but never the first one."""
         whole = not self.paths()
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
@@ -116,7 +116,7 @@ class Checkpoints:
             old.unlink()
         return path
 
-    def load(self, path: Path, model: nn.Module, coordinator: Coordinator) -> Progress:
+    def load(self, path: Path, model: nn.Module, coordinator: Coordinator) -> Position:
         """Restores model, optimizer and post-processors from a checkpoint.
 
         Raises:
@@ -132,7 +132,7 @@ class Checkpoints:
         groups = coordinator.optimizer.state_dict()["param_groups"]
         coordinator.optimizer.load_state_dict({"state": state, "param_groups": groups})
         load_states(coordinator.post_processors, _under(_POST, tensors), f"the checkpoint {path}")
-        return Progress(int(header["step"]), int(header["charged"]), header["fingerprint"])
+        return Position(int(header["step"]), int(header["charged"]), header["fingerprint"])
 
 
 def steps_of(path: Path) -> int:
@@ -154,7 +154,7 @@ def load_weights(path: Path, model: nn.Module, processors: Sequence[PostProcesso
     tensors, _ = _read(path)
     _load_model(path, tensors, model)
     load_states(processors, _under(_POST, tensors), f"the checkpoint {path}")
-    serve(model, processors)
+    assign_averaged_weights(model, processors)
 
 
 def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None:

@@ -12,53 +12,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.callbacks import StepSummary
 from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.blocks import Blocks, SumNoise, on_host
 from dpfed.privacy.ledger import Ledger, Release
-from dpfed.privacy.phase import MetricsWindow
+from dpfed.privacy.metrics_window import MetricsWindow
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
+from dpfed.training.optimizers import SETTING, build_optimizer, take_step
 from dpfed.training.options import OptimizerConfig
-from dpfed.training.post_processing import SETTING, PostProcessor, build_optimizer, learning_rate, post_processors, take_step
+from dpfed.training.post_processing import PostProcessor, post_processors
 from dpfed.training.private_metrics import PrivateMetrics
 from dpfed.training.releases import Releases
+from dpfed.training.schedules import learning_rate
 
 DISCARDED = "discarded"  # in the place of a digest
-
-
-@dataclass(frozen=True)
-class StepSummary:
-    """What a step may tell: all of it follows from the noisy sum or the configuration.
-
-    Attributes:
-        step: 0 .. T - 1.
-        learning_rate: of this step.
-        noisy_gradient_norm: L2; ``None``: the step was discarded, and the model stayed as it was.
-        window: the figures of the window that the step ended, where such are released.
-    """
-
-    step: int
-    learning_rate: float
-    noisy_gradient_norm: float | None
-    window: MetricsWindow | None = None
-
-    @property
-    def done(self) -> int:
-        """Steps finished."""
-        return self.step + 1
-
-    def figures(self) -> dict[str, Any]:
-        """What metrics.jsonl keeps beside step and epsilon."""
-        figures: dict[str, Any] = {"learning_rate": self.learning_rate, "noisy_gradient_norm": self.noisy_gradient_norm}
-        return figures if self.window is None else {**figures, "phase": self.window.figures()}
 
 
 class Coordinator:
@@ -249,7 +223,7 @@ class Coordinator:
         self._require_finite(step)
         for processor in self.post_processors:
             processor.updated(step)
-        return StepSummary(step, rate, norm, self._told(step, statistics))
+        return StepSummary(step, self._plan.steps, rate, norm, self._told(step, statistics), self._spent)
 
     def _norm(self, gradient: Tensor) -> float:
         """L2; of a long gradient in float64, block by block."""
@@ -261,7 +235,11 @@ class Coordinator:
         return math.sqrt(math.fsum(torch.stack(squares).tolist()))
 
     def _skipped(self, step: int) -> StepSummary:
-        return StepSummary(step, learning_rate(self._config, step, self._plan.steps), None, self._told(step, None))
+        steps = self._plan.steps
+        return StepSummary(step, steps, learning_rate(self._config, step, steps), None, self._told(step, None), self._spent)
+
+    def _spent(self, steps: int) -> float | None:
+        return self._ledger.epsilon_after(steps) if self._plan.has_guarantee else None
 
     def _told(self, step: int, statistics: Tensor | None) -> MetricsWindow | None:
         """Takes in the statistics behind a noisy gradient."""

@@ -3,16 +3,12 @@
 Differential privacy is closed under post-processing, so nothing here costs epsilon, and nothing here may look at anything but
 what the coordinator released. A run has a list of processors, in order. Each keeps its own state: checkpoints carry it under
 its name, and nobody else knows what it holds. To add one: a class here, and a line in `post_processors`.
-
-Also here: optimizers and learning rates: post-processing of a private gradient, so none of it costs privacy.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +36,7 @@ class PostProcessor:
     def updated(self, step: int) -> None:
         """The model has its new parameters."""
 
-    def served(self, weights: Tensor) -> Tensor:
+    def averaged(self, weights: Tensor) -> Tensor:
         """The weights ``(P,)`` that are measured and published, in place of those that training continues with ``(P,)``."""
         return weights
 
@@ -71,7 +67,7 @@ class MovingAverage(PostProcessor):
         decay = min(self._decay, (1 + step) / (10 + step))
         self._weights.lerp_(self._vector.gather(), 1 - decay)
 
-    def served(self, weights: Tensor) -> Tensor:
+    def averaged(self, weights: Tensor) -> Tensor:
         """See `PostProcessor`."""
         return self._weights
 
@@ -87,7 +83,7 @@ class MovingAverage(PostProcessor):
 class SetWeights(PostProcessor):
     """Writes each noisy sum into its place in the weights, where a run is in closed form, and nowhere else.
 
-    The optimizer subtracts what it gets (`dpfed.training.post_processing.SETTING`), and each place holds 0 before its step.
+    The optimizer subtracts what it gets (`dpfed.training.optimizers.SETTING`), and each place holds 0 before its step.
     """
 
     name = "set_weights"
@@ -109,12 +105,12 @@ def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProce
         config: the ``[optimizer]`` section.
         model: on its device, at the weights from which averages start.
     """
-    found: list[PostProcessor] = []
+    processors: list[PostProcessor] = []
     if isinstance(heads := getattr(model, ATTRIBUTE, None), MomentHeads):
-        found.append(SetWeights(heads.layout))
+        processors.append(SetWeights(heads.layout))
     if config.ema:
-        found.append(MovingAverage(model, config.ema))
-    return found
+        processors.append(MovingAverage(model, config.ema))
+    return processors
 
 
 @contextlib.contextmanager
@@ -122,20 +118,20 @@ def averaged_weights(model: nn.Module, processors: Sequence[PostProcessor]) -> I
     """The model with the weights that are measured and published; afterwards with those that training continues with."""
     vector = TrainableVector(model)
     current = vector.gather()
-    serve(model, processors)
+    assign_averaged_weights(model, processors)
     try:
         yield
     finally:
         vector.assign(current)
 
 
-def serve(model: nn.Module, processors: Sequence[PostProcessor]) -> None:
+def assign_averaged_weights(model: nn.Module, processors: Sequence[PostProcessor]) -> None:
     """Gives the model the weights that are measured and published."""
     vector = TrainableVector(model)
     current = vector.gather()
     weights = current
     for processor in processors:
-        weights = processor.served(weights)
+        weights = processor.averaged(weights)
     if weights is not current:
         vector.assign(weights)
 
@@ -164,62 +160,9 @@ def load_states(processors: Sequence[PostProcessor], states: Mapping[str, Tensor
             "optimizer.ema (and the model) back. [optimizer-ema]"
         )
     for processor in processors:
-        own = {name: value for name, value in given.items() if name.startswith(f"{processor.name}/")}
-        processor.load_state_dict({name.partition("/")[2]: value for name, value in own.items()})
+        state = {name: value for name, value in given.items() if name.startswith(f"{processor.name}/")}
+        processor.load_state_dict({name.partition("/")[2]: value for name, value in state.items()})
 
 
 def _listed(names: list[str]) -> str:
     return ", ".join(name.replace("_", " ") for name in names) or "no averages"
-
-
-# Of a run in closed form, whose noisy sums are the weights themselves (`dpfed.training.post_processing.SetWeights`).
-SETTING = OptimizerConfig(name="sgd", learning_rate=1.0, momentum=0.0)
-
-
-def build_optimizer(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The configured optimizer over the trainable parameters."""
-    common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
-    match config.name:
-        case "sgd":
-            return torch.optim.SGD(parameters, momentum=config.momentum, **common)
-        case "adam":
-            return torch.optim.Adam(parameters, **common)
-        case "adamw":
-            return torch.optim.AdamW(parameters, **common)
-        case "lars":
-            from timm.optim import Lars  # a slow import that only this optimizer needs
-
-            return Lars(parameters, momentum=config.momentum, **common)
-
-
-def take_step(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], parts: Iterable[Tensor], rate: float) -> None:
-    """One step of an optimizer.
-
-    Args:
-        optimizer: over the parameters.
-        parameters: those of the model.
-        parts: the gradient of each.
-        rate: learning rate.
-    """
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    for parameter, part in zip(parameters, parts, strict=True):
-        parameter.grad = part
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-
-def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """Learning rate of a step: linear warm-up, then constant or a cosine to zero.
-
-    Args:
-        config: peak rate, warm-up and schedule.
-        step: 0 .. steps - 1.
-        steps: length of the run.
-    """
-    if step < config.warmup:
-        return config.learning_rate * (step + 1) / config.warmup
-    if config.schedule == "constant":
-        return config.learning_rate
-    progress = (step - config.warmup) / max(1, steps - config.warmup)
-    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpfed.privacy.group_statistics import BELOW, LOSS, WITHIN
-from dpfed.privacy.phase import MetricsWindow
+from dpfed.privacy.metrics_window import MetricsWindow
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.plan_checks import CLIP_NORMS
 from dpfed.training.post_processing import PostProcessor

@@ -1,87 +1,187 @@
-"""The loop. Read this first: everything else is a detail of one of its lines."""
+"""A model, records, a plan and a loss: what a training consists of, whoever makes the parts and wherever its steps run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any
 
-from dpfed.bounding.bounded_sum import BoundedSum
-from dpfed.training.coordinator import Coordinator, StepSummary
+import numpy as np
+import torch
+from torch import nn
+
+from dpfed.bounding.engines import Engine
+from dpfed.data.public_records import PublicNegatives
+from dpfed.data.sampling import PartitionRows, partition_keys, unit_keys
+from dpfed.data.store.records import RecordStore
+from dpfed.features.training_views import TrainingViews
+from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.blocks import block_length
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.training.checkpoint import load_weights
+from dpfed.training.coordinator import Coordinator
+from dpfed.training.options import OptimizerConfig
+from dpfed.training.post_processing import post_processors
+from dpfed.training.private_metrics import PrivateMetrics
+from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 
-
-class Transport(Protocol):
-    """Adds up the owners' sums, wherever the owners are."""
-
-    def aggregate(self, step: int) -> BoundedSum | None:
-        """The sum over all owners' groups of one step; ``None``: the step was discarded; it is still charged."""
-
-    def set_clip_threshold(self, threshold: float) -> None:
-        """The norm about which the next steps ask: all owners must know it (`Worker.threshold`)."""
+MakeEngine = Callable[[nn.Module, PrivacyPlan, Randomness, int], Engine]
 
 
 @dataclass(frozen=True)
-class Observer:
-    """What may write or show something of a step.
+class Partition:
+    """What of a training is one worker's.
 
     Attributes:
-        see: is called with the step's public summary, when its release is on disk and charged.
-        due: whether it has anything to do with a step.
+        rank: the worker's number.
+        indices: ``(n,)`` of the store, records from which its groups are drawn, or which rows of the store these are.
+        groups: K_w, its part of the K groups.
+        world_size: among how many workers with the same records the K groups are divided; 1: its records are its own.
     """
 
-    see: Callable[[StepSummary], None]
-    due: Callable[[StepSummary], bool] = lambda summary: True
+    rank: int
+    indices: np.ndarray | PartitionRows
+    groups: int
+    world_size: int = 1
 
 
-class InProcess:
-    """Owners in this very process: one machine, or the simulation of several owners."""
+@dataclass(frozen=True)
+class SharedNoise:
+    """The noise of a federation whose parties add it among themselves.
 
-    def __init__(self, workers: list[Worker]) -> None:
-        self._workers = workers
-
-    def aggregate(self, step: int) -> BoundedSum:
-        """See `Transport`."""
-        first, *others = (worker.bounded_sum(step) for worker in self._workers)
-        for other in others:
-            first = first + other
-        return first
-
-    def set_clip_threshold(self, threshold: float) -> None:
-        """See `Transport`."""
-        for worker in self._workers:
-            worker.threshold = threshold
-
-
-def train(
-    transport: Transport,
-    coordinator: Coordinator,
-    steps: Iterable[int],
-    observers: Iterable[Observer] = (),
-    advance: Callable[[int], None] = lambda done: None,
-) -> None:
-    """Runs the private steps.
-
-    Args:
-        transport: adds up the workers' sums.
-        coordinator: adds the noise, pays, updates.
-        steps: the steps to take, in order.
-        observers: called after each step that they are due at: checkpoints, metrics, evaluation.
-        advance: learns after each step how many are done, and nothing else.
+    Attributes:
+        parties: how many add it together (`PrivacyPlan.noise_of`).
+        std: on each number of their sum, which may be more than the plan's; ``None``: as planned.
     """
-    observers = list(observers)
-    try:
-        for step in steps:
-            summary = coordinator.replay(step)
-            if summary is None:
-                if coordinator.threshold is not None:
-                    transport.set_clip_threshold(coordinator.threshold)
-                total = transport.aggregate(step)
-                summary = coordinator.discard(step) if total is None else coordinator.apply(step, total)
-            advance(summary.done)
-            for observer in observers:
-                if observer.due(summary):
-                    coordinator.commit()
-                    observer.see(summary)
-    finally:  # also what an error says may depend on the last release
-        coordinator.commit()
+
+    parties: int = 1
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What is trained, on which records, by which loss, and what is promised.
+
+    Attributes:
+        plan: what is promised.
+        model: on its device; `coordinator` updates it in place.
+        records: the store.
+        views: makes what the model reads.
+        engine: makes what computes a worker's clipped sums from a model, the plan, the worker's randomness and its rank: by
+            which loss, and how.
+        optimizer: what is done with noisy averages.
+        microbatch: records whose views are in memory at a time.
+        public: the store of public records that join every group, where the method has any.
+        rank: which of the processes that share the work this is.
+        world_size: how many there are.
+        noise: of parties that add it among themselves.
+        released_in_blocks: whether a sum's digest and noise are made block by block. Those of a federation are one block.
+    """
+
+    plan: PrivacyPlan
+    model: nn.Module
+    records: RecordStore
+    views: TrainingViews
+    engine: MakeEngine
+    optimizer: OptimizerConfig
+    microbatch: int = 1024
+    public: RecordStore | None = None
+    rank: int = 0
+    world_size: int = 1
+    noise: SharedNoise = SharedNoise()
+    released_in_blocks: bool = True
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    @property
+    def divides_groups(self) -> bool:
+        """Whether several workers with the same records divide the groups of a step. Then the groups, and their sum, are the
+        same for any number of workers. Otherwise each has records of its own: where every record makes a group, which comes to
+        the same, and where features of frozen towers are computed once, each record's by one worker."""
+        return not self.plan.bounding.method.singleton_groups and not self.views.cached
+
+    @property
+    def partition(self) -> Partition:
+        """This process's part of the groups, and of the records, by `rank` and `world_size`."""
+        groups = self.plan.groups_of(self.rank, self.world_size)
+        if self.divides_groups:
+            return Partition(self.rank, PartitionRows(self.records, self.records.keys), groups, self.world_size)
+        keys = partition_keys(self.records, self.plan.promise.unit)
+        return Partition(self.rank, PartitionRows(self.records, keys, self.rank, self.world_size), groups)
+
+    def worker(self, randomness: Randomness, partition: Partition | None = None, model: nn.Module | None = None) -> Worker:
+        """A worker, which holds private records.
+
+        Args:
+            randomness: the workers'.
+            partition: what is this worker's; default: `partition`.
+            model: to be trained, if not `model` itself but a copy of it.
+        """
+        part, model = partition or self.partition, self.views.trained(model or self.model)
+        keys, units = self.records.keys, unit_keys(self.records, self.plan.promise.unit)
+        if not isinstance(part.indices, PartitionRows):
+            keys, units = keys[part.indices], None if units is None else units[part.indices]
+        return Worker(
+            plan=self.plan,
+            model=model,
+            engine=self.engine(model, self.plan, randomness, part.rank),
+            views=self.views.maker(self.model, self.records, part.indices),
+            indices=part.indices,
+            keys=keys,
+            randomness=randomness,
+            microbatch=self.microbatch,
+            rank=part.rank,
+            groups=part.groups,
+            world_size=part.world_size,
+            noise_shares=self.noise.parties,
+            units=units,
+            public_negatives=self._public_negatives(),
+        )
+
+    def coordinator(self, randomness: Randomness, ledger: Ledger, releases: Releases | None = None) -> Coordinator:
+        """The coordinator, which adds the noise, pays and updates `model`.
+
+        Args:
+            randomness: the coordinator's.
+            ledger: of this plan.
+            releases: keeps noisy sums until a checkpoint takes them in.
+        """
+        return Coordinator(self.plan, self.model, self.optimizer, randomness, ledger, releases, self.noise.std)
+
+    def create_ledger(self, path: Path, marks: dict[str, bool] | None = None) -> Ledger:
+        """A ledger for this training: what it spends is written there before anything leaves.
+
+        Args:
+            path: of the file, which must not be there.
+            marks: what else the ledger says of the training from its first line on.
+        """
+        size = TrainableVector(self.model).numel + self.plan.statistics_count
+        return Ledger.create(path, self.plan, marks, block_length(size) if self.released_in_blocks else None)
+
+    def load_weights(self, checkpoint: Path) -> None:
+        """Gives the model the weights of a checkpoint that are measured and published.
+
+        Raises:
+            UserError: if the checkpoint is damaged or belongs to another model.
+        """
+        private_metrics = [PrivateMetrics(self.plan)] if self.plan.statistics else []
+        load_weights(checkpoint, self.model, [*private_metrics, *post_processors(self.optimizer, self.model)])
+
+    def replace(self, **changes: Any) -> Trainer:
+        """A trainer with other attributes."""
+        return dataclasses.replace(self, **changes)
+
+    def _public_negatives(self) -> PublicNegatives | None:
+        if self.public is None:
+            return None
+        rows = self.public.split("train")
+        views = self.views.maker(self.model, self.public, rows)
+        return PublicNegatives(views, rows, self.plan.bounding.options["public_records"])

@@ -42,14 +42,14 @@ class Worker:
         plan: the sampling rate, the groups and what is clipped.
         model: shared with the coordinator in one process, a replica elsewhere.
         engine: computes the sum of clipped gradients of `model`.
-        views: makes the views of this owner's store.
-        indices: ``(n,)`` training indices that this owner holds, or which rows of its store these are.
+        views: makes the views of this worker's store.
+        indices: ``(n,)`` training indices that this worker holds, or which rows of its store these are.
         keys: ``(n,)`` their record keys; of all rows of the store, where `indices` are `PartitionRows`.
-        randomness: the owner's secret randomness.
+        randomness: the workers' secret randomness.
         microbatch: records whose views are in memory at a time; one group is never divided.
         rank: the worker's number.
-        groups: K_w, how many of the plan's K groups are this owner's; ``None``: all.
-        world_size: among how many owners of the same records the K groups are divided; 1: these records are this owner's alone.
+        groups: K_w, how many of the plan's K groups are this worker's; ``None``: all.
+        world_size: among how many workers on the same records the K groups are divided; 1: these are this worker's alone.
         noise_shares: how many parties add the noise together, where owners add it (`PrivacyPlan.noise_of`).
         units: ``(n,)`` as `keys`, the keys of the records' units where the plan protects units, otherwise ``None``.
         public_negatives: the public records that join every group, where the method has any.
@@ -87,17 +87,26 @@ class Worker:
         public = 0 if public_negatives is None else public_negatives.count
         if bounding.options.get("public_records", 0) != public:
             raise ValueError(f"{public} public records join every group, against the plan's method '{bounding.method_name}'")
-        self._plan, self._model, self._engine, self._views, self._prefetch_images = plan, model, engine, views, views.prefetch
-        own = indices if isinstance(indices, PartitionRows) else None
-        self._indices, self._keys, self._randomness = None if isinstance(indices, PartitionRows) else indices, keys, randomness
-        self._rank, self._units = rank, units
-        self._participants = participants_of(plan, randomness, keys, units, own)
-        self._public_negatives, self._microbatch = public_negatives, max(1, microbatch // (1 + public))
+        partition = indices if isinstance(indices, PartitionRows) else None
+        self._plan = plan
+        self._bounding = bounding
+        self._grid = plan.grid_of(noise_shares) if plan.private else None
+        self._model = model
+        self._vector = TrainableVector(model)
+        self._engine = engine
+        self._views = views
+        self._prefetch_images = views.prefetch
+        self._indices = None if isinstance(indices, PartitionRows) else indices
+        self._keys = keys
+        self._units = units
+        self._participants = participants_of(plan, randomness, keys, units, partition)
+        self._randomness = randomness
+        self._rank = rank
         self._groups = plan.groups if groups is None else groups
         self._divided = (rank, world_size) if world_size > 1 else (0, 1)
-        self._bounding, self.threshold = bounding, bounding.clip_norm
-        self._vector = TrainableVector(model)
-        self._grid = plan.grid_of(noise_shares) if plan.private else None
+        self._public_negatives = public_negatives
+        self._microbatch = max(1, microbatch // (1 + public))
+        self.threshold = bounding.clip_norm
         self._drawn_ahead: tuple[int, StepDraw] | None = None
 
     @property
@@ -112,7 +121,7 @@ class Worker:
             step: training step; all randomness follows from it.
 
         Returns:
-            The exact sum over this owner's groups: zeros if nothing was drawn, for an empty step is still a step.
+            The exact sum over this worker's groups: zeros if nothing was drawn, for an empty step is still a step.
         """
         draw = self._drawn(step)
         total = self._engine.zeros()

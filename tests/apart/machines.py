@@ -43,7 +43,10 @@ class Machine:
     """
 
     def __init__(self, name: str, address: str, folder: Path) -> None:
-        self.name, self.address, self.clock, self._folder = name, address, 0, folder / name
+        self.name = name
+        self.address = address
+        self.clock = 0
+        self._folder = folder / name
         for part in ("home", "ray"):
             (self._folder / part).mkdir(parents=True, exist_ok=True)
         (self._folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")

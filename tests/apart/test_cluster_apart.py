@@ -31,12 +31,10 @@ class Run:
     """A run that is submitted, and what can be seen of it."""
 
     def __init__(self, cluster, place, name, where=None, workers="2", resume=False):
-        self.cluster, self.folder, self.log, self.where = (
-            cluster,
-            place / "runs" / name,
-            f"{name}{resume:d}",
-            where or cluster.head,
-        )
+        self.cluster = cluster
+        self.folder = place / "runs" / name
+        self.log = f"{name}{resume:d}"
+        self.where = where or cluster.head
         options = [f"--set {key}={value}" for key, value in SETTINGS.items()] + ["--resume"] * resume
         changes = {"ray imagenet": "ray quickstart", "/shared/stores/imagenet": f"{place}/shapes", " --resume": ""}
         changes |= {"--workers 64": f"--workers {workers}", "--gpus-per-worker 1": "--gpus-per-worker 0"}

@@ -19,9 +19,8 @@ from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError
 from dpfed.privacy.accounting import epsilon as accounted
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain
-from dpfed.runs.resolution import resolve
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def run(audited, tmp_path) -> RunDirectory:
 
 @pytest.fixture
 def parts(audited):
-    return assemble(resolve(audited.config()))
+    return build(audited.config())
 
 
 def command(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
@@ -73,7 +72,7 @@ def test_the_file_holds_figures_and_nothing_about_any_record(audit, shapes):
 
 def test_the_promise_is_the_run_s(audit):
     run, _, result = audit
-    plan = assemble(resolve(run.config())).plan
+    plan = build(run.config()).plan
     assert result.promise.delta == plan.promise.delta
     spent = accounted(plan.mechanism, 2, plan.promise.delta)
     assert result.promise.epsilon == pytest.approx(spent)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve_defaults
 from torch import nn
 
 from dpfed.baselines.anchored_batch_norm import AnchoredBatchNorm, AnchoredEncoder, anchor_images
@@ -18,7 +19,6 @@ from dpfed.models.encoders import SmallCNN
 from dpfed.models.folder import load_encoder, save_encoder
 from dpfed.models.norm import mixes_records
 from dpfed.models.validation import check_independence, random_group, validate
-from dpfed.runs.resolution import settle
 
 ANCHORS = 9  # divisible by the records of `random_group`, so that rows of anchors could be taken for records
 BATCH = ModelConfig(width=4, embedding=8, head_hidden=8, normalisation="batch", anchor_count=ANCHORS)
@@ -92,7 +92,7 @@ def test_a_saved_model_gives_the_same_features(tmp_path, kind, image, changes):
 
 def test_a_model_folder_keeps_the_anchors_but_not_their_path(tmp_path):
     write_shapes(tmp_path / "public", train=20, validation=0, test=0)
-    config = settle(Config(model=BATCH.model_copy(update={"anchors": str(tmp_path / "public")})))
+    config = resolve_defaults(Config(model=BATCH.model_copy(update={"anchors": str(tmp_path / "public")})))
     model = build_model(config.model, config.objective)
     save_encoder(tmp_path / "model", model, facts_of(config))
     assert "public" not in (tmp_path / "model" / "model.json").read_text()

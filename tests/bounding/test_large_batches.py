@@ -15,8 +15,7 @@ from dpfed.config import parse_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
-from dpfed.runs.resolution import resolve
+from dpfed.runs.build import build
 from tests.baselines.noisy_statistics.released_lab import in_slots
 
 GROUPS, R = 1500, 2.0**24
@@ -160,8 +159,8 @@ def test_the_spread_of_every_method_is_its_longest_sum_over_its_sensitivity(name
 
 
 def test_a_worker_sums_whole_numbers_whose_length_is_the_plans(tiny):
-    parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5), world_size=2)
-    worker, seen = parts.worker(Randomness.from_seed(5)), []
+    parts = build(parse_config(tiny), Randomness.from_seed(5), world_size=2)
+    worker, seen = parts.trainer.worker(Randomness.from_seed(5)), []
     add = worker._engine.add_clipped
 
     def watched(batch, clip_norm, into):

@@ -41,7 +41,10 @@ class Job:
     """
 
     def __init__(self, head: RayHead, name: str, process: subprocess.Popen[str], output: Path) -> None:
-        self.name, self._head, self._process, self._output = name, head, process, output
+        self.name = name
+        self._head = head
+        self._process = process
+        self._output = output
 
     def wait(self, seconds: float = 400) -> Done:
         """The end of the job; should it never come, the job is stopped and the log shown."""

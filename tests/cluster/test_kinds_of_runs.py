@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
@@ -15,9 +16,8 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
-from dpfed.runs.resolution import resolve
-from dpfed.training.trainer import InProcess
+from dpfed.runs.build import build
+from dpfed.training.transport import InProcess
 from tests.cluster.witness import seen_by_two, witness
 
 
@@ -65,7 +65,7 @@ def test_private_figures_are_added_up_with_the_sums(tiny, tmp_path):
     assert [phase.last for phase in read_view(tmp_path / "run").windows] == [2, 4]
     # The first step's, of two workers in this process.
     randomness, (clean, _) = Randomness.from_seed(11), first["sums"][0]
-    parts = [assemble(resolve(config), randomness, rank=rank, world_size=2) for rank in range(2)]
+    parts = [build(config, randomness, rank=rank, world_size=2) for rank in range(2)]
     total = InProcess([one.worker(randomness.for_ranks(), model=parts[0].model) for one in parts]).aggregate(0).values
     plan = parts[0].plan
     assert total.numel() == clean.numel() == TrainableVector(parts[0].model).numel + plan.statistics_count

@@ -5,17 +5,17 @@ from queue import Empty, Queue
 from types import SimpleNamespace
 
 import pytest
+from dpfed.runs.settling import resolve
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster import launch, work
-from dpfed.cluster.launch import Resources, _refuse_job_copy, _settled, _with_a_place
+from dpfed.cluster.launch import Resources, _refuse_job_copy, _sized, _with_a_place
 from dpfed.cluster.relay import Hosts, Relay, relayed
 from dpfed.cluster.torchrun import process_group
 from dpfed.cluster.work import Task, _mark
 from dpfed.config import load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent
-from dpfed.runs.resolution import resolve
 
 CPU, GPU = {"CPU": 8.0}, {"CPU": 8.0, "GPU": 4.0}
 COPY = "/tmp/ray/session/runtime_resources/working_dir_files/_ray_pkg_1"
@@ -41,9 +41,9 @@ class Notes(Silent):
     ],
 )
 def test_workers_get_what_a_machine_has_room_for(asked, machines, cpus, gpus):
-    watcher = Notes()
-    settled = _settled(asked, machines, False, watcher)
-    assert (settled.cpus, settled.gpus, watcher.notes) == (cpus, gpus, [])
+    progress = Notes()
+    sized = _sized(asked, machines, False, progress)
+    assert (sized.cpus, sized.gpus, progress.notes) == (cpus, gpus, [])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_workers_get_what_a_machine_has_room_for(asked, machines, cpus, gpus):
 )
 def test_as_many_workers_are_announced_as_there_is_room_for(asked, machines, words, monkeypatch):
     monkeypatch.setattr(launch, "_machines", lambda: machines)
-    assert launch._counted(_settled(asked, machines, False, Notes())) == words
+    assert launch._counted(_sized(asked, machines, False, Notes())) == words
 
 
 def test_messages_name_the_host_of_a_worker(monkeypatch):
@@ -79,11 +79,11 @@ def test_messages_name_the_host_of_a_worker(monkeypatch):
 
     monkeypatch.setattr(ray_queue, "Queue", Here)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "0" * 56))
-    watcher, hosts = Notes(), Hosts()
-    with relayed(Path("/runs/one"), watcher, hosts, "starting", lambda: "") as queue:
+    progress, hosts = Notes(), Hosts()
+    with relayed(Path("/runs/one"), progress, hosts, "starting", lambda: "") as queue:
         Relay(queue).at(1, "north")
         queue.put(("deaths", [0, 1], "died: restart 1 of 3"))
-    assert watcher.notes == ["workers 0, 1 on north died: restart 1 of 3"]
+    assert progress.notes == ["workers 0, 1 on north died: restart 1 of 3"]
     assert [hosts.worker(rank) for rank in (0, 1)] == ["0", "1 on north"]
 
 
@@ -149,7 +149,7 @@ def test_a_worker_in_trouble_names_no_record_to_the_others(tmp_path, tiny_config
         def announce(self, step):
             return None
 
-    def assemble(*_, **__):
+    def build(*_, **__):
         raise UserError("the image of 'patient 4711' cannot be decoded. [image-broken]", "an image cannot be decoded")
 
     monkeypatch.setattr(work, "assemble", assemble)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.cluster.collective import Collective, Link
+from dpfed.cluster.collective import Collective
+from dpfed.cluster.link import Link
 from dpfed.cluster.torchrun import process_group, take_part
 from dpfed.cluster.work import Task
 from dpfed.config import parse_config
@@ -20,9 +21,8 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.noise import digest_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain
-from dpfed.runs.resolution import resolve
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.worker import Worker
 from tests.cluster.processes import Processes
@@ -87,9 +87,9 @@ class Oracle:
 
     def __init__(self, config, plan):
         self.plan = plan
-        self.parts = assemble(resolve(config), Randomness.from_seed(SEED))
+        self.parts = build(config, Randomness.from_seed(SEED))
         self.randomness = Randomness.from_seed(SEED).for_ranks()
-        self.views = self.parts.worker(self.randomness)._views
+        self.views = self.parts.trainer.worker(self.randomness)._views
         self.model = copy.deepcopy(self.parts.model).double().train()
 
     @property
@@ -270,19 +270,19 @@ def remove(rank, config, folder, gone):
     found = []
     with process_group():
         link = Link()
-        parts = assemble(resolve(config), Randomness.from_seed(SEED), rank=link.rank, world_size=link.size)
+        parts = build(config, Randomness.from_seed(SEED), rank=link.rank, world_size=link.size)
         for missing in [None, *gone]:
             partition = parts.partition()
             indices = np.asarray(partition.indices)
             partition = dataclasses.replace(partition, indices=indices[indices != missing])
-            worker = parts.worker(Randomness.from_seed(SEED).for_ranks(), partition=partition)
+            worker = parts.trainer.worker(Randomness.from_seed(SEED).for_ranks(), partition=partition)
             own = worker.bounded_sum(STEP).values
             collective = Collective(link, parts.model, worker)
             if link.rank == 0:
                 found.append((own, collective.aggregate(STEP).values))
                 link.announce(None)
             else:
-                collective.serve()
+                collective.follow()
                 found.append((own, None))
     torch.save(found, folder / f"{rank}.pt")
 

@@ -41,15 +41,15 @@ def test_a_dead_address_is_refused_within_seconds(monkeypatch, tmp_path, source)
 
 
 def test_a_head_that_is_starting_is_waited_for(monkeypatch):
-    notes, watcher = [], Silent()
-    monkeypatch.setattr(watcher, "note", notes.append, raising=False)
+    notes, progress = [], Silent()
+    monkeypatch.setattr(progress, "note", notes.append, raising=False)
     with socket.socket() as head:
         head.bind(("127.0.0.1", 0))
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{head.getsockname()[1]}")
         threading.Timer(0.5, head.listen).start()
         with pytest.raises(TimeoutError):  # it took the connection, and the next question is left to gRPC
             monkeypatch.setattr("grpc.insecure_channel", lambda _: (_ for _ in ()).throw(TimeoutError))
-            require_cluster(watcher, wait=20)
+            require_cluster(progress, wait=20)
     assert len(notes) == 1 and "waiting up to 20 s" in notes[0]
 
 
@@ -103,8 +103,11 @@ def test_what_ray_says_when_it_cannot_be_connected_to_is_one_sentence(monkeypatc
 
 
 def test_the_operator_is_told_once_of_machines_that_go_and_once_when_they_are_back():
-    rooms, looked, notes, watcher = iter([2, 1, None, 0, 2, 2]), threading.Event(), [], Silent()
-    watcher.note = notes.append
+    rooms = iter([2, 1, None, 0, 2, 2])
+    looked = threading.Event()
+    notes = []
+    progress = Silent()
+    progress.note = notes.append
 
     def room():
         if (now := next(rooms, "over")) == "over":
@@ -114,7 +117,7 @@ def test_the_operator_is_told_once_of_machines_that_go_and_once_when_they_are_ba
             raise ConnectionError
         return now
 
-    with watched(2, room, watcher, every=0.01):
+    with watched(2, room, progress, every=0.01):
         assert looked.wait(10)
     assert notes == [
         "machines are missing: the cluster has room for 1 of 2 workers, and the run waits for the others",

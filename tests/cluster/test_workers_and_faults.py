@@ -17,7 +17,6 @@ from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs import assembly as session
-from dpfed.runs.resolution import resolve
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 from tests.cluster.conftest import STEPS
@@ -241,7 +240,7 @@ def count(rank, log, *arguments):
 def test_a_step_sends_what_is_trained_once_and_receives_it_once(source, tmp_path):
     with Processes(2, tmp_path / "out", count, tmp_path / "sent", *pretrain(source, tmp_path / "run")) as processes:
         assert processes.wait() == [0, 0], processes.text
-    model = session.assemble(resolve(load_config(source))).model
+    model = session.build(load_config(source)).model
     whole = [(torch.float32, value.numel()) for value in model.state_dict().values()]
     model.text_encoder.requires_grad_(False)
     trained = TrainableVector(model).numel

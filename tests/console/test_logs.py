@@ -30,13 +30,13 @@ def lines(text):
 def test_every_line_is_json_and_stdout_stays_free(capsys):
     logs.set_up("json")
     say('a "name"\nwith more')
-    with watching() as watcher:
-        advance = watcher.stage("steps", 2)
+    with watching() as progress:
+        advance = progress.stage("steps", 2)
         advance(1)
         advance(2)
-        watcher.note("something")
-        watcher.evaluated([Evaluation("image_to_text_R@10", 0.75, "trained", "test", "cosine", 4)])
-        watcher.figures(4, {"training/epsilon": 1.5})
+        progress.note("something")
+        progress.evaluated([Evaluation("image_to_text_R@10", 0.75, "trained", "test", "cosine", 4)])
+        progress.figures(4, {"training/epsilon": 1.5})
     out, err = capsys.readouterr()
     made = lines(err)
     assert not out and [line["event"] for line in made] == ["say", "stage", "progress", "note", "evaluated", "figures"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from dpfed.runs.settling import resolve_defaults
 from PIL import Image
 
 from dpfed.config import PublicConfig, parse_config
@@ -20,9 +21,8 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.records import public_records_of, records_of
-from dpfed.runs.resolution import resolve, settle
 
 RANDOMNESS = Randomness.from_seed(2)
 
@@ -122,14 +122,14 @@ def stored(path, images, public=True, kind="image-text", name="mine"):
 
 
 def assembled(tiny_public, path, **public):
-    return assemble(resolve(parse_config({**tiny_public, "public": {"path": str(path), **public}})), RANDOMNESS)
+    return build(parse_config({**tiny_public, "public": {"path": str(path), **public}}), RANDOMNESS)
 
 
 def test_a_public_set_is_opened_and_its_fingerprint_becomes_part_of_the_configuration(tiny_public, public_store):
-    parts = assemble(resolve(parse_config(tiny_public)), RANDOMNESS)
-    assert parts.public.path == public_store.path and parts.config.public.digest == public_store.contents
+    parts = build(parse_config(tiny_public), RANDOMNESS)
+    assert parts.trainer.public.path == public_store.path and parts.config.public.digest == public_store.contents
     tiny_public["bounding"], tiny_public["public"] = {}, {}
-    assert assemble(resolve(parse_config(tiny_public)), RANDOMNESS).public is None
+    assert build(parse_config(tiny_public), RANDOMNESS).public is None
 
 
 def test_a_store_that_is_not_marked_public_is_refused(tiny_public, tmp_path):
@@ -159,11 +159,11 @@ def test_a_path_without_a_store_is_refused(tiny_public, path):
 
 def test_a_store_that_has_changed_is_refused(tiny_public, tmp_path):
     stored(tmp_path / "mine", range(8))
-    settled = settle(parse_config({**tiny_public, "public": {"path": str(tmp_path / "mine")}}))
+    resolved = resolve_defaults(parse_config({**tiny_public, "public": {"path": str(tmp_path / "mine")}}))
     stored(tmp_path / "other", range(9))
-    moved = settled.public.model_copy(update={"path": str(tmp_path / "other")})
+    moved = resolved.public.model_copy(update={"path": str(tmp_path / "other")})
     with pytest.raises(UserError, match="public-changed"):
-        settle(settled.model_copy(update={"public": moved}))
+        resolve_defaults(resolved.model_copy(update={"public": moved}))
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -211,10 +211,10 @@ def test_squares_that_were_not_made_as_the_model_wants_them_are_refused(tiny_pub
 
 
 def test_a_store_that_was_exchanged_after_the_run_was_settled_is_not_opened(tiny_public, public_store, tmp_path, shapes):
-    settled = settle(parse_config(tiny_public))
-    moved = settled.public.model_copy(update={"path": str(stored(tmp_path / "other", range(8)).path)})
+    resolved = resolve_defaults(parse_config(tiny_public))
+    moved = resolved.public.model_copy(update={"path": str(stored(tmp_path / "other", range(8)).path)})
     with pytest.raises(UserError, match="public-changed"):
-        open_public(moved, settled.data, shapes, True, "bicubic")
+        open_public(moved, resolved.data, shapes, True, "bicubic")
 
 
 def test_generated_public_records_are_no_others(tmp_path):
@@ -237,7 +237,7 @@ def test_procedural_public_records_have_the_size_of_the_run_and_are_no_records_o
         "public": {"source": "procedural", "generated": 20},
         "privacy": {"epsilon": 4.0, "accountant": "rdp", "batch": 8, "steps": 2},
     }
-    config = settle(parse_config(tree))
+    config = resolve_defaults(parse_config(tree))
     private = records_of(config)
     public = public_records_of(config, private)
     assert public.public and public.size == private.size == 16 and public.training_records == len(public) == 20

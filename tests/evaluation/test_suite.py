@@ -15,7 +15,10 @@ from tests.memory_store import Splits
 class Store(Splits):
     """120 records in memory; an image is filled with the record's number, a caption names it."""
 
-    name, public, units, unit_name = "memory", True, None, None
+    name = "memory"
+    public = True
+    units = None
+    unit_name = None
 
     def __init__(self, kind="image-text", columns=("shape",), captions=1, test=40):
         self.kind, self.each = kind, captions

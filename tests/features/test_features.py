@@ -17,9 +17,8 @@ from dpfed.features.towers import from_features, frozen_towers
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain
-from dpfed.runs.resolution import resolve
 from tests.frozen_towers import frozen
 from tests.training.records_of_worker import keep_only
 
@@ -27,7 +26,7 @@ SECRET = Randomness.from_seed(5)
 
 
 def parts_of(tree):
-    return assemble(resolve(parse_config(tree)), SECRET)
+    return build(parse_config(tree), SECRET)
 
 
 @pytest.fixture
@@ -43,10 +42,10 @@ def test_they_are_the_models_own(parts, tmp_path):
     rows = parts.store.split("train")[:70]
     features = features_of(parts, rows, tmp_path / "kept")
     (shard,) = features.shards()
-    expected = parts.model.eval().features(parts.views.plain(parts.read(rows)))
+    expected = parts.model.eval().features(parts.views.images.plain(parts.views.read(parts.store, rows)))
     assert torch.allclose(shard.image[:, 0], expected, atol=1e-5)
     for row, mean in zip(rows, shard.text_means, strict=True):
-        tokens = parts.tokenizer(parts.store.captions(np.array([row]))[0])
+        tokens = parts.views.tokenizer(parts.store.captions(np.array([row]))[0])
         assert torch.allclose(mean, parts.model.text_features(tokens).mean(0), atol=1e-5)
     positions = features.positions(rows[[5, 3]])
     assert torch.equal(features.images(positions, np.zeros((2, 1), int))[:, 0], shard.image[[5, 3], 0])
@@ -92,7 +91,7 @@ def test_an_interrupted_computation_goes_on(parts, tmp_path, monkeypatch):
             return advance
 
     with pytest.raises(KeyboardInterrupt):
-        features_of(parts, rows, tmp_path / "kept", watcher=Killed())
+        features_of(parts, rows, tmp_path / "kept", progress=Killed())
     assert len(files(tmp_path / "kept")) == 1 and done == [8, 16, 16, 24]
     read, count = parts.store.pictures.squares, []
     monkeypatch.setattr(parts.store.pictures, "squares", lambda rows, *rest: count.append(len(rows)) or read(rows, *rest))
@@ -138,7 +137,7 @@ def test_they_are_named_by_all_that_they_depend_on(what, parts, tmp_path):
 
 def test_one_record_ends_no_run_and_damaged_weights_do(parts, tmp_path):
     rows = parts.store.split("train")[:5]
-    whole, marked = parts.model.image_encoder, parts.views.plain(parts.read(rows[2:3]))
+    whole, marked = parts.model.image_encoder, parts.views.images.plain(parts.views.read(parts.store, rows[2:3]))
 
     class Fails(nn.Module):
         features_dim = whole.features_dim
@@ -162,15 +161,15 @@ def test_training_on_them_is_training_on_images(engine, tiny, tmp_path):
     cached = parts_of(tree)
     tree["views"], tree["bounding"]["engine"] = {}, "loop"
     plain = parts_of(tree)
-    sums = [parts.worker(SECRET).bounded_sum(1).numbers() for parts in (cached, plain)]
+    sums = [parts.trainer.worker(SECRET).bounded_sum(1).numbers() for parts in (cached, plain)]
     assert len(sums[0]) == TrainableVector(cached.model).numel and sums[0].any()
     assert (sums[0] - sums[1]).norm() < 1e-3 * sums[1].norm()
 
 
 def test_neighbours_stay_within_the_bound(parts):
-    whole, rows = parts.worker(SECRET), parts.store.split("train")
+    whole, rows = parts.trainer.worker(SECRET), parts.store.split("train")
     for gone in whole._drawn(0).indices[:4]:
-        fewer = parts.worker(SECRET)
+        fewer = parts.trainer.worker(SECRET)
         keep_only(fewer, rows[rows != gone], parts.store.keys)
         moved = (whole.bounded_sum(0).numbers() - fewer.bounded_sum(0).numbers()).norm()
         assert 0 < moved <= parts.plan.sensitivity
@@ -184,7 +183,7 @@ def test_a_run_deletes_them_at_its_end(tiny, tmp_path, monkeypatch):
 
 
 def test_a_model_goes_on_from_its_features(parts):
-    views = {"image": torch.randn(2, 2, 3, 16, 16), "text": parts.tokenizer(["a red circle", "a square"])[:, None]}
+    views = {"image": torch.randn(2, 2, 3, 16, 16), "text": parts.views.tokenizer(["a red circle", "a square"])[:, None]}
     model = parts.model.eval()
     features = {
         "image": model.features(views["image"].flatten(0, 1)).unflatten(0, (2, 2)),

@@ -18,8 +18,7 @@ from dpfed.protocol.identity import Identity
 from dpfed.protocol.journal import Journal
 from dpfed.protocol.messages import Packet
 from dpfed.protocol.terms import Terms
-from dpfed.runs.assembly import Partition, assemble
-from dpfed.runs.resolution import resolve
+from dpfed.runs.build import Partition, build
 
 SITES = 3
 Tamper = Callable[[Packet, Packet], Packet | None]
@@ -81,7 +80,7 @@ class Lab:
         ]
         options = {"deadline": 5.0} | options
         self.terms = Terms.agree(config, cards, self.coordinator.signing_key, **options)
-        self.parts = assemble(resolve(config), Randomness.from_seed(5), terms=self.terms)
+        self.parts = build(config, Randomness.from_seed(5), terms=self.terms)
         self.plan = self.terms.privacy_plan
         self.wire = Wire({f"node{number}": self.site(number) for number in range(SITES)})
         self.server = self.restarted()
@@ -90,7 +89,7 @@ class Lab:
         """A worker with a site's records and its own copy of the model, and that copy."""
         model = copy.deepcopy(self.parts.model)
         partition = Partition(number, self.indices[number], self.terms.sites[number].groups)
-        return self.parts.worker(Randomness.from_seed(5).for_ranks(), model=model, partition=partition), model
+        return self.parts.trainer.worker(Randomness.from_seed(5).for_ranks(), model=model, partition=partition), model
 
     def site(self, number: int, terms: Terms | None = None) -> SiteWorker:
         """A site that was just started."""

@@ -11,8 +11,8 @@ from dpfed.federation.site.folder import SiteSettings
 from dpfed.federation.site.serving import require_copies
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import noise_std_of
-from dpfed.training.trainer import train
+from dpfed.runs.build import noise_std_of
+from dpfed.training.loop import train
 from tests.federation.lab import Lab
 from tests.sparing import halved
 
@@ -28,7 +28,7 @@ def agreed(tiny_moments, aligned_start):
 
 def released(lab, missing_from=2):
     """Runs both rounds, without the last site from one on; returns the noisy sums, as the coordinator's model has them."""
-    coordinator = lab.parts.coordinator(Randomness.from_seed(7), lab.server._paid)
+    coordinator = lab.parts.trainer.coordinator(Randomness.from_seed(7), lab.server._paid)
     for step in range(2):
         lab.wire.gone = {"node2"} if step >= missing_from else set()
         train(lab.server, coordinator, [step])
@@ -59,7 +59,10 @@ def test_two_rounds_release_the_sites_moments_with_the_noise_of_the_terms(agreed
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_round_that_too_few_sites_live_through_releases_nothing_and_is_charged(agreed, tmp_path, lost):
     lab = Lab(agreed, tmp_path, trust="secure", **MODES["secure"])
-    coordinator, layout = lab.parts.coordinator(Randomness.from_seed(7), lab.server._paid), lab.parts.model.moments.layout
+    coordinator, layout = (
+        lab.parts.trainer.coordinator(Randomness.from_seed(7), lab.server._paid),
+        lab.parts.model.moments.layout,
+    )
     for step in range(2):
         killed = ("node0", "node1") if step == lost else ()
         lab.wire.tampers = dict.fromkeys(killed, lambda asked, reply: None if b'"kind": "step"' in asked.header else reply)

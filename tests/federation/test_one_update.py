@@ -20,8 +20,8 @@ from dpfed.data.store.division import EVALUATION, divide_store, site_folder, sit
 from dpfed.errors import UserError
 from dpfed.federation import simulation
 from dpfed.federation.coordinator.folder import CoordinatorFolder
+from dpfed.federation.coordinator.running import coordinate
 from dpfed.federation.demo.loopback import RUN, loopback
-from dpfed.federation.flower.server_app import coordinate
 from dpfed.federation.simulation import Simulation, resume, simulate
 from dpfed.federation.site import serving
 from dpfed.federation.site.folder import SiteFolder
@@ -31,9 +31,9 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.protocol.terms import Terms
 from dpfed.runs import assembly as session
-from dpfed.runs.assembly import Partition, assemble
-from dpfed.runs.resolution import resolve
-from dpfed.training.trainer import InProcess, train
+from dpfed.runs.build import Partition, build
+from dpfed.training.loop import train
+from dpfed.training.transport import InProcess
 from tests.cluster.processes import Processes, pretrain
 from tests.federation.lab import Wire
 
@@ -52,18 +52,18 @@ def locally(config, tmp_path, monkeypatch):
     """What two owners in this process release, without any protocol."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes: more add up in another order
-    parts = dataclasses.replace(assemble(resolve(config), Randomness.from_seed(SEED)), world_size=SITES)
+    parts = dataclasses.replace(build(config, Randomness.from_seed(SEED)), world_size=SITES)
     indices = parts.store.split("train")
     sites = site_of_records(parts.store, SITES, SKEW)[indices]
     counts = [int((sites == number).sum()) for number in range(SITES)]
     assert parts.plan.apportioned(counts) == [parts.plan.groups_of(number, SITES) for number in range(SITES)]
     owners = Randomness.from_seed(SEED).for_ranks()
     workers = [
-        parts.worker(owners, partition=Partition(number, indices[sites == number], groups))
+        parts.trainer.worker(owners, partition=Partition(number, indices[sites == number], groups))
         for number, groups in enumerate(parts.plan.apportioned(counts))
     ]
     ledger = Ledger.create(tmp_path / "local.jsonl", parts.plan)
-    train(InProcess(workers), parts.coordinator(Randomness.from_seed(SEED), ledger), range(parts.plan.steps))
+    train(InProcess(workers), parts.trainer.coordinator(Randomness.from_seed(SEED), ledger), range(parts.plan.steps))
     yield digests(ledger.path)
     torch.set_num_threads(threads)
 
@@ -74,7 +74,7 @@ def digests(ledger: Path) -> list[str]:
 
 def divided_as_sites(rank, *arguments):
     """A process of a cluster in which records are divided, not groups, and a record's owner is its site."""
-    session.Components.divides_groups = False
+    session.Parts.divides_groups = False
     session.partition_keys = lambda store, privacy: site_of_records(store, SITES, SKEW).astype(np.uint64)
     sys.argv = ["dpfed", *map(str, arguments)]
     main()
@@ -172,7 +172,7 @@ def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
 
 def test_the_coordinator_holds_the_run_and_a_site_its_folder(config, shapes, tmp_path, monkeypatch):
     """A second one would ask, or answer, for the same steps again."""
-    from dpfed.federation.flower import server_app
+    from dpfed.federation.coordinator import running
 
     sites, made = institutions(config, shapes, tmp_path)
     held = []
@@ -182,7 +182,7 @@ def test_the_coordinator_holds_the_run_and_a_site_its_folder(config, shapes, tmp
             pass
         held.append(lock)
 
-    monkeypatch.setattr(server_app, "run_job", lambda *_: taken(RunDirectory.open(tmp_path / "run").locked))
+    monkeypatch.setattr(running, "run_job", lambda *_: taken(RunDirectory.open(tmp_path / "run").locked))
     for _ in range(2):
         coordinate(made.path, tmp_path / "run", Wire({}), Silent())
     monkeypatch.setattr(serving, "serve", lambda *_: taken(SiteFolder.open(sites[0].path).locked))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve
 
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError
@@ -10,7 +11,6 @@ from dpfed.federation.site.serving import site_config
 from dpfed.privacy.randomness import Randomness
 from dpfed.protocol.statement import statement
 from dpfed.protocol.vectors import grid_of
-from dpfed.runs.resolution import resolve
 from tests.federation.lab import Lab
 
 
@@ -21,7 +21,7 @@ def lab(tiny_public, tmp_path, public_store):
 
 
 def test_the_sites_clean_sums_add_up_to_one_owners(lab):
-    alone = lab.parts.worker(Randomness.from_seed(5).for_ranks()).bounded_sum(0).values
+    alone = lab.parts.trainer.worker(Randomness.from_seed(5).for_ranks()).bounded_sum(0).values
     assert alone.any() and torch.equal(lab.clean(0).values, alone)
 
 

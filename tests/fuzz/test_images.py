@@ -14,7 +14,8 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
-from dpfed.data.decoding import BrokenImage, decode, decoded, memory, square
+from dpfed.data.decoding import BrokenImage, decode, decoded, memory
+from dpfed.data.resizing import square
 from tests.data.views.files_of_all_modes import encoded, files, sixteen_bit_png, tiff
 from tests.fuzz.damage import damaged
 from tests.fuzz.profiles import Effort, answered_in_time, efforts

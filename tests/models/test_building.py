@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve_defaults
 from safetensors.torch import load_file, save_file
 
 from dpfed.building.model import facts_of
@@ -13,12 +14,11 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.description import digest_of
 from dpfed.models.folder import describe, load_encoder, save_encoder
-from dpfed.runs.resolution import settle
 
 
 @pytest.fixture(params=["image", "image-text"])
 def saved(request, tmp_path):
-    config = settle(Config(model=ModelConfig(kind=request.param, width=8, text_width=16)))
+    config = resolve_defaults(Config(model=ModelConfig(kind=request.param, width=8, text_width=16)))
     model = build_model(config.model, config.objective).eval()
     save_encoder(tmp_path, model, facts_of(config))
     return tmp_path, model

@@ -8,9 +8,8 @@ import dpfed
 from dpfed.config import parse_config
 from dpfed.models.contract import embeddings_of
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain
-from dpfed.runs.resolution import resolve
 
 RANDOMNESS = Randomness.from_seed(5)
 CLIP = {"kind": "open_clip", "architecture": "towers/small.json"}
@@ -18,11 +17,11 @@ CLIP = {"kind": "open_clip", "architecture": "towers/small.json"}
 
 def parts_of(tree, **public):
     tree["public"] = {**tree["public"], **public}
-    return assemble(resolve(parse_config(tree)), RANDOMNESS)
+    return build(parse_config(tree), RANDOMNESS)
 
 
 def test_only_public_contrast_has_centres(tiny, tiny_public):
-    assert not hasattr(assemble(resolve(parse_config(tiny)), RANDOMNESS).model, "centres")
+    assert not hasattr(build(parse_config(tiny), RANDOMNESS).model, "centres")
     assert not hasattr(parts_of(tiny_public, centring=0.0).model, "centres")
     model = parts_of(tiny_public, centring=0.2).model
     assert not model.centres.table.weight.any() and model.centres.table.weight.shape == (1, 4 * 16)
@@ -42,11 +41,11 @@ def test_centres_draw_nothing_and_change_no_other_weight(tiny_public, model):
 def test_the_first_sum_pulls_the_centres_to_the_embeddings(tiny_public):
     tiny_public["bounding"]["clip_norm"] = 1e3  # no clipping: the sum is that of the gradients
     parts = parts_of(tiny_public, centring=0.3)
-    total = parts.worker(RANDOMNESS).bounded_sum(0).numbers().float()
+    total = parts.trainer.worker(RANDOMNESS).bounded_sum(0).numbers().float()
     named = [(name, parameter) for name, parameter in parts.model.named_parameters() if parameter.requires_grad]
     assert [name for name, _ in named][-1] == "centres.table.weight"
     pull = -total[-4 * 16 :].view(2, 2, 16) / 0.3
-    indices, (image, text) = parts.worker(RANDOMNESS)._drawn(0).indices, (0, 1)
+    indices, (image, text) = parts.trainer.worker(RANDOMNESS)._drawn(0).indices, (0, 1)
     views = parts.view_maker()(indices, RANDOMNESS, 0, torch.device("cpu"))
     with torch.no_grad():
         z = embeddings_of(parts.model.train(), views)

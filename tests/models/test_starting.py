@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve
 from safetensors.torch import load_file, save_file
 
 from dpfed.building.model import facts_of
@@ -14,7 +15,6 @@ from dpfed.models.building import build_model
 from dpfed.models.folder import save_encoder
 from dpfed.models.lora import merged_state
 from dpfed.models.starting import MissingStart, find_start
-from dpfed.runs.resolution import resolve
 from tests.models.conftest import SMALL
 
 TINY = {

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from dpfed.runs.settling import resolve_defaults
 
 from dpfed.building.model import facts_of
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, parse_config
@@ -15,7 +16,6 @@ from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.folder import save_encoder
 from dpfed.models.starting import find_start
 from dpfed.models.validation import check_independence, random_group
-from dpfed.runs.resolution import settle
 from tests.frozen_towers import frozen, text_folder
 
 TEXTS = ["a small red circle", "the large green square on the left of a blue triangle", "a", "unheard"]
@@ -54,7 +54,7 @@ def test_only_the_heads_are_trained_and_texts_are_kept_apart(tmp_path):
 def test_a_saved_model_is_whole_and_a_start_and_its_tower_is_one_of_transformers(tiny, tmp_path):
     from transformers import AutoModel
 
-    config = settle(parse_config(frozen(tiny, tmp_path)))
+    config = resolve_defaults(parse_config(frozen(tiny, tmp_path)))
     model, tokenizer = build_model(config.model, config.objective, config.adaptation, 16).eval(), tokenizer_for(config.model)
     save_encoder(tmp_path / "model", model, facts_of(config))
     for name in ("text", "image.safetensors"):
@@ -73,12 +73,12 @@ def test_a_saved_model_is_whole_and_a_start_and_its_tower_is_one_of_transformers
 
 
 def test_the_digest_holds_the_weights_of_a_tower_that_is_never_sent(tiny, tmp_path):
-    first = settle(parse_config(frozen(tiny, tmp_path)))
+    first = resolve_defaults(parse_config(frozen(tiny, tmp_path)))
     path = tmp_path / "text" / "model.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UserError, match="run-model-changed"):
-        settle(first)
+        resolve_defaults(first)
 
 
 def spoil(folder, name, content):

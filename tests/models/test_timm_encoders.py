@@ -8,6 +8,7 @@ import open_clip
 import pytest
 import timm
 import torch
+from dpfed.runs.settling import resolve_defaults
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -24,7 +25,6 @@ from dpfed.models.images import preprocessing_of
 from dpfed.models.lora import merged_state
 from dpfed.models.starting import find_start
 from dpfed.models.validation import check_independence, random_group, validate
-from dpfed.runs.resolution import settle
 
 ALL = ("q", "k", "v", "out", "mlp")
 CASES = {
@@ -45,7 +45,7 @@ def config_of(image, size=32, kind="image", loss="infonce", adaptation=None, res
         objective=ObjectiveConfig(name=loss),
         adaptation=AdaptationConfig(rank=4, **(adaptation or {})),
     )
-    return settle(config)
+    return resolve_defaults(config)
 
 
 def model_of(config, stir=True):
@@ -80,7 +80,7 @@ def test_a_saved_model_is_a_start_for_all_of_another_one(case, tmp_path):
     config = config_of(**CASES[case])
     first = model_of(config)
     save_encoder(tmp_path, first, facts_of(config))
-    config = settle(config.model_copy(update={"model": config.model.model_copy(update={"start": str(tmp_path)})}))
+    config = resolve_defaults(config.model_copy(update={"model": config.model.model_copy(update={"start": str(tmp_path)})}))
     second = build_model(config.model, config.objective, config.adaptation, 32, start=find_start(tmp_path)).eval()
     images = torch.randn(3, 3, 32, 32)
     assert torch.allclose(first.embed_images(images), second.embed_images(images), atol=1e-5)

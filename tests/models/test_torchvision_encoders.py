@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve_defaults
 from safetensors.torch import load_file
 from torchvision import models
 
@@ -11,11 +12,10 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.folder import load_encoder, save_encoder
 from dpfed.models.images import preprocessing_of
-from dpfed.runs.resolution import settle
 
 
 def config_of(image, size=64, **model):
-    return settle(
+    return resolve_defaults(
         Config(
             data=DataConfig(size=size),
             model=ModelConfig(image=f"torchvision/{image}", embedding=8, head_hidden=8, **model),

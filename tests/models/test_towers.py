@@ -8,6 +8,7 @@ import types
 import open_clip
 import pytest
 import torch
+from dpfed.runs.settling import resolve_defaults
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -20,7 +21,6 @@ from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.folder import save_encoder
 from dpfed.models.images import preprocessing_of
 from dpfed.models.validation import check_independence, random_group, validate
-from dpfed.runs.resolution import settle
 from tests.models.conftest import SIGLIP, SMALL
 from tests.models.test_timm_encoders import pictures_of_every_mode
 
@@ -33,7 +33,7 @@ def config_of(name, objective=None, **model):
         objective=objective or ObjectiveConfig(temperature=0.05),
         adaptation=AdaptationConfig(rank=4),
     )
-    return settle(config)
+    return resolve_defaults(config)
 
 
 def model_of(config):

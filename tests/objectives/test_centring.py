@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import normalize
 
 from dpfed.config import ObjectiveConfig
-from dpfed.objectives.of_groups import centred
+from dpfed.objectives.centring import centred
 
 S, D, OWN, PUBLIC = 6, 5, 2, 3  # and one of padding
 KINDS = {"images": {"image": 2}, "pairs": {"image": 1, "text": 2}}

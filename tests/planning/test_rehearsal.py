@@ -42,7 +42,7 @@ def test_of_as_many_public_records_the_sum_is_that_of_the_private_run(config, sh
     plan = declared_plan(config, None, Silent())
     imitation = imitation_of(config, plan, shapes, 600)
     transport, worker = transport_of(imitation, plan)
-    own = imitation.parts.worker(Randomness.from_seed(1).for_ranks())
+    own = imitation.parts.trainer.worker(Randomness.from_seed(1).for_ranks())
     for step in range(2):
         rehearsed, private = transport.aggregate(step), own.bounded_sum(step)
         assert torch.equal(rehearsed.values, private.values)
@@ -65,7 +65,7 @@ def test_of_fewer_public_records_noise_over_signal_is_that_of_the_private_run(co
 def test_the_noise_is_the_private_plans_whatever_the_number_of_public_records(config, shapes, tmp_path, records):
     plan = declared_plan(config, None, Silent())
     imitation = imitation_of(config, plan, shapes, records)
-    coordinator = imitation.parts.coordinator(Randomness.from_seed(1), Ledger.create(tmp_path / "ledger", plan))
+    coordinator = imitation.parts.trainer.coordinator(Randomness.from_seed(1), Ledger.create(tmp_path / "ledger", plan))
     transport, _ = transport_of(imitation, plan)
     total = transport.aggregate(0)
     clean = total.numbers()
@@ -136,12 +136,12 @@ def test_engines_are_timed_once_for_each_group_size_and_each_trial_has_its_numbe
     tiny["privacy"], tiny["evaluation"] = dict(GIVEN), {"tasks": ["retrieval"], "records": 50}
     tiny["bounding"]["engine"] = "auto"
     timed, notes = [], []
-    monkeypatch.setattr("dpfed.runs.resolution._engine", lambda config, *_: timed.append(config.bounding.group_size) or "loop")
-    watcher = Silent()
-    watcher.note = notes.append
+    monkeypatch.setattr("dpfed.runs.settling._engine", lambda config, *_: timed.append(config.bounding.group_size) or "loop")
+    progress = Silent()
+    progress.note = notes.append
     monkeypatch.setattr("dpfed.planning.rehearsal._FACTORS", (2.0,))
     monkeypatch.setattr("dpfed.planning.rehearsal._others", lambda _: {"bounding.group_size": [2]})
-    rehearse(parse_config(tiny), Proxy("store", shapes.path, 600), tmp_path / "out", most=200, watcher=watcher)
+    rehearse(parse_config(tiny), Proxy("store", shapes.path, 600), tmp_path / "out", most=200, progress=progress)
     assert timed == [4, 2]
     counted = [note for note in notes if " of 3: " in note]
     assert counted[0] == "1 of 3: as configured" and "S = 2; about " in counted[2]

@@ -20,9 +20,8 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.html import write_report
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain, resume
-from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
 from tests.killed import killed
@@ -72,8 +71,8 @@ def test_gradients_keep_their_length_unless_they_are_not_finite():
 @pytest.mark.parametrize("engine", ["loop", "layerwise"])
 def test_the_sum_is_that_of_the_plain_gradients(without, engine):
     without["bounding"]["engine"] = engine
-    parts, randomness = assemble(resolve(parse_config(without)), Randomness.from_seed(5)), Randomness.from_seed(5)
-    worker = parts.worker(randomness)
+    parts, randomness = build(parse_config(without), Randomness.from_seed(5)), Randomness.from_seed(5)
+    worker = parts.trainer.worker(randomness)
     total = worker.bounded_sum(0)
     rows = parts.store.split("train")
     draw = draw_step(parts.plan, randomness, 0, rows, parts.store.keys[rows], parts.plan.groups)
@@ -144,7 +143,7 @@ def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(without, tmp_pa
 
 
 def test_an_unprivate_ledger_cannot_go_on_as_a_private_one(without, tmp_path):
-    parts = assemble(resolve(parse_config(without)), Randomness.from_seed(0))
+    parts = build(parse_config(without), Randomness.from_seed(0))
     ledger = Ledger.create(tmp_path / "ledger.jsonl", parts.plan)
     private = parts.plan.replace(method_name="group", noise_multiplier=1.0)
     with pytest.raises(UserError, match="another plan"):

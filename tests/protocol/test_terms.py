@@ -24,9 +24,8 @@ from dpfed.protocol.statement import facts_of_federation, statement
 from dpfed.protocol.terms import Terms
 from dpfed.protocol.trust import Trust
 from dpfed.report.card import privacy_card
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.outcome import card_facts
-from dpfed.runs.resolution import resolve
 from tests.report.test_card import FACTS
 
 
@@ -348,9 +347,7 @@ def test_the_card_of_a_federation_speaks_of_the_sites_units(tiny, cards, shapes)
         config = parse_config(tiny)
         terms = Terms.agree(config, with_units, key)
         assert terms.privacy_plan.sampling.records == (600 if unit == "record" else 300)
-        parts = assemble(
-            resolve(config.model_copy(update={"privacy": config.privacy.model_copy(update={"unit": "record"})})), terms=terms
-        )
+        parts = build(config.model_copy(update={"privacy": config.privacy.model_copy(update={"unit": "record"})}), terms=terms)
         ledger = Ledger.create(shapes.path.parent / f"{unit}.jsonl", terms.privacy_plan)
         assert said in privacy_card(card_facts(parts, ledger))
 

@@ -15,9 +15,8 @@ from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import is_void, lead, privacy_card
 from dpfed.report.facts import AUDITS, FIXED_SEED, LABELLED_BANK, UNSOUND, CardFacts, Mark
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.outcome import card_facts
-from dpfed.runs.resolution import resolve
 
 PLAN = PrivacyPlan.of(20_001, 1028, 4, 1.5, 213, 0.8123, 5.0487e-6, max_group_size=17)
 FACTS = CardFacts(
@@ -84,7 +83,7 @@ def card_of(tiny, tmp_path):
     """The card of a run that is about to start, with what its store says of units."""
 
     def write(unit_name=None, marks=None, **plan):
-        parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(0))
+        parts = build(parse_config(tiny), Randomness.from_seed(0))
         store = RecordStore.open(parts.store.path)
         store.unit_name = unit_name
         plan = parts.plan.replace(**plan)
@@ -102,7 +101,7 @@ def test_what_the_ledger_was_marked_with_is_on_the_card(card_of):
 @pytest.mark.parametrize("public", [True, False])
 @pytest.mark.parametrize("disclosed", [(), (AUDITED,), (LABELLED_FIGURES,), (AUDITED, LABELLED_FIGURES)])
 def test_what_was_made_of_the_records_since_is_on_the_card(tiny, tmp_path, public, disclosed):
-    parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(0))
+    parts = build(parse_config(tiny), Randomness.from_seed(0))
     parts.store.public = public
     facts = card_facts(parts, Ledger.create(tmp_path / "ledger.jsonl", parts.plan), disclosed)
     card = privacy_card(facts)
@@ -112,7 +111,7 @@ def test_what_was_made_of_the_records_since_is_on_the_card(tiny, tmp_path, publi
 
 
 def test_all_workers_are_counted(tiny, tmp_path):
-    parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(0))
+    parts = build(parse_config(tiny), Randomness.from_seed(0))
     for world_size in (1, 4):
         ledger = Ledger.create(tmp_path / f"{world_size}.jsonl", parts.plan)
         ledger.note_world_size(world_size)
@@ -121,7 +120,7 @@ def test_all_workers_are_counted(tiny, tmp_path):
 
 def test_facts_are_those_of_plan_and_ledger(tiny, tmp_path):
     tiny["privacy"]["steps"] = 3
-    parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(0))
+    parts = build(parse_config(tiny), Randomness.from_seed(0))
     plan, ledger = parts.plan, Ledger.create(tmp_path / "ledger.jsonl", parts.plan)
     for step in range(3):
         facts = card_facts(parts, ledger)

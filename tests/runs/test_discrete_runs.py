@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from dpfed.runs.settling import resolve
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
@@ -14,10 +15,9 @@ from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import table_rows
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.preflight import known_plan
 from dpfed.runs.pretraining import pretrain, resume
-from dpfed.runs.resolution import resolve
 from dpfed.training.coordinator import Coordinator
 from tests.killed import killed
 from tests.training.records_of_worker import keep_only
@@ -37,7 +37,7 @@ def same(one, other) -> bool:
 def test_the_integers_of_neighbours_are_as_close_as_the_plan_says(discrete, world_size, changes):
     """Clipped to 1e-5, every group is as long as it may be."""
     discrete["bounding"] |= changes
-    whole = assemble(resolve(parse_config(discrete)), Randomness.from_seed(5))
+    whole = build(parse_config(discrete), Randomness.from_seed(5))
     parts = [dataclasses.replace(whole, rank=rank, world_size=world_size) for rank in range(world_size)]
 
     def workers(gone: int):

@@ -5,6 +5,7 @@ import types
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve_defaults
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
@@ -12,14 +13,13 @@ from dpfed.files.shipped import configs
 from dpfed.models.building import build_model
 from dpfed.runs import memory
 from dpfed.runs.memory import records_of_a_pass, require_memory
-from dpfed.runs.resolution import settle
 
 CPU = torch.device("cpu")
 GIVEN = {"name": "sizes", "data": {"source": "store", "path": "/records"}, "privacy": {"epsilon": 8.0, "batch": 60, "steps": 4}}
 
 
 def config_of(model, **sections):
-    return settle(parse_config({**GIVEN, "model": model, **sections}))
+    return resolve_defaults(parse_config({**GIVEN, "model": model, **sections}))
 
 
 @pytest.fixture

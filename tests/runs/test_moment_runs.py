@@ -17,10 +17,9 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
-from dpfed.runs.resolution import resolve
 from dpfed.training.coordinator import Coordinator
 from tests.killed import killed
 from tests.training.test_everything_that_leaves import names, without
@@ -126,7 +125,7 @@ def test_all_that_leaves_follows_from_two_noisy_sums(tiny_moments, shapes, tmp_p
 
 def test_epsilon_next_to_nothing_leaves_an_aligned_model_as_it_was(tiny_moments, tmp_path, shapes):
     tiny_moments["privacy"] = {"noise_multiplier": 1e5, "seed": 1}
-    before = assemble(resolve(parse_config(tiny_moments)), Randomness.from_seed(0))
+    before = build(parse_config(tiny_moments), Randomness.from_seed(0))
     run = pretrain(parse_config(tiny_moments), tmp_path / "run")
     pixels = before.views.plain(before.read(shapes.split("test")[:40]))
     with torch.inference_mode():

@@ -14,11 +14,11 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.results import within
-from dpfed.runs.assembly import Components, assemble
+from dpfed.runs.build import Parts, build
 from dpfed.runs.noise_alone import noise_alone
-from dpfed.runs.resolution import resolve
+from dpfed.training.loop import train
 from dpfed.training.post_processing import build_optimizer, take_step
-from dpfed.training.trainer import InProcess, train
+from dpfed.training.transport import InProcess
 
 
 class Alone:
@@ -27,7 +27,7 @@ class Alone:
     def __init__(self, tiny, records=60):
         tiny["evaluation"] = {"records": records, "tasks": ["retrieval", "knn"], "bank": 200}
         tiny["optimizer"]["learning_rate"] = 1e-2
-        self.parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(0))
+        self.parts = build(parse_config(tiny), Randomness.from_seed(0))
 
     def run(self, seed, steps=10):
         """A run of noise; the changes of its figures with and without what noise alone does."""
@@ -39,12 +39,12 @@ class Alone:
                 if hasattr(module, "reset_parameters"):
                     module.reset_parameters()
         start = vector.gather()
-        before = parts.evaluate("untrained", 0)
+        before = parts.evaluator(parts.model, "untrained", 0)
         optimizer = build_optimizer(parts.config.optimizer, vector.parameters)
         for _ in range(steps):
             noise = torch.randn(vector.numel, generator=generator) * parts.plan.noise_std / parts.plan.divisor
             take_step(optimizer, vector.parameters, vector.split(noise), parts.config.optimizer.learning_rate)
-        after = parts.evaluate("trained", steps)
+        after = parts.evaluator(parts.model, "trained", steps)
         trained = vector.gather()
         drawn = noise_alone(parts, start)
         assert torch.equal(vector.gather(), trained)  # the run's own model stays as it is
@@ -84,12 +84,12 @@ def test_the_widened_interval_is_students_where_the_records_tell_nothing():
 
 def test_what_is_drawn_for_a_run_in_closed_form_is_as_long_as_what_it_releases(tiny_moments, tmp_path, monkeypatch):
     tiny_moments["privacy"] = {"noise_multiplier": 900.0}  # hardly anything but noise
-    parts, secret = assemble(resolve(parse_config(tiny_moments)), Randomness.from_seed(0)), Randomness.from_seed(1)
+    parts, secret = build(parse_config(tiny_moments), Randomness.from_seed(0)), Randomness.from_seed(1)
     start = TrainableVector(parts.model).gather()
-    coordinator = parts.coordinator(secret, Ledger.create(tmp_path / "ledger.jsonl", parts.plan))
-    train(InProcess([parts.worker(secret)]), coordinator, range(parts.plan.steps))
+    coordinator = parts.trainer.coordinator(secret, Ledger.create(tmp_path / "ledger.jsonl", parts.plan))
+    train(InProcess([parts.trainer.worker(secret)]), coordinator, range(parts.plan.steps))
     released, drawn = TrainableVector(parts.model).gather(), []
-    monkeypatch.setattr(Components, "evaluate", lambda own, *_: drawn.append(TrainableVector(own.model).gather()) or [])
+    monkeypatch.setattr(Parts, "evaluate", lambda own, *_: drawn.append(TrainableVector(own.model).gather()) or [])
     noise_alone(parts, start)
     rms = [one.square().mean().sqrt().item() for one in (released, *drawn)]
     assert rms[1:] == pytest.approx([rms[0]] * len(drawn), rel=0.2) and not torch.equal(drawn[0], drawn[1])

@@ -13,7 +13,7 @@ from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.facts import LABELLED_BANK
 from dpfed.runs import reevaluation
-from dpfed.runs.assembly import Components
+from dpfed.runs.build import Parts
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.training.coordinator import Coordinator
@@ -46,7 +46,7 @@ def test_figures_of_training_labels_mark_card_and_report_afterwards(private, tmp
     run = pretrain(parse_config(private), tmp_path / "run")
     evaluate_run(run.path)
     assert [marked(text) for text in artifacts(run)] == [0, 0]  # retrieval again: nothing to mark
-    happened, evaluate, write = [], Components.evaluate, RunDirectory.write
+    happened, evaluate, write = [], Parts.evaluate, RunDirectory.write
 
     def evaluated(self, *arguments):
         happened.append("measured")
@@ -57,7 +57,7 @@ def test_figures_of_training_labels_mark_card_and_report_afterwards(private, tmp
         return write(self, file, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Components, "evaluate", evaluated)
+        patch.setattr(Parts, "evaluate", evaluated)
         patch.setattr(RunDirectory, "write", written)
         evaluate_run(run.path, tasks=["knn"])
     # Wherever a crash comes: there may be a mark without its figures, but never figures without their mark.

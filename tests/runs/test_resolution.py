@@ -5,11 +5,11 @@ import math
 from pathlib import Path
 
 import pytest
+from dpfed.runs.settling import resolve, resolve_defaults
 
 from dpfed.config import Config, parse_config
 from dpfed.config.configuration import ResolvedConfig
 from dpfed.errors import UserError
-from dpfed.runs.resolution import resolve, settle
 from tests.models.conftest import SMALL
 
 OPEN = {
@@ -28,25 +28,25 @@ def test_every_choice_is_made_and_stays(tmp_path, monkeypatch):
     assert Path(found.data.stores) == tmp_path / config.data.stores
     assert (found.data.size, found.data.resize) == (32, "crop") and found.objective.bias == -math.log(4)
     assert found.training.device in ("cpu", "cuda", "mps") and found.bounding.engine in ("loop", "layerwise")
-    monkeypatch.setattr("dpfed.runs.resolution.choose_engine", lambda *_: pytest.fail("timed again"))
+    monkeypatch.setattr("dpfed.runs.settling.choose_engine", lambda *_: pytest.fail("timed again"))
     assert resolve(parse_config(found.model_dump(mode="json"))) == found  # as a run's config.toml is read, elsewhere
 
 
 def test_what_depends_on_the_machine_is_left_to_each():
-    found = settle(parse_config(OPEN))
+    found = resolve_defaults(parse_config(OPEN))
     assert found.data.size == 32 and found.objective.bias is not None
     assert (found.training.device, found.bounding.engine) == ("auto", "auto")
-    assert settle(found) == found
+    assert resolve_defaults(found) == found
 
 
 def test_whole_batches_decide_the_odds_of_a_pair():
     bounding = {"method": "batch", "microbatch": 10}
-    assert settle(parse_config({**OPEN, "bounding": bounding})).objective.bias == -math.log(9)
+    assert resolve_defaults(parse_config({**OPEN, "bounding": bounding})).objective.bias == -math.log(9)
 
 
 def test_the_public_records_of_a_group_decide_the_odds_of_a_pair():
     public = {"bounding": {"method": "public", "microbatch": 10}, "public": {"source": "shapes", "records": 7}}
-    assert settle(parse_config({**OPEN, **public})).objective.bias == -math.log(7)
+    assert resolve_defaults(parse_config({**OPEN, **public})).objective.bias == -math.log(7)
 
 
 def test_what_was_given_stays(tmp_path):
@@ -78,11 +78,11 @@ def test_an_architecture_settles_size_and_digest_and_neither_what_was_given(tmp_
     file = tmp_path / "small.json"
     file.write_text(json.dumps({**SMALL, "vision_cfg": {**SMALL["vision_cfg"], "image_size": 48}}))
     model = {"kind": "open_clip", "architecture": str(file)}
-    found = settle(parse_config({**OPEN, "model": model}))
+    found = resolve_defaults(parse_config({**OPEN, "model": model}))
     assert found.data.size == 48 and found.model.digest is not None
-    assert settle(parse_config({**OPEN, "model": model, "data": {"size": 40}})).data.size == 40
+    assert resolve_defaults(parse_config({**OPEN, "model": model, "data": {"size": 40}})).data.size == 40
     with pytest.raises(UserError, match="run-model-changed"):
-        settle(found.model_copy(update={"model": found.model.model_copy(update={"digest": "another"})}))
+        resolve_defaults(found.model_copy(update={"model": found.model.model_copy(update={"digest": "another"})}))
     bounding = {**OPEN["bounding"], "engine": "loop"}
     tree = resolve(parse_config({**OPEN, "model": model, "bounding": bounding})).model_dump(mode="json")
     tree["model"]["digest"] = None

@@ -12,6 +12,7 @@ import time
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve_defaults
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
@@ -26,7 +27,6 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs import pretraining
 from dpfed.runs.pretraining import pretrain
-from dpfed.runs.resolution import settle
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases
@@ -238,9 +238,9 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(seeded, tmp_path
     first, computed = int(before.stem.removeprefix("step-")), []
     bounded_sum, (weights, results) = Worker.bounded_sum, undisturbed(seeded)
     monkeypatch.setattr(Worker, "bounded_sum", lambda self, step: (computed.append(step), bounded_sum(self, step))[1])
-    watcher = Silent()
-    watcher.note = said.append
-    run = resume(folder, watcher)
+    progress = Silent()
+    progress.note = said.append
+    run = resume(folder, progress)
     again, results_again = outcome(run)
     assert same(weights, again) and results_again["privacy"] == results["privacy"]
     assert computed == list(range(at, 6))
@@ -313,12 +313,12 @@ OTHERS = {
 
 @pytest.mark.parametrize("key", OTHERS)
 def test_a_run_goes_on_with_its_own_configuration_only(tiny, tmp_path, key):
-    run = RunDirectory.create(tmp_path / "run", settle(parse_config(tiny)), Randomness.from_seed(0))
+    run = RunDirectory.create(tmp_path / "run", resolve_defaults(parse_config(tiny)), Randomness.from_seed(0))
     section, name = key.split(".")
-    run.refuse_another(settle(parse_config(tiny)))
+    run.refuse_another(resolve_defaults(parse_config(tiny)))
     other = {**tiny, section: {**tiny.get(section, {}), name: OTHERS[key]}}
     with pytest.raises(UserError, match=f"{key} = .* now says {OTHERS[key]}.*resume-config-changed"):
-        run.refuse_another(settle(parse_config(other)))
+        run.refuse_another(resolve_defaults(parse_config(other)))
 
 
 @pytest.mark.parametrize("sites", [None, 3])

@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
@@ -14,13 +15,12 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs import assembly, running
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.job import create_job
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
-from dpfed.runs.resolution import resolve
 from dpfed.runs.running import run_job
-from dpfed.training.trainer import InProcess
+from dpfed.training.transport import InProcess
 
 
 def test_how_many_owners_shared_a_run_is_in_its_ledger_and_on_its_card(tiny, tmp_path):
@@ -40,7 +40,7 @@ def test_how_many_owners_shared_a_run_is_in_its_ledger_and_on_its_card(tiny, tmp
 def test_initial_weights_follow_from_the_secret_and_touch_no_other_draw(tiny):
     config = resolve(parse_config(tiny))
     before = torch.get_rng_state()
-    one, same, other = (assemble(config, Randomness.from_seed(seed)).model.state_dict() for seed in (1, 1, 2))
+    one, same, other = (build(config, Randomness.from_seed(seed)).model.state_dict() for seed in (1, 1, 2))
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(value, same[name]) for name, value in one.items())
     assert any(not torch.equal(value, other[name]) for name, value in one.items())
@@ -58,13 +58,13 @@ def test_a_model_that_mixes_records_is_refused_before_any_record_is_read(tiny, m
     monkeypatch.setattr(assembly, "model_of", mixing)
     monkeypatch.setattr(assembly, "records_of", lambda *_: pytest.fail("records are read"))
     with pytest.raises(UserError, match="mixes"):
-        assemble(resolve(parse_config(tiny)))
+        build(parse_config(tiny))
 
 
 def test_products_are_not_rounded_to_tf32(tiny, monkeypatch):
     """On a GPU a norm and the gradient that it clips could then differ by a thousandth."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    assemble(resolve(parse_config(tiny)))
+    build(parse_config(tiny))
     assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
 
 

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve_defaults, resolve_model_defaults
 from safetensors.torch import load_file, save_file
 
 from dpfed.artifacts.directory import RunDirectory
@@ -20,7 +21,6 @@ from dpfed.progress import Silent
 from dpfed.runs import starts
 from dpfed.runs.pretraining import make_start, pretrain
 from dpfed.runs.records import with_absolute_paths
-from dpfed.runs.resolution import settle, settle_model
 from dpfed.runs.starts import procedural_path, recipe_for, refuse_start, starting_weights
 from dpfed.training.coordinator import Coordinator
 from tests.killed import killed
@@ -88,14 +88,14 @@ def random_start(tree):
 
 
 def test_the_recipe_takes_what_the_weights_depend_on_and_nothing_else(tree):
-    config = settle_model(parse_config(tree))
+    config = resolve_model_defaults(parse_config(tree))
     recipe = recipe_for(config)
     assert recipe.bounding.method == "none" and recipe.data.source == "procedural" and recipe.data.size == 16
     assert recipe.views == config.views and recipe.objective == config.objective and recipe.model.width == 8
     place = procedural_path(config)
 
     def other(section, **values):
-        return procedural_path(settle_model(parse_config({**tree, section: {**tree[section], **values}})))
+        return procedural_path(resolve_model_defaults(parse_config({**tree, section: {**tree[section], **values}})))
 
     assert other("privacy", batch=50) == other("optimizer", learning_rate=1.0) == other("bounding", clip_norm=0.1) == place
     changed = {other("model", width=16), other("views", crop_scale=[0.1, 1.0]), other("data", size=24), place}
@@ -109,7 +109,7 @@ def test_a_start_lies_in_one_place_whatever_computes(tree, monkeypatch, device):
     monkeypatch.setattr(starts, "shipped_file", shipped_file)
     places = set()
     for chosen in (device, "cpu"):
-        config = settle_model(with_absolute_paths(parse_config({**tree, "training": {"device": chosen}})))
+        config = resolve_model_defaults(with_absolute_paths(parse_config({**tree, "training": {"device": chosen}})))
         places.add(procedural_path(config))
     assert len(places) == 1
 
@@ -150,7 +150,7 @@ def test_making_a_start_goes_on_after_an_interruption_with_the_same_bits(tree, t
     with killed(Coordinator, "apply", 2):
         make_start(elsewhere)
     with pytest.raises(MissingStart, match="start-unready"):
-        starting_weights(settle(elsewhere))
+        starting_weights(resolve_defaults(elsewhere))
     cut, was_there_then = make_start(elsewhere, notes := Notes())
     assert not was_there and not was_there_then and any("resuming" in line for line in notes.said)
     assert (whole / "model" / "model.safetensors").read_bytes() == (cut / "model" / "model.safetensors").read_bytes()
@@ -179,7 +179,7 @@ def test_a_damaged_start_is_never_taken_for_a_whole_one_and_is_made_again_when_i
     for damage in DAMAGE.values():
         shutil.copytree(place, tmp_path / "kept")
         damage(place)
-        for attempt in (make_start, settle, lambda config: pretrain(config, tmp_path / "run")):
+        for attempt in (make_start, resolve_defaults, lambda config: pretrain(config, tmp_path / "run")):
             with pytest.raises(UserError, match=f"{place.name} is damaged.*start-damaged"):
                 attempt(config)
         assert not (tmp_path / "run").exists()
@@ -232,7 +232,7 @@ def test_resume_refuses_other_weights_and_a_finished_run_does_without_them(tree,
     file.write_bytes(right)
     run = resume(tmp_path / "run")
     (tmp_path / "start").rename(tmp_path / "gone")
-    assert settle(run.config()).model.start_digest == digest and resume(run.path).finished
+    assert resolve_defaults(run.config()).model.start_digest == digest and resume(run.path).finished
     with pytest.raises(MissingStart):
         pretrain(parse_config(tree), tmp_path / "new")
 

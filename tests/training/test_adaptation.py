@@ -14,10 +14,9 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.export import export_model
 from dpfed.config import parse_config
 from dpfed.errors import UserError
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
-from dpfed.runs.resolution import resolve
 from dpfed.training.coordinator import Coordinator
 from tests.conftest import tiny_tree
 from tests.data.views.files_of_all_modes import colours, encoded
@@ -141,11 +140,11 @@ def test_stock_open_clip_sees_in_the_files_what_the_run_was_trained_on(adapting,
     adapting["evaluation"] = {"split": "none"}
     run = pretrain(parse_config(adapting), tmp_path / "run")
     model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{run.model}")
-    parts, encoder = assemble(resolve(run.config())), dpfed.load(run.path)
+    parts, encoder = build(run.config()), dpfed.load(run.path)
     rows = range(48)
     files = [Image.open(tmp_path / id) for id in parts.store.ids(rows)]
     shown = torch.stack([preprocess(image) for image in files])
-    assert torch.allclose(parts.views.plain(parts.read(rows)), shown, atol=1e-6)
+    assert torch.allclose(parts.views.images.plain(parts.views.read(parts.store, rows)), shown, atol=1e-6)
     with torch.no_grad():
         features = model.eval().encode_image(shown, normalize=True)
     assert torch.allclose(encoder.embed_images(files), features, atol=1e-5)

@@ -10,8 +10,7 @@ from dpfed.config import parse_config
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
-from dpfed.runs.resolution import resolve
+from dpfed.runs.build import build
 from dpfed.training import worker as worker_room
 from tests.sparing import sparing
 from tests.training.records_of_worker import keep_only
@@ -46,7 +45,7 @@ def parts_of(tmp_path, public_store, text, engine, clip, kind, precision, method
     }
     if method == "public":
         tree["public"] = {"path": str(public_store.path), "records": 3}
-    parts = assemble(resolve(parse_config(tree)), Randomness.from_seed(3))
+    parts = build(parse_config(tree), Randomness.from_seed(3))
     with torch.no_grad():
         for name, parameter in parts.model.named_parameters():
             if name.endswith("bias") and bias:
@@ -60,7 +59,7 @@ def moved(parts, seed) -> float:
     drawn = worker_room.draw_step(parts.plan, randomness, 0, rows, keys[rows], parts.plan.groups).indices
     sums = []
     for gone in (None, *drawn[:: len(drawn) // 3]):
-        worker = parts.worker(randomness)
+        worker = parts.trainer.worker(randomness)
         keep_only(worker, rows if gone is None else rows[rows != gone], keys)
         sums.append(worker.bounded_sum(0).numbers())
     return max((sums[0] - less).norm().item() / parts.plan.sensitivity for less in sums[1:])

@@ -4,6 +4,7 @@ import struct
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve_defaults
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -19,7 +20,6 @@ from dpfed.privacy.noise import digest_of
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.protocol.journal import Journal
-from dpfed.runs.resolution import settle
 from dpfed.training.checkpoint import Checkpoints, Progress, _digest, load_weights
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.post_processing import states_of
@@ -166,7 +166,7 @@ def test_a_kept_release_with_any_byte_changed_is_not_taken(tmp_path):
 
 
 def test_a_models_description_with_any_byte_changed_is_noticed(tmp_path):
-    config = settle(Config(model=ModelConfig(width=8, embedding=16, head_hidden=16)))
+    config = resolve_defaults(Config(model=ModelConfig(width=8, embedding=16, head_hidden=16)))
     save_encoder(tmp_path, build_model(config.model, config.objective), facts_of(config))
     path = tmp_path / "model.json"
     whole = {name: value for name, value in describe(tmp_path).items() if name != "digest"}

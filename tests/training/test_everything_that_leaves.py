@@ -26,9 +26,8 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import round_up
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain
-from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.post_processing import states_of
@@ -37,7 +36,11 @@ from dpfed.training.worker import Worker
 from tests.exact_sums import exact
 from tests.training.twins import Noise, files, stores
 
-STEPS, BATCH, RECORDS, SIGMA, CLIP = 5, 30, 300, 1.7, 0.6
+STEPS = 5
+BATCH = 30
+RECORDS = 300
+SIGMA = 1.7
+CLIP = 0.6
 IMAGES = {"kind": "image", "width": 8, "embedding": 16, "head_hidden": 16}
 JOBS = {
     "adam, average, learnt temperature": {
@@ -102,7 +105,7 @@ def without(names, moment):
 
 
 class Seen:
-    """A watcher that keeps all that it is told."""
+    """A progress that keeps all that it is told."""
 
     def __init__(self):
         self.said = []
@@ -140,11 +143,11 @@ def twins(tiny, shapes, tmp_path, monkeypatch, capfd):
             tree["data"] = {"source": "store", "path": str(place / "store"), "size": 16}
             moments = []
             noise.before = lambda moments=moments: moments.append(files(place / "run") if (place / "run").exists() else {})
-            watcher = Seen()
-            finished = pretrain(parse_config(tree), place / "run", watcher)
+            progress = Seen()
+            finished = pretrain(parse_config(tree), place / "run", progress)
             moments.append(files(place / "run"))
             moments = [without(names(finished.identity, store), moment) for moment in moments]
-            seen = {"moments": moments, "said": watcher.said, "printed": tuple(capfd.readouterr())}
+            seen = {"moments": moments, "said": progress.said, "printed": tuple(capfd.readouterr())}
             results.append((seen, noise.repeat() if number == 0 else noise.calls, list(totals), finished, store))
             totals.clear()
             place.rename(tmp_path / f"done-{number}")
@@ -158,7 +161,7 @@ def test_all_that_leaves_a_run_follows_from_its_noisy_sums(twins, name):
     first, second = twins(name)
     # The records and the clean sums have nothing in common ...
     assert all(not torch.equal(one.values, two.values) for one, two in zip(first[2], second[2], strict=True))
-    # ... and nothing of it is to be seen: not in a file at any moment, not on the terminal, not by a watcher.
+    # ... and nothing of it is to be seen: not in a file at any moment, not on the terminal, not by a progress.
     assert first[0]["said"] == second[0]["said"] and first[0]["printed"] == second[0]["printed"] == ("", "")
     assert len(first[0]["moments"]) == len(second[0]["moments"]) > STEPS
     for one, two in zip(first[0]["moments"], second[0]["moments"], strict=True):
@@ -305,8 +308,12 @@ def test_groups_that_hold_no_record_count_in_the_divisor(tiny):
     """The sum is that of the groups that are there, and K divides it, in one process as anywhere."""
     tiny["bounding"]["group_size"] = 2
     tiny["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 30, "steps": 3}
-    parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5))
-    worker, randomness, indices = parts.worker(Randomness.from_seed(5)), Randomness.from_seed(5), parts.store.split("train")
+    parts = build(parse_config(tiny), Randomness.from_seed(5))
+    worker, randomness, indices = (
+        parts.trainer.worker(Randomness.from_seed(5)),
+        Randomness.from_seed(5),
+        parts.store.split("train"),
+    )
     for step in range(3):
         draw = draw_step(parts.plan, randomness, step, indices, parts.store.keys[indices], parts.plan.groups)
         assert len(draw) < parts.plan.groups == 15  # some are empty

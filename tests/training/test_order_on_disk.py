@@ -17,8 +17,8 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.protocol.journal import Journal
 from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator
+from dpfed.training.loop import train
 from dpfed.training.releases import Releases
-from dpfed.training.trainer import Observer, train
 from tests.files.disk import recorded
 from tests.training.test_coordinator import zeros
 

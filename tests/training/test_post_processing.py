@@ -49,7 +49,7 @@ class LastTwo(PostProcessor):
     def updated(self, step):
         self.weights[step % 2] = self._vector.gather()
 
-    def served(self, weights):
+    def averaged(self, weights):
         return self.weights.mean(0)
 
     def state_dict(self):
@@ -91,7 +91,7 @@ def test_a_run_with_other_processors_resumes_to_the_same_bits_and_measures_what_
 def test_every_measurement_is_of_the_served_weights_and_so_is_the_published_model(tiny, tmp_path, monkeypatch):
     """On the way as well as at the end; training goes on with its own."""
     config = parse_config({**tiny, "evaluation": {**tiny["evaluation"], "every": 2}})
-    made, seen, evaluate = [], [], session.Components.evaluate
+    made, seen, evaluate = [], [], session.Parts.evaluate
 
     def chosen(config, model):
         made.append(LastTwo(MovingAverage(model, 0.5)))
@@ -99,17 +99,17 @@ def test_every_measurement_is_of_the_served_weights_and_so_is_the_published_mode
 
     def evaluated(self, which, step):
         if which == "trained":
-            seen.append((step, torch.equal(made[0]._vector.gather(), made[0].served(None))))
+            seen.append((step, torch.equal(made[0]._vector.gather(), made[0].averaged(None))))
         return evaluate(self, which, step)
 
     monkeypatch.setattr(coordinators, "post_processors", chosen)
-    monkeypatch.setattr(session.Components, "evaluate", evaluated)
+    monkeypatch.setattr(session.Parts, "evaluate", evaluated)
     run = pretrain(config, tmp_path / "run")
     assert seen[:3] == [(2, True), (4, True), (6, True)]  # behind them, models that noise alone may have made
     vector, published = made[0]._vector, weights_of(run)
-    served = zip(vector.names, vector.split(made[0].served(None)), strict=True)
-    assert all(torch.equal(published[name], part) for name, part in served)
-    assert not torch.equal(made[0].served(None), made[0].weights[-1])
+    averaged = zip(vector.names, vector.split(made[0].averaged(None)), strict=True)
+    assert all(torch.equal(published[name], part) for name, part in averaged)
+    assert not torch.equal(made[0].averaged(None), made[0].weights[-1])
 
 
 def test_a_filtered_gradient_moves_the_weights_and_no_processor_changes_what_is_released(tiny, tmp_path, monkeypatch):
@@ -133,11 +133,11 @@ def test_a_filtered_gradient_moves_the_weights_and_no_processor_changes_what_is_
 def test_served_weights_are_in_the_model_inside_the_block_alone_however_it_ends():
     model = torch.nn.Linear(3, 1, bias=False)
     average = MovingAverage(model, 0.5)
-    served, own = model.weight.detach().clone(), torch.ones(1, 3)
+    averaged, own = model.weight.detach().clone(), torch.ones(1, 3)
     model.weight.data.copy_(own)
     for end in (None, KeyboardInterrupt):
         with contextlib.suppress(KeyboardInterrupt), averaged_weights(model, [average]):
-            assert torch.equal(model.weight, served)
+            assert torch.equal(model.weight, averaged)
             if end:
                 raise end
         assert torch.equal(model.weight, own)

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from dpfed.privacy.phase import MetricsWindow
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
@@ -16,13 +15,13 @@ from dpfed.config import OptimizerConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.metrics_window import MetricsWindow
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import table_rows
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain, resume
-from dpfed.runs.resolution import resolve
 from dpfed.training import worker as worker_room
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.private_metrics import PrivateMetrics
@@ -36,7 +35,7 @@ SHARE = 0.3
 
 def parts_of(tree, **progress):
     tree |= {"diagnostics": "private", "progress": {"share": SHARE, "loss_range": 4.0, "phase": 2} | progress}
-    return assemble(resolve(parse_config(tree)), Randomness.from_seed(5))
+    return build(parse_config(tree), Randomness.from_seed(5))
 
 
 class TurnsRound(torch.nn.Module):

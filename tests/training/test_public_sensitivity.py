@@ -13,8 +13,7 @@ from dpfed.data.sampling import StepDraw
 from dpfed.data.store.record import record_key
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
-from dpfed.runs.resolution import resolve
+from dpfed.runs.build import build
 from dpfed.training import worker as worker_room
 from dpfed.training.worker import Worker
 from tests.bounding.methods.test_public import added
@@ -43,7 +42,7 @@ class Adversary(torch.nn.Module):
 @pytest.fixture
 def parts(tiny_public):
     tiny_public["views"] = {}
-    return dataclasses.replace(assemble(resolve(parse_config(tiny_public)), RANDOMNESS), model=Adversary())
+    return dataclasses.replace(build(parse_config(tiny_public), RANDOMNESS), model=Adversary())
 
 
 def draw_of(parts) -> StepDraw:
@@ -52,7 +51,7 @@ def draw_of(parts) -> StepDraw:
 
 
 def sum_of(parts, kept) -> torch.Tensor:
-    one = parts.worker(RANDOMNESS)
+    one = parts.trainer.worker(RANDOMNESS)
     keep_only(one, kept, parts.store.keys)
     return one.bounded_sum(0).numbers()
 
@@ -76,7 +75,7 @@ def test_every_adversarial_record_reaches_c_and_no_more(parts, microbatch):
 @pytest.mark.parametrize("engine", ["loop", "layerwise"])
 def test_random_records_move_the_sum_of_an_ordinary_model_by_c_at_most(tiny_public, engine):
     tiny_public["bounding"] |= {"engine": engine, "clip_norm": 0.01}
-    parts = assemble(resolve(parse_config(tiny_public)), RANDOMNESS)
+    parts = build(parse_config(tiny_public), RANDOMNESS)
     found = moved(parts, 4)
     assert 0 < min(found) and max(found) <= parts.plan.sensitivity
 
@@ -106,16 +105,19 @@ def test_a_group_is_its_record_and_the_public_ones_that_its_key_chose(tiny_publi
     write_shapes(tmp_path / "public", train=20, validation=10, test=10, seed=9)
     tiny_public["bounding"]["microbatch"] = microbatch
     tiny_public["public"] = {"path": str(tmp_path / "public")}
-    parts, step, cpu = assemble(resolve(parse_config(tiny_public)), RANDOMNESS), 3, torch.device("cpu")
+    parts, step, cpu = build(parse_config(tiny_public), RANDOMNESS), 3, torch.device("cpu")
     seen = Seen()
-    one = parts.worker(RANDOMNESS)
+    one = parts.trainer.worker(RANDOMNESS)
     one._engine = seen
     one.bounded_sum(step)
     indices, keys = parts.store.split("train"), parts.store.keys
     draw = worker_room.draw_step(parts.plan, RANDOMNESS, step, indices, keys[indices], parts.plan.groups)
-    own_views, public_views = parts.view_maker(), dataclasses.replace(parts, store=parts.public, public=None).view_maker()
+    own_views, public_views = (
+        parts.view_maker(),
+        dataclasses.replace(parts, store=parts.trainer.public, public=None).view_maker(),
+    )
     public_negatives, apart = (
-        PublicNegatives(public_views, parts.public.split("train"), 3),
+        PublicNegatives(public_views, parts.trainer.public.split("train"), 3),
         Randomness(RANDOMNESS.key("public")),
     )
     assert len(seen.groups) == len(draw) > 20
@@ -130,8 +132,8 @@ def test_a_workers_sum_is_that_of_its_records_own_terms(tiny_public):
     """As autograd has it: what the public records say of each other is in no gradient, and takes no part of the clip norm."""
     tiny_public["bounding"]["clip_norm"] = 0.5
     tiny_public["public"] |= {"centring": 0.0}  # `tests/bounding/methods/test_public.py` has centres
-    parts, seen, expected = assemble(resolve(parse_config(tiny_public)), RANDOMNESS), Seen(), 0
-    one = parts.worker(RANDOMNESS)
+    parts, seen, expected = build(parse_config(tiny_public), RANDOMNESS), Seen(), 0
+    one = parts.trainer.worker(RANDOMNESS)
     one._engine = seen
     one.bounded_sum(0)
     trained = TrainableVector(parts.model).parameters
@@ -139,7 +141,7 @@ def test_a_workers_sum_is_that_of_its_records_own_terms(tiny_public):
         loss = added("infonce", parts.model(views), 1, parts.model.temperature, None)
         gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, trained)]).double()
         expected = expected + gradient * min(1.0, 0.5 / gradient.norm().item())
-    found = parts.worker(RANDOMNESS).bounded_sum(0).numbers()
+    found = parts.trainer.worker(RANDOMNESS).bounded_sum(0).numbers()
     assert (found - expected).norm() <= 1e-3 * expected.norm()  # the clip norm leaves room for rounding
 
 
@@ -150,7 +152,7 @@ def test_a_record_that_was_not_drawn_changes_nothing(parts):
 
 
 def test_an_empty_step_gives_zeros(parts):
-    one = parts.worker(RANDOMNESS)
+    one = parts.trainer.worker(RANDOMNESS)
     keep_only(one, np.zeros(0, int), parts.store.keys)
     result = one.bounded_sum(0)
     assert not result.values.any() and result.groups == parts.plan.sampling.batch
@@ -183,7 +185,9 @@ def test_two_private_records_in_a_group_break_the_bound(parts, monkeypatch):
 def test_a_divisor_that_counts_what_was_drawn_breaks_the_bound(parts):
     """What is released is the sum over B. Over the number of groups instead, one record moves every other one's part."""
     indices, drawn = parts.store.split("train"), draw_of(parts).indices
-    assert parts.plan.divisor == parts.plan.sampling.batch == parts.worker(RANDOMNESS).bounded_sum(0).groups != len(drawn)
+    assert (
+        parts.plan.divisor == parts.plan.sampling.batch == parts.trainer.worker(RANDOMNESS).bounded_sum(0).groups != len(drawn)
+    )
 
     class Turned(Adversary):
         def forward(self, views):
@@ -196,7 +200,7 @@ def test_a_divisor_that_counts_what_was_drawn_breaks_the_bound(parts):
             return {"image": torch.stack([first, steep], 1), "text": torch.stack([steep], 1)}
 
     model = Turned()
-    model.mark = parts.views.plain(parts.read(drawn[:1])).sum()
+    model.mark = parts.views.images.plain(parts.views.read(parts.store, drawn[:1])).sum()
     hostile, batch = dataclasses.replace(parts, model=model), parts.plan.sampling.batch
     whole, without = sum_of(hostile, indices), sum_of(hostile, indices[indices != drawn[0]])
     bound = parts.plan.sensitivity / parts.plan.divisor
@@ -220,7 +224,7 @@ def unit_sums(parts, per_unit: int):
     units = np.array([record_key(f"person {row % 120}") for row in range(len(parts.store))], np.uint64)
     plan = parts.plan.replace(records=120, batch=40, unit="user", per_unit=per_unit)
     draw = worker_room.draw_step(plan, RANDOMNESS, 0, indices, parts.store.keys[indices], plan.groups, units[indices])
-    template, results = parts.worker(RANDOMNESS), []
+    template, results = parts.trainer.worker(RANDOMNESS), []
     for kept in (indices, indices[~(units == draw.keys[3])[indices]]):
         one = Worker(
             plan=plan,
@@ -258,10 +262,10 @@ def test_a_group_for_every_record_of_a_unit_breaks_the_bound(parts, monkeypatch)
 
 
 def test_a_worker_has_companions_exactly_where_the_plan_says_so(parts, tiny):
-    one = parts.worker(RANDOMNESS)
+    one = parts.trainer.worker(RANDOMNESS)
     rest = dict(engine=one._engine, views=one._views, indices=np.arange(2), keys=one._keys[:2], microbatch=8)
     with pytest.raises(ValueError, match="public records"):
         Worker(parts.plan, parts.model, randomness=RANDOMNESS, **rest)
-    group = assemble(resolve(parse_config(tiny)), RANDOMNESS).plan
+    group = build(parse_config(tiny), RANDOMNESS).plan
     with pytest.raises(ValueError, match="public records"):
         Worker(group, parts.model, randomness=RANDOMNESS, public_negatives=one._public_negatives, **rest)

@@ -18,8 +18,7 @@ from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.batches import ReadAhead
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Components, assemble
-from dpfed.runs.resolution import resolve
+from dpfed.runs.build import Parts, build
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +34,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def parts(tiny: dict, files: Path) -> Components:
+def parts(tiny: dict, files: Path) -> Parts:
     tiny["data"]["path"] = str(files)
     tiny["bounding"]["microbatch"] = 12  # about five in a step
-    return assemble(resolve(parse_config(tiny)), Randomness.from_seed(1))
+    return build(parse_config(tiny), Randomness.from_seed(1))
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -48,16 +47,16 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("steps", [[0, 1, 2, 3, 4, 5], [2, 2, 0, 5, 4]], ids=["in order", "in any order"])
-def test_sums_are_the_same_to_the_bit(parts: Components, steps: list[int]) -> None:
-    ahead, plain = (parts.worker(Randomness.from_seed(2)) for _ in range(2))
+def test_sums_are_the_same_to_the_bit(parts: Parts, steps: list[int]) -> None:
+    ahead, plain = (parts.trainer.worker(Randomness.from_seed(2)) for _ in range(2))
     plain._prefetch_images = lambda *_: None
     for step in steps:
         plain._drawn_ahead = None  # draws afresh
         assert torch.equal(ahead.bounded_sum(step).values, plain.bounded_sum(step).values.clone())
 
 
-def test_only_the_next_step_and_no_step_after_the_last_is_begun(parts: Components) -> None:
-    worker = parts.worker(Randomness.from_seed(2))
+def test_only_the_next_step_and_no_step_after_the_last_is_begun(parts: Parts) -> None:
+    worker = parts.trainer.worker(Randomness.from_seed(2))
     reading = worker._views._read
     worker.bounded_sum(3)
     [(indices, _)] = reading._begun
@@ -91,8 +90,8 @@ def test_what_was_expected_is_read_two_ahead_and_once() -> None:
     assert asked.count(7) == 1
 
 
-def test_an_error_in_the_thread_surfaces_in_the_step_and_the_next_step_can_go_on(parts: Components) -> None:
-    worker, plain = (parts.worker(Randomness.from_seed(2)) for _ in range(2))
+def test_an_error_in_the_thread_surfaces_in_the_step_and_the_next_step_can_go_on(parts: Parts) -> None:
+    worker, plain = (parts.trainer.worker(Randomness.from_seed(2)) for _ in range(2))
     reading, failing = worker._views._read, [True]
     read = reading._read
 

@@ -12,8 +12,7 @@ from dpfed.data.store.record import RecordInput, record_key
 from dpfed.data.store.writing import StoreWriter
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
-from dpfed.runs.resolution import resolve
+from dpfed.runs.build import build
 from dpfed.training import worker as worker_room
 from dpfed.training.worker import Worker, indices_of_rank
 from tests.training.records_of_worker import keep_only
@@ -21,7 +20,7 @@ from tests.training.records_of_worker import keep_only
 
 def sum_of(parts, kept, step: int = 0) -> torch.Tensor:
     """The sum of some training records."""
-    one = parts.worker(Randomness.from_seed(5))
+    one = parts.trainer.worker(Randomness.from_seed(5))
     keep_only(one, kept, parts.store.keys)
     return one.bounded_sum(step).numbers()
 
@@ -51,18 +50,18 @@ def test_stores_that_differ_by_a_record_give_sums_within_the_bound(kind, request
 
     def parts_of(kept):
         config["data"]["path"] = stored(shapes, kept, tmp_path / str(len(kept)))
-        return assemble(resolve(parse_config(config)), randomness)
+        return build(parse_config(config), randomness)
 
     whole = parts_of(indices)
-    gone = whole.worker(randomness)._drawn(0).indices.min()  # an early one: all others move up
+    gone = whole.trainer.worker(randomness)._drawn(0).indices.min()  # an early one: all others move up
     fewer = dataclasses.replace(parts_of(np.delete(indices, gone)), plan=whole.plan, model=whole.model)
-    sums = [parts.worker(randomness).bounded_sum(0).numbers() for parts in (whole, fewer)]
+    sums = [parts.trainer.worker(randomness).bounded_sum(0).numbers() for parts in (whole, fewer)]
     assert 0 < (sums[0] - sums[1]).norm() <= whole.plan.sensitivity * (1 + 1e-6)
 
 
 def parts_with(tiny, **bounding):
     tiny["bounding"] |= bounding
-    return assemble(resolve(parse_config(tiny)), Randomness.from_seed(5))
+    return build(parse_config(tiny), Randomness.from_seed(5))
 
 
 SETTINGS = ({}, {"max_group_size": 3}, {"group_size": 20}, {"clip_norm": 0.01}, {"microbatch": 7})
@@ -110,7 +109,7 @@ class Adversary(torch.nn.Module):
 
 
 def pictures(parts, indices) -> torch.Tensor:
-    return parts.views.plain(parts.read(np.array(indices))).flatten(1)
+    return parts.views.images.plain(parts.views.read(parts.store, np.array(indices))).flatten(1)
 
 
 def test_an_adversarial_neighbour_reaches_2c_and_no_more(tiny):
@@ -129,7 +128,7 @@ def test_an_adversarial_neighbour_reaches_2c_and_no_more(tiny):
 
 def test_views_and_captions_of_the_others_stay_as_they_are(tiny):
     parts = parts_with(tiny)
-    maker, randomness = parts.worker(Randomness.from_seed(5))._views, Randomness.from_seed(5)
+    maker, randomness = parts.trainer.worker(Randomness.from_seed(5))._views, Randomness.from_seed(5)
     indices = parts.store.split("train")[:20]
     every = maker(indices, randomness, 3, torch.device("cpu"))
     fewer = maker(np.delete(indices, 4), randomness, 3, torch.device("cpu"))
@@ -140,7 +139,7 @@ def test_views_and_captions_of_the_others_stay_as_they_are(tiny):
 
 def test_empty_steps_give_zeros_of_the_right_size(tiny):
     parts = parts_with(tiny)
-    one: Worker = parts.worker(Randomness.from_seed(0))
+    one: Worker = parts.trainer.worker(Randomness.from_seed(0))
     keep_only(one, np.zeros(0, int), parts.store.keys)
     result = one.bounded_sum(0)
     assert not result.values.any() and result.groups == parts.plan.groups and result.sensitivity == parts.plan.sensitivity
@@ -157,7 +156,7 @@ def test_owners_share_records_and_groups_without_overlap(tiny, world_size):
         total = total + one.bounded_sum(0)
     assert total.groups == parts.plan.groups and total.sensitivity == parts.plan.sensitivity
     drawn = [one._drawn(0).indices for one in workers]
-    alone = parts.worker(Randomness.from_seed(5))
+    alone = parts.trainer.worker(Randomness.from_seed(5))
     assert sorted(np.concatenate(drawn)) == sorted(alone._drawn(0).indices)
     assert total.values.any() and torch.equal(total.values, alone.bounded_sum(0).values)
 
@@ -166,7 +165,7 @@ def test_the_microbatch_does_not_change_the_sum(tiny):
     results = []
     for microbatch in (1, 16, 4096):
         parts = parts_with(tiny, microbatch=microbatch)
-        results.append(parts.worker(Randomness.from_seed(5)).bounded_sum(0).values)
+        results.append(parts.trainer.worker(Randomness.from_seed(5)).bounded_sum(0).values)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
@@ -248,7 +247,7 @@ def test_units_drawn_by_their_records_keys_move_the_sum_beyond_2c(tiny, monkeypa
 
 def test_a_worker_needs_units_exactly_where_the_plan_protects_them(tiny):
     parts = parts_with(tiny)
-    one = parts.worker(Randomness.from_seed(0))
+    one = parts.trainer.worker(Randomness.from_seed(0))
     rest = dict(model=parts.model, engine=one._engine, views=one._views, indices=np.arange(2), keys=one._keys[:2], microbatch=8)
     with pytest.raises(ValueError, match="not given"):
         Worker(parts.plan.replace(unit="user"), randomness=Randomness.from_seed(0), **rest)

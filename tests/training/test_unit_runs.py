@@ -12,9 +12,8 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain
-from dpfed.runs.resolution import resolve
 from tests.sparing import sparing
 
 
@@ -69,9 +68,9 @@ def test_persons_are_counted_and_protected(protecting, tmp_path):
 
 
 def test_a_step_of_a_run_draws_at_most_one_record_of_a_person(protecting):
-    parts = assemble(resolve(parse_config(protecting)))
+    parts = build(parse_config(protecting))
     drawn = []
-    worker = parts.worker(Randomness.from_seed(1))
+    worker = parts.trainer.worker(Randomness.from_seed(1))
     make = worker._views
     worker._views = lambda rows, *rest: drawn.append(rows) or make(rows, *rest)
     worker.bounded_sum(0)
@@ -90,7 +89,7 @@ def test_records_are_protected_unless_the_user_asks_and_the_card_calls_the_perso
 def test_records_without_persons_cannot_protect_them(tiny):
     tiny["privacy"]["unit"] = "user"
     with pytest.raises(UserError, match="unit-none-named"):
-        assemble(resolve(parse_config(tiny)))
+        build(parse_config(tiny))
 
 
 @pytest.mark.parametrize("public", sparing([True, False], True))

@@ -9,15 +9,14 @@ import torch
 from dpfed.config import parse_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
-from dpfed.runs.resolution import resolve
+from dpfed.runs.build import build
 
 
 @pytest.fixture
 def parts(tiny):
     tiny["bounding"] |= {"max_group_size": 3, "microbatch": 7}
     tiny["text_views"] = {"word_swap": 0.3}
-    return assemble(resolve(parse_config(tiny)), Randomness.from_seed(5))
+    return build(parse_config(tiny), Randomness.from_seed(5))
 
 
 def test_no_draw_of_a_record_is_used_twice(parts, monkeypatch):
@@ -28,7 +27,7 @@ def test_no_draw_of_a_record_is_used_twice(parts, monkeypatch):
         made.update((purpose, step, key) for key in keys.tolist())
         return per_record(self, purpose, step, keys, columns)
 
-    worker = parts.worker(Randomness.from_seed(5))
+    worker = parts.trainer.worker(Randomness.from_seed(5))
     monkeypatch.setattr(Randomness, "per_record", watched)
     worker.bounded_sum(3)
     assert set(made.values()) == {1}

@@ -33,7 +33,7 @@ def release_noise(randomness: Randomness, std: float, rank: int, context: str) -
     """The owner's Gaussian noise on released statistics.
 
     Args:
-        randomness: the owner's secret.
+        randomness: the workers' secret.
         std: standard deviation of the noise on each number.
         rank: the worker's number.
         context: public, such as the fingerprint of the plan.
@@ -58,13 +58,16 @@ class ReleasedEmbeddings:
         slots: M, public.
         batch: B, expected records in a step.
         noise: of standard deviation noise multiplier times sensitivity.
-        randomness: the owner's secret, for the slots.
+        randomness: the workers' secret, for the slots.
     """
 
     SENSITIVITY = math.sqrt(2)  # two unit embeddings more or less, in one slot
 
     def __init__(self, slots: int, batch: int, noise: KeyedNoise, randomness: Randomness) -> None:
-        self._slots, self._batch, self._noise, self._randomness = slots, batch, noise, randomness
+        self._slots = slots
+        self._batch = batch
+        self._noise = noise
+        self._randomness = randomness
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
         """See `dpfed.baselines.noisy_statistics.record_gradients.Statistics`."""

@@ -87,13 +87,13 @@ class _Probe:
         """Its records' views, of such shapes and types."""
         generator = torch.Generator().manual_seed(self.seed)
         one, others = _noise(like, 1, vocabulary, generator), _noise(like, self.size, vocabulary, generator)
-        own = {}
+        together = {}
         for name, view in one.items():
             if view.is_floating_point():
-                own[name] = self.apart * others[name] if self.apart in (0.0, 1.0) else view + self.apart * others[name]
+                together[name] = self.apart * others[name] if self.apart in (0.0, 1.0) else view + self.apart * others[name]
             else:
-                own[name] = others[name] if self.apart == 1.0 else view.expand(self.size, *view.shape[1:]).clone()
-        return own
+                together[name] = others[name] if self.apart == 1.0 else view.expand(self.size, *view.shape[1:]).clone()
+        return together
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,11 @@ def require_batch_invariance(
         totals = None
     sizes = (2, 3, 5, _usual(padding)) if brief else None  # odd ones, too, so that others stand at odd places
     for trial in trials(views, padding, totals, vocabulary, before, sizes):
-        found = run_pass(trial.views, trial.sizes, trial.total)
+        result = run_pass(trial.views, trial.sizes, trial.total)
         for place, probe in trial.probes.items():
             if probe in alike and not brief:
                 continue
-            parts = found.of(place)
+            parts = result.of(place)
             if probe not in seen:
                 seen[probe] = trial, place, [part.clone() for part in parts]
                 continue
@@ -193,7 +193,7 @@ def trials(
     every = itertools.chain(padding.totals, itertools.repeat(padding.totals[-1])) if totals is None else totals
     for number, total in enumerate(every):
         # Those that were seen once come first, so that they are seen twice, then those that were not. Large ones fit rarely.
-        rank, large = {1: 0, 0: 1}, [own.size for own in probes]
+        rank, large = {1: 0, 0: 1}, [probe.size for probe in probes]
         turn = [(probe - number - before) % len(probes) for probe in range(len(probes))]
         order = sorted(range(len(probes)), key=lambda probe: (rank.get(times[probe], 2), -large[probe], turn[probe]))
         trial = _trial(number, total, probes, order, views, padding, vocabulary, generator)
@@ -250,15 +250,15 @@ def _trial(
 
 def _noise(views: Views, records: int, vocabulary: int, generator: torch.Generator) -> Views:
     """Images of noise, and texts of any tokens."""
-    found = {}
+    noise = {}
     for name, view in views.items():
         shape = (records, *view.shape[1:])
         if view.is_floating_point():
             drawn = torch.randn(shape, generator=generator)
         else:
             drawn = torch.randint(1, vocabulary, shape, generator=generator)
-        found[name] = drawn.to(view)
-    return found
+        noise[name] = drawn.to(view)
+    return noise
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -273,8 +273,8 @@ def _first_difference(run_pass: PassFunction, vocabulary: int, *passes: tuple[Tr
     first, place = passes[0]
     noise = _noise(first.views, sum(first.sizes), vocabulary, torch.Generator().manual_seed(1))
     seen = []
-    for trial, own in (*passes, (replace(first, views=noise), place)):
-        with _RowsOfAGroup(trial.total, trial.rows(own)) as mode:
+    for trial, at in (*passes, (replace(first, views=noise), place)):
+        with _RowsOfAGroup(trial.total, trial.rows(at)) as mode:
             run_pass(trial.views, trial.sizes, trial.total)
         seen.append(mode.seen)
     for (name, one), (_, other), (_, constant) in zip(*seen, strict=False):

@@ -28,7 +28,7 @@ class EngineInputs:
     Attributes:
         model: on its device.
         plan: what is promised.
-        randomness: the owner's secret, for methods that release noisy statistics on the way (`GroupBatch.step` says the step).
+        randomness: the workers' secret, for methods that release noisy statistics on the way (`GroupBatch.step` says the step).
         rank: the worker's number.
         precision: of the forward pass.
         loss: of one group.

@@ -129,12 +129,12 @@ def _refusal(
     """
     exact, few = _in_float64(model, batch.first(max(2, bisect.bisect_left(batch.offsets, _RECORDS))))
     oracle = LoopEngine(exact, "fp32", loss)
-    expected, found = oracle.zeros(), oracle.zeros()
+    expected, actual = oracle.zeros(), oracle.zeros()
     oracle.add_clipped(few, _NORMALISED, expected)
     size = round(batch.offsets[-1] / (len(batch.offsets) - 1))
     try:
-        build_engine("layerwise", exact, "fp32", loss, size, "go on").add_clipped(few, _NORMALISED, found)
-        if not torch.linalg.vector_norm(found - expected) <= _DIFFERENCE * torch.linalg.vector_norm(expected):
+        build_engine("layerwise", exact, "fp32", loss, size, "go on").add_clipped(few, _NORMALISED, actual)
+        if not torch.linalg.vector_norm(actual - expected) <= _DIFFERENCE * torch.linalg.vector_norm(expected):
             raise UserError(
                 "bounding.engine = 'layerwise' gives other clipped gradients than 'loop' for this model (compared on noise): "
                 "set it to 'auto' or 'loop'. [engine-differs]"

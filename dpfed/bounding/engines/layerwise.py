@@ -247,10 +247,10 @@ class LayerwiseEngine(Engine):
         for groups in passes:
             one_pass.zero_()
             some = batch.only(groups)
-            found = run_pass(some.views, some.sizes)
-            norms = add_up(found.terms, clip_norm, found.grouping, parts)
-            records = found.grouping.offsets.diff()[: len(groups)]
-            figures.append(torch.stack([norms, found.losses.to(norms), records.to(norms)]))
+            result = run_pass(some.views, some.sizes)
+            norms = add_up(result.terms, clip_norm, result.grouping, parts)
+            records = result.grouping.offsets.diff()[: len(groups)]
+            figures.append(torch.stack([norms, result.losses.to(norms), records.to(norms)]))
             foreach.add_([into], [one_pass])
         return torch.cat(figures, dim=1)
 

@@ -92,26 +92,26 @@ class Padding:
         order = [group for group in reversed(batch.by_size()) if sizes[group] <= self.slots]
         records = sum(sizes[group] for group in order)
         count = max(1, math.ceil(records / self.aim / threads)) * threads
-        while (found := self._divided(order, sizes, count)) is None:
+        while (passes := self._divided(order, sizes, count)) is None:
             count += threads
-        return [groups for groups in found if groups]
+        return [groups for groups in passes if groups]
 
     def _divided(self, order: list[int], sizes: list[int], count: int) -> list[list[int]] | None:
         """Long groups first, each to the pass with the fewest records; ``None`` if they do not fit."""
-        found: list[list[int]] = [[] for _ in range(count)]
+        passes: list[list[int]] = [[] for _ in range(count)]
         least = [(0, number) for number in range(count)]
         for group in order:
             while least:
                 records, number = heapq.heappop(least)
-                if len(found[number]) < self.groups and records + sizes[group] <= self.room:
+                if len(passes[number]) < self.groups and records + sizes[group] <= self.room:
                     break
                 if records + sizes[group] > self.room:
                     return None
             else:
                 return None
-            found[number].append(group)
+            passes[number].append(group)
             heapq.heappush(least, (records + sizes[group], number))
-        return found
+        return passes
 
     def alone(self, batch: GroupBatch) -> list[int]:
         """The groups that have a pass of their own."""

@@ -126,15 +126,15 @@ class RepeatedPass:
             torch.tensor([self._offsets_of(batch, groups) for groups in passes], dtype=torch.int32), into.device
         )
         figures, first = [into.new_zeros(3, 0, dtype=self._clip.dtype)], 0
-        for groups, own in zip(passes, offsets, strict=True):
+        for groups, bounds in zip(passes, offsets, strict=True):
             count = sum(batch.sizes[group] for group in groups)
             for name, place in self._views.items():
                 torch.index_select(batch.views[name], 0, rows[first : first + count], out=place[:count])
                 place[count:].zero_()
-            self._offsets.copy_(own)
+            self._offsets.copy_(bounds)
             self._recording.repeat()
             norms, losses, total = self._found
-            figures.append(torch.stack([norms, losses.to(norms), own.diff().to(norms)])[:, : len(groups)])
+            figures.append(torch.stack([norms, losses.to(norms), bounds.diff().to(norms)])[:, : len(groups)])
             foreach.add_([into], [total])
             first += count
         return torch.cat(figures, dim=1)
@@ -165,8 +165,8 @@ def first_unlike(repeated: Add, direct: Add, views: Views, padding: Padding, zer
         batch = GroupBatch(trial.views, [0, *itertools.accumulate(trial.sizes)])
         groups, sums = [list(range(len(trial.sizes)))], (zeros.clone(), zeros.clone())
         clip = _CLIPS[number % 2]
-        found = [add(batch, groups, clip, into) for add, into in zip((repeated, direct), sums, strict=True)]
-        if not same(*found):
+        figures = [add(batch, groups, clip, into) for add, into in zip((repeated, direct), sums, strict=True)]
+        if not same(*figures):
             return "other norms or losses"
         if not same(*sums):
             return "another sum"

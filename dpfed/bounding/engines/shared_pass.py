@@ -70,10 +70,12 @@ class Scalar:
         """Of the parameters that it comes from, once the copies have their gradients."""
         if values is None or values.grad is None:
             return []
-        own = values.grad
+        gradients = values.grad
         if grouping.batched:
-            return [Materialised(target, own.view(-1, *[1] * slope.dim()) * slope, grouping) for target, slope in self._slopes]
-        by_group = own[: grouping.count].unbind()
+            return [
+                Materialised(target, gradients.view(-1, *[1] * slope.dim()) * slope, grouping) for target, slope in self._slopes
+            ]
+        by_group = gradients[: grouping.count].unbind()
         return [Materialised(target, [value * slope for value in by_group], grouping) for target, slope in self._slopes]
 
 

@@ -135,9 +135,9 @@ class Geometry:
         views = (
             padded.unfold(1, self.kernel[0], self.stride[0]).unfold(2, self.kernel[1], self.stride[1]).permute(0, 1, 2, 4, 5, 3)
         )
-        found = images.new_zeros(*views.shape[:3], 16 * math.ceil(math.prod(views.shape[3:]) / 16))
-        found[..., : math.prod(views.shape[3:])].unflatten(3, views.shape[3:]).copy_(views)
-        return found
+        padded = images.new_zeros(*views.shape[:3], 16 * math.ceil(math.prod(views.shape[3:]) / 16))
+        padded[..., : math.prod(views.shape[3:])].unflatten(3, views.shape[3:]).copy_(views)
+        return padded
 
     def taps(self, size: tuple[int, int], positions: tuple[int, int]) -> tuple[range, range]:
         """Rows and columns of the kernel that meet the image somewhere, and not padding alone.

@@ -114,8 +114,8 @@ class EmbeddingOfPlaces:
 
     def parts(self, group: int) -> list[Tensor]:
         """See `Term`."""
-        own = self._grouping.records_of(group)
-        return [whole.unflatten(0, (self._grouping.records, -1))[own] for whole in (self._rows, self._tokens)]
+        records = self._grouping.records_of(group)
+        return [whole.unflatten(0, (self._grouping.records, -1))[records] for whole in (self._rows, self._tokens)]
 
     def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
         """See `Term`; in float64, which is exact for whole numbers."""

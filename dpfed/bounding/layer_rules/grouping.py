@@ -109,7 +109,10 @@ class Grouping:
     ) -> None:
         self.batched = computes_together(device.type) if batched is None else batched
         self.places, self.records = places or len(sizes), records or sum(sizes)
-        self.sizes, self.device, self.exact, self.count = sizes, device, exact, len(sizes) if offsets is None else self.places
+        self.sizes = sizes
+        self.device = device
+        self.exact = exact
+        self.count = len(sizes) if offsets is None else self.places
         longest = slots or max(sizes)
         self.typical = typical or longest
         self._ends = [0, *itertools.accumulate(sizes)]
@@ -162,11 +165,11 @@ class Grouping:
         if self.batched:
             by_record = rows.unflatten(0, (self.records, self.per_record(rows))).sum(1, dtype=kind)
             return self.by_place(by_record).sum(1)
-        return [own.sum(0, dtype=kind) for own in self.split(rows)]
+        return [group.sum(0, dtype=kind) for group in self.split(rows)]
 
     def each(self, gradients: Gradients, change: Callable[[Tensor], Tensor]) -> Gradients:
         """Changes every group's gradient: a list one by one, and ``(places, ...)`` at once."""
-        return change(gradients) if isinstance(gradients, Tensor) else [change(own) for own in gradients]
+        return change(gradients) if isinstance(gradients, Tensor) else [change(gradient) for gradient in gradients]
 
     def by_place(self, rows: Tensor) -> Tensor:
         """``(n, ...)`` -> ``(places, slots, ...)``, zeros where there is no record."""

@@ -69,14 +69,14 @@ def _in_one_kernel(
 ) -> Tensor:
     targets, grouping = (recorder.target(weight), recorder.target(bias)), recorder.grouping
 
-    def found(by_image: Tensor) -> None:
+    def keep(by_image: Tensor) -> None:
         pairs = zip(targets, by_image.unbind(1), strict=True)
         recorder.terms += [RowSums.of(target, rows, grouping) for target, rows in pairs if target is not None]
 
     recorder.rows.append(len(images))
     # Without it, nothing would ask a first layer for gradients.
     start = None if images.requires_grad else torch.zeros((), requires_grad=True)
-    return _GroupNorm.apply(images, added, start, weight.detach(), bias.detach(), groups, eps, relu, found)
+    return _GroupNorm.apply(images, added, start, weight.detach(), bias.detach(), groups, eps, relu, keep)
 
 
 class _GroupNorm(torch.autograd.Function):
@@ -93,14 +93,14 @@ class _GroupNorm(torch.autograd.Function):
         groups: int,
         eps: float,
         relu: bool,
-        found: Callable[[Tensor], None],
+        keep: Callable[[Tensor], None],
     ) -> Tensor:
         """See `dpfed.bounding.kernels.normalise`."""
         from dpfed.bounding.kernels import normalise
 
         out, means, inverses = normalise(images, scale, shift, groups, eps, relu, added)
         ctx.save_for_backward(images, out, scale, means, inverses)
-        ctx.relu, ctx.added, ctx.found = relu, None if added is None else added.dtype, found
+        ctx.relu, ctx.added, ctx.keep = relu, None if added is None else added.dtype, keep
         return out
 
     @staticmethod
@@ -111,7 +111,7 @@ class _GroupNorm(torch.autograd.Function):
         images, out, scale, means, inverses = ctx.saved_tensors
         adds = ctx.added is not None
         of_images, of_added, by_image = pull_back(gradient[0], images, out, scale, means, inverses, ctx.relu, adds)
-        ctx.found(by_image)
+        ctx.keep(by_image)
         return of_images, None if of_added is None else of_added.to(ctx.added), *[None] * 7
 
 

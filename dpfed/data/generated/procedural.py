@@ -18,11 +18,11 @@ NAME = "procedural"
 LARGEST = 224  # pixels; larger images are scaled up from these
 _HELD_OUT = 1000
 _PROGRESS_EVERY = 100
-Progress = Callable[[int, int | None], None]
+ImportProgress = Callable[[int, int | None], None]
 
 
 def write_procedural(
-    path: str | Path, size: int, train: int, test: int, seed: int = 0, progress: Progress | None = None
+    path: str | Path, size: int, train: int, test: int, seed: int = 0, progress: ImportProgress | None = None
 ) -> None:
     """Generates a store of procedural images.
 
@@ -53,7 +53,7 @@ def write_procedural(
 
 
 def procedural_store(
-    records: int, folder: str | Path, size: int, test: int | None = None, seed: int = 0, progress: Progress | None = None
+    records: int, folder: str | Path, size: int, test: int | None = None, seed: int = 0, progress: ImportProgress | None = None
 ) -> RecordStore:
     """The procedural images, generated on first use.
 

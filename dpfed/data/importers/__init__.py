@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpfed.data.importers.detection import detect, importers
-from dpfed.data.importers.importing import ImportReport, Progress, import_records
+from dpfed.data.importers.importing import ImportProgress, ImportReport, import_records
 from dpfed.data.importers.source import Importer, Source, Unreadable
 
-__all__ = ["ImportReport", "Importer", "Progress", "Source", "Unreadable", "detect", "import_records", "importers"]
+__all__ = ["ImportReport", "Importer", "ImportProgress", "Source", "Unreadable", "detect", "import_records", "importers"]

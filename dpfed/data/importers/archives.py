@@ -59,7 +59,11 @@ class _Content(io.RawIOBase):
     """
 
     def __init__(self, file: IO[bytes], seekable: bool) -> None:
-        self._file, self._seekable, self._at, self._ahead, self.last = file, seekable, 0, b"", b""
+        self._file = file
+        self._seekable = seekable
+        self._at = 0
+        self._ahead = b""
+        self.last = b""
 
     def read(self, size: int = -1) -> bytes:
         """Reads, first of all what was put back."""

@@ -31,7 +31,7 @@ from dpfed.errors import UserError, nearest
 from dpfed.files.atomic import claimed
 from dpfed.paths import local_path
 
-Progress = Callable[[int, int | None], None]  # (records so far, of how many)
+ImportProgress = Callable[[int, int | None], None]  # (records so far, of how many)
 
 _TOLD = 256  # records between two reports
 
@@ -81,12 +81,12 @@ def import_records(
     test: int = 0,
     skip_broken: bool = False,
     public: bool = False,
-    progress: Progress | None = None,
+    progress: ImportProgress | None = None,
     id: str | None = None,
     allow_outside: bool = False,
     watch: Callable[[int], None] | None = None,
     say: Callable[[str], None] | None = None,
-    surveyed: Progress | None = None,
+    surveyed: ImportProgress | None = None,
     window: tuple[float, float] | None = None,
     splits: int | None = None,
     wait: float = 0.0,
@@ -173,7 +173,7 @@ def _open(
     return format, opened
 
 
-def _write(writer: StoreWriter, opened: Source, access: Access, by_content: bool, progress: Progress | None) -> list[str]:
+def _write(writer: StoreWriter, opened: Source, access: Access, by_content: bool, progress: ImportProgress | None) -> list[str]:
     """Gives the records of a source to a writer; returns what whoever imports them must know."""
     cells = EmptyCells()
     for entry in opened.unread:

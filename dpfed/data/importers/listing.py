@@ -16,7 +16,7 @@ from dpfed.data.importers.source import Unreadable
 from dpfed.data.reasons import OUTSIDE
 from dpfed.errors import UserError
 
-_WATCHED = 1000  # files between two calls of a watcher
+_WATCHED = 1000  # files between two calls of a progress
 _HARMLESS_FOLDER = re.compile(r"\..*|__MACOSX|__pycache__", re.DOTALL)
 
 

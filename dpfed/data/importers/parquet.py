@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import suffix
-from dpfed.data.importers.parquet_columns import TEXT_FIELDS, Columns, settle
+from dpfed.data.importers.parquet_columns import TEXT_FIELDS, Columns, assign_columns
 from dpfed.data.importers.source import (
     SPLIT_NAMES,
     FileRecord,
@@ -71,25 +71,25 @@ class ParquetImporter(Importer):
             one_split = len({split for split, _ in files}) == 1
             top = path if path.is_dir() else path.parent
             given = [(file, content.schema_arrow, cells_of_folders(file.relative_to(top))) for _, file, content in opened]
-            settled = settle(given, id, one_split)
+            assigned = assign_columns(given, id, one_split)
             total = sum(content.metadata.num_rows for _, _, content in opened)
-            first = settled.columns[0]
+            first = assigned.columns[0]
             by_path = functools.cache(lambda: any(_lacks_bytes(content, first.image) for _, _, content in opened))
             unread = found.unread(lambda file: suffix(file) in EXTENSIONS and by_path())
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read Parquet files of {path} ({_why(error)}); copy them again. [parquet-files]") from error
         return Source(
-            kind="image-text" if settled.captioned else "image",
-            records=_records(files, settled.columns),
-            label_names=settled.label_names,
-            splits=_splits(files, settled.columns),
+            kind="image-text" if assigned.captioned else "image",
+            records=_records(files, assigned.columns),
+            label_names=assigned.label_names,
+            splits=_splits(files, assigned.columns),
             total=total,
-            unit_name=settled.unit_name,
-            unused=settled.unused,
+            unit_name=assigned.unit_name,
+            unused=assigned.unused,
             named=first.id is not None,
-            unread=[*unread, *settled.unread],
+            unread=[*unread, *assigned.unread],
             passed_over=found.passed_over,
-            notice=spaced(settled.notice, found.notice),
+            notice=spaced(assigned.notice, found.notice),
         )
 
 

@@ -1,4 +1,4 @@
-"""Which columns of some Parquet files hold what: settled over all files at once, so that their order means nothing."""
+"""Which columns of some Parquet files hold what: assigned over all files at once, so that their order means nothing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Columns:
 
 
 @dataclass
-class Settled:
+class ColumnAssignment:
     """What the schemas of all files say together.
 
     Attributes:
@@ -118,7 +118,9 @@ class _File:
         return _bare(self.schema.types[self.schema.names.index(name)]) if name in self.schema.names else None
 
 
-def settle(files: Sequence[tuple[Path, pa.Schema, dict[str, str | None]]], id: str | None, one_split: bool = False) -> Settled:
+def assign_columns(
+    files: Sequence[tuple[Path, pa.Schema, dict[str, str | None]]], id: str | None, one_split: bool = False
+) -> ColumnAssignment:
     """Settles which columns of some files hold what.
 
     Args:
@@ -131,29 +133,29 @@ def settle(files: Sequence[tuple[Path, pa.Schema, dict[str, str | None]]], id: s
     """
     given = [_File.of(*file) for file in files]
     names = list(dict.fromkeys(name for file in given for name in file.schema.names))
-    settled = Settled()
+    assigned = ColumnAssignment()
     image = _image_column(given, names)
     captions = _columns_of(given, [name for name in names if _CAPTION.fullmatch(plain(name))], _holds_texts, "texts")
-    unit, settled.unit_name = _unit_column(given)
+    unit, assigned.unit_name = _unit_column(given)
     named = _id_column(given, id)
-    labels = _labels(given, names, settled)
+    labels = _labels(given, names, assigned)
     split = next(iter(known_columns(names, ["split"])), None) if one_split else None
     if split is not None and not all(split in file.schema.names and _is_text(file.type(split)) for file in given):
         raise UserError(f"some files of {given[0].path.parent} lack a text column {split!r}; add it to them. [parquet-split]")
-    settled.captioned = bool(captions)
+    assigned.captioned = bool(captions)
     for file in given:
         own = [name for name in captions if name in file.schema.names]
         missing = [name for name in (image, *captions[:1]) if name not in file.schema.names and (name == image or not own)]
         if missing:
             raise UserError(f"{file.path} lacks the column {missing[0]!r} that others have; all must have it. [parquet-column]")
         classes = {name: by_file[file.path] for name, by_file in labels.items() if file.path in by_file}
-        settled.columns.append(Columns(image, own, unit, classes, named, split, file.given))
-    used = {name for columns in settled.columns for name in columns.all()}
+        assigned.columns.append(Columns(image, own, unit, classes, named, split, file.given))
+    used = {name for columns in assigned.columns for name in columns.all()}
     for file in given:
         if twice := next((name for name in file.schema.names if file.schema.names.count(name) > 1 and name in used), None):
             raise UserError(f"{file.path} has several columns {twice!r}; rename those that are not meant. [parquet-twice]")
-    settled.unused = tuple(name for name in names if name not in used)
-    return settled
+    assigned.unused = tuple(name for name in names if name not in used)
+    return assigned
 
 
 def _columns_of(files: Sequence[_File], names: Sequence[str], holds: Callable[[pa.DataType], bool], what: str) -> list[str]:
@@ -217,7 +219,7 @@ def _names_records(file: _File, name: str) -> bool:
     return pa.types.is_integer(type) or _is_text(type)
 
 
-def _labels(files: Sequence[_File], names: Sequence[str], settled: Settled) -> dict[str, dict[Path, Classes]]:
+def _labels(files: Sequence[_File], names: Sequence[str], assigned: ColumnAssignment) -> dict[str, dict[Path, Classes]]:
     """Label -> file -> its classes; also notes down the names of the classes, and labels that are not read."""
     metadata = {file.path: _class_labels(file.schema) for file in files}
     of_metadata = [name for name in names if any(name in named for named in metadata.values())]
@@ -228,14 +230,14 @@ def _labels(files: Sequence[_File], names: Sequence[str], settled: Settled) -> d
         having = [file for file in files if name in file.schema.names]
         if odd := [file for file in having if not _holds_classes(file.type(name))]:
             kind = f"labels of the type {odd[0].type(name)} are not read: a label is one number or text"
-            settled.unread.append(Unreadable(f"{odd[0].path.name}, column {name}", kind))
+            assigned.unread.append(Unreadable(f"{odd[0].path.name}, column {name}", kind))
             continue
         other = next((other for other in found if plain(other) == plain(name) and not _both(files, name, other)), None)
         if other is not None:
             raise UserError(f"the column {other!r} is called {name!r} in {having[0].path}; use one name. [parquet-names]")
-        found[name], settled.label_names[name], notice = _classes_of(name, having, metadata)
+        found[name], assigned.label_names[name], notice = _classes_of(name, having, metadata)
         notices.append(notice)
-    settled.notice = spaced(*notices)
+    assigned.notice = spaced(*notices)
     return found
 
 

@@ -123,7 +123,10 @@ class MappedBatches:
     def __init__(self, file: Path, header: dict[str, Any], starts: np.ndarray) -> None:
         with pa.memory_map(str(file)) as source:
             mapped = source.read_buffer()  # stays when the file is closed: a process may not have many files open
-        self._path, self._kind, self._starts, self._reader = file.parent, header["kind"], starts, pa.ipc.open_file(mapped)
+        self._path = file.parent
+        self._kind = header["kind"]
+        self._starts = starts
+        self._reader = pa.ipc.open_file(mapped)
         schema = records_schema(header["images"].get("size"))
         _check_types(self._reader.schema, {field.name: field.type for field in schema})
         batches = self._reader.num_record_batches

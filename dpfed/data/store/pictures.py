@@ -24,8 +24,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpfed.data.decoding import BrokenImage, decoded, decoders, square
+from dpfed.data.decoding import BrokenImage, decoded, decoders
 from dpfed.data.processes import Processes, cores
+from dpfed.data.resizing import square
 from dpfed.data.store.layout import damaged
 from dpfed.data.store.mapped import MappedBatches
 from dpfed.errors import UserError

@@ -14,9 +14,10 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
-from dpfed.data.decoding import BrokenImage, decoded, decoders, encode, memory, square
+from dpfed.data.decoding import BrokenImage, decoded, decoders, encode, memory
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
+from dpfed.data.resizing import square
 from dpfed.data.store.fingerprint import contents_header, new_key, record_digest
 from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, MOST_SKIPPED, RECORDS
 from dpfed.data.store.mapped import records_schema, with_starts
@@ -83,7 +84,11 @@ class StoreWriter:
         self.path = local_path(path, "the place of the new store")
         self.broken: list[tuple[str, str]] = []
         self.converted: Counter[str] = Counter()
-        self._name, self._kind, self._size, self._public, self._unit_name = name, kind, stored_side(size), public, unit_name
+        self._name = name
+        self._kind = kind
+        self._size = stored_side(size)
+        self._public = public
+        self._unit_name = unit_name
         self._label_names = {label: list(names) for label, names in (label_names or {}).items()}
         self._skip_broken, self._key, self._resized = skip_broken, new_key(public), False
         self._held_out: list[tuple[int, str]] = []

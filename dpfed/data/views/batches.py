@@ -80,7 +80,10 @@ class ViewMaker:
         tokenizer: Callable[[list[str]], Tensor] | None = None,
         text_views: TextViews | None = None,
     ) -> None:
-        self._store, self._read, self._views, self._count = store, ReadAhead(read), views, count
+        self._store = store
+        self._read = ReadAhead(read)
+        self._views = views
+        self._count = count
         self._tokenizer, self._text_views = tokenizer, text_views
 
     def __call__(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:

@@ -13,12 +13,12 @@ from dpfed.files.atomic import create_file, write_atomically
 from dpfed.files.reading import read_text
 from dpfed.files.toml_file import read_toml
 from dpfed.paths import local_path
-from dpfed.progress import Silent, Watcher, import_progress
+from dpfed.progress import Progress, Silent, import_progress
 from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.terms import Terms
 from dpfed.runs.preflight import refuse_impossible
-from dpfed.runs.starts import refuse_start, starting_weights
+from dpfed.runs.starts import checked_start, starting_weights
 
 
 class CoordinatorFolder:
@@ -52,7 +52,7 @@ class CoordinatorFolder:
         path: str | Path,
         config: Config,
         cards: list[Path] | list[SiteCard],
-        watcher: Watcher | None = None,
+        progress: Progress | None = None,
         identity: Identity | None = None,
         **options: Any,
     ) -> CoordinatorFolder:
@@ -63,24 +63,24 @@ class CoordinatorFolder:
             config: of the run; ``[data]`` names the records that the coordinator measures on.
             cards: that the sites made, or files of them.
             identity: the coordinator's keys; default: new ones.
-            watcher: sees how the coordinator's records are imported or generated.
+            progress: sees how the coordinator's records are imported or generated.
             options: see `Terms.agree`.
 
         Raises:
             UserError: see `refuse_proposal` and `Terms.agree`.
         """
-        folder, watcher = cls(Path(path)), watcher or Silent()
+        folder, progress = cls(Path(path)), progress or Silent()
         read = [card if isinstance(card, SiteCard) else SiteCard.load(card) for card in cards]
         refuse_proposal(config, len(read))
         from dpfed.runs.records import public_records_of, records_of  # with torch, which takes seconds
-        from dpfed.runs.resolution import settle
+        from dpfed.runs.settling import resolve_defaults
 
-        own, config = identity or Identity.fresh(), settle(config)
+        own, config = identity or Identity.fresh(), resolve_defaults(config)
         starting_weights(config)
         terms = Terms.agree(config, read, own.signing_key, **options)
         # Where the run is measured, and what no record of it may be among.
-        store = records_of(config, import_progress(watcher), say=watcher.note)
-        public_records_of(config, store, import_progress(watcher, "public records"))
+        store = records_of(config, import_progress(progress), say=progress.note)
+        public_records_of(config, store, import_progress(progress, "public records"))
         with own_folder(folder.path) as draft:
             new = cls(draft)
             own.save(new._identity)
@@ -124,5 +124,5 @@ def refuse_proposal(config: Config, sites: int) -> None:
         raise UserError("privacy.not_covered is for own records, not for a federation's: leave it out. [terms-not-covered]")
     if config.privacy.seed is not None:
         raise UserError("privacy.seed gives the noise away to anyone, and no site joins such terms: leave it out. [terms-seed]")
-    refuse_start(config)
+    checked_start(config)
     refuse_impossible(config, sites)

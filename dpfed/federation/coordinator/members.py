@@ -75,7 +75,7 @@ class Members:
         identity: the coordinator's.
         frozen: digest of the weights that are not trained.
         note: told what the operator should see.
-        backoff: with sites that hang.
+        backoff: how long sites that hang are left alone.
         left: names the sites that have left the federation for good, as far as its operator knows.
 
     Attributes:
@@ -91,7 +91,11 @@ class Members:
         backoff: Backoff | None = None,
         left: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        self._terms, self._identity, self._frozen, self._note, self._left = terms, identity, frozen, note, left
+        self._terms = terms
+        self._identity = identity
+        self._frozen = frozen
+        self._note = note
+        self._left = left
         self._backoff = backoff or Backoff()
         self._addresses: dict[int, str] = {}
         self._offers: dict[int, Offer] = {}
@@ -109,11 +113,11 @@ class Members:
         return {number: site.name for number, site in enumerate(self._terms.sites) if number not in there}
 
     def absence(self, step: int) -> str:
-        """The same in words, and why."""
+        """The sites that cannot take a step, in words, and why."""
         return "; ".join(f"{name}: {self._reason(number)}" for number, name in self.absent(step).items())
 
     def offers(self, step: int) -> dict[int, Offer]:
-        """What they offered for it; empty where nothing is masked."""
+        """What the sites that can take a step offered for it, by number; empty where nothing is masked."""
         return {number: self._offers[number] for number in self.present(step) if number in self._offers}
 
     def connected(self, addresses: Iterable[str]) -> None:

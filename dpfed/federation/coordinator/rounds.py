@@ -1,6 +1,6 @@
 """The coordinator's side of the protocol: a `Transport` whose workers are institutions.
 
-A step: tell every site the parameters, take what comes before the deadline, check it, and add it up in the order of the terms.
+A step: send every site the parameters, take what comes before the deadline, check it, and add it up in the order of the terms.
 Sites that are new, or missed a step, are greeted at the same time and take part from the next step on. What is missing counts
 as zeros: divisor and noise do not depend on who came.
 """
@@ -39,7 +39,7 @@ _DEVIATIONS = 8  # a Gaussian's norm exceeds its square root of P by more once i
 
 
 class Federation:
-    """Collects a step's sums from the sites.
+    """Adds up a step's sums of the sites; a `Transport`.
 
     Args:
         terms: of the federation.
@@ -47,10 +47,10 @@ class Federation:
         channel: reaches the sites.
         model: whose parameters the sites get.
         journal: of the run.
-        paid: the run's ledger as it was when the run was taken up.
+        paid: the run's ledger as it was when this server created or resumed the run.
         note: told what the operator should see.
-        backoff: with sites that hang.
-        arrival_log: who watches sees there when answers come.
+        backoff: see `Members`.
+        arrival_log: records when answers come, for whoever watches.
         left: see `Members`.
     """
 

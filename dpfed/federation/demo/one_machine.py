@@ -27,7 +27,7 @@ from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.progress import import_progress, signs_of_life
 from dpfed.protocol.terms import Terms
 from dpfed.runs.records import records_of, with_absolute_paths
-from dpfed.runs.resolution import settle
+from dpfed.runs.settling import resolve_defaults
 
 _READY = "ready"  # a file that says that all parties have signed up
 _FLOWERS = ("\x1b", "DEBUG:", "INFO:", "Using SuperLink", "Successfully")  # lines of Flower's own, also in the processes' logs
@@ -51,7 +51,7 @@ def federate(config: Config, path: Path, sites: int, skew: float, options: dict[
         UserError: for a path in use, or a run that did not finish.
     """
     goes_on = not RunDirectory.unused(path)
-    config, parties = settle(config), path.with_name(f"{path.name}-parties")
+    config, parties = resolve_defaults(config), path.with_name(f"{path.name}-parties")
     if not (parties / _READY).exists():
         if parties.exists():  # an attempt that was cut short, before anything was spent
             ours = {"stores", "coordinator", *map(site_folder, range(sites))}
@@ -86,12 +86,12 @@ def federate(config: Config, path: Path, sites: int, skew: float, options: dict[
 
 def _found(config: Config, parties: Path, sites: int, skew: float, options: dict[str, Any]) -> None:
     """Divides the records, makes the sites, and has them join: five commands each (docs/a-site-in-15-minutes.md)."""
-    with watching() as watcher:
-        store = records_of(config, import_progress(watcher), say=watcher.note)
+    with watching() as progress:
+        store = records_of(config, import_progress(progress), say=progress.note)
         stores = parties / "stores"
         if not stores.exists():
-            watcher.note(f"dividing the records among {sites} institutions")
-            divide_store(store.path, stores, sites, skew, progress=import_progress(watcher, "records divided"))
+            progress.note(f"dividing the records among {sites} institutions")
+            divide_store(store.path, stores, sites, skew, progress=import_progress(progress, "records divided"))
     say(f"making {sites} institutions, and the coordinator's terms: noise for the sum of their records")
     own = [
         SiteFolder.create(parties / site_folder(number), site_folder(number), stores / site_folder(number), **_copies(config))
@@ -99,9 +99,9 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
     ]
     data = config.data.model_copy(update={"source": "store", "path": str(stores / EVALUATION)})
     config = config.model_copy(update={"data": data})
-    with watching() as watcher:
+    with watching() as progress:
         cards = [site.card for site in own]
-        coordinator = CoordinatorFolder.create(parties / "coordinator", config, cards, watcher, **options)
+        coordinator = CoordinatorFolder.create(parties / "coordinator", config, cards, progress, **options)
     for site in own:
         site.join(Terms.load(coordinator.terms))
     say(f"every institution has joined the terms {parties / 'coordinator' / 'terms.json'}")

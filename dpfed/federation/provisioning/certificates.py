@@ -23,7 +23,10 @@ from dpfed.federation.provisioning.project import is_host
 from dpfed.files.atomic import create_file, make_folder, write_atomically
 from dpfed.files.reading import read_bytes
 
-AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
+AUTHORITY = "ca.crt"
+AUTHORITY_KEY = "ca.key"
+SERVER = "server.pem"
+SERVER_KEY = "server.key"
 NODE, NODE_PUBLIC, RUNTIME = "node", "node.pub", "runtime.secret"  # of a site: what its SuperNode has
 
 _CURVE = ec.SECP384R1()

@@ -24,7 +24,7 @@ from dpfed.federation.provisioning.services import PROGRAMS, coordinator_files, 
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes
-from dpfed.progress import Watcher
+from dpfed.progress import Progress
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.terms import Terms
 from dpfed.runs.records import with_absolute_paths
@@ -58,14 +58,14 @@ class Provisioned:
     terms: Terms | None = None
 
 
-def provision(project: Project, beside: Path, folder: Path | None = None, watcher: Watcher | None = None) -> Provisioned:
+def provision(project: Project, beside: Path, folder: Path | None = None, progress: Progress | None = None) -> Provisioned:
     """Makes or updates a coordinator's folder and the kits of its sites; again with nothing new, it changes nothing.
 
     Args:
         project: what was decided.
         beside: the project's file.
         folder: where everything goes; default: beside the project, with its name.
-        watcher: see `CoordinatorFolder.create`.
+        progress: see `CoordinatorFolder.create`.
 
     Raises:
         UserError: for a folder of something else, a reply that does not fit, or terms that cannot be.
@@ -82,7 +82,7 @@ def provision(project: Project, beside: Path, folder: Path | None = None, watche
         done.waiting = [site for site in project.sites if site not in replies]
         done.left = [site for site, reply in replies.items() if reply.left]
         if not done.waiting and not office.agreed.path.exists():
-            office.agree(beside, replies, watcher)
+            office.agree(beside, replies, progress)
         done.terms = Terms.load(office.agreed.terms) if office.agreed.path.exists() else None
         if done.terms:
             office.agreed.note_left(done.left)
@@ -191,13 +191,13 @@ class _Office:
         self._refuse_same_keys(found)
         return {site: found[site][1] for site in self._project.sites if site in found}
 
-    def agree(self, beside: Path, replies: dict[str, Reply], watcher: Watcher | None) -> None:
+    def agree(self, beside: Path, replies: dict[str, Reply], progress: Progress | None) -> None:
         """Makes the terms."""
         if gone := [site for site, reply in replies.items() if reply.left]:
             raise UserError(f"{gone[0]} left before the terms were made: take it out of the project's sites. [project-left]")
         config = with_absolute_paths(self._project.run_config(beside))
         cards = [replies[site].card for site in self._project.sites]
-        CoordinatorFolder.create(self.agreed.path, config, cards, watcher, identity=self.identity(), **self._project.options)
+        CoordinatorFolder.create(self.agreed.path, config, cards, progress, identity=self.identity(), **self._project.options)
         self._key.unlink(missing_ok=True)
 
     def keep_node_keys(self, replies: dict[str, Reply]) -> None:

@@ -42,7 +42,10 @@ class Envelopes:
     """
 
     def __init__(self, me: int, identity: Identity, sites: Sequence[SiteCard], length: int) -> None:
-        self._me, self._identity, self._sites, self._length = me, identity, list(sites), length
+        self._me = me
+        self._identity = identity
+        self._sites = list(sites)
+        self._length = length
         self._agreed: dict[int, bytes] = {}  # with each other site, for the whole run
 
     def seal(self, keys: StepKeys, receiver: int, public: bytes, text: bytes) -> bytes:

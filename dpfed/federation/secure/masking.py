@@ -102,7 +102,11 @@ class Masking:
     def __init__(self, me: int, identity: Identity, sites: Sequence[SiteCard], trust: Trust, context: bytes) -> None:
         if len(sites) != trust.sites or sites[me].exchange_key != identity.exchange_key:
             raise UserError(f"this is not site {me} of {trust.sites}: other keys, or {len(sites)} sites. [mask-other-site]")
-        self._me, self._identity, self._sites, self._trust, self._context = me, identity, list(sites), trust, context
+        self._me = me
+        self._identity = identity
+        self._sites = list(sites)
+        self._trust = trust
+        self._context = context
         self._envelopes = Envelopes(me, identity, sites, offer_lengths(trust)[1])
         self._offered: dict[int, _Offered] = {}  # by step, until it or a later one is masked
         self._masked: _Masked | None = None

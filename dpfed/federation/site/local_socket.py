@@ -217,7 +217,7 @@ def _listening(path: Path, group: str | None) -> Iterator[socket.socket]:
         )
     if not path.parent.exists():
         path.parent.mkdir(parents=True, mode=0o700)
-        _share(path.parent, group, 0o700)
+        _let_in(path.parent, group, 0o700)
     refuse_open_folder(path.parent, os.geteuid())
     taken = f"another site worker already answers at {path}: stop it, or choose another path."
     with file_lock(path.with_name(f"{path.name}.lock"), taken), socket.socket(socket.AF_UNIX) as listener:
@@ -226,7 +226,7 @@ def _listening(path: Path, group: str | None) -> Iterator[socket.socket]:
         path.unlink(missing_ok=True)  # left behind by a worker that was killed
         listener.bind(os.fspath(path))
         try:
-            _share(path, group, 0o600)  # before `listen`, so nobody gets in earlier
+            _let_in(path, group, 0o600)  # before `listen`, so nobody gets in earlier
             listener.listen(_CONNECTIONS)
             listener.settimeout(_TICK)
             yield listener
@@ -256,7 +256,7 @@ def refuse_open_folder(folder: Path, user: int) -> None:
         raise UserError(f"others may write to {folder}, and put a socket there: choose another directory. [socket-folder-open]")
 
 
-def _share(path: Path, group: str | None, mode: int) -> None:
+def _let_in(path: Path, group: str | None, mode: int) -> None:
     """Sets the owner's permissions, and lets a group in: through a directory, or to read and write on a socket."""
     if group is not None:
         try:

@@ -5,7 +5,6 @@ Also here: what was agreed on, on a site's own machine: with its own records, it
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,11 +21,11 @@ from dpfed.models.options import PROCEDURAL
 from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.method import method_named
-from dpfed.progress import Silent
 from dpfed.protocol.terms import Terms
-from dpfed.runs.assembly import Partition, assemble
-from dpfed.runs.resolution import resolve, settle, settle_model
+from dpfed.runs.build import build
+from dpfed.runs.settling import resolve_defaults, resolve_model_defaults
 from dpfed.runs.starts import start_is_there, starting_weights
+from dpfed.training.trainer import Partition
 
 
 def site_config(terms: Terms, settings: SiteSettings) -> Config:
@@ -79,14 +78,14 @@ def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
         "public": settings.public is None and public and f"the public records '{named.public.path}'",
         "start": settings.start is None and config.model.start and f"the starting weights '{named.model.start}'",
     }
-    if config.model.start == PROCEDURAL and start_is_there(settle_model(config)):
+    if config.model.start == PROCEDURAL and start_is_there(resolve_model_defaults(config)):
         lacking["start"] = False
     if any(lacking.values()):
         what = [f"{what} (`{key}`)" for key, what in lacking.items() if what]
         raise UserError(
             f"{' and '.join(what)} of the terms are not sent to sites: get a copy, and name its path in site.toml. [site-copy]"
         )
-    config = settle(config)
+    config = resolve_defaults(config)
     starting_weights(config)
     agreed = {f"model.{name}": getattr(config.model, name) for name in ("architecture", "start", "anchors")}
     agreed["public.path"] = config.public.digest
@@ -148,16 +147,18 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     Raises:
         UserError: if one of them cannot be opened.
     """
-    terms, settings, identity, randomness = folder.terms(), folder.settings(), folder.identity(), folder.randomness()
+    terms = folder.terms()
+    settings = folder.settings()
+    identity = folder.identity()
+    randomness = folder.randomness()
     number = terms.number_of(identity.signing_key)
     folder.refuse_cost(terms.privacy_plan)  # its operator may have lowered the budget since
-    parts = assemble(resolve(site_config(terms, settings)), randomness, terms=terms)
-    parts = dataclasses.replace(parts, feature_cache=(folder.features, Silent()))
+    parts = build(site_config(terms, settings), randomness, terms=terms, features=folder.features)
     folder.refuse_other_records(parts.store)
     # The store may have grown since the site was made.
     refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
     partition = Partition(number, PartitionRows(parts.store, parts.store.keys), terms.sites[number].groups)
-    worker = parts.worker(randomness, partition=partition)
+    worker = parts.trainer.worker(randomness, partition)
     ledger = Ledger.open(folder.ledger)
     for budget in reserve_site(folder, terms, parts.store):
         log(f"lifetime budget {shown(budget)}: {percent(budget.filter.part(budget.spent))} of it is taken")

@@ -66,7 +66,10 @@ class SiteWorker:
         randomness: Randomness,
         log: Callable[[str], None],
     ) -> None:
-        self._terms, self._identity, self._worker, self._model = terms, identity, worker, model
+        self._terms = terms
+        self._identity = identity
+        self._worker = worker
+        self._model = model
         self._ledger, self._randomness, self._log = ledger, randomness, log
         self._number = terms.number_of(identity.signing_key)
         self._vector = TrainableVector(model)

@@ -43,7 +43,10 @@ def build(name, adaptation, size=32):
     # One block of the first two stages: the kinds of layers are the same, and the test is fast.
     if name in ("resnet50_gn", "resnetv2_50x1_bit"):
         if name == "resnet50_gn":
-            net.layer1, net.layer2, net.layer3, net.layer4 = net.layer1[:1], net.layer2[:1], nn.Identity(), nn.Identity()
+            net.layer1 = net.layer1[:1]
+            net.layer2 = net.layer2[:1]
+            net.layer3 = nn.Identity()
+            net.layer4 = nn.Identity()
         else:
             net.stages, net.norm = net.stages[:2], GroupNormAct(512, 32)
             for stage in net.stages:

@@ -17,9 +17,8 @@ from dpfed.config import Config, ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.privacy.method import METHODS, method_named
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain
-from dpfed.runs.resolution import resolve
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "methods.md").read_text(encoding="utf-8")
 
@@ -111,7 +110,7 @@ def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, run_of):
 def test_methods_that_contrast_the_whole_batch_have_one_owner(name, tmp_path):
     config = config_for(name, data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
     with pytest.raises(UserError, match="workers"):
-        assemble(resolve(config), world_size=2)
+        build(config, world_size=2)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not method_named(name).units])

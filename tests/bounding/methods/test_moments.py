@@ -20,7 +20,11 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.samplers import PoissonSampler
 from dpfed.runs.closed_form import layout_of
 
-RECORDS, IMAGE, TEXT, K, SIGMA = 40, 12, 9, 6, 1.3
+RECORDS = 40
+IMAGE = 12
+TEXT = 9
+K = 6
+SIGMA = 1.3
 OPTIONS = {"dimensions": K, "views": 0, "mean_share": 0.05, "cross_share": 0.8}
 WIDTHS = {2: (IMAGE, TEXT), 1: (IMAGE,)}
 

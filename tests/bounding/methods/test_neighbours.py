@@ -10,9 +10,8 @@ import pytest
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import assemble
+from dpfed.runs.build import build
 from dpfed.runs.closed_form import layout_of
-from dpfed.runs.resolution import resolve
 from tests.bounding.methods.test_methods import config_for, towers  # noqa: F401
 from tests.training.records_of_worker import keep_only
 
@@ -28,7 +27,7 @@ def parts_of(towers):  # noqa: F811
 
     def make(name):
         if name not in made:
-            made[name] = assemble(resolve(config_for(name)), RANDOMNESS)
+            made[name] = build(config_for(name), RANDOMNESS)
         return made[name]
 
     return make
@@ -55,11 +54,11 @@ def moved(parts, step, count=4):
     indices, keys = parts.store.split("train"), parts.store.keys
 
     def total(kept):
-        worker = parts.worker(RANDOMNESS)
+        worker = parts.trainer.worker(RANDOMNESS)
         keep_only(worker, kept, keys)
         return worker.bounded_sum(step).numbers()
 
-    drawn = parts.worker(RANDOMNESS)._drawn(step).indices
+    drawn = parts.trainer.worker(RANDOMNESS)._drawn(step).indices
     whole = total(indices)
     return [(whole - total(indices[indices != gone])).norm().item() for gone in drawn[:count]], whole.norm().item()
 

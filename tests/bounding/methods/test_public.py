@@ -11,7 +11,7 @@ from dpfed.models.building import build_model
 from dpfed.models.centres import add_centres
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives import OBJECTIVES
-from dpfed.objectives.of_groups import centred
+from dpfed.objectives.centring import centred
 from tests.objectives.test_two_view_losses import barlow_twins
 from tests.sparing import sparing
 

@@ -14,9 +14,10 @@ from PIL import Image
 
 from dpfed.config import DataConfig
 from dpfed.data import modes
-from dpfed.data.decoding import BrokenImage, decode, decoded, encode, square
+from dpfed.data.decoding import BrokenImage, decode, decoded, encode
 from dpfed.data.importers import import_records
 from dpfed.data.opening import open_records
+from dpfed.data.resizing import square
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
@@ -163,7 +164,7 @@ def test_pixels_without_a_known_range_are_refused(values: np.ndarray) -> None:
 @pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
 def test_a_ribbon_is_scaled_in_little_memory_whatever_its_direction(resize: str, side: tuple[int, int]) -> None:
     script = (
-        "import resource; from PIL import Image; from dpfed.data.decoding import square;"
+        "import resource; from PIL import Image; from dpfed.data.resizing import square;"
         f"image = Image.new('RGB', {side}, (7, 80, 200)); now = open('/proc/self/statm').read().split()[0];"
         "resource.setrlimit(resource.RLIMIT_AS, (int(now) * resource.getpagesize() + (600 << 20),) * 2);"
         f"print(square(image, 512, {resize!r})[:, 200:300, 200:300].max(axis=(1, 2)).tolist())"

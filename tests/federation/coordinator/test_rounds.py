@@ -18,7 +18,8 @@ from dpfed.protocol.identity import Identity
 from dpfed.protocol.messages import Packet, sign
 from dpfed.protocol.vectors import decoded, encoded, grid_of
 from dpfed.training.coordinator import DISCARDED
-from dpfed.training.trainer import InProcess, Observer, train
+from dpfed.training.loop import train
+from dpfed.training.transport import InProcess
 from dpfed.training.worker import Worker
 from tests.federation.lab import SITES, Lab, identity_of
 
@@ -42,7 +43,7 @@ def noise_in(lab: Lab, step: int, total, sites=range(SITES)) -> torch.Tensor:
     """The noise of a released sum: what the owners added, and what the coordinator adds to it."""
     clean = lab.clean(step, sites)
     ledger = Ledger.create(lab.folder / f"coordinator-{step}.jsonl", lab.plan)
-    return lab.parts.coordinator(Randomness.from_seed(9), ledger)._release(step, total).double() - clean.numbers()
+    return lab.parts.trainer.coordinator(Randomness.from_seed(9), ledger)._release(step, total).double() - clean.numbers()
 
 
 def spread(noise: torch.Tensor, plan) -> float:
@@ -64,7 +65,7 @@ def test_the_same_update_as_three_owners_in_one_process(lab, tmp_path):
 
     def trained(parts, transport, name):
         ledger = Ledger.create(tmp_path / f"{name}.jsonl", one.plan)
-        train(transport, parts.coordinator(Randomness.from_seed(3), ledger), range(one.plan.steps))
+        train(transport, parts.trainer.coordinator(Randomness.from_seed(3), ledger), range(one.plan.steps))
         return torch.cat([p.detach().flatten() for p in parts.model.parameters()])
 
     before = torch.cat([p.detach().flatten() for p in one.parts.model.parameters()])
@@ -190,7 +191,7 @@ def test_a_step_with_too_few_sites_is_discarded_and_paid_for(lab, trust, tmp_pat
     ledger = Ledger.create(tmp_path / "ledger.jsonl", one.plan)
     before = [p.detach().clone() for p in one.parts.model.parameters()]
     summaries = []
-    train(one.server, one.parts.coordinator(Randomness.from_seed(9), ledger), range(1), [Observer(summaries.append)])
+    train(one.server, one.parts.trainer.coordinator(Randomness.from_seed(9), ledger), range(1), [Observer(summaries.append)])
     assert (ledger.charged, ledger.release_of(0).digest) == (1, DISCARDED)
     assert summaries[0].noisy_gradient_norm is None
     assert all(torch.equal(a, b) for a, b in zip(before, one.parts.model.parameters(), strict=True))

@@ -23,8 +23,7 @@ from dpfed.models.parameters import TrainableVector  # noqa: E402
 from dpfed.privacy.ledger import Ledger  # noqa: E402
 from dpfed.protocol.journal import Journal  # noqa: E402
 from dpfed.protocol.terms import Terms  # noqa: E402
-from dpfed.runs.assembly import Partition, assemble  # noqa: E402
-from dpfed.runs.resolution import resolve  # noqa: E402
+from dpfed.runs.build import Partition, build  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 FIRST, *OTHERS = map(site_folder, range(3))
@@ -73,11 +72,11 @@ def clean(parties, terms, names, released):
     for name in names:
         folder = SiteFolder.open(parties / name)
         number, randomness = terms.number_of(folder.identity().signing_key), folder.randomness()
-        parts = assemble(resolve(site_config(terms, folder.settings())), randomness, terms=terms)
+        parts = build(site_config(terms, folder.settings()), randomness, terms=terms)
         vector = TrainableVector(parts.model)
         vector.assign(released)
         partition = Partition(number, parts.store.split("train"), terms.sites[number].groups)
-        total += parts.worker(randomness, partition=partition).bounded_sum(1).numbers()
+        total += parts.trainer.worker(randomness, partition=partition).bounded_sum(1).numbers()
     return total, parts.model.moments.layout
 
 

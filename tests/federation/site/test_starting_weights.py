@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from dpfed.runs.settling import resolve, resolve_defaults
 
 from dpfed.building.model import facts_of
 from dpfed.config import AdaptationConfig, parse_config
@@ -19,8 +20,7 @@ from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.statement import statement
 from dpfed.protocol.terms import Terms
-from dpfed.runs.assembly import assemble
-from dpfed.runs.resolution import resolve, settle
+from dpfed.runs.build import build
 from tests.models.conftest import SMALL
 
 MODELS = {
@@ -57,7 +57,7 @@ def agreed(tiny, tmp_path, request):
     save_encoder(
         tmp_path / "start", build_model(config.model, config.objective, AdaptationConfig(), config.data.size), facts_of(config)
     )
-    config = settle(parse_config({**tree, "model": {**model, "start": str(tmp_path / "start")}}))
+    config = resolve_defaults(parse_config({**tree, "model": {**model, "start": str(tmp_path / "start")}}))
     settings = SiteSettings(name="site-0", store=tiny["data"]["path"], device="cpu", engine="loop")
     if request.param == "lora":
         settings = settings.model_copy(update={"architecture": str(architecture)})
@@ -70,8 +70,8 @@ def test_where_all_weights_travel_a_site_needs_no_copy(agreed):
     assert dict(statement(terms))["starting weights"] == f"start, SHA-256 {config.model.start_digest}"
     own = site_config(terms, settings)
     assert own.model.start is None and own.model.start_digest is None
-    site = assemble(resolve(own), Randomness.from_seed(1), terms=terms)
-    coordinator = assemble(resolve(config), Randomness.from_seed(2), terms=terms)
+    site = build(own, Randomness.from_seed(1), terms=terms)
+    coordinator = build(config, Randomness.from_seed(2), terms=terms)
     assert frozen_digest(site.model) == frozen_digest(coordinator.model)
 
 
@@ -79,11 +79,11 @@ def test_where_all_weights_travel_a_site_needs_no_copy(agreed):
 def test_where_a_tower_is_frozen_a_site_needs_its_own_copy_of_the_same_weights(agreed, tmp_path):
     config, terms, settings = agreed
     with pytest.raises(UserError, match="there is nothing at .*start"):
-        assemble(resolve(site_config(terms, settings)), Randomness.from_seed(1), terms=terms)
+        build(site_config(terms, settings), Randomness.from_seed(1), terms=terms)
     shutil.copytree(tmp_path / "start", tmp_path / "copy")
     own = settings.model_copy(update={"start": str(tmp_path / "copy")})
-    site = assemble(resolve(site_config(terms, own)), Randomness.from_seed(1), terms=terms)
-    coordinator = assemble(resolve(config), Randomness.from_seed(2), terms=terms)
+    site = build(site_config(terms, own), Randomness.from_seed(1), terms=terms)
+    coordinator = build(config, Randomness.from_seed(2), terms=terms)
     assert frozen_digest(site.model) == frozen_digest(coordinator.model)
     torch.manual_seed(4)
     save_encoder(

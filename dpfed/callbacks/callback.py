@@ -1,0 +1,105 @@
+"""A callback looks on while a model trains. It sees what is released and paid for, and nothing else.
+
+The interface keeps private numbers away from trackers: the summary of a step follows from its noisy sum and from the plan.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpfed.evaluation.measured import Evaluation
+    from dpfed.privacy.metrics_window import MetricsWindow
+
+_REPORTS = 50  # of a run, about: so often epsilon is computed, and metrics.jsonl gets a line
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """What a step may tell: all of it follows from the noisy sum or from the plan.
+
+    Attributes:
+        step: 0 .. T - 1.
+        steps: T.
+        learning_rate: of this step.
+        noisy_gradient_norm: L2; ``None``: the step was discarded, and the model stayed as it was.
+        window: the private metrics of the window that ends with this step, where the plan releases any.
+        spent: computes `epsilon`.
+    """
+
+    step: int
+    steps: int
+    learning_rate: float
+    noisy_gradient_norm: float | None
+    window: MetricsWindow | None = None
+    spent: Callable[[int], float | None] = field(default=lambda done: None, repr=False, compare=False)
+
+    @property
+    def done(self) -> int:
+        """Steps finished."""
+        return self.step + 1
+
+    @functools.cached_property
+    def epsilon(self) -> float | None:
+        """What all steps so far have spent together; ``None`` where no guarantee holds. It is computed when it is asked for."""
+        return self.spent(self.done)
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether metrics.jsonl gets a line for this step: about 50 of a run, the last one, and each end of a window do."""
+        often = self.done % max(1, self.steps // _REPORTS) == 0
+        return often or self.done == self.steps or self.window is not None
+
+    def metrics(self) -> dict[str, Any]:
+        """What metrics.jsonl keeps beside step and epsilon."""
+        metrics: dict[str, Any] = {"learning_rate": self.learning_rate, "noisy_gradient_norm": self.noisy_gradient_norm}
+        return metrics if self.window is None else {**metrics, "phase": self.window.figures()}
+
+    def scalars(self) -> dict[str, float]:
+        """All numbers of this step, by names that boards take, such as ``training/epsilon``."""
+        found = {"epsilon": self.epsilon, "learning_rate": self.learning_rate, "noisy_gradient_norm": self.noisy_gradient_norm}
+        scalars = {f"training/{name}": value for name, value in found.items() if value is not None}
+        for name in ("loss", "clip_rate", "norm"):
+            value = None if self.window is None else getattr(self.window, name)
+            scalars |= {} if value is None else {f"progress/{name}": value}
+        return scalars
+
+    def sendable(self) -> StepSummary:
+        """The same with epsilon computed, so that another process can have it."""
+        epsilon = self.epsilon
+        return replace(self, spent=functools.partial(_given, epsilon))
+
+
+def _given(epsilon: float | None, done: int) -> float | None:
+    return epsilon
+
+
+class Callback:
+    """Looks on while a model trains. Subclass it, and override what you need.
+
+    Whatever a method gets is on disk and paid for by then. A method that raises ends the run, which can be resumed.
+
+    Attributes:
+        every: `on_step` is called after so many steps, and after the last one; ``None``: as often as metrics.jsonl gets a line
+            (`StepSummary.is_reported`).
+    """
+
+    every: int | None = None
+
+    def is_due(self, step: StepSummary) -> bool:
+        """Whether `on_step` is to be called after a step."""
+        if self.every is None:
+            return step.is_reported
+        return step.done % self.every == 0 or step.done == step.steps
+
+    def on_step(self, step: StepSummary) -> None:
+        """A step was released and paid for, and the model has been updated."""
+
+    def on_evaluation(self, figures: list[Evaluation]) -> None:
+        """The model was measured. Figures are exact: no epsilon covers them."""
+
+    def on_end(self) -> None:
+        """All steps were taken, the model was measured for the last time, and the run's files are written."""

@@ -1,0 +1,58 @@
+"""What a worker's model reads of its records: random views of images and texts, or features of frozen towers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import nn
+
+from dpfed.data.sampling import PartitionRows
+from dpfed.data.store.records import RecordStore
+from dpfed.data.views.batches import ViewMaker
+from dpfed.data.views.record_views import RecordViews
+from dpfed.features.extraction import FeatureCache
+from dpfed.features.towers import from_features, frozen_towers
+from dpfed.features.views import CachedViews, FeatureViews
+
+
+@dataclass(frozen=True)
+class TrainingViews:
+    """Makes what a worker's model reads of its records.
+
+    Attributes:
+        views: how records become what a whole model reads.
+        cached: V, views of each image whose features by a frozen tower are computed once; 0: the model reads images.
+        fixed: whether all features of a record are read in each step, the same ones: those of the plain image where `cached`
+            is 0. The model then is the whole one (a run in closed form).
+        cache: keeps the features.
+    """
+
+    views: RecordViews
+    cached: int = 0
+    fixed: bool = False
+    cache: FeatureCache = field(default_factory=FeatureCache)
+
+    @property
+    def from_features(self) -> bool:
+        """Whether a worker trains what is left of its model behind the frozen towers."""
+        return bool(self.cached) and not self.fixed
+
+    def trained(self, model: nn.Module) -> nn.Module:
+        """What a worker trains of a model: it has the same parameters, and reads what `maker` makes."""
+        return from_features(model) if self.from_features else model
+
+    def maker(self, model: nn.Module, store: RecordStore, rows: np.ndarray | PartitionRows) -> ViewMaker:
+        """Makes the views of training; features that are not there yet are computed first.
+
+        Args:
+            model: the whole one, whose frozen towers give the features.
+            store: the records.
+            rows: ``(n,)`` of the store, of which views will be asked.
+        """
+        if not self.fixed and not self.cached:
+            return self.views.maker(store)
+        features = self.cache.features(model, self.views, store, np.asarray(rows), self.cached)
+        if self.fixed:
+            return FeatureViews(features, max(1, self.cached), self.views.tokenizer is not None)
+        return CachedViews(self.views.maker(store), features, self.cached, frozen_towers(model).text is not None)

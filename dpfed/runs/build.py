@@ -1,0 +1,297 @@
+"""From a configuration to the parts of a run, once: whoever needs a part gets it from here, and looks nothing up again."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dpfed.bounding.engines import GroupBatch, choose_engine, exact_arithmetic, require_fitting
+from dpfed.building.engine import engine_for
+from dpfed.building.images import image_size
+from dpfed.building.method import group_loss
+from dpfed.building.model import model_of
+from dpfed.building.plan import describes, plan_of, sketch_of
+from dpfed.config import AdaptationConfig, Config
+from dpfed.config.configuration import ResolvedConfig
+from dpfed.data.sampling import protected_count
+from dpfed.data.store.records import RecordStore
+from dpfed.data.views.images import ImageViews
+from dpfed.data.views.record_views import RecordViews
+from dpfed.data.views.texts import TextViews
+from dpfed.errors import UserError
+from dpfed.evaluation.evaluator import Evaluator
+from dpfed.evaluation.tasks import tasks_of
+from dpfed.features.extraction import FeatureCache
+from dpfed.features.towers import frozen_towers
+from dpfed.features.training_views import TrainingViews
+from dpfed.models.building import tokenizer_for
+from dpfed.models.images import preprocessing_of
+from dpfed.models.norm import refuse_mixing
+from dpfed.models.starting import StartingWeights
+from dpfed.models.summary import image_start_of
+from dpfed.models.validation import check_independence, random_group, validate
+from dpfed.privacy.method import method_named
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Progress, Silent, import_progress, signs_of_life
+from dpfed.runs.closed_form import add_moment_heads
+from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
+from dpfed.runs.memory import records_of_a_pass, require_memory
+from dpfed.runs.preflight import guarded, refuse_inexact, refuse_too_many_ranks, refuse_uncaptioned
+from dpfed.runs.records import public_records_of, records_of
+from dpfed.runs.settling import changed, pick_device, refuse_engine, resolve_with_start
+from dpfed.runs.starts import starting_weights
+from dpfed.training.trainer import SharedNoise, Trainer
+
+if TYPE_CHECKING:
+    from dpfed.protocol.terms import Terms
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a configuration comes to: the public parts of a run, without any secret key.
+
+    Attributes:
+        config: with every choice made.
+        trainer: the model, the records, the plan, the views, the loss and the optimizer.
+        evaluator: measures the model.
+        start: the weights that the model starts from, where the configuration names some.
+        terms: of the federation, if there is one; then the plan is the federation's, and the records are this party's own.
+    """
+
+    config: ResolvedConfig
+    trainer: Trainer
+    evaluator: Evaluator
+    start: StartingWeights | None = None
+    terms: Terms | None = None
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """What is promised."""
+        return self.trainer.plan
+
+    @property
+    def model(self) -> nn.Module:
+        """On its device."""
+        return self.trainer.model
+
+    @property
+    def store(self) -> RecordStore:
+        """The records."""
+        return self.trainer.records
+
+    @property
+    def views(self) -> RecordViews:
+        """How records become what a whole model reads."""
+        return self.trainer.views.views
+
+    def with_trainer(self, **changes: Any) -> Parts:
+        """Parts whose trainer has other attributes."""
+        return dataclasses.replace(self, trainer=self.trainer.replace(**changes))
+
+    def dummy_batch(self) -> GroupBatch:
+        """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""
+        return _dummy_batch(self.config, self.trainer)
+
+
+def build(
+    config: Config,
+    randomness: Randomness | None = None,
+    progress: Progress | None = None,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    terms: Terms | None = None,
+    plan: PrivacyPlan | None = None,
+    known: PrivacyPlan | None = None,
+    start: StartingWeights | None = None,
+    features: Path | None = None,
+) -> Parts:
+    """Makes the choices that a configuration leaves open, makes the parts of the run, and checks before any budget is spent
+    all that can be checked.
+
+    Args:
+        config: as the user wrote it, or resolved before, here or elsewhere; a choice that is made is kept.
+        randomness: gives the initial weights; ``None`` when a checkpoint or a saved model will be loaded over them.
+        progress: sees how far it is.
+        rank: which of the processes that share the work this one is.
+        world_size: how many there are.
+        terms: of the federation that this process is a party of: they hold the plan.
+        plan: that other records were counted for, where these records stand in for them (`dpfed.planning.proxy`).
+        known: the plan of these records, if their number was known before.
+        start: the starting weights, if they were found before.
+        features: folder for features of frozen towers; ``None``: they go with the process.
+
+    Raises:
+        UserError: for an impossible plan, more workers than groups, starting weights that are not there or do not fit,
+            unreadable records, a model that mixes records, an impossible evaluation, a device that is not there, an engine
+            that does not go with the method, too little memory.
+    """
+    exact_arithmetic()
+    progress = progress or Silent()
+    config, start = resolve_with_start(config, start)
+    if randomness is not None and start is None:
+        starting_weights(config)  # says which are missing, before anything that takes seconds
+    device = pick_device(config.training.device)
+    refuse_engine(config)
+    config = _with_pass_records(config, device, progress)
+    require_memory(config, device)
+    tokenizer, agreed = tokenizer_for(config.model), terms.privacy_plan if terms else plan
+    _refuse_cached(config)
+    progress.note("building the model")
+    model = _model(config, randomness, start)
+    with (
+        torch.random.fork_rng(devices=[]),
+        signs_of_life(progress.note, "trying the model on noise: does a record change others?"),
+    ):
+        tried = largest_pass(config, agreed or known or sketch_of(config))
+        text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
+        check_independence(model, random_group(image_size(config), text, records=2), tried)
+    store = _records(config, progress, stand_in=agreed is not None)
+    plan = agreed or _plan(config, store, known)
+    refuse_too_many_ranks(plan, world_size)
+    views = RecordViews(
+        images=ImageViews(config.views, preprocessing_of(config.model, config.data.resize)),
+        size=image_size(config),
+        count=views_per_image(config),
+        preprocessing=preprocessing_of(config.model, config.data.resize),
+        tokenizer=tokenizer,
+        texts=TextViews(config.text_views),
+    )
+    evaluator = Evaluator(store, views, config.evaluation, tasks_of(store, config.evaluation, config.model))
+    public = public_records_of(config, store, import_progress(progress, "public records"))
+    noise, method = shared_noise(plan, terms), method_named(config.bounding.method)
+    if method.closed_form:
+        add_moment_heads(model, config, plan, noise.std or plan.noise_std, tokenizer, noise.parties)
+    trainer = Trainer(
+        plan=plan,
+        model=model.to(device),
+        records=store,
+        views=TrainingViews(
+            views=views,
+            cached=plan.bounding.options["views"] if method.closed_form else config.cached_views,
+            fixed=method.closed_form,
+            cache=FeatureCache(features, progress),
+        ),
+        engine=functools.partial(engine_for, config=config),
+        optimizer=config.optimizer,
+        microbatch=config.bounding.microbatch,
+        public=public,
+        rank=rank,
+        world_size=world_size,
+        noise=noise,
+        released_in_blocks=terms is None,
+    )
+    resolved = _with_engine(config, trainer, progress)
+    engine = functools.partial(engine_for, config=resolved)
+    return Parts(resolved, trainer.replace(engine=engine), evaluator, start, terms)
+
+
+def shared_noise(plan: PrivacyPlan, terms: Terms | None) -> SharedNoise:
+    """How the parties of a federation add the noise, where they do.
+
+    Args:
+        plan: of the federation.
+        terms: of it; ``None``: there is none.
+    """
+    if terms is None or (trust := terms.trust_model).mode == "central":
+        return SharedNoise()
+    return SharedNoise(trust.honest if trust.shared else 1, trust.carried_std(plan, trust.sites))
+
+
+def _model(config: Config, randomness: Randomness | None, start: StartingWeights | None) -> nn.Module:
+    """The model at its initial weights, refused if its layers mix records; see `build`."""
+    method, engine, fresh = method_named(config.bounding.method), config.bounding.engine, randomness is not None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
+        frozen = AdaptationConfig(image="frozen", text="frozen") if method.closed_form else None
+        model = model_of(config, fresh, start if fresh else None, frozen)
+    validate(model)
+    if not method.picks_engine:
+        refuse_mixing(model, f"bounding.method = '{method.name}'")
+    if engine not in ("auto", "loop"):
+        refuse_mixing(model, f"bounding.engine = '{engine}'")
+    return model
+
+
+def _records(config: Config, progress: Progress, stand_in: bool) -> RecordStore:
+    """The records. Their number must suffice for the plan, unless it is one that was made for others."""
+    progress.note(f"opening the records: {_source(config)}")
+    importing = None if stand_in else guarded(import_progress(progress), config)
+    store = records_of(config, importing, progress.note)
+    refuse_uncaptioned(store.kind, store.name, config)
+    return store
+
+
+def _plan(config: Config, store: RecordStore, known: PrivacyPlan | None) -> PrivacyPlan:
+    """The plan of these records; one that is known already is not calibrated again."""
+    records = protected_count(store, config.privacy.unit)
+    if known is not None and known.sampling.records == records and describes(config, known):
+        return known
+    plan = plan_of(records, config)
+    plan.require_finite()
+    return plan
+
+
+def _with_pass_records(config: Config, device: torch.device, progress: Progress) -> Config:
+    """The configuration with the number of records of a pass, which follows from the device's memory."""
+    if not method_named(config.bounding.method).picks_engine or isinstance(config, ResolvedConfig):
+        return config
+    if device.type == "cuda" and config.training.precision == "fp32":
+        progress.note("float32 on this GPU: training.precision = 'bf16' is several times as fast, and as sound")
+    if config.bounding.pass_records is not None:
+        return config
+    return changed(config, bounding={"pass_records": records_of_a_pass(config, device)})
+
+
+def _with_engine(config: Config, trainer: Trainer, progress: Progress) -> ResolvedConfig:
+    """The configuration with the engine for this model on this machine, and nothing left to choose."""
+    method, engine = method_named(config.bounding.method), str(config.bounding.engine)
+    model, precision, loss = trainer.views.trained(trainer.model), config.training.precision, group_loss(config)
+    if engine == "auto" and method.picks_engine and config.privacy.noise == "discrete":
+        engine = "loop"
+    elif engine == "auto" and method.picks_engine:
+        groups, tried = trainer.plan.steps * trainer.plan.groups, copy.deepcopy(model)
+        with signs_of_life(progress.note, "trying the layerwise engine on noise"):
+            records, batch = config.bounding.pass_records, _dummy_batch(config, trainer)
+            engine = choose_engine(tried, batch, precision, loss, groups, progress.note, records)
+    elif engine == "layerwise":  # it has rules for kinds of layers, and must not misread one
+        require_fitting(model, _dummy_batch(config, trainer), precision, loss)
+    config = changed(config, training={"device": trainer.device.type}, bounding={"engine": engine})
+    refuse_inexact(config)
+    return ResolvedConfig.unchecked(**{name: getattr(config, name) for name in Config.model_fields})
+
+
+def _dummy_batch(config: Config, trainer: Trainer) -> GroupBatch:
+    towers = frozen_towers(trainer.model) if trainer.views.from_features else None
+    return dummy_batch(config, trainer.plan, trainer.views.views.tokenizer, trainer.device, towers)
+
+
+def _refuse_cached(config: Config) -> None:
+    """Refuses features that are computed once where they are worth nothing, or too few.
+
+    Raises:
+        UserError: naming what to set.
+    """
+    cached, needed = config.cached_views, views_per_image(config)
+    if 0 < cached < needed:
+        raise UserError(f"a step contrasts {needed} views, and views.cached = {cached}: set {needed} or more. [run-views-few]")
+    if cached and image_start_of(config.model) == "random":
+        raise UserError(
+            "views.cached computes the features of a frozen image tower once, and its weights are random: set model.weights or "
+            "model.start. [run-views-random]"
+        )
+
+
+def _source(config: Config) -> str:
+    data = config.data
+    if data.source in ("shapes", "procedural"):
+        return f"{data.records:,} {'generated shapes' if data.source == 'shapes' else 'procedural images'}"
+    return f"{data.source} at {data.path}" if data.path else data.source

@@ -1,0 +1,129 @@
+"""What a run measures: its model before training, on the way, and at the end, and what it writes of its steps meanwhile."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.callbacks import Callback, StepSummary
+from dpfed.evaluation.measured import Evaluation
+from dpfed.models.parameters import TrainableVector
+from dpfed.progress import Progress
+from dpfed.runs.build import Parts
+from dpfed.runs.noise_alone import noise_alone
+from dpfed.training.checkpoint import DamagedCheckpoint
+from dpfed.training.steps import Steps
+
+
+class Measurement:
+    """Measures the model of a run before training, on the way and at the end.
+
+    What came of each query is kept in memory only. After an interruption the untrained model is therefore measured again, from
+    the first checkpoint.
+
+    Args:
+        run: gets the figures.
+        parts: of the run.
+        steps: of the run.
+        progress: learns what is done.
+        callbacks: see the figures.
+    """
+
+    def __init__(
+        self, run: RunDirectory, parts: Parts, steps: Steps, progress: Progress, callbacks: Iterable[Callback]
+    ) -> None:
+        self._run, self._parts, self._steps = run, parts, steps
+        self._progress, self._callbacks = progress, list(callbacks)
+        self._untrained: list[Evaluation] | None = None
+        self._weights: Tensor | None = None
+
+    def before(self) -> None:
+        """Measures the untrained model, if no step was taken yet."""
+        if self._steps.start > 0:
+            return
+        if self._parts.evaluator.tasks:
+            self._progress.note("measuring the model before training")
+        self._untrained = self._parts.evaluator(self._parts.model, "untrained", 0)
+        if self._untrained:
+            self._weights = TrainableVector(self._parts.model).gather().cpu()
+        self._record(self._untrained)
+
+    def on_the_way(self, done: int) -> None:
+        """Measures the model after some steps, with the weights that would be published."""
+        with self._steps.averaged_weights():
+            self._record(self._parts.evaluator(self._parts.model, "trained", done))
+
+    def after(self) -> None:
+        """Measures the trained model, whose weights are those that are published, and compares it with the untrained one."""
+        parts = self._parts
+        trained = parts.evaluator(parts.model, "trained", parts.plan.steps)
+        if self._untrained is None:
+            self._untrained, self._weights = self._untrained_again()
+        noise: list[list[Evaluation]] = []
+        if self._untrained and self._weights is not None:
+            self._progress.note("measuring what noise alone does to the figures")
+            noise = noise_alone(parts, self._weights)
+        self._record([figure.compared(self._untrained, noise) for figure in trained])
+
+    def _untrained_again(self) -> tuple[list[Evaluation], Tensor | None]:
+        """Figures and weights before training, of a run that is resumed; none where its first checkpoint is gone."""
+        paths, evaluator = self._steps.checkpoints.paths(), self._parts.evaluator
+        first = next((path for path in paths if path.stem == "step-00000000"), None)
+        if first is None or not evaluator.tasks:
+            return [], None
+        trainer = self._parts.trainer.replace(model=copy.deepcopy(self._parts.model))
+        try:
+            trainer.load_weights(first)
+        except DamagedCheckpoint as error:
+            self._progress.note(f"the model before training is not measured again: {error}")
+            return [], None
+        return evaluator(trainer.model, "untrained", 0), TrainableVector(trainer.model).gather()
+
+    def _record(self, figures: list[Evaluation]) -> None:
+        known = {(line["step"], line["evaluation"]["name"]) for line in self._run.metric_lines() if "evaluation" in line}
+        for figure in figures:
+            if (figure.step, figure.name) not in known:  # otherwise it was measured before an interruption
+                self._run.append(self._run.metrics, {"step": figure.step, "evaluation": figure.facts()})
+        for callback in self._callbacks:
+            callback.on_evaluation(figures)
+
+
+class MetricsFile(Callback):
+    """Writes the lines of metrics.jsonl about steps.
+
+    Args:
+        run: has the file.
+        progress: learns the private metrics of each window.
+    """
+
+    def __init__(self, run: RunDirectory, progress: Progress) -> None:
+        self._run, self._progress = run, progress
+
+    def on_step(self, step: StepSummary) -> None:
+        """See `Callback`."""
+        if step.window is not None:
+            self._progress.note(str(step.window))
+        self._run.append(self._run.metrics, {"step": step.done, "epsilon": step.epsilon, **step.metrics()})
+
+
+class EvaluatedOnTheWay(Callback):
+    """Has the model measured now and then; after the last step it is measured anyway.
+
+    Args:
+        measurement: of the run.
+        every: steps; 0: never.
+    """
+
+    def __init__(self, measurement: Measurement, every: int) -> None:
+        self._measurement, self.every = measurement, every
+
+    def is_due(self, step: StepSummary) -> bool:
+        """See `Callback`."""
+        return bool(self.every) and step.done < step.steps and super().is_due(step)
+
+    def on_step(self, step: StepSummary) -> None:
+        """See `Callback`."""
+        self._measurement.on_the_way(step.done)

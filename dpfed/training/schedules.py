@@ -1,0 +1,23 @@
+"""Learning rates over the steps of a run: public, so none of it costs privacy."""
+
+from __future__ import annotations
+
+import math
+
+from dpfed.training.options import OptimizerConfig
+
+
+def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
+    """Learning rate of a step: linear warm-up, then constant or a cosine to zero.
+
+    Args:
+        config: peak rate, warm-up and schedule.
+        step: 0 .. steps - 1.
+        steps: length of the run.
+    """
+    if step < config.warmup:
+        return config.learning_rate * (step + 1) / config.warmup
+    if config.schedule == "constant":
+        return config.learning_rate
+    progress = (step - config.warmup) / max(1, steps - config.warmup)
+    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,0 +1,166 @@
+"""A training that is opened in a folder: its ledger, its checkpoints and its coordinator, at the first step that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfed.callbacks import Callback, StepSummary
+from dpfed.errors import UserError
+from dpfed.files.atomic import remove_drafts
+from dpfed.privacy.ledger import Ledger, has_begun
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.training.checkpoint import Checkpoints, Position, steps_of
+from dpfed.training.coordinator import Coordinator
+from dpfed.training.loop import train
+from dpfed.training.post_processing import averaged_weights
+from dpfed.training.releases import Releases
+from dpfed.training.trainer import Trainer
+from dpfed.training.transport import Transport
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a training writes, so that it can be resumed.
+
+    Attributes:
+        ledger: the file of what was spent.
+        checkpoints: the folder of the model at some steps.
+        releases: the folder of noisy sums since the last checkpoints.
+    """
+
+    ledger: Path
+    checkpoints: Path
+    releases: Path
+
+
+class Steps:
+    """The private steps of a training that are left.
+
+    Args:
+        trainer: what is trained; its model gets the weights of the last checkpoint, if there is one.
+        files: of this training; they are made if they are not there.
+        randomness: the coordinator's.
+        marks: what the ledger says of the training beside its plan (`Ledger.create`).
+        keep: how many checkpoints are kept beside the first.
+        checkpoint_every: steps from one to the next.
+        seen_outside: whether parties outside the trust boundary see the parameters after each step. Then each step is paid for
+            before the next one begins, and releases are kept for longer: these parties do not answer a step twice.
+
+    Attributes:
+        trainer: as given.
+        ledger: what was spent.
+        coordinator: adds the noise, pays and updates.
+        checkpoints: of the training.
+        start: the first step that is left.
+        resumed: whether the training began before.
+        damaged: checkpoints that are newer than `start`, and cannot be read. No step is charged twice for that.
+
+    Raises:
+        UserError: for a ledger that is lost, damaged or another plan's, and for checkpoints that do not belong to it.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        files: Files,
+        randomness: Randomness,
+        marks: dict[str, bool],
+        keep: int,
+        checkpoint_every: int,
+        seen_outside: bool = False,
+    ) -> None:
+        self.trainer, self._files, self._every, self._seen_outside = trainer, files, checkpoint_every, seen_outside
+        self.checkpoints = Checkpoints(files.checkpoints, keep)
+        for folder in (files.checkpoints, files.releases):
+            remove_drafts(folder)
+        self.resumed = has_begun(files.ledger)
+        self.ledger = self._open_ledger(marks)
+        self.ledger.note_world_size(trainer.world_size)
+        self.coordinator: Coordinator = trainer.coordinator(randomness, self.ledger, Releases(files.releases))
+        # Whoever sees parameters waits until they are paid for.
+        self.coordinator.ahead = not seen_outside
+        self.damaged: list[Path] = []
+        self.start = self._load_or_save_first()
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """What is promised."""
+        return self.trainer.plan
+
+    def run(
+        self, transport: Transport, callbacks: Iterable[Callback] = (), advance: Callable[[int], None] = lambda done: None
+    ) -> None:
+        """Takes the steps, and saves checkpoints.
+
+        Args:
+            transport: adds up the workers' sums.
+            callbacks: see the steps, in this order, before their checkpoint is saved.
+            advance: learns after each step how many are done.
+        """
+        if self.resumed:
+            self.ledger.note_resumed(self.start)
+        saving = _Saving(self._every, self._save)
+        train(transport, self.coordinator, range(self.start, self.plan.steps), [*callbacks, saving], advance)
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """A block in which the model has the weights that are measured and published."""
+        return averaged_weights(self.trainer.model, self.coordinator.post_processors)
+
+    def _open_ledger(self, marks: dict[str, bool]) -> Ledger:
+        path, plan, saved = self._files.ledger, self.plan, self.checkpoints.paths()
+        if self.resumed:
+            ledger = Ledger.open(path)
+        elif saved:
+            raise UserError(
+                f"{path} is lost or damaged, and {saved[-1].name} exists: spending is unknown. Restore it. [resume-no-ledger]"
+            )
+        else:
+            path.unlink(missing_ok=True)  # a header that a crash cut short: nothing was spent yet
+            ledger = self.trainer.create_ledger(path, marks)
+        ledger.require_current()
+        if ledger.plan.fingerprint != plan.fingerprint:
+            raise UserError(
+                f"the plan of {path} is not that of config.toml and the records (N was {ledger.plan.sampling.records:,}, is "
+                f"{plan.sampling.records:,}): restore both, or start a new run. [resume-plan-changed]"
+            )
+        if ledger.marks != marks:
+            raise UserError(f"{path} began with {ledger.marks}, and config.toml says {marks}: change it back. [resume-marks]")
+        return ledger
+
+    def _load_or_save_first(self) -> int:
+        """Loads the last checkpoint that is not damaged, or saves the first one; returns how many steps are done."""
+        if not self.checkpoints.paths():
+            self.checkpoints.save(Position(0, 0, self.plan.fingerprint), self.trainer.model, self.coordinator)
+            return 0
+        newest = self.checkpoints.paths()[-1]
+        position, self.damaged = self.checkpoints.resume(self.trainer.model, self.coordinator)
+        seen = max(position.charged, steps_of(newest))
+        if position.fingerprint != self.plan.fingerprint or seen > self.ledger.charged:
+            raise UserError(
+                f"{newest} and {self.ledger.path} do not belong together: the checkpoint saw {seen} releases, the ledger holds "
+                f"{self.ledger.charged}. Restore the ledger. [resume-ledger-behind]"
+            )
+        return position.step
+
+    def _save(self, done: int) -> None:
+        position = Position(done, self.ledger.charged, self.plan.fingerprint)
+        self.checkpoints.save(position, self.trainer.model, self.coordinator)
+        # Should the newest checkpoint be damaged, steps since the one before are taken again, bit for bit, on any machine.
+        # A process can also compute older ones again where it computed them first; institutions do not answer twice.
+        reserves = self.checkpoints.reserves()
+        Releases(self._files.releases).forget(before=reserves[0] if self._seen_outside else reserves[-2:][0])
+
+
+class _Saving(Callback):
+    """Saves checkpoints."""
+
+    def __init__(self, every: int, save: Callable[[int], None]) -> None:
+        self.every, self._save = every, save
+
+    def on_step(self, step: StepSummary) -> None:
+        """See `Callback`."""
+        self._save(step.done)
