@@ -20,7 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from dpfed.runs.settling import resolve
+from dpfed.runs.resolution import resolve
 
 from benchmarks.draws import draws
 from benchmarks.throughput import assumed, seconds_of, transport

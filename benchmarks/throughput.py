@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from dpfed.runs.settling import pick_device
+from dpfed.runs.resolution import pick_device
 from PIL import Image
 from torch import Tensor, nn
 

@@ -6,7 +6,7 @@ from dpfed.config import Config
 
 
 def image_size(config: Config) -> int:
-    """Side of the images, pixels, in a configuration whose size is resolved (`dpfed.runs.settling.resolve_defaults`)."""
+    """Side of the images, pixels, in a configuration whose size is resolved (`dpfed.runs.resolution.resolve_defaults`)."""
     if config.data.size is None:
         raise ValueError("the size of the images is not resolved")
     return config.data.size

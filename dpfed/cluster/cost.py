@@ -83,7 +83,7 @@ def _trained(config: Config) -> int:
     """P: of the configuration's model, built with random weights."""
     from dpfed.building.model import model_of
     from dpfed.models.parameters import TrainableVector
-    from dpfed.runs.settling import resolve_model_defaults
+    from dpfed.runs.resolution import resolve_model_defaults
 
     config = resolve_model_defaults(config)
     return TrainableVector(model_of(config, load_weights=False)).numel

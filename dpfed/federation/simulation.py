@@ -37,7 +37,7 @@ from dpfed.runs.preflight import Preflight, guarded
 from dpfed.runs.pretraining import resume as resume_alone
 from dpfed.runs.records import records_of
 from dpfed.runs.running import run_job
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 from dpfed.runs.starts import starting_weights
 from dpfed.training.trainer import Partition
 

@@ -20,7 +20,7 @@ from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Progress, Silent
 from dpfed.runs.memory import memory_of, needs_of
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 from dpfed.runs.starts import starting_weights
 
 ENOUGH, SOME = 20.0, 8.0  # of a reach, see docs/recipes.md

@@ -32,7 +32,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, Silent, duration
 from dpfed.report.results import Result, headlines, results_of, shown, tied
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 from dpfed.runs.starts import starting_weights
 from dpfed.training.loop import train
 from dpfed.training.post_processing import averaged_weights

@@ -18,7 +18,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, import_progress
 from dpfed.runs.build import Parts, build
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 from dpfed.training.trainer import Partition
 from dpfed.training.worker import Worker
 

@@ -57,7 +57,7 @@ class Terms(Section):
         """Terms for some sites.
 
         Args:
-            config: of the run, its defaults resolved (`dpfed.runs.settling.resolve_defaults`); its ``[data]`` and
+            config: of the run, its defaults resolved (`dpfed.runs.resolution.resolve_defaults`); its ``[data]`` and
                 ``[evaluation]`` are the coordinator's own.
             cards: of the sites, in an order that will count.
             coordinator: its public signing key.

@@ -23,7 +23,7 @@ from dpfed.reproduce.comparison import WITHOUT_PRIVACY, DataSet, Experiment, Sca
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.records import records_of
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 
 
 @dataclass(frozen=True)

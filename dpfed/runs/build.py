@@ -46,7 +46,7 @@ from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
 from dpfed.runs.memory import records_of_a_pass, require_memory
 from dpfed.runs.preflight import guarded, refuse_inexact, refuse_too_many_ranks, refuse_uncaptioned
 from dpfed.runs.records import public_records_of, records_of
-from dpfed.runs.settling import changed, pick_device, refuse_engine, resolve_with_start
+from dpfed.runs.resolution import changed, pick_device, refuse_engine, resolve_with_start
 from dpfed.runs.starts import starting_weights
 from dpfed.training.trainer import SharedNoise, Trainer
 

@@ -30,7 +30,7 @@ def starting_weights(config: Config) -> StartingWeights | None:
     """The weights that a configuration starts from; ``None``: random ones, or those of its open_clip or timm model.
 
     Args:
-        config: whose model's defaults are resolved (`dpfed.runs.settling.resolve_model_defaults`) if the start is procedural.
+        config: whose model's defaults are resolved (`dpfed.runs.resolution.resolve_model_defaults`) if the start is procedural.
 
     Raises:
         MissingStart: if there are none where it says.
@@ -147,7 +147,7 @@ def procedural_path(config: Config) -> Path:
     """The run's directory of a procedural initialisation: in ``data.stores``, named by a hash of all that it depends on.
 
     Args:
-        config: that it is for, its model's defaults resolved (`dpfed.runs.settling.resolve_model_defaults`).
+        config: that it is for, its model's defaults resolved (`dpfed.runs.resolution.resolve_model_defaults`).
     """
     recipe = recipe_for(config)
     if recipe.data.size is None:

@@ -36,7 +36,7 @@ from dpfed.runs.budgeting import hold_sweep, may_have_budget, preflight_budget
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import run_pretraining
 from dpfed.runs.records import records_of
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 from dpfed.schema.wording import has_control_characters, shown
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,99}")  # the name of a folder

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 from torch import nn
 
 from dpfed.baselines.anchored_batch_norm import AnchoredBatchNorm, AnchoredEncoder, anchor_images

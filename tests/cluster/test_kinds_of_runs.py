@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dpfed.runs.settling import resolve
+from dpfed.runs.resolution import resolve
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory

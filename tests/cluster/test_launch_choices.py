@@ -5,7 +5,7 @@ from queue import Empty, Queue
 from types import SimpleNamespace
 
 import pytest
-from dpfed.runs.settling import resolve
+from dpfed.runs.resolution import resolve
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster import launch, work

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 from PIL import Image
 
 from dpfed.config import PublicConfig, parse_config

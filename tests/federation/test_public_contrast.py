@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dpfed.runs.settling import resolve
+from dpfed.runs.resolution import resolve
 
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError

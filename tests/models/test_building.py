@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 from safetensors.torch import load_file, save_file
 
 from dpfed.building.model import facts_of

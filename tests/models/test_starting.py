@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from dpfed.runs.settling import resolve
+from dpfed.runs.resolution import resolve
 from safetensors.torch import load_file, save_file
 
 from dpfed.building.model import facts_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 
 from dpfed.building.model import facts_of
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, parse_config

@@ -8,7 +8,7 @@ import open_clip
 import pytest
 import timm
 import torch
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 from PIL import Image
 from safetensors.torch import save_file
 

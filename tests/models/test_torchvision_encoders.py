@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 from safetensors.torch import load_file
 from torchvision import models
 

@@ -136,7 +136,7 @@ def test_engines_are_timed_once_for_each_group_size_and_each_trial_has_its_numbe
     tiny["privacy"], tiny["evaluation"] = dict(GIVEN), {"tasks": ["retrieval"], "records": 50}
     tiny["bounding"]["engine"] = "auto"
     timed, notes = [], []
-    monkeypatch.setattr("dpfed.runs.settling._engine", lambda config, *_: timed.append(config.bounding.group_size) or "loop")
+    monkeypatch.setattr("dpfed.runs.resolution._engine", lambda config, *_: timed.append(config.bounding.group_size) or "loop")
     progress = Silent()
     progress.note = notes.append
     monkeypatch.setattr("dpfed.planning.rehearsal._FACTORS", (2.0,))

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from dpfed.runs.settling import resolve
+from dpfed.runs.resolution import resolve
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory

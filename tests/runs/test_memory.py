@@ -5,7 +5,7 @@ import types
 
 import pytest
 import torch
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from dpfed.runs.settling import resolve, resolve_defaults
+from dpfed.runs.resolution import resolve, resolve_defaults
 
 from dpfed.config import Config, parse_config
 from dpfed.config.configuration import ResolvedConfig
@@ -28,7 +28,7 @@ def test_every_choice_is_made_and_stays(tmp_path, monkeypatch):
     assert Path(found.data.stores) == tmp_path / config.data.stores
     assert (found.data.size, found.data.resize) == (32, "crop") and found.objective.bias == -math.log(4)
     assert found.training.device in ("cpu", "cuda", "mps") and found.bounding.engine in ("loop", "layerwise")
-    monkeypatch.setattr("dpfed.runs.settling.choose_engine", lambda *_: pytest.fail("timed again"))
+    monkeypatch.setattr("dpfed.runs.resolution.choose_engine", lambda *_: pytest.fail("timed again"))
     assert resolve(parse_config(found.model_dump(mode="json"))) == found  # as a run's config.toml is read, elsewhere
 
 

@@ -12,7 +12,7 @@ import time
 
 import pytest
 import torch
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory

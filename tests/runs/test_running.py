@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from dpfed.runs.settling import resolve
+from dpfed.runs.resolution import resolve
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError

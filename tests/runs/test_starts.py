@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from dpfed.runs.settling import resolve_defaults, resolve_model_defaults
+from dpfed.runs.resolution import resolve_defaults, resolve_model_defaults
 from safetensors.torch import load_file, save_file
 
 from dpfed.artifacts.directory import RunDirectory

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 import torch
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn

@@ -73,7 +73,7 @@ class CoordinatorFolder:
         read = [card if isinstance(card, SiteCard) else SiteCard.load(card) for card in cards]
         refuse_proposal(config, len(read))
         from dpfed.runs.records import public_records_of, records_of  # with torch, which takes seconds
-        from dpfed.runs.settling import resolve_defaults
+        from dpfed.runs.resolution import resolve_defaults
 
         own, config = identity or Identity.fresh(), resolve_defaults(config)
         starting_weights(config)

@@ -27,7 +27,7 @@ from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.progress import import_progress, signs_of_life
 from dpfed.protocol.terms import Terms
 from dpfed.runs.records import records_of, with_absolute_paths
-from dpfed.runs.settling import resolve_defaults
+from dpfed.runs.resolution import resolve_defaults
 
 _READY = "ready"  # a file that says that all parties have signed up
 _FLOWERS = ("\x1b", "DEBUG:", "INFO:", "Using SuperLink", "Successfully")  # lines of Flower's own, also in the processes' logs

@@ -23,7 +23,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.method import method_named
 from dpfed.protocol.terms import Terms
 from dpfed.runs.build import build
-from dpfed.runs.settling import resolve_defaults, resolve_model_defaults
+from dpfed.runs.resolution import resolve_defaults, resolve_model_defaults
 from dpfed.runs.starts import start_is_there, starting_weights
 from dpfed.training.trainer import Partition
 

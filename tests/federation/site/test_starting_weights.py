@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from dpfed.runs.settling import resolve, resolve_defaults
+from dpfed.runs.resolution import resolve, resolve_defaults
 
 from dpfed.building.model import facts_of
 from dpfed.config import AdaptationConfig, parse_config
