@@ -32,7 +32,7 @@ from dpfed.config.sections import (
 from dpfed.errors import UserError
 from dpfed.models.options import PROCEDURAL
 from dpfed.privacy.method import Method, method_named
-from dpfed.schema.conditions import Across, Conditions, When, idle_keys, is_given, listed, them
+from dpfed.schema.conditions import Across, Conditions, When, idle_error, is_given, listed, them
 from dpfed.schema.wording import problem
 
 
@@ -192,7 +192,7 @@ def refuse_unmeasured(config: Config, tasks: tuple[str, ...]) -> None:
     idle = [key for key in measured.without_effect() if key.startswith("evaluation.") and is_given(config, key)]
     if idle:
         said = f"{listed(idle)} no effect with these records, which allow {' and '.join(tasks)} alone"
-        raise idle_keys(config.name, f"{said}: choose others, or leave {them(idle)} out", idle)
+        raise idle_error(config.name, f"{said}: choose others, or leave {them(idle)} out", idle)
 
 
 def _only_if(keys: str, because: str, holds: Callable[[Config], bool], remedy: str | Callable[[], str]) -> Across:

@@ -74,7 +74,7 @@ class Across(NamedTuple):
 
 
 def fields_of(config: type[Section], section: str) -> dict[str, FieldInfo]:
-    """The keys of a section of a configuration, with what they may be; none: it is a key itself."""
+    """The keys of a section of a configuration, with what they may be; none: it is no section but a key."""
     kind = config.model_fields[section].annotation
     return kind.model_fields if isinstance(kind, type) and issubclass(kind, Section) else {}
 
@@ -88,16 +88,15 @@ class Conditions:
     """
 
     def __init__(self, config: type[Section], *across: Across) -> None:
-        self._of: dict[str, list[tuple[str, When]]] = {}  # by the key: each with the section of which it holds; "": of all
-        for section in config.model_fields:
-            self._of |= {f"{section}.{name}": [] for name in fields_of(config, section)} or {section: []}
-        for rule in across:
-            for key in rule.named(config):
-                self._of[key].append(("", rule.when))
+        between = [(key, rule.when) for rule in across for key in rule.named(config)]
+        self._of: dict[str, list[tuple[str, When]]] = {}  # by the key: each with the section that it is about; "": the whole
         for section in config.model_fields:
             for name, field in fields_of(config, section).items():
-                own = [(section, when) for when in field.metadata if isinstance(when, When)]
-                self._of[f"{section}.{name}"] += own
+                key = f"{section}.{name}"
+                first = [("", when) for other, when in between if other == key]
+                self._of[key] = [*first, *((section, when) for when in field.metadata if isinstance(when, When))]
+        if unknown := {key for key, _ in between} - self._of.keys():
+            raise ValueError(f"no such keys: {sorted(unknown)}")
 
     def deciding(self, key: str) -> tuple[str, ...]:
         """The other keys that decide whether one has an effect; none: it always has."""
@@ -106,12 +105,11 @@ class Conditions:
 
     def without_effect(self, config: Section) -> dict[str, When]:
         """The keys, given or not, that nothing depends on in a configuration, each with the condition that does not hold."""
-        broken: dict[tuple[str, When], bool] = {}
-        for one in dict.fromkeys(one for conditions in self._of.values() for one in conditions):
-            section, when = one
-            broken[one] = not when.holds(getattr(config, section) if section else config)
-        failed = {key: next((one[1] for one in ones if broken[one]), None) for key, ones in self._of.items()}
-        return {key: when for key, when in failed.items() if when is not None}
+        failed = {
+            key: [when for section, when in conditions if not when.holds(getattr(config, section) if section else config)]
+            for key, conditions in self._of.items()
+        }
+        return {key: broken[0] for key, broken in failed.items() if broken}
 
     def refuse(self, config: Section, origin: str = "config") -> None:
         """Refuses keys that are given and have no effect.
@@ -127,7 +125,7 @@ class Conditions:
         if idle:
             conditions = dict.fromkeys(idle.values())
             said = (_sentence(config, when, [key for key in idle if idle[key] is when]) for when in conditions)
-            raise idle_keys(origin, "; ".join(said), list(idle))
+            raise idle_error(origin, "; ".join(said), list(idle))
 
     def effective(self, config: Section) -> dict[str, Section]:
         """The sections of a configuration that have keys without an effect, with these keys at their defaults."""
@@ -138,7 +136,7 @@ class Conditions:
         return {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
 
 
-def idle_keys(origin: str, said: str, keys: list[str]) -> UserError:
+def idle_error(origin: str, said: str, keys: list[str]) -> UserError:
     """The error for keys that are given and have no effect."""
     options = " ".join(f"--set {key}=" for key in keys)
     return UserError(f"{origin}: {said}. [setting-idle]", command=f"On the command line, that is {options}")

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from dpfed.config import Config, load_config, parse_config, read_back
+from dpfed.config import Config, load_config, parse_config, read_back, sections
 from dpfed.config.configuration import deciding, refuse_unmeasured
 from dpfed.errors import UserError
 from dpfed.files.toml_file import leaves, put
+from dpfed.privacy import method
+from dpfed.privacy.method import METHODS
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent
 from dpfed.runs.job import create_job
@@ -258,6 +260,8 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant):
         ({"bounding": {"method": "none"}, "privacy": {"epsilon": 8.0, "delta": 1e-6}}, "'privacy.epsilon' and 'privacy.delta'"),
         ({"bounding": {"method": "dpcl"}, "privacy": {"accountant": "rdp"}}, "accounted for by RDP alone"),
         ({"public": {"records": 7}}, "set bounding.method = 'public'"),
+        ({"bounding": {"max_batch": 50}}, "its batch needs no cap; set bounding.method = 'batch', 'logit' or 'sample', or leave"),
+        ({"model": {"stem": "imagenet"}}, "set model.image = 'resnet18', 'resnet34' or 'resnet50', or leave it out"),
         ({"bounding": {"method": "public", "group_size": 4}}, "every record forms its own group"),
         ({"bounding": {"method": "public"}, "public": {"generated": 99}}, "set public.source = 'shapes'"),
         ({"optimizer": {"momentum": 0.8}}, "set optimizer.name = 'sgd' or 'lars'"),
@@ -278,6 +282,21 @@ def test_what_has_no_effect_is_refused_and_what_would_give_it_one_is_said(tree, 
     with pytest.raises(UserError, match=re.escape(said)):  # and one that was changed there
         pretrain(Config().model_copy(update=dict(Config.unchecked(**tree))), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_method_says_in_its_own_file_which_keys_it_reads(tmp_path, monkeypatch):
+    (tmp_path / "half_batches.py").write_text(
+        "from dpfed.privacy.method import Method\n"
+        "METHOD = Method('half_batches', '', '', sensitivity=lambda given: 1.0, whole_batch=True, capped=True)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(method._FILES, "half_batches", "half_batches")
+    monkeypatch.setattr(sections, "METHODS", (*METHODS, "half_batches"))
+    assert parse_config({"bounding": {"method": "half_batches", "max_batch": 50}}).bounding.max_batch == 50
+    with pytest.raises(UserError, match="it contrasts the whole batch; set bounding.method = 'group'"):
+        parse_config({"bounding": {"method": "half_batches", "group_size": 4}})
+    with pytest.raises(UserError, match="set bounding.method = 'batch', 'logit', 'sample' or 'half_batches'"):
+        parse_config({"bounding": {"max_batch": 50}})
 
 
 def test_a_file_that_dpfed_wrote_may_hold_idle_keys_and_is_read_without_them():
