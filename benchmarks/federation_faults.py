@@ -36,9 +36,10 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.protocol.journal import Journal
 from dpfed.protocol.terms import Terms
-from dpfed.runs.build import Partition, build
+from dpfed.runs.build import build
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.releases import Releases
+from dpfed.training.trainer import Partition
 
 MODES = ("central", "distributed", "secure", "local")
 SITES = 3

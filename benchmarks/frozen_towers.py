@@ -25,7 +25,7 @@ from dpfed.data.public_records import PublicNegatives
 from dpfed.data.store.records import RecordStore
 from dpfed.evaluation.retrieval import retrieval_metrics, right_pairs
 from dpfed.features.cache import Features
-from dpfed.features.extraction import features_of
+from dpfed.features.extraction import FeatureCache
 from dpfed.models.moments import MomentHeads
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
@@ -96,8 +96,8 @@ def bench(store: RecordStore, size: int, files: dict[str, str], work: Path) -> B
     parts = build(parse_config(tree(store.path, size, files)), Randomness.from_seed(0))
     rows = store.split("train")
     rows = rows[np.argsort(store.keys[rows])]
-    started = time.perf_counter()
-    train, test = (features_of(parts, own, work / "features") for own in (rows, store.split("test")))
+    started, cache = time.perf_counter(), FeatureCache(work / "features")
+    train, test = (cache.features(parts.model, parts.views, store, own) for own in (rows, store.split("test")))
     print(f"{store.name}: {len(rows):,} + {len(test):,} records, features in {time.perf_counter() - started:.0f} s", flush=True)
     return Bench(store, parts, train, test, rows, files)
 
@@ -131,7 +131,7 @@ def run_steps(
     randomness = Randomness.from_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.jsonl", plan)
-        engine = engine_for(model, plan, config, randomness.for_ranks(), 0)
+        engine = engine_for(model, plan, randomness.for_ranks(), 0, config=config)
         keys = store.keys[rows]
         own, microbatch = randomness.for_ranks(), config.bounding.microbatch
         worker = Worker(plan, model, engine, views, rows, keys, own, microbatch, public_negatives=public_negatives)

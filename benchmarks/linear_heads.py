@@ -14,6 +14,7 @@ from dpfed.data.public_records import PublicNegatives
 from dpfed.features.views import CachedViews
 from dpfed.models.contrastive import TwoTowerModel
 from dpfed.models.moments import Head
+from dpfed.runs.dummy_batch import views_per_image
 
 # Of each: the rates that are tried on icons; T; the share of the records in a step, of 4,096 at most.
 RATES = {"DP-GCL heads": (3e-3, 1e-2, 3e-2), "public contrast": (3e-3, 1e-2, 3e-2), "DP-GCL after moments": (3e-4, 1e-3, 3e-3)}
@@ -80,4 +81,4 @@ def _behind(bench: Bench, count: int, epsilon: float, seed: int) -> TwoTowerMode
 
 
 def _views(bench: Bench) -> CachedViews:
-    return CachedViews(bench.parts.view_maker(0), bench.train, 1, True)
+    return CachedViews(bench.parts.views.maker(bench.parts.store, views_per_image(bench.parts.config, 0)), bench.train, 1, True)

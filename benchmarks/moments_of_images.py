@@ -23,7 +23,7 @@ from dpfed.building.plan import plan_of
 from dpfed.config import parse_config
 from dpfed.evaluation.knn import knn_correct
 from dpfed.features.cache import Features
-from dpfed.features.extraction import features_of
+from dpfed.features.extraction import FeatureCache
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import Parts, build
 from dpfed.runs.closed_form import FeatureViews, add_moment_heads
@@ -53,9 +53,10 @@ def main(place: str, work: str, cifar10: str) -> None:
     parts = build(parse_config(sections), Randomness.from_seed(0))
     rows = store.split("train")
     rows = rows[np.argsort(store.keys[rows])][: COUNTS[-1]]
-    plain, test = (_all(features_of(parts, own, folder / "features")) for own in (rows, store.split("test")))
+    cache = FeatureCache(folder / "features")
+    plain, test = (_all(cache.features(parts.model, parts.views, store, own)) for own in (rows, store.split("test")))
     labels = [torch.as_tensor(store.labels["class"][own]).long() for own in (rows, store.split("test"))]
-    views = features_of(parts, rows, folder / "features", views=VIEWS)
+    views = cache.features(parts.model, parts.views, store, rows, VIEWS)
 
     def accuracy(count: int, train: Tensor, held_out: Tensor) -> float:
         right = knn_correct(train[:count], labels[0][:count], held_out, labels[1], NEIGHBOURS)

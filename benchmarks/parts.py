@@ -20,7 +20,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from dpfed.runs.resolution import resolve
 
 from benchmarks.draws import draws
 from benchmarks.throughput import assumed, seconds_of, transport
@@ -49,7 +48,7 @@ def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
         UserError: for private records.
     """
     randomness = Randomness.from_seed(0)
-    resolved = resolve(config)
+    resolved = build(config).config
     parts = build(resolved, randomness)
     if not parts.store.public:
         raise UserError(f"how long steps take depends on their records, and those of {parts.store.name} are not public.")

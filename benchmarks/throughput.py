@@ -21,7 +21,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from dpfed.runs.resolution import pick_device
 from PIL import Image
 from torch import Tensor, nn
 
@@ -42,7 +41,8 @@ from dpfed.privacy.blocks import block_length
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.checkpoint import Checkpoints, Progress
+from dpfed.runs.resolution import pick_device
+from dpfed.training.checkpoint import Checkpoints, Position
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases
 
@@ -169,7 +169,7 @@ def seconds_of(runs: Coordinator, model: nn.Module, plan: PrivacyPlan, device: t
     noise, both = statistics.median(ahead[1:]), statistics.median(whole[1:])
     with tempfile.TemporaryDirectory() as folder:
         checkpoints, written = Checkpoints(Path(folder), keep=1), itertools.count()
-        checkpoint = median_seconds(lambda: checkpoints.save(Progress(next(written), 0, plan.fingerprint), model, runs))
+        checkpoint = median_seconds(lambda: checkpoints.save(Position(next(written), 0, plan.fingerprint), model, runs))
     return {
         "noise_seconds_per_million": round(noise / numel * 1e6, 5),
         "bookkeeping_seconds_per_million": round((both - noise) / numel * 1e6, 5),

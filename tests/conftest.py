@@ -17,7 +17,7 @@ import torch
 from dpfed.config import Config, parse_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.records import RecordStore
-from dpfed.runs import assembly
+from dpfed.runs import build as building
 from tests import accounted
 from tests.undrawn import draw, undraw
 
@@ -147,7 +147,7 @@ def shared_accounting(tmp_path_factory) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def tried_once() -> Iterator[None]:
     """Of models that are built alike, one is tried on noise before a run; the trial's own tests call it themselves."""
-    real, passed = assembly.check_independence, set()
+    real, passed = building.check_independence, set()
 
     def check(model, group, tried):
         changed = any("forward" in vars(module) for module in model.modules())
@@ -157,7 +157,7 @@ def tried_once() -> Iterator[None]:
             passed.add(built)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembly, "check_independence", check)
+        patch.setattr(building, "check_independence", check)
         yield
 
 

@@ -9,12 +9,14 @@ from torch import nn
 from torch.nn import functional
 
 import dpfed
+from dpfed.data.options import ViewsConfig
 from dpfed.data.views.images import ImageViews
+from dpfed.data.views.record_views import RecordViews
+from dpfed.features.training_views import TrainingViews
 from dpfed.models.validation import validate
-from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.build import Parts
 from dpfed.training.loop import train
+from dpfed.training.trainer import Trainer
 from dpfed.training.transport import InProcess
 
 
@@ -36,15 +38,14 @@ class Mine(nn.Module):
 
 
 def test_part_by_part_with_ones_own_model(shapes, tmp_path):
-    config = dpfed.load_config("configs/cifar10-cpu.toml", ["bounding.engine=loop", "data.size=16"])
     store = dpfed.RecordStore.open(shapes.path)
     plan = dpfed.PrivacyPlan.calibrate(len(store.split("train")), 60, 5, epsilon=8, group_size=4, clip_norm=1.0)
     model = Mine()
     before = model.layer.weight.detach().clone()
     validate(model)
-    parts = Parts(config, store, plan, model, ImageViews(config.views), tokenizer=None)
-    secret, ledger = Randomness.fresh(), Ledger.create(tmp_path / "ledger.jsonl", plan)
-    train(InProcess([parts.trainer.worker(secret)]), parts.trainer.coordinator(secret, ledger), range(plan.steps))
+    trainer = Trainer(plan, model, store, TrainingViews(RecordViews(ImageViews(ViewsConfig()), size=16, count=2)))
+    secret, ledger = Randomness.fresh(), trainer.create_ledger(tmp_path / "ledger.jsonl")
+    train(InProcess([trainer.worker(secret)]), trainer.coordinator(secret, ledger), range(plan.steps))
     assert ledger.epsilon <= 8 and ledger.charged == 5
     assert not torch.equal(before, model.layer.weight)
 

@@ -8,14 +8,18 @@ from test_library import Mine
 from torch import nn
 
 import dpfed
+from dpfed.data.options import ViewsConfig
 from dpfed.data.views.images import ImageViews
 from dpfed.data.views.preprocessing import Preprocessing
+from dpfed.data.views.record_views import RecordViews
 from dpfed.encoder import Encoder
 from dpfed.errors import UserError
+from dpfed.features.training_views import TrainingViews
 from dpfed.models.validation import check_independence, random_group
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.build import Parts
+from dpfed.training.trainer import Trainer
 
+VIEWS = TrainingViews(RecordViews(ImageViews(ViewsConfig()), size=16, count=2))
 PLAN = {"records": 600, "batch": 60, "steps": 5, "epsilon": 8.0, "group_size": 4, "clip_norm": 1.0}
 
 
@@ -205,11 +209,10 @@ def test_a_model_of_ones_own_is_told_the_contract(name, shapes, tmp_path):
     made, expected = ODD[name]
     with pytest.raises(UserError, match=expected):
         check_independence(Odd(made), random_group(16))
-    config = dpfed.load_config("cifar10-cpu", ["bounding.engine=loop", "data.size=16"])
     plan = dpfed.PrivacyPlan.calibrate(**PLAN)
-    parts = Parts(config, shapes, plan, Odd(made), ImageViews(config.views), tokenizer=None)
+    trainer = Trainer(plan, Odd(made), shapes, VIEWS)
     with pytest.raises(UserError, match=expected):
-        parts.trainer.worker(Randomness.from_seed(0)).bounded_sum(0)
+        trainer.worker(Randomness.from_seed(0)).bounded_sum(0)
 
 
 @pytest.mark.parametrize(
@@ -221,8 +224,7 @@ def test_a_model_of_ones_own_is_told_the_contract(name, shapes, tmp_path):
     ],
 )
 def test_a_model_without_a_temperature_is_refused_before_anything_is_drawn(temperature, expected, shapes):
-    config = dpfed.load_config("cifar10-cpu", ["bounding.engine=loop", "data.size=16"])
     model = Odd(lambda z: {"image": z}, temperature=temperature)
-    parts = Parts(config, shapes, dpfed.PrivacyPlan.calibrate(**PLAN), model, ImageViews(config.views), tokenizer=None)
+    trainer = Trainer(dpfed.PrivacyPlan.calibrate(**PLAN), model, shapes, VIEWS)
     with pytest.raises(UserError, match=expected):
-        parts.trainer.worker(Randomness.from_seed(0))
+        trainer.worker(Randomness.from_seed(0))

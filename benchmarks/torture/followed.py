@@ -24,10 +24,11 @@ from dpfed.progress import Silent
 from dpfed.protocol.journal import Journal
 from dpfed.protocol.terms import Terms
 from dpfed.protocol.vectors import encoded, form_of_sums, grid_of, protected, sum_of
-from dpfed.runs.build import Partition, build
+from dpfed.runs.build import build
 from dpfed.runs.job import Job, create_job
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.running import run_job
+from dpfed.training.trainer import Partition
 from dpfed.training.worker import Worker
 
 

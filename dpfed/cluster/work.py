@@ -20,8 +20,8 @@ from dpfed.progress import Progress
 from dpfed.runs.build import Parts, build
 from dpfed.runs.job import Job, create_job, resume_job
 from dpfed.runs.preflight import Preflight
-from dpfed.runs.running import run_job
 from dpfed.runs.resolution import resolve_defaults
+from dpfed.runs.running import run_job
 
 _ENDING = 150.0  # seconds that a previous rank 0 may still hold the run; a dead machine's locks on NFS last 90
 

@@ -36,8 +36,8 @@ from dpfed.runs.job import Job, create_job, resume_job, secret_of
 from dpfed.runs.preflight import Preflight, guarded
 from dpfed.runs.pretraining import resume as resume_alone
 from dpfed.runs.records import records_of
-from dpfed.runs.running import run_job
 from dpfed.runs.resolution import resolve_defaults
+from dpfed.runs.running import run_job
 from dpfed.runs.starts import starting_weights
 from dpfed.training.trainer import Partition
 

@@ -16,8 +16,8 @@ from dpfed.progress import Progress, Silent
 from dpfed.runs.job import create_job, resume_job
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.records import with_absolute_paths
-from dpfed.runs.running import run_job
 from dpfed.runs.resolution import resolve_defaults, resolve_model_defaults
+from dpfed.runs.running import run_job
 from dpfed.runs.starts import procedural_path, recipe_for, start_is_there
 
 

@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from dpfed.bounding.engines import Engine
+from dpfed.bounding.engines.loop import LoopEngine
 from dpfed.data.public_records import PublicNegatives
 from dpfed.data.sampling import PartitionRows, partition_keys, unit_keys
 from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
 from dpfed.features.training_views import TrainingViews
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.blocks import block_length
@@ -31,6 +33,23 @@ from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 
 MakeEngine = Callable[[nn.Module, PrivacyPlan, Randomness, int], Engine]
+
+
+def loop_over_groups(model: nn.Module, plan: PrivacyPlan, randomness: Randomness, rank: int) -> Engine:
+    """One group after the other, by InfoNCE: fits every model.
+
+    Args:
+        model: on its device.
+        plan: of a method that clips the gradients of groups.
+        randomness: is not needed.
+        rank: is not needed.
+
+    Raises:
+        UserError: for another method.
+    """
+    if not plan.bounding.method.picks_engine:
+        raise UserError(f"method '{plan.bounding.method_name}' has an engine of its own: give `engine`. [trainer-engine]")
+    return LoopEngine(model)
 
 
 @dataclass(frozen=True)
@@ -73,7 +92,7 @@ class Trainer:
         records: the store.
         views: makes what the model reads.
         engine: makes what computes a worker's clipped sums from a model, the plan, the worker's randomness and its rank: by
-            which loss, and how.
+            which loss, and how. Default: InfoNCE, one group after the other.
         optimizer: what is done with noisy averages.
         microbatch: records whose views are in memory at a time.
         public: the store of public records that join every group, where the method has any.
@@ -87,8 +106,8 @@ class Trainer:
     model: nn.Module
     records: RecordStore
     views: TrainingViews
-    engine: MakeEngine
-    optimizer: OptimizerConfig
+    engine: MakeEngine = loop_over_groups
+    optimizer: OptimizerConfig = OptimizerConfig()
     microbatch: int = 1024
     public: RecordStore | None = None
     rank: int = 0

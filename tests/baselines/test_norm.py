@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from dpfed.runs.resolution import resolve_defaults
 from torch import nn
 
 from dpfed.baselines.anchored_batch_norm import AnchoredBatchNorm, AnchoredEncoder, anchor_images
@@ -19,6 +18,7 @@ from dpfed.models.encoders import SmallCNN
 from dpfed.models.folder import load_encoder, save_encoder
 from dpfed.models.norm import mixes_records
 from dpfed.models.validation import check_independence, random_group, validate
+from dpfed.runs.resolution import resolve_defaults
 
 ANCHORS = 9  # divisible by the records of `random_group`, so that rows of anchors could be taken for records
 BATCH = ModelConfig(width=4, embedding=8, head_hidden=8, normalisation="batch", anchor_count=ANCHORS)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from dpfed.runs.resolution import resolve
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
@@ -17,6 +16,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import build
+from dpfed.runs.resolution import resolve_defaults
 from dpfed.training.transport import InProcess
 from tests.cluster.witness import seen_by_two, witness
 
@@ -83,7 +83,7 @@ def test_all_workers_train_from_the_starting_weights(tiny, tmp_path):
     tiny["privacy"]["steps"] = 1
     config = parse_config({**tiny, "evaluation": {"split": "none"}})
     torch.manual_seed(3)
-    save_encoder(tmp_path / "start", build_model(config.model, config.objective, size=16), facts_of(resolve(config)))
+    save_encoder(tmp_path / "start", build_model(config.model, config.objective, size=16), facts_of(resolve_defaults(config)))
     config = config.model_copy(update={"model": config.model.model_copy(update={"start": str(tmp_path / "start")})})
     start = load_file(tmp_path / "start" / "model.safetensors")
     for seen in seen_by_two(config, tmp_path / "out", _only_the_first_has_the_weights):

@@ -5,7 +5,6 @@ from queue import Empty, Queue
 from types import SimpleNamespace
 
 import pytest
-from dpfed.runs.resolution import resolve
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster import launch, work
@@ -16,6 +15,7 @@ from dpfed.cluster.work import Task, _mark
 from dpfed.config import load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent
+from dpfed.runs.build import build
 
 CPU, GPU = {"CPU": 8.0}, {"CPU": 8.0, "GPU": 4.0}
 COPY = "/tmp/ray/session/runtime_resources/working_dir_files/_ray_pkg_1"
@@ -138,7 +138,7 @@ def test_rank_0_holds_the_run_whether_it_begins_it_or_goes_on_with_it(tmp_path, 
 def test_a_worker_in_trouble_names_no_record_to_the_others(tmp_path, tiny_config, monkeypatch):
     class Link:
         rank, size, told = 1, 2, []
-        messages = iter([resolve(tiny_config).dump().encode(), b"", bytes(32)])  # configuration, identity, the owners' key
+        messages = iter([build(tiny_config).config.dump().encode(), b"", bytes(32)])  # configuration, identity, the owners' key
 
         def broadcast(self):
             return next(self.messages)
@@ -149,10 +149,10 @@ def test_a_worker_in_trouble_names_no_record_to_the_others(tmp_path, tiny_config
         def announce(self, step):
             return None
 
-    def build(*_, **__):
+    def refused(*_, **__):
         raise UserError("the image of 'patient 4711' cannot be decoded. [image-broken]", "an image cannot be decoded")
 
-    monkeypatch.setattr(work, "assemble", assemble)
+    monkeypatch.setattr(work, "build", refused)
     work._follow(Link(), tmp_path / "run")
     assert Link.told == ["an image cannot be decoded [image-broken]"]
 

@@ -16,7 +16,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
-from dpfed.runs import assembly as session
+from dpfed.runs import build as building
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 from tests.cluster.conftest import STEPS
@@ -28,14 +28,14 @@ STOPPED = 3  # of STEPS; a checkpoint is written after every second
 
 def freeze_text(rank, *arguments):
     """Trains the image tower alone."""
-    model_of = session.model_of
+    model_of = building.model_of
 
     def frozen(*args, **kwargs):
         model = model_of(*args, **kwargs)
         model.text_encoder.requires_grad_(False)
         return model
 
-    session.model_of = frozen
+    building.model_of = frozen
 
 
 def ledger_lines(run):
@@ -186,7 +186,7 @@ def test_a_store_that_is_damaged_on_the_way_ends_the_run_and_names_no_record(sou
 def elsewhere(rank, path, *arguments):
     """Worker 1 finds other records at the same place."""
     if rank == 1:
-        session.records_of = lambda *_, **__: RecordStore.open(path)
+        building.records_of = lambda *_, **__: RecordStore.open(path)
     dpfed(*arguments)
 
 
@@ -240,7 +240,7 @@ def count(rank, log, *arguments):
 def test_a_step_sends_what_is_trained_once_and_receives_it_once(source, tmp_path):
     with Processes(2, tmp_path / "out", count, tmp_path / "sent", *pretrain(source, tmp_path / "run")) as processes:
         assert processes.wait() == [0, 0], processes.text
-    model = session.build(load_config(source)).model
+    model = building.build(load_config(source)).model
     whole = [(torch.float32, value.numel()) for value in model.state_dict().values()]
     model.text_encoder.requires_grad_(False)
     trained = TrainableVector(model).numel

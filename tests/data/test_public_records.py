@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from dpfed.runs.resolution import resolve_defaults
 from PIL import Image
 
 from dpfed.config import PublicConfig, parse_config
@@ -23,6 +22,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import build
 from dpfed.runs.records import public_records_of, records_of
+from dpfed.runs.resolution import resolve_defaults
 
 RANDOMNESS = Randomness.from_seed(2)
 

@@ -12,7 +12,7 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.features import cache, extraction
-from dpfed.features.extraction import features_of
+from dpfed.features.extraction import FeatureCache
 from dpfed.features.towers import from_features, frozen_towers
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.randomness import Randomness
@@ -32,6 +32,11 @@ def parts_of(tree):
 @pytest.fixture
 def parts(tiny, tmp_path):
     return parts_of(frozen(tiny, tmp_path, crop_scale=[0.5, 1.0], cached=2))
+
+
+def features_of(parts, rows, folder, count=0, progress=None):
+    cache = FeatureCache(folder, progress or Silent())
+    return cache.features(parts.model, parts.views, parts.store, rows, count)
 
 
 def files(folder):
@@ -54,8 +59,8 @@ def test_they_are_the_models_own(parts, tmp_path):
 
 def test_a_records_features_are_a_function_of_that_record_bit_by_bit(parts, tmp_path):
     rows = parts.store.split("train")[:150]
-    whole = features_of(parts, rows, tmp_path / "kept", views=2)
-    fewer = features_of(parts, np.delete(rows, 4), tmp_path / "kept", views=2)
+    whole = features_of(parts, rows, tmp_path / "kept", count=2)
+    fewer = features_of(parts, np.delete(rows, 4), tmp_path / "kept", count=2)
     both = np.delete(rows, 4)
     order = np.tile([0, 1], (len(both), 1))
     assert torch.equal(whole.images(whole.positions(both), order), fewer.images(fewer.positions(both), order))
@@ -129,7 +134,7 @@ def test_they_are_named_by_all_that_they_depend_on(what, parts, tmp_path):
         if what == "text weights":
             next(parts.model.text_encoder.backbone.parameters()).add_(1)
     if what == "a view's settings":
-        parts.views.config = parts.views.config.model_copy(update={"crop_scale": (0.6, 1.0)})
+        parts.views.images.config = parts.views.images.config.model_copy(update={"crop_scale": (0.6, 1.0)})
     rows, views = rows[:4] if what == "records" else rows, 1 if what == "views" else views
     features_of(parts, rows, tmp_path / "kept", views)
     assert len(files(tmp_path / "kept")) == 2

@@ -18,7 +18,8 @@ from dpfed.protocol.identity import Identity
 from dpfed.protocol.journal import Journal
 from dpfed.protocol.messages import Packet
 from dpfed.protocol.terms import Terms
-from dpfed.runs.build import Partition, build
+from dpfed.runs.build import build
+from dpfed.training.trainer import Partition
 
 SITES = 3
 Tamper = Callable[[Packet, Packet], Packet | None]

@@ -11,7 +11,7 @@ from dpfed.federation.site.folder import SiteSettings
 from dpfed.federation.site.serving import require_copies
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.build import noise_std_of
+from dpfed.runs.build import shared_noise
 from dpfed.training.loop import train
 from tests.federation.lab import Lab
 from tests.sparing import halved
@@ -48,7 +48,7 @@ def clean(lab, missing_from):
 def test_two_rounds_release_the_sites_moments_with_the_noise_of_the_terms(agreed, tmp_path, mode, missing_from):
     lab = Lab(agreed, tmp_path, trust=mode, **MODES[mode])
     noise = released(lab, missing_from) - clean(lab, missing_from)
-    std = noise_std_of(lab.plan, lab.terms) or lab.plan.noise_std
+    std = shared_noise(lab.plan, lab.terms).std or lab.plan.noise_std
     count = len(noise)
     # At least the plan's, whoever is missing, and no more than all sites' together.
     assert lab.plan.noise_std * (1 - 5 / np.sqrt(count)) <= noise.std().item() <= std * (1 + 5 / np.sqrt(count))

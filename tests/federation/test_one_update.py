@@ -3,7 +3,6 @@
 Two data owners, because a sum of two is the same in either order. A ledger holds a digest of every release.
 """
 
-import dataclasses
 import json
 import sys
 import tempfile
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import dpfed.training.trainer as trainers
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.cli import main
 from dpfed.config import parse_config
@@ -30,9 +30,9 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.protocol.terms import Terms
-from dpfed.runs import assembly as session
-from dpfed.runs.build import Partition, build
+from dpfed.runs.build import build
 from dpfed.training.loop import train
+from dpfed.training.trainer import Partition
 from dpfed.training.transport import InProcess
 from tests.cluster.processes import Processes, pretrain
 from tests.federation.lab import Wire
@@ -52,7 +52,7 @@ def locally(config, tmp_path, monkeypatch):
     """What two owners in this process release, without any protocol."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes: more add up in another order
-    parts = dataclasses.replace(build(config, Randomness.from_seed(SEED)), world_size=SITES)
+    parts = build(config, Randomness.from_seed(SEED), world_size=SITES)
     indices = parts.store.split("train")
     sites = site_of_records(parts.store, SITES, SKEW)[indices]
     counts = [int((sites == number).sum()) for number in range(SITES)]
@@ -74,8 +74,8 @@ def digests(ledger: Path) -> list[str]:
 
 def divided_as_sites(rank, *arguments):
     """A process of a cluster in which records are divided, not groups, and a record's owner is its site."""
-    session.Parts.divides_groups = False
-    session.partition_keys = lambda store, privacy: site_of_records(store, SITES, SKEW).astype(np.uint64)
+    trainers.Trainer.divides_groups = False
+    trainers.partition_keys = lambda store, privacy: site_of_records(store, SITES, SKEW).astype(np.uint64)
     sys.argv = ["dpfed", *map(str, arguments)]
     main()
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from dpfed.runs.resolution import resolve
 
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError
@@ -11,6 +10,7 @@ from dpfed.federation.site.serving import site_config
 from dpfed.privacy.randomness import Randomness
 from dpfed.protocol.statement import statement
 from dpfed.protocol.vectors import grid_of
+from dpfed.runs.resolution import resolve_defaults
 from tests.federation.lab import Lab
 
 
@@ -43,11 +43,11 @@ def test_a_site_uses_its_own_copy_and_no_other_set(lab, shapes, public_store, tm
     agreed = lab.terms.run_config().public
     assert agreed.path == public_store.path.name and agreed.digest == public_store.contents
     mine = SiteSettings(name="site-0", store=str(shapes.path), public=str(public_store.path))
-    assert resolve(site_config(lab.terms, mine)).public.path == str(public_store.path)
+    assert resolve_defaults(site_config(lab.terms, mine)).public.path == str(public_store.path)
     without = mine.model_copy(update={"public": None})
     with pytest.raises(UserError, match=r"`public` in its site.toml"):
-        resolve(site_config(lab.terms, without))
+        resolve_defaults(site_config(lab.terms, without))
     write_shapes(tmp_path / "other", train=60, validation=0, test=0, seed=10)
     other = mine.model_copy(update={"public": str(tmp_path / "other")})
     with pytest.raises(UserError, match="not those that were agreed on"):
-        resolve(site_config(lab.terms, other))
+        resolve_defaults(site_config(lab.terms, other))

@@ -16,12 +16,11 @@ from dpfed.federation.site.folder import SiteFolder
 from dpfed.models.blueprints import blueprint
 from dpfed.models.folder import DESCRIPTION, describe
 from dpfed.models.weight_files import reading_weights
-from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.ledger import Ledger, has_begun
 from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.terms import Terms
 from dpfed.report.gallery import INDEX, Gallery, _tile
-from dpfed.runs.running import _has_header
 from dpfed.training.checkpoint import load_weights
 from tests.fuzz.profiles import answered_in_time
 
@@ -43,7 +42,7 @@ READERS = {
     "a model": (DESCRIPTION, lambda path: describe(path.parent)),
     "a checkpoint": ("step-00000001.safetensors", lambda path: load_weights(path, nn.Linear(1, 1), [])),
     "a ledger": ("ledger.jsonl", Ledger.open),
-    "a run's ledger": ("ledger.jsonl", _has_header),
+    "a run's ledger": ("ledger.jsonl", has_begun),
     "a run's key": ("secret.key", lambda path: RunDirectory(path.parent).randomness()),
     "results": ("results.json", results_in),
     "a gallery": (INDEX, lambda path: Gallery.read(path.parent)),

@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from dpfed.runs.resolution import resolve_defaults
 from safetensors.torch import load_file, save_file
 
 from dpfed.building.model import facts_of
@@ -14,6 +13,7 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.description import digest_of
 from dpfed.models.folder import describe, load_encoder, save_encoder
+from dpfed.runs.resolution import resolve_defaults
 
 
 @pytest.fixture(params=["image", "image-text"])

@@ -46,7 +46,7 @@ def test_the_first_sum_pulls_the_centres_to_the_embeddings(tiny_public):
     assert [name for name, _ in named][-1] == "centres.table.weight"
     pull = -total[-4 * 16 :].view(2, 2, 16) / 0.3
     indices, (image, text) = parts.trainer.worker(RANDOMNESS)._drawn(0).indices, (0, 1)
-    views = parts.view_maker()(indices, RANDOMNESS, 0, torch.device("cpu"))
+    views = parts.views.maker(parts.store)(indices, RANDOMNESS, 0, torch.device("cpu"))
     with torch.no_grad():
         z = embeddings_of(parts.model.train(), views)
     for modality, name in ((image, "image"), (text, "text")):

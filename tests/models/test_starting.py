@@ -5,7 +5,6 @@ import os
 
 import pytest
 import torch
-from dpfed.runs.resolution import resolve
 from safetensors.torch import load_file, save_file
 
 from dpfed.building.model import facts_of
@@ -15,6 +14,7 @@ from dpfed.models.building import build_model
 from dpfed.models.folder import save_encoder
 from dpfed.models.lora import merged_state
 from dpfed.models.starting import MissingStart, find_start
+from dpfed.runs.resolution import resolve_defaults
 from tests.models.conftest import SMALL
 
 TINY = {
@@ -37,7 +37,7 @@ def built(config, start=None, seed=0):
 @pytest.fixture
 def saved(tmp_path):
     config = config_of()
-    save_encoder(tmp_path / "model", built(config), facts_of(resolve(config)), [{"run": "r"}])
+    save_encoder(tmp_path / "model", built(config), facts_of(resolve_defaults(config)), [{"run": "r"}])
     return tmp_path / "model"
 
 
@@ -77,7 +77,7 @@ def test_another_architecture_is_refused_by_its_keys_and_by_its_tensors(saved, m
 
 def test_anchors_stay_the_models_own(tmp_path):
     one, two = (config_of({"normalisation": "batch", "anchor_count": count}) for count in (4, 6))
-    save_encoder(tmp_path / "model", built(one), facts_of(resolve(one)))
+    save_encoder(tmp_path / "model", built(one), facts_of(resolve_defaults(one)))
     found = find_start(tmp_path / "model")
     found.refuse_another_architecture(two.model, two.without_effect())
     model = built(two, found, seed=3)
@@ -138,7 +138,7 @@ def test_an_open_clip_model_with_adapters_starts_from_the_merged_weights(archite
         for parameter in first.parameters():
             if parameter.requires_grad:
                 parameter.normal_(std=0.1)
-    save_encoder(tmp_path / "model", first, facts_of(resolve(config)))
+    save_encoder(tmp_path / "model", first, facts_of(resolve_defaults(config)))
     found, images = find_start(tmp_path / "model"), torch.randn(2, 3, 32, 32)
     torch.manual_seed(2)
     second = build_model(model, ObjectiveConfig(temperature=0.5), lora, 32, start=found)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from dpfed.runs.resolution import resolve_defaults
 
 from dpfed.building.model import facts_of
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, parse_config
@@ -16,6 +15,7 @@ from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.folder import save_encoder
 from dpfed.models.starting import find_start
 from dpfed.models.validation import check_independence, random_group
+from dpfed.runs.resolution import resolve_defaults
 from tests.frozen_towers import frozen, text_folder
 
 TEXTS = ["a small red circle", "the large green square on the left of a blue triangle", "a", "unheard"]

@@ -8,7 +8,6 @@ import open_clip
 import pytest
 import timm
 import torch
-from dpfed.runs.resolution import resolve_defaults
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -25,6 +24,7 @@ from dpfed.models.images import preprocessing_of
 from dpfed.models.lora import merged_state
 from dpfed.models.starting import find_start
 from dpfed.models.validation import check_independence, random_group, validate
+from dpfed.runs.resolution import resolve_defaults
 
 ALL = ("q", "k", "v", "out", "mlp")
 CASES = {

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from dpfed.runs.resolution import resolve_defaults
 from safetensors.torch import load_file
 from torchvision import models
 
@@ -12,6 +11,7 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.folder import load_encoder, save_encoder
 from dpfed.models.images import preprocessing_of
+from dpfed.runs.resolution import resolve_defaults
 
 
 def config_of(image, size=64, **model):

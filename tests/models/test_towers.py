@@ -8,7 +8,6 @@ import types
 import open_clip
 import pytest
 import torch
-from dpfed.runs.resolution import resolve_defaults
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -21,6 +20,7 @@ from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.folder import save_encoder
 from dpfed.models.images import preprocessing_of
 from dpfed.models.validation import check_independence, random_group, validate
+from dpfed.runs.resolution import resolve_defaults
 from tests.models.conftest import SIGLIP, SMALL
 from tests.models.test_timm_encoders import pictures_of_every_mode
 

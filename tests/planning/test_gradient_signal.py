@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dpfed.config import parse_config
+from dpfed.features.training_views import TrainingViews
 from dpfed.models.parameters import TrainableVector
 from dpfed.planning import gradient_signal
 from dpfed.planning.gradient_signal import _response, measured
@@ -46,13 +47,15 @@ def jacobian(model, views):
 @pytest.mark.parametrize("idle", [0, 5_000])
 def test_the_response_is_that_of_the_derivative_and_idle_weights_do_not_dilute_it(imitation, monkeypatch, idle):
     model = Linear(idle)
-    parts = dataclasses.replace(imitation.parts, model=model, tokenizer=None)
+    parts = imitation.parts.with_trainer(
+        model=model, views=TrainingViews(dataclasses.replace(imitation.parts.views, tokenizer=None))
+    )
     small = dataclasses.replace(imitation, parts=parts)
     monkeypatch.setattr(gradient_signal, "_DRAWS", 400)
     vector = TrainableVector(model)
     before, gradient = vector.gather(), torch.randn(12 + idle, generator=torch.Generator().manual_seed(2))
     found = _response(small, (gradient, gradient))
-    views = parts.view_maker()(small.indices[:128], Randomness.from_seed(3), 0, torch.device("cpu"))
+    views = parts.views.maker(parts.store)(small.indices[:128], Randomness.from_seed(3), 0, torch.device("cpu"))
     exact = jacobian(model, views)
     assert found == pytest.approx(((exact @ gradient[:12]).norm() / exact.norm()).item(), rel=0.08)
     assert torch.equal(vector.gather(), before)

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from dpfed.runs.resolution import resolve
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
@@ -111,7 +110,7 @@ def test_what_is_not_proven_is_refused_before_a_record_is_read(discrete, section
 
 def test_the_engine_that_is_left_open_is_the_loop(discrete):
     del discrete["bounding"]["engine"]
-    assert resolve(parse_config(discrete)).bounding.engine == "loop"
+    assert build(parse_config(discrete)).config.bounding.engine == "loop"
 
 
 @pytest.mark.parametrize("method", ["batch", "public"])

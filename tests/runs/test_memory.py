@@ -5,7 +5,6 @@ import types
 
 import pytest
 import torch
-from dpfed.runs.resolution import resolve_defaults
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
@@ -13,6 +12,7 @@ from dpfed.files.shipped import configs
 from dpfed.models.building import build_model
 from dpfed.runs import memory
 from dpfed.runs.memory import records_of_a_pass, require_memory
+from dpfed.runs.resolution import resolve_defaults
 
 CPU = torch.device("cpu")
 GIVEN = {"name": "sizes", "data": {"source": "store", "path": "/records"}, "privacy": {"epsilon": 8.0, "batch": 60, "steps": 4}}

@@ -17,7 +17,7 @@ from dpfed.report.results import within
 from dpfed.runs.build import Parts, build
 from dpfed.runs.noise_alone import noise_alone
 from dpfed.training.loop import train
-from dpfed.training.post_processing import build_optimizer, take_step
+from dpfed.training.optimizers import build_optimizer, take_step
 from dpfed.training.transport import InProcess
 
 

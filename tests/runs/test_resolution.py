@@ -5,12 +5,18 @@ import math
 from pathlib import Path
 
 import pytest
-from dpfed.runs.resolution import resolve, resolve_defaults
 
 from dpfed.config import Config, parse_config
 from dpfed.config.configuration import ResolvedConfig
 from dpfed.errors import UserError
+from dpfed.runs.build import build
+from dpfed.runs.resolution import resolve_defaults
 from tests.models.conftest import SMALL
+
+
+def resolved(config):
+    return build(config).config
+
 
 OPEN = {
     "model": {"width": 4, "embedding": 8, "head_hidden": 8},
@@ -23,13 +29,13 @@ OPEN = {
 def test_every_choice_is_made_and_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = parse_config(OPEN)
-    found = resolve(config)
-    assert isinstance(found, ResolvedConfig) and resolve(found) is found
+    found = resolved(config)
+    assert isinstance(found, ResolvedConfig) and resolved(found) == found
     assert Path(found.data.stores) == tmp_path / config.data.stores
     assert (found.data.size, found.data.resize) == (32, "crop") and found.objective.bias == -math.log(4)
     assert found.training.device in ("cpu", "cuda", "mps") and found.bounding.engine in ("loop", "layerwise")
-    monkeypatch.setattr("dpfed.runs.resolution.choose_engine", lambda *_: pytest.fail("timed again"))
-    assert resolve(parse_config(found.model_dump(mode="json"))) == found  # as a run's config.toml is read, elsewhere
+    monkeypatch.setattr("dpfed.runs.build.choose_engine", lambda *_: pytest.fail("timed again"))
+    assert resolved(parse_config(found.model_dump(mode="json"))) == found  # as a run's config.toml is read, elsewhere
 
 
 def test_what_depends_on_the_machine_is_left_to_each():
@@ -68,10 +74,10 @@ def test_what_was_given_stays(tmp_path):
     given = parse_config(tree)
     ungiven = {name for name in Config.model_fields if getattr(given, name) == getattr(Config(), name)}
     assert ungiven == {"adaptation", "public", "progress"}
-    assert resolve(given).model_dump() == given.model_dump()
+    assert resolved(given).model_dump() == given.model_dump()
     released = {"method": "released", "options": {"release_share": 0.3, "slots": 4}, "microbatch": 10}
     own = parse_config({**OPEN, "objective": {"name": "infonce"}, "bounding": released})
-    assert resolve(own).bounding.model_dump() == own.bounding.model_dump()
+    assert resolved(own).bounding.model_dump() == own.bounding.model_dump()
 
 
 def test_an_architecture_settles_size_and_digest_and_neither_what_was_given(tmp_path):
@@ -84,7 +90,7 @@ def test_an_architecture_settles_size_and_digest_and_neither_what_was_given(tmp_
     with pytest.raises(UserError, match="run-model-changed"):
         resolve_defaults(found.model_copy(update={"model": found.model.model_copy(update={"digest": "another"})}))
     bounding = {**OPEN["bounding"], "engine": "loop"}
-    tree = resolve(parse_config({**OPEN, "model": model, "bounding": bounding})).model_dump(mode="json")
+    tree = resolved(parse_config({**OPEN, "model": model, "bounding": bounding})).model_dump(mode="json")
     tree["model"]["digest"] = None
     with pytest.raises(UserError, match=r"model\.digest left to choose"):
         ResolvedConfig(**tree)
@@ -96,6 +102,6 @@ def test_a_device_that_was_chosen_is_kept(asked, there, found, monkeypatch):
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     monkeypatch.setattr("dpfed.runs.memory.memory_of", lambda device: 2**34)  # of the GPU that is not there
     bounding = {**OPEN["bounding"], "engine": "loop"}
-    resolved = resolve(parse_config({**OPEN, "bounding": bounding, "training": {"device": asked}}))
-    assert resolved.training.device == found
-    assert resolved.bounding.pass_records == (512 if found == "cuda" else None)  # a public number, from the GPU's memory
+    made = resolved(parse_config({**OPEN, "bounding": bounding, "training": {"device": asked}}))
+    assert made.training.device == found
+    assert made.bounding.pass_records == (512 if found == "cuda" else None)  # a public number, from the GPU's memory

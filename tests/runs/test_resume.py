@@ -12,7 +12,6 @@ import time
 
 import pytest
 import torch
-from dpfed.runs.resolution import resolve_defaults
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
@@ -27,6 +26,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs import pretraining
 from dpfed.runs.pretraining import pretrain
+from dpfed.runs.resolution import resolve_defaults
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases

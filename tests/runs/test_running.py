@@ -1,11 +1,9 @@
 """Runs as they are assembled and carried out in one process: weights, arithmetic, and who shared the work."""
 
-import dataclasses
 import time
 
 import pytest
 import torch
-from dpfed.runs.resolution import resolve
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
@@ -14,7 +12,8 @@ from dpfed.federation.simulation import Simulation, simulate
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
-from dpfed.runs import assembly, running
+from dpfed.runs import build as building
+from dpfed.runs import running
 from dpfed.runs.build import build
 from dpfed.runs.job import create_job
 from dpfed.runs.preflight import Preflight
@@ -28,8 +27,8 @@ def test_how_many_owners_shared_a_run_is_in_its_ledger_and_on_its_card(tiny, tmp
     job = create_job(Preflight.of(parse_config(tiny), tmp_path / "run", world_size=3), Silent())
 
     def connect(job):
-        owners = [dataclasses.replace(job.parts, rank=number) for number in range(3)]
-        return InProcess([owner.worker(job.randomness.for_ranks()) for owner in owners])
+        ranks = [job.parts.trainer.replace(rank=number) for number in range(3)]
+        return InProcess([rank.worker(job.randomness.for_ranks()) for rank in ranks])
 
     with job.run.locked():
         run = run_job(job, Silent(), connect)
@@ -38,7 +37,7 @@ def test_how_many_owners_shared_a_run_is_in_its_ledger_and_on_its_card(tiny, tmp
 
 
 def test_initial_weights_follow_from_the_secret_and_touch_no_other_draw(tiny):
-    config = resolve(parse_config(tiny))
+    config = parse_config(tiny)
     before = torch.get_rng_state()
     one, same, other = (build(config, Randomness.from_seed(seed)).model.state_dict() for seed in (1, 1, 2))
     assert torch.equal(before, torch.get_rng_state())
@@ -47,16 +46,16 @@ def test_initial_weights_follow_from_the_secret_and_touch_no_other_draw(tiny):
 
 
 def test_a_model_that_mixes_records_is_refused_before_any_record_is_read(tiny, monkeypatch):
-    build = assembly.model_of
+    honest_model_of = building.model_of
 
     def mixing(*arguments, **options):
-        model = build(*arguments, **options)
+        model = honest_model_of(*arguments, **options)
         honest = model.forward
         model.forward = lambda views: {name: z + 0.1 * z.mean(0) for name, z in honest(views).items()}
         return model
 
-    monkeypatch.setattr(assembly, "model_of", mixing)
-    monkeypatch.setattr(assembly, "records_of", lambda *_: pytest.fail("records are read"))
+    monkeypatch.setattr(building, "model_of", mixing)
+    monkeypatch.setattr(building, "records_of", lambda *_: pytest.fail("records are read"))
     with pytest.raises(UserError, match="mixes"):
         build(parse_config(tiny))
 

@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-from dpfed.runs.resolution import resolve_defaults, resolve_model_defaults
 from safetensors.torch import load_file, save_file
 
 from dpfed.artifacts.directory import RunDirectory
@@ -21,7 +20,8 @@ from dpfed.progress import Silent
 from dpfed.runs import starts
 from dpfed.runs.pretraining import make_start, pretrain
 from dpfed.runs.records import with_absolute_paths
-from dpfed.runs.starts import procedural_path, recipe_for, refuse_start, starting_weights
+from dpfed.runs.resolution import resolve_defaults, resolve_model_defaults
+from dpfed.runs.starts import checked_start, procedural_path, recipe_for, starting_weights
 from dpfed.training.coordinator import Coordinator
 from tests.killed import killed
 from tests.sparing import sparing
@@ -257,7 +257,7 @@ def test_a_start_that_would_give_private_records_away_is_refused(tree, private_s
     tree = without_privacy(random_start(tree))
     public = pretrain(parse_config(tree), tmp_path / "public")
     grouped = {"engine": "loop", "group_size": 4}
-    refuse_start(parse_config({**begun_elsewhere(tree, public.path), "bounding": grouped}))
+    checked_start(parse_config({**begun_elsewhere(tree, public.path), "bounding": grouped}))
     tree["data"] = {**tree["data"], "path": str(private_store)}
     private = pretrain(parse_config(tree), tmp_path / "private-run")
     for place in (private.path, private.model, private.model / "model.safetensors"):

@@ -4,7 +4,6 @@ import struct
 
 import pytest
 import torch
-from dpfed.runs.resolution import resolve_defaults
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -20,7 +19,8 @@ from dpfed.privacy.noise import digest_of
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.protocol.journal import Journal
-from dpfed.training.checkpoint import Checkpoints, Progress, _digest, load_weights
+from dpfed.runs.resolution import resolve_defaults
+from dpfed.training.checkpoint import Checkpoints, Position, _digest, load_weights
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.post_processing import states_of
 from dpfed.training.releases import Releases
@@ -43,7 +43,7 @@ def parts(tmp_path):
 @pytest.fixture
 def saved(parts, tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", 3)
-    return checkpoints, checkpoints.save(Progress(1, 1, PLAN.fingerprint), *parts)
+    return checkpoints, checkpoints.save(Position(1, 1, PLAN.fingerprint), *parts)
 
 
 def average_of(coordinator):

@@ -28,7 +28,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import round_up
 from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain
-from dpfed.training.checkpoint import Checkpoints, Progress
+from dpfed.training.checkpoint import Checkpoints, Position
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.post_processing import states_of
 from dpfed.training.releases import Releases
@@ -272,7 +272,7 @@ def test_all_that_a_coordinator_makes_of_a_sum_follows_from_the_noisy_one(name, 
                 told.append((summary, summary.figures()))
                 gradient = noise.calls[-1].noisy.double() * PLAN.grid_of().unit
                 told.append(gradient.norm().item() / PLAN.divisor)
-                Checkpoints(folder, 9).save(Progress(step + 1, ledger.charged, PLAN.fingerprint), model, coordinator)
+                Checkpoints(folder, 9).save(Position(step + 1, ledger.charged, PLAN.fingerprint), model, coordinator)
         except UserError as error:
             assert rate > 1
             told.append(str(error))

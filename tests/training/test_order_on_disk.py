@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from dpfed.callbacks import Callback
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
 from dpfed.privacy.blocks import Blocks
@@ -15,7 +16,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.protocol.journal import Journal
-from dpfed.training.checkpoint import Checkpoints, Progress
+from dpfed.training.checkpoint import Checkpoints, Position
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.loop import train
 from dpfed.training.releases import Releases
@@ -101,12 +102,15 @@ def test_what_looks_at_a_step_waits_until_it_is_paid_for(step, monkeypatch, ahea
     monkeypatch.setattr(ledger, "charge", lambda release: (slow.wait(0.3), charge(release), events.append("paid")))
     seen = []
 
-    def look(summary):
-        events.append("seen")
-        seen.append((summary.done, ledger.charged, len(list((folder / "releases").iterdir()))))
+    class Look(Callback):
+        every = 2
+
+        def on_step(self, step):
+            events.append("seen")
+            seen.append((step.done, ledger.charged, len(list((folder / "releases").iterdir()))))
 
     coordinator.ahead = ahead
-    train(Sums(events), coordinator, range(4), [Observer(look, lambda summary: summary.done % 2 == 0)])
+    train(Sums(events), coordinator, range(4), [Look()])
     assert seen == [(2, 2, 2), (4, 4, 4)] and ledger.charged == 4
     first = ["aggregate 0", "aggregate 1", "paid"] if ahead else ["aggregate 0", "paid", "aggregate 1"]
     assert events[:3] == first and events.count("paid") == 4
@@ -129,12 +133,21 @@ def test_an_error_is_said_when_the_release_before_it_is_paid_for(step, monkeypat
     assert ledger.charged == 1
 
 
+class Seen(Callback):
+    """Keeps all that a callback is given."""
+
+    every = 1
+
+    def __init__(self, seen):
+        self.on_step = seen.append
+
+
 def test_a_payment_that_failed_stops_the_run_before_anything_is_seen(step, monkeypatch):
     *_, ledger, _, coordinator = step
     monkeypatch.setattr(ledger, "charge", lambda release: (_ for _ in ()).throw(OSError(28, "No space left")))
     seen, coordinator.ahead = [], True
     with pytest.raises(OSError, match="No space"):
-        train(Sums([]), coordinator, range(4), [Observer(seen.append)])
+        train(Sums([]), coordinator, range(4), [Seen(seen)])
     assert not seen and ledger.charged == 0
     with pytest.raises(OSError, match="No space"):  # whoever goes on all the same takes no step
         coordinator.apply(1, zeros(size=SIZE))
@@ -146,10 +159,10 @@ def test_a_checkpoint_is_on_disk_under_its_name_before_older_ones_go(step, monke
     _, folder, _, model, coordinator = step
     checkpoints = Checkpoints(folder / "checkpoints", keep=1)
     for done in range(2):
-        checkpoints.save(Progress(done, done, PLAN.fingerprint), model, coordinator)
+        checkpoints.save(Position(done, done, PLAN.fingerprint), model, coordinator)
     events = recorded(monkeypatch)
     monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: path.exists() and events.append(("gone", path.name)))
-    path = checkpoints.save(Progress(2, 2, PLAN.fingerprint), model, coordinator)
+    path = checkpoints.save(Position(2, 2, PLAN.fingerprint), model, coordinator)
     assert events == [
         ("sync", path.name, path.read_bytes()),
         ("name", path.name),

@@ -10,10 +10,11 @@ from safetensors.torch import load_file
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.errors import UserError
-from dpfed.runs import assembly as session
+from dpfed.evaluation.evaluator import Evaluator
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.training import coordinator as coordinators
+from dpfed.training import trainer as trainers
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.post_processing import MovingAverage, PostProcessor, averaged_weights, load_states, states_of
 from tests.killed import killed
@@ -67,7 +68,7 @@ def with_others(monkeypatch):
         average = MovingAverage(model, 0.5)
         return [Filter(len(average._weights)), LastTwo(average)]
 
-    for module in (coordinators, session):
+    for module in (coordinators, trainers):
         monkeypatch.setattr(module, "post_processors", chosen)
 
 
@@ -91,19 +92,19 @@ def test_a_run_with_other_processors_resumes_to_the_same_bits_and_measures_what_
 def test_every_measurement_is_of_the_served_weights_and_so_is_the_published_model(tiny, tmp_path, monkeypatch):
     """On the way as well as at the end; training goes on with its own."""
     config = parse_config({**tiny, "evaluation": {**tiny["evaluation"], "every": 2}})
-    made, seen, evaluate = [], [], session.Parts.evaluate
+    made, seen, evaluate = [], [], Evaluator.__call__
 
     def chosen(config, model):
         made.append(LastTwo(MovingAverage(model, 0.5)))
         return [made[-1]]
 
-    def evaluated(self, which, step):
+    def evaluated(self, model, which, step):
         if which == "trained":
             seen.append((step, torch.equal(made[0]._vector.gather(), made[0].averaged(None))))
-        return evaluate(self, which, step)
+        return evaluate(self, model, which, step)
 
     monkeypatch.setattr(coordinators, "post_processors", chosen)
-    monkeypatch.setattr(session.Parts, "evaluate", evaluated)
+    monkeypatch.setattr(Evaluator, "__call__", evaluated)
     run = pretrain(config, tmp_path / "run")
     assert seen[:3] == [(2, True), (4, True), (6, True)]  # behind them, models that noise alone may have made
     vector, published = made[0]._vector, weights_of(run)

@@ -1,7 +1,5 @@
 """The bound of public contrast, on neighbours, with steep gradients: C, and every way to lose it on purpose."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -42,7 +40,7 @@ class Adversary(torch.nn.Module):
 @pytest.fixture
 def parts(tiny_public):
     tiny_public["views"] = {}
-    return dataclasses.replace(build(parse_config(tiny_public), RANDOMNESS), model=Adversary())
+    return build(parse_config(tiny_public), RANDOMNESS).with_trainer(model=Adversary())
 
 
 def draw_of(parts) -> StepDraw:
@@ -65,8 +63,7 @@ def moved(parts, count: int = 8) -> list[float]:
 
 @pytest.mark.parametrize("microbatch", [1, 32, 4096])
 def test_every_adversarial_record_reaches_c_and_no_more(parts, microbatch):
-    bounding = parts.config.bounding.model_copy(update={"microbatch": microbatch})
-    found = moved(dataclasses.replace(parts, config=parts.config.model_copy(update={"bounding": bounding})))
+    found = moved(parts.with_trainer(microbatch=microbatch))
     assert parts.plan.sensitivity == parts.plan.bounding.clip_norm
     assert max(found) <= parts.plan.sensitivity
     assert min(found) == pytest.approx(parts.plan.bounding.clip_norm, rel=1e-3)  # so noise for less than C is too little
@@ -112,10 +109,8 @@ def test_a_group_is_its_record_and_the_public_ones_that_its_key_chose(tiny_publi
     one.bounded_sum(step)
     indices, keys = parts.store.split("train"), parts.store.keys
     draw = worker_room.draw_step(parts.plan, RANDOMNESS, step, indices, keys[indices], parts.plan.groups)
-    own_views, public_views = (
-        parts.view_maker(),
-        dataclasses.replace(parts, store=parts.trainer.public, public=None).view_maker(),
-    )
+    own_views = parts.views.maker(parts.store)
+    public_views = parts.views.maker(parts.trainer.public)
     public_negatives, apart = (
         PublicNegatives(public_views, parts.trainer.public.split("train"), 3),
         Randomness(RANDOMNESS.key("public")),
@@ -163,9 +158,7 @@ def test_companions_that_depend_on_other_records_break_the_bound(parts, monkeypa
     by_key = PublicNegatives.of
     places = lambda self, keys, *rest: by_key(self, np.arange(len(keys), dtype=np.uint64), *rest)  # noqa: E731
     monkeypatch.setattr(PublicNegatives, "of", places)
-    bounding = parts.config.bounding.model_copy(update={"microbatch": 4096})
-    parts = dataclasses.replace(parts, config=parts.config.model_copy(update={"bounding": bounding}))
-    assert max(moved(parts)) > parts.plan.sensitivity * 1.02
+    assert max(moved(parts.with_trainer(microbatch=4096))) > parts.plan.sensitivity * 1.02
 
 
 def test_two_private_records_in_a_group_break_the_bound(parts, monkeypatch):
@@ -201,7 +194,7 @@ def test_a_divisor_that_counts_what_was_drawn_breaks_the_bound(parts):
 
     model = Turned()
     model.mark = parts.views.images.plain(parts.views.read(parts.store, drawn[:1])).sum()
-    hostile, batch = dataclasses.replace(parts, model=model), parts.plan.sampling.batch
+    hostile, batch = parts.with_trainer(model=model), parts.plan.sampling.batch
     whole, without = sum_of(hostile, indices), sum_of(hostile, indices[indices != drawn[0]])
     bound = parts.plan.sensitivity / parts.plan.divisor
     assert (whole / batch - without / batch).norm() <= bound * (1 + 1e-6)
@@ -212,7 +205,7 @@ def test_workers_together_have_one_owners_sum(parts):
     """A record's group is a function of the record, so it does not matter who holds it."""
     for world_size in (2, 3):
         total = sum(
-            dataclasses.replace(parts, rank=k, world_size=world_size).worker(RANDOMNESS).bounded_sum(0).numbers()
+            parts.with_trainer(rank=k, world_size=world_size).trainer.worker(RANDOMNESS).bounded_sum(0).numbers()
             for k in range(world_size)
         )
         assert torch.equal(total, sum_of(parts, parts.store.split("train")))

@@ -1,7 +1,5 @@
 """The bound of the whole data owner: sampling, grouping, views, models and clipping, on neighbouring record sets."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -54,7 +52,7 @@ def test_stores_that_differ_by_a_record_give_sums_within_the_bound(kind, request
 
     whole = parts_of(indices)
     gone = whole.trainer.worker(randomness)._drawn(0).indices.min()  # an early one: all others move up
-    fewer = dataclasses.replace(parts_of(np.delete(indices, gone)), plan=whole.plan, model=whole.model)
+    fewer = parts_of(np.delete(indices, gone)).with_trainer(plan=whole.plan, model=whole.model)
     sums = [parts.trainer.worker(randomness).bounded_sum(0).numbers() for parts in (whole, fewer)]
     assert 0 < (sums[0] - sums[1]).norm() <= whole.plan.sensitivity * (1 + 1e-6)
 
@@ -118,7 +116,7 @@ def test_an_adversarial_neighbour_reaches_2c_and_no_more(tiny):
     indices, keys = parts.store.split("train"), parts.store.keys[parts.store.split("train")]
     draw = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, indices, keys, parts.plan.groups)
     target = next(draw.members(g) for g in range(len(draw)) if len(draw.members(g)) >= 3)[0]
-    hostile = dataclasses.replace(parts, model=Adversary(pictures(parts, [target])))
+    hostile = parts.with_trainer(model=Adversary(pictures(parts, [target])))
     with_all, without = sums(hostile, int(np.flatnonzero(indices == target)[0]), 0)
     moved = (with_all - without).norm().item()
     assert moved <= parts.plan.sensitivity * (1 + 1e-6)
@@ -148,9 +146,9 @@ def test_empty_steps_give_zeros_of_the_right_size(tiny):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_owners_share_records_and_groups_without_overlap(tiny, world_size):
     parts = parts_with(tiny)
-    everybody = [dataclasses.replace(parts, rank=k, world_size=world_size) for k in range(world_size)]
-    workers = [one.worker(Randomness.from_seed(5)) for one in everybody]
-    assert all(np.array_equal(np.asarray(one.partition().indices), parts.store.split("train")) for one in everybody)
+    everybody = [parts.with_trainer(rank=k, world_size=world_size) for k in range(world_size)]
+    workers = [one.trainer.worker(Randomness.from_seed(5)) for one in everybody]
+    assert all(np.array_equal(np.asarray(one.trainer.partition.indices), parts.store.split("train")) for one in everybody)
     total = workers[0].bounded_sum(0)
     for one in workers[1:]:
         total = total + one.bounded_sum(0)
@@ -200,7 +198,7 @@ def sums_of_units(parts, per_unit: int) -> tuple[torch.Tensor, torch.Tensor, Pri
     group = next(draw.members(g) for g in range(len(draw)) if len(np.unique(units[draw.members(g)])) >= 3)
     gone = units == units[group[0]]
     model = Adversary(pictures(parts, np.flatnonzero(gone)))
-    template = dataclasses.replace(parts, model=model).worker(Randomness.from_seed(5))
+    template = parts.with_trainer(model=model).trainer.worker(Randomness.from_seed(5))
     results = []
     for kept in (indices, indices[~gone[indices]]):
         one = Worker(

@@ -1,6 +1,5 @@
 """What a data owner draws in a step: each draw serves one purpose, and dropout is the step's and the owner's own."""
 
-import dataclasses
 from collections import Counter
 
 import pytest
@@ -55,7 +54,7 @@ class Coin:
 def test_dropout_repeats_with_its_step_and_differs_between_steps_and_owners(parts):
     def drawn(rank, step):
         torch.rand(rank + step + 1)  # whatever was drawn before
-        own, coin = dataclasses.replace(parts, rank=rank, world_size=2).worker(Randomness.from_seed(5)), Coin(parts.model)
+        own, coin = parts.with_trainer(rank=rank, world_size=2).trainer.worker(Randomness.from_seed(5)), Coin(parts.model)
         own._engine = coin
         own.bounded_sum(step)
         assert coin.seen and all(training for training, _ in coin.seen)

@@ -182,7 +182,7 @@ def test_it_is_marked_unsound_and_its_releases_have_the_planned_noise():
         plan = plan_for(config)
         assert plan.bounding.options == {"releases": releases} and plan.mechanism.sampler == FixedSizeSampler(50, COUNT)
         model = build_model(config_for("one tower").model, config_for("one tower").objective)
-        statistics = of_config.engine_for(model, plan, config, Randomness.from_seed(1))._statistics
+        statistics = of_config.engine_for(model, plan, Randomness.from_seed(1), 0, config=config)._statistics
         if objective == "infonce":
             noise = statistics.release(torch.zeros(200, 200), 0)
             assert noise.std() == pytest.approx(0.8 * 4 * math.sqrt(2 * COUNT - 1), rel=0.02)

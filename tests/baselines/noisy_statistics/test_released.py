@@ -69,7 +69,7 @@ def test_release_and_sum_carry_the_planned_noise_and_together_cost_sigma(share, 
     config = config_for("one tower", objective, options=options)
     plan = plan_for(config)
     model = build_model(config_for("one tower").model, config_for("one tower").objective)
-    noise = noise_of(engine_for(model, plan, config, Randomness.from_seed(2)), 256)
+    noise = noise_of(engine_for(model, plan, Randomness.from_seed(2), 0, config=config), 256)
     release = noise.std().item() / math.sqrt(2 if objective == "infonce" else 5)
     assert abs(noise.mean().item()) < 5 * noise.std().item() / math.sqrt(noise.numel())
     assert release == pytest.approx(plan.noise.multiplier / math.sqrt(share), rel=0.02)
@@ -134,5 +134,5 @@ def test_a_worker_repeats_its_steps_and_draws_new_noise_in_each(tiny):
     elsewhere = parts.trainer.worker(Randomness.from_seed(5))
     elsewhere._randomness = Randomness.from_seed(5)
     secret = np.random.default_rng(0).bytes(32)
-    elsewhere._engine = engine_for(parts.model, parts.plan, parts.config, Randomness(secret))
+    elsewhere._engine = engine_for(parts.model, parts.plan, Randomness(secret), 0, config=parts.config)
     assert not torch.equal(elsewhere.bounded_sum(0).values, sums[0].values)  # other release noise, other slots

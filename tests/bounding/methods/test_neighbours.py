@@ -3,8 +3,6 @@
 C enters once. So with C ten times as large and gradients that are longer still, sums and sensitivity are ten times as large.
 """
 
-import dataclasses
-
 import pytest
 
 from dpfed.privacy.method import METHODS, method_named
@@ -42,7 +40,7 @@ def calibrated(parts, clip_norm, noise="gaussian"):
 
 
 def with_plan(parts, plan):
-    parts = dataclasses.replace(parts, plan=plan)
+    parts = parts.with_trainer(plan=plan)
     if plan.bounding.method.closed_form:  # its heads are laid out for the plan's grid
         heads = parts.model.moments
         heads.layout = layout_of(plan, heads.layout.dimensions, heads.layout.towers)

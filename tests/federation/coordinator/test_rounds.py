@@ -9,6 +9,7 @@ from base64 import b64decode, b64encode
 import pytest
 import torch
 
+from dpfed.callbacks import Callback
 from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger, Release
@@ -70,7 +71,7 @@ def test_the_same_update_as_three_owners_in_one_process(lab, tmp_path):
 
     before = torch.cat([p.detach().flatten() for p in one.parts.model.parameters()])
     workers = [one.worker(number) for number in range(SITES)]
-    own = dataclasses.replace(one.parts, model=workers[0][1])
+    own = one.parts.with_trainer(model=workers[0][1])
 
     class Shared(InProcess):
         def aggregate(self, step):
@@ -190,8 +191,9 @@ def test_a_step_with_too_few_sites_is_discarded_and_paid_for(lab, trust, tmp_pat
     one.wire.tampers = {"node0": FAULTS["says nothing"], "node1": FAULTS["garbage"]}
     ledger = Ledger.create(tmp_path / "ledger.jsonl", one.plan)
     before = [p.detach().clone() for p in one.parts.model.parameters()]
-    summaries = []
-    train(one.server, one.parts.trainer.coordinator(Randomness.from_seed(9), ledger), range(1), [Observer(summaries.append)])
+    summaries, keeping = [], Callback()
+    keeping.on_step = summaries.append
+    train(one.server, one.parts.trainer.coordinator(Randomness.from_seed(9), ledger), range(1), [keeping])
     assert (ledger.charged, ledger.release_of(0).digest) == (1, DISCARDED)
     assert summaries[0].noisy_gradient_norm is None
     assert all(torch.equal(a, b) for a, b in zip(before, one.parts.model.parameters(), strict=True))

@@ -23,7 +23,8 @@ from dpfed.models.parameters import TrainableVector  # noqa: E402
 from dpfed.privacy.ledger import Ledger  # noqa: E402
 from dpfed.protocol.journal import Journal  # noqa: E402
 from dpfed.protocol.terms import Terms  # noqa: E402
-from dpfed.runs.build import Partition, build  # noqa: E402
+from dpfed.runs.build import build
+from dpfed.training.trainer import Partition  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 FIRST, *OTHERS = map(site_folder, range(3))

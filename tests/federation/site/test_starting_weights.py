@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-from dpfed.runs.resolution import resolve, resolve_defaults
 
 from dpfed.building.model import facts_of
 from dpfed.config import AdaptationConfig, parse_config
@@ -21,6 +20,7 @@ from dpfed.protocol.identity import Identity
 from dpfed.protocol.statement import statement
 from dpfed.protocol.terms import Terms
 from dpfed.runs.build import build
+from dpfed.runs.resolution import resolve_defaults
 from tests.models.conftest import SMALL
 
 MODELS = {
@@ -53,7 +53,7 @@ def agreed(tiny, tmp_path, request):
         tiny["data"] = {**tiny["data"], "size": 32}
     tree = {**tiny, "model": model}
     torch.manual_seed(3)
-    config = resolve(parse_config(tree))
+    config = resolve_defaults(parse_config(tree))
     save_encoder(
         tmp_path / "start", build_model(config.model, config.objective, AdaptationConfig(), config.data.size), facts_of(config)
     )
@@ -87,10 +87,12 @@ def test_where_a_tower_is_frozen_a_site_needs_its_own_copy_of_the_same_weights(a
     assert frozen_digest(site.model) == frozen_digest(coordinator.model)
     torch.manual_seed(4)
     save_encoder(
-        tmp_path / "copy", build_model(config.model, config.objective, AdaptationConfig(), 32), facts_of(resolve(config))
+        tmp_path / "copy",
+        build_model(config.model, config.objective, AdaptationConfig(), 32),
+        facts_of(resolve_defaults(config)),
     )
     with pytest.raises(UserError, match="start-weights-changed"):
-        resolve(site_config(terms, own))
+        resolve_defaults(site_config(terms, own))
 
 
 @pytest.mark.parametrize("agreed", ["own"], indirect=True)
