@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from dpfed.config import Config, load_config, parse_config, read_back, sections
+from dpfed.config import Config, load_config, parse_config, read_back
 from dpfed.config.configuration import deciding, refuse_unmeasured
 from dpfed.errors import UserError
 from dpfed.files.toml_file import leaves, put
@@ -260,7 +260,7 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant):
         ({"bounding": {"method": "none"}, "privacy": {"epsilon": 8.0, "delta": 1e-6}}, "'privacy.epsilon' and 'privacy.delta'"),
         ({"bounding": {"method": "dpcl"}, "privacy": {"accountant": "rdp"}}, "accounted for by RDP alone"),
         ({"public": {"records": 7}}, "set bounding.method = 'public'"),
-        ({"bounding": {"max_batch": 50}}, "its batch needs no cap; set bounding.method = 'batch', 'logit' or 'sample', or leave"),
+        ({"bounding": {"max_batch": 50}}, "set bounding.method = 'batch', 'logit' or 'sample', or leave it out"),
         ({"model": {"stem": "imagenet"}}, "set model.image = 'resnet18', 'resnet34' or 'resnet50', or leave it out"),
         ({"bounding": {"method": "public", "group_size": 4}}, "every record forms its own group"),
         ({"bounding": {"method": "public"}, "public": {"generated": 99}}, "set public.source = 'shapes'"),
@@ -291,7 +291,7 @@ def test_a_method_says_in_its_own_file_which_keys_it_reads(tmp_path, monkeypatch
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(method._FILES, "half_batches", "half_batches")
-    monkeypatch.setattr(sections, "METHODS", (*METHODS, "half_batches"))
+    monkeypatch.setattr("dpfed.config.sections.METHODS", (*METHODS, "half_batches"))
     assert parse_config({"bounding": {"method": "half_batches", "max_batch": 50}}).bounding.max_batch == 50
     with pytest.raises(UserError, match="it contrasts the whole batch; set bounding.method = 'group'"):
         parse_config({"bounding": {"method": "half_batches", "group_size": 4}})
