@@ -26,12 +26,13 @@ from dpfed.data.store.records import RecordStore
 from dpfed.evaluation.retrieval import retrieval_metrics, right_pairs
 from dpfed.features.cache import Features
 from dpfed.features.extraction import FeatureCache
+from dpfed.features.views import FeatureViews
 from dpfed.models.moments import MomentHeads
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import Parts, build
-from dpfed.runs.closed_form import FeatureViews, add_moment_heads
+from dpfed.runs.closed_form import add_moment_heads
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.loop import train
 from dpfed.training.transport import InProcess

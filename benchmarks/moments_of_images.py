@@ -24,9 +24,10 @@ from dpfed.config import parse_config
 from dpfed.evaluation.knn import knn_correct
 from dpfed.features.cache import Features
 from dpfed.features.extraction import FeatureCache
+from dpfed.features.views import FeatureViews
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import Parts, build
-from dpfed.runs.closed_form import FeatureViews, add_moment_heads
+from dpfed.runs.closed_form import add_moment_heads
 
 NAME = "moments-of-images"
 COUNTS = (600, 3000, 6000)

@@ -45,7 +45,7 @@ def decode(image: ImageInput) -> Image.Image:
 
     Returns:
         An image of the original size, in the mode of the file where open_clip can read that mode; `dpfed.data.resizing.square`
-        goes on with it.
+        takes it.
 
     Raises:
         BrokenImage: when the image is empty, truncated, too large, or not an image at all.

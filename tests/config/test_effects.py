@@ -409,7 +409,7 @@ def test_settings_of_tasks_that_the_records_do_not_allow_are_refused_before_a_ru
     with pytest.raises(UserError, match="'evaluation.bank' .* these records.* retrieval and zero_shot alone.*setting-idle"):
         refuse_unmeasured(config, ("retrieval", "zero_shot"))
     refuse_unmeasured(config, ())
-    monkeypatch.setattr("dpfed.runs.job.tasks_of", lambda *_: ("retrieval",))
+    monkeypatch.setattr("dpfed.runs.build.tasks_of", lambda *_: ("retrieval",))
     with pytest.raises(UserError, match="'evaluation.templates' and 'evaluation.bank' .*setting-idle"):
         pretrain(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

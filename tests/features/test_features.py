@@ -35,8 +35,8 @@ def parts(tiny, tmp_path):
 
 
 def features_of(parts, rows, folder, count=0, progress=None):
-    cache = FeatureCache(folder, progress or Silent())
-    return cache.features(parts.model, parts.views, parts.store, rows, count)
+    kept = FeatureCache(folder, progress or Silent())
+    return kept.features(parts.model, parts.views, parts.store, rows, count)
 
 
 def files(folder):

@@ -42,10 +42,10 @@ def test_the_sum_has_the_figures_of_all_sites_with_the_noise_of_the_mode(progres
     coordinator = lab.parts.trainer.coordinator(
         Randomness.from_seed(9), Ledger.create(tmp_path / "coordinator.jsonl", lab.plan)
     )
-    assert coordinator.apply(0, total).phase is None
-    phase = coordinator.discard(1).phase
+    assert coordinator.apply(0, total).window is None
+    window = coordinator.discard(1).window
     expected = lab.plan.statistics.error(max(total.noise_std, lab.plan.noise_std))
-    assert phase.share_error == pytest.approx(1.96 * expected)  # of the noise that is there
+    assert window.share_error == pytest.approx(1.96 * expected)  # of the noise that is there
 
 
 @pytest.mark.parametrize("longer", [False, True])

@@ -52,7 +52,7 @@ def desk(tmp_path_factory) -> Path:
     (desk / "sweep.toml").write_text('[[runs]]\nname = "a"\n[runs.set]\n"privacy.epsilon" = 4.0\n')
     dpfed.runs.pretraining.pretrain(config, desk / "done")
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UserError):
-        patch.setattr(dpfed.runs.running, "train", _stop)
+        patch.setattr(dpfed.training.steps, "train", _stop)
         dpfed.runs.pretraining.pretrain(config, desk / "half")
     return desk
 
@@ -84,7 +84,7 @@ def _type(words: list[str], desk: Path) -> tuple[int, str, str]:
     out, err, before = io.StringIO(), io.StringIO(), os.getcwd()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["dpfed", *words])
-        patch.setattr(dpfed.runs.running, "train", _stop)
+        patch.setattr(dpfed.training.steps, "train", _stop)
         patch.chdir(desk)
         try:
             main()

@@ -50,7 +50,7 @@ def runs(tmp_path_factory) -> Path:
         raise UserError("stopped by the test after three steps.")
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UserError):
-        patch.setattr(dpfed.runs.running, "train", interrupted)
+        patch.setattr(dpfed.training.steps, "train", interrupted)
         dpfed.pretrain(config, folder / "half")
     return folder
 

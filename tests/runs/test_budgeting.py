@@ -23,11 +23,11 @@ from dpfed.federation.simulation import resume, simulate
 from dpfed.live.figures import figures
 from dpfed.live.scan import Scan
 from dpfed.privacy.ledger import Ledger
-from dpfed.runs import running
 from dpfed.runs.budgeting import settle_run
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.sweep import sweep
+from dpfed.training import steps as training_steps
 
 
 class Stopped(Exception):
@@ -60,14 +60,14 @@ def budget_of(store):
 
 @contextlib.contextmanager
 def stopped_after(steps):
-    real = running.train
+    real = training_steps.train
 
     def train(transport, coordinator, numbers, *rest):
         real(transport, coordinator, list(numbers)[:steps], *rest)
         raise Stopped
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(running, "train", train)
+        patch.setattr(training_steps, "train", train)
         yield
 
 
@@ -102,7 +102,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(config, s
 
 def _killed(config, folder, after):
     torch.set_num_threads(1)  # a forked process has none of the threads that torch would wait for
-    running.train = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    training_steps.train = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     pretrain(config, folder)
 
 
@@ -181,13 +181,13 @@ def test_a_run_that_was_edited_into_a_larger_one_before_its_first_step_is_refuse
 
 
 def test_a_run_that_was_there_before_the_budget_is_written_down_when_it_ends(config, store, tmp_path, monkeypatch):
-    real, set_ = running.train, []
+    real, set_ = training_steps.train, []
 
     def train(*args):
         real(*args)
         set_.append(set_budget(store, 6, 1e-5))
 
-    monkeypatch.setattr(running, "train", train)
+    monkeypatch.setattr(training_steps, "train", train)
     run = pretrain(parse_config(config), tmp_path / "run")
     plan = Ledger.open(run.ledger).plan
     assert budget_of(store).spent == set_[0].filter.curve(plan.mechanism, 6) and not run.budget.exists()

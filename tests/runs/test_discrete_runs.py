@@ -1,6 +1,5 @@
 """Runs with discrete noise: neighbours on the grid, the same bits after an interruption, papers that say which noise it was."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -37,12 +36,12 @@ def test_the_integers_of_neighbours_are_as_close_as_the_plan_says(discrete, worl
     """Clipped to 1e-5, every group is as long as it may be."""
     discrete["bounding"] |= changes
     whole = build(parse_config(discrete), Randomness.from_seed(5))
-    parts = [dataclasses.replace(whole, rank=rank, world_size=world_size) for rank in range(world_size)]
+    parts = [whole.trainer.replace(rank=rank, world_size=world_size) for rank in range(world_size)]
 
     def workers(gone: int):
         for one in parts:
             worker = one.worker(Randomness.from_seed(5))
-            indices = np.asarray(one.partition().indices)
+            indices = np.asarray(one.partition.indices)
             keep_only(worker, indices[indices != gone], whole.store.keys)
             yield worker
 

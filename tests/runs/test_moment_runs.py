@@ -127,7 +127,7 @@ def test_epsilon_next_to_nothing_leaves_an_aligned_model_as_it_was(tiny_moments,
     tiny_moments["privacy"] = {"noise_multiplier": 1e5, "seed": 1}
     before = build(parse_config(tiny_moments), Randomness.from_seed(0))
     run = pretrain(parse_config(tiny_moments), tmp_path / "run")
-    pixels = before.views.plain(before.read(shapes.split("test")[:40]))
+    pixels = before.views.images.plain(before.views.read(before.store, shapes.split("test")[:40]))
     with torch.inference_mode():
         public = before.model.embed_images(pixels)
         own = F.normalize(before.model.projection(before.model.image_encoder(pixels)), dim=1)

@@ -10,10 +10,10 @@ from dpfed.audit.membership import audit_membership
 from dpfed.config import parse_config
 from dpfed.data.store.layout import HEADER
 from dpfed.errors import UserError
+from dpfed.evaluation.evaluator import Evaluator
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.facts import LABELLED_BANK
 from dpfed.runs import reevaluation
-from dpfed.runs.build import Parts
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.training.coordinator import Coordinator
@@ -46,7 +46,7 @@ def test_figures_of_training_labels_mark_card_and_report_afterwards(private, tmp
     run = pretrain(parse_config(private), tmp_path / "run")
     evaluate_run(run.path)
     assert [marked(text) for text in artifacts(run)] == [0, 0]  # retrieval again: nothing to mark
-    happened, evaluate, write = [], Parts.evaluate, RunDirectory.write
+    happened, evaluate, write = [], Evaluator.__call__, RunDirectory.write
 
     def evaluated(self, *arguments):
         happened.append("measured")
@@ -57,7 +57,7 @@ def test_figures_of_training_labels_mark_card_and_report_afterwards(private, tmp
         return write(self, file, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Parts, "evaluate", evaluated)
+        patch.setattr(Evaluator, "__call__", evaluated)
         patch.setattr(RunDirectory, "write", written)
         evaluate_run(run.path, tasks=["knn"])
     # Wherever a crash comes: there may be a mark without its figures, but never figures without their mark.
@@ -152,7 +152,7 @@ def test_a_fingerprint_of_private_records_is_published_only_if_it_is_keyed(priva
 def test_damaged_results_are_refused_before_anything_is_measured(private, tmp_path, text, monkeypatch):
     run = pretrain(parse_config(private), tmp_path / "run")
     run.results.write_text(text)
-    monkeypatch.setattr("dpfed.runs.reevaluation.assemble", lambda *_, **__: pytest.fail("something was measured"))
+    monkeypatch.setattr("dpfed.runs.reevaluation.build", lambda *_, **__: pytest.fail("something was measured"))
     with pytest.raises(UserError, match=r"results\.json.*\[results-"):
         evaluate_run(run.path)
     assert run.results.read_text() == text

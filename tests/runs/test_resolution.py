@@ -10,7 +10,8 @@ from dpfed.config import Config, parse_config
 from dpfed.config.configuration import ResolvedConfig
 from dpfed.errors import UserError
 from dpfed.runs.build import build
-from dpfed.runs.resolution import resolve_defaults
+from dpfed.runs.memory import records_of_a_pass
+from dpfed.runs.resolution import pick_device, resolve_defaults
 from tests.models.conftest import SMALL
 
 
@@ -74,10 +75,10 @@ def test_what_was_given_stays(tmp_path):
     given = parse_config(tree)
     ungiven = {name for name in Config.model_fields if getattr(given, name) == getattr(Config(), name)}
     assert ungiven == {"adaptation", "public", "progress"}
-    assert resolved(given).model_dump() == given.model_dump()
+    assert resolve_defaults(given).model_dump() == given.model_dump()
     released = {"method": "released", "options": {"release_share": 0.3, "slots": 4}, "microbatch": 10}
     own = parse_config({**OPEN, "objective": {"name": "infonce"}, "bounding": released})
-    assert resolved(own).bounding.model_dump() == own.bounding.model_dump()
+    assert resolve_defaults(own).bounding.model_dump() == own.bounding.model_dump()
 
 
 def test_an_architecture_settles_size_and_digest_and_neither_what_was_given(tmp_path):
@@ -102,6 +103,7 @@ def test_a_device_that_was_chosen_is_kept(asked, there, found, monkeypatch):
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     monkeypatch.setattr("dpfed.runs.memory.memory_of", lambda device: 2**34)  # of the GPU that is not there
     bounding = {**OPEN["bounding"], "engine": "loop"}
-    made = resolved(parse_config({**OPEN, "bounding": bounding, "training": {"device": asked}}))
-    assert made.training.device == found
-    assert made.bounding.pass_records == (512 if found == "cuda" else None)  # a public number, from the GPU's memory
+    config = resolve_defaults(parse_config({**OPEN, "bounding": bounding, "training": {"device": asked}}))
+    device = pick_device(config.training.device)
+    assert device.type == found
+    assert records_of_a_pass(config, device) == (512 if found == "cuda" else None)  # a public number, from the GPU's memory

@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 
+from dpfed.callbacks import Callback
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.rounds import Federation
@@ -13,7 +14,6 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs import build as building
-from dpfed.runs import running
 from dpfed.runs.build import build
 from dpfed.runs.job import create_job
 from dpfed.runs.preflight import Preflight
@@ -71,7 +71,7 @@ def test_products_are_not_rounded_to_tf32(tiny, monkeypatch):
 def test_what_follows_from_a_release_is_sent_or_written_when_that_is_paid_for(tiny, tmp_path, monkeypatch, who):
     """Each step is paid for slowly. Only where nobody sees parameters in between may the next sum be computed meanwhile."""
     tiny["privacy"]["steps"], tiny["evaluation"] = 4, {"split": "none"}
-    monkeypatch.setattr(running, "_due", lambda summary, *_: summary.done == 4)  # metrics and checkpoints wait, too
+    monkeypatch.setattr(Callback, "is_due", lambda self, step: step.done == 4)  # metrics and checkpoints wait, too
     charge, place, paid = Ledger.charge, tmp_path / "run" / "ledger.jsonl", []
     monkeypatch.setattr(Ledger, "charge", lambda self, release: (time.sleep(0.2), charge(self, release)))
     owner = Federation if who == "sites" else InProcess

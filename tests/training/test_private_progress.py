@@ -168,8 +168,8 @@ def test_the_curve_is_the_true_one_within_its_error(tiny, tiny_public, tmp_path,
     seen = seen_in(monkeypatch)
     run = trained(tiny_public if method == "public" else tiny, tmp_path / "run")
     windows = read_view(run.path).windows
-    assert [(phase.first, phase.last, phase.released) for phase in windows] == [(1, 3, 3), (4, 6, 3), (7, 9, 3)]
-    for number, phase in enumerate(windows):
+    assert [(window.first, window.last, window.released) for window in windows] == [(1, 3, 3), (4, 6, 3), (7, 9, 3)]
+    for number, window in enumerate(windows):
         steps = seen[3 * number : 3 * number + 3]
         loss, clipped, below = (
             np.mean([figure(*step) for step in steps])
@@ -179,11 +179,11 @@ def test_the_curve_is_the_true_one_within_its_error(tiny, tiny_public, tmp_path,
                 lambda losses, norms, threshold: (norms < threshold).double().mean().item(),
             )
         )
-        assert abs(phase.loss - loss) < 1.3 * phase.loss_error  # the seed is fixed
-        assert abs(phase.clip_rate - clipped) < 1.3 * phase.share_error + 0.01
-        assert abs(phase.below - below) < 1.3 * phase.share_error + 0.01
-        assert phase.norm == pytest.approx(math.exp(np.mean([math.log(threshold) for *_, threshold in steps])), rel=1e-6)
-        assert phase.share_error < 0.12  # something can be seen
+        assert abs(window.loss - loss) < 1.3 * window.loss_error  # the seed is fixed
+        assert abs(window.clip_rate - clipped) < 1.3 * window.share_error + 0.01
+        assert abs(window.below - below) < 1.3 * window.share_error + 0.01
+        assert window.norm == pytest.approx(math.exp(np.mean([math.log(threshold) for *_, threshold in steps])), rel=1e-6)
+        assert window.share_error < 0.12  # something can be seen
     card = table_rows(run.card.read_text())
     assert "noise multiplier" in card["Released statistics"] and "Training curves, with noise" in run.report.read_text()
 
@@ -205,7 +205,7 @@ def test_the_threshold_follows_the_quantile_and_adaptive_clipping_follows_it(tin
     assert {clip.bound for clip in clips} == {2.0**24}  # steps, of which C has so many
     assert [clip.most for clip in clips] == pytest.approx([2.0**24 / threshold for threshold in thresholds])
     assert "follows the 0.5 quantile" in table_rows(run.card.read_text())["Clip norm C"]
-    assert all(phase.clip_rate == pytest.approx(1 - phase.below) for phase in read_view(run.path).windows)
+    assert all(window.clip_rate == pytest.approx(1 - window.below) for window in read_view(run.path).windows)
 
 
 def test_what_was_clipped_to_the_threshold_is_used_in_its_length(tmp_path):
@@ -249,7 +249,7 @@ def test_automatic_clipping_normalises_every_gradient(tiny, tmp_path, monkeypatc
 
 def test_a_resumed_run_has_the_same_weights_and_the_same_curve(tiny, tmp_path):
     """With adaptive clipping the weights depend on the threshold, which depends on all that was released."""
-    tiny["training"]["checkpoint_every"] = 2  # in the middle of a phase
+    tiny["training"]["checkpoint_every"] = 2  # in the middle of a window
     expected = trained(tiny, tmp_path / "undisturbed", clipping="adaptive")
     with killed(Coordinator, "apply", 5, before=False):  # its release is kept, and no checkpoint has taken it in
         trained(tiny, tmp_path / "run", clipping="adaptive")
@@ -259,15 +259,15 @@ def test_a_resumed_run_has_the_same_weights_and_the_same_curve(tiny, tmp_path):
     assert all(torch.equal(weights[0][name], value) for name, value in weights[1].items())
 
 
-def test_a_discarded_step_tells_nothing_and_ends_its_phase(tmp_path):
+def test_a_discarded_step_tells_nothing_and_ends_its_window(tmp_path):
     plan = PLAN.replace(steps=40)
     coordinator = coordinator_of(plan, tmp_path)
     told = []
     for step in range(40):
         total = exact(torch.zeros(SIZE + 3), plan)
-        told.append((coordinator.discard(step) if step % 20 > 14 else coordinator.apply(step, total)).phase)
-    assert [step for step, phase in enumerate(told) if phase] == [19, 39]
-    assert [phase.released for phase in told if phase] == [15, 15]
+        told.append((coordinator.discard(step) if step % 20 > 14 else coordinator.apply(step, total)).window)
+    assert [step for step, window in enumerate(told) if window] == [19, 39]
+    assert [window.released for window in told if window] == [15, 15]
     assert told[19].share_error == pytest.approx(1.96 * plan.statistics.error(plan.noise_std, 15))
 
 
