@@ -74,7 +74,7 @@ class Across(NamedTuple):
 
 
 def fields_of(config: type[Section], section: str) -> dict[str, FieldInfo]:
-    """The keys of a section of a configuration, with what they may be; none: it is no section but a key."""
+    """The keys of a section of a configuration, with what they may be; none: it is itself a key."""
     kind = config.model_fields[section].annotation
     return kind.model_fields if isinstance(kind, type) and issubclass(kind, Section) else {}
 
