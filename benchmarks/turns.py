@@ -31,6 +31,7 @@ from dpfed.cluster.relay import Relay
 from dpfed.cluster.torchrun import take_part
 from dpfed.cluster.work import Task, work
 from dpfed.config import parse_config
+from dpfed.evaluation.measured import Evaluation
 from dpfed.privacy.blocks import SumNoise
 from dpfed.progress import Progress, Silent
 from dpfed.training.coordinator import Coordinator
@@ -49,7 +50,7 @@ PARTS = {
 }
 
 
-class Turns:
+class Turns(Progress):
     """A `Progress` that times the steps and gives the turn away after each block.
 
     Args:
@@ -68,7 +69,14 @@ class Turns:
         self._other = other
         self._inner = inner
         self._began, self.seconds = 0.0, list[float]()
-        self.note, self.evaluated = inner.note, inner.evaluated
+
+    def note(self, text: str) -> None:
+        """See `Progress`."""
+        self._inner.note(text)
+
+    def on_evaluation(self, figures: list[Evaluation]) -> None:
+        """See `Callback`."""
+        self._inner.on_evaluation(figures)
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
         """See `Progress`."""

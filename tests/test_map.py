@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[1]
 MAPS = ["docs/architecture.md", "CONTRIBUTING.md"]
 ROOMS = (
     "dpfed.errors dpfed.discovery dpfed.paths dpfed.files dpfed.schema dpfed.objectives dpfed.privacy dpfed.data dpfed.budgets "
-    "dpfed.models dpfed.evaluation dpfed.callbacks dpfed.progress dpfed.features dpfed.bounding dpfed.baselines dpfed.training dpfed.config "
-    "dpfed.building dpfed.report dpfed.protocol dpfed.artifacts dpfed.runs dpfed.planning dpfed.encoder dpfed.console "
-    "dpfed.federation dpfed.reproduce dpfed.audit dpfed.live dpfed.cluster dpfed.cli"
+    "dpfed.models dpfed.evaluation dpfed.callbacks dpfed.progress dpfed.features dpfed.bounding dpfed.baselines dpfed.training "
+    "dpfed.config dpfed.building dpfed.report dpfed.protocol dpfed.artifacts dpfed.runs dpfed.planning dpfed.encoder "
+    "dpfed.console dpfed.federation dpfed.reproduce dpfed.audit dpfed.live dpfed.cluster dpfed.cli"
 ).split()
 
 

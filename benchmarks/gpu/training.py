@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.gpu.place import Place, TimeIsUp
 from benchmarks.reproduced import figures
 from dpfed.console.terminal import watching
+from dpfed.evaluation.measured import Evaluation
 from dpfed.progress import Progress
 from dpfed.reproduce.comparison import DATA_SETS
 from dpfed.reproduce.experiments import experiment
@@ -33,7 +34,7 @@ _TINY = {
 }
 
 
-class Until:
+class Until(Progress):
     """A `Progress` that ends a run at a checkpoint if the next one would come too late.
 
     Args:
@@ -44,7 +45,14 @@ class Until:
 
     def __init__(self, place: Place, every: int, inner: Progress) -> None:
         self._place, self._every, self._inner = place, every, inner
-        self.note, self.evaluated, self.figures = inner.note, inner.evaluated, inner.figures
+
+    def note(self, text: str) -> None:
+        """See `Progress`."""
+        self._inner.note(text)
+
+    def on_evaluation(self, figures: list[Evaluation]) -> None:
+        """See `Callback`."""
+        self._inner.on_evaluation(figures)
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
         """See `Progress`."""

@@ -1,4 +1,4 @@
-"""A callback looks on while a model trains. It sees what is released and paid for, and nothing else.
+"""A callback looks on while a model trains. It sees what is released and charged, and nothing else.
 
 The interface keeps private numbers away from trackers: the summary of a step follows from its noisy sum and from the plan.
 """
@@ -80,7 +80,7 @@ def _given(epsilon: float | None, done: int) -> float | None:
 class Callback:
     """Looks on while a model trains. Subclass it, and override what you need.
 
-    Whatever a method gets is on disk and paid for by then. A method that raises ends the run, which can be resumed.
+    Whatever a method gets is on disk and charged by then. A method that raises ends the run, which can be resumed.
 
     Attributes:
         every: `on_step` is called after so many steps, and after the last one; ``None``: as often as metrics.jsonl gets a line
@@ -96,7 +96,7 @@ class Callback:
         return step.done % self.every == 0 or step.done == step.steps
 
     def on_step(self, step: StepSummary) -> None:
-        """A step was released and paid for, and the model has been updated."""
+        """A step was released and charged, and the model has been updated."""
 
     def on_evaluation(self, figures: list[Evaluation]) -> None:
         """The model was measured. Figures are exact: no epsilon covers them."""

@@ -148,7 +148,7 @@ def _without_none(value: Any) -> Any:
 
 
 class ResolvedConfig(Config):
-    """What runs take: a configuration in which nothing is left to choose. `dpfed.runs.resolution.resolve` makes one.
+    """What runs take: a configuration in which nothing is left to choose. `dpfed.runs.build.build` makes one.
 
     Paths are absolute. The size of the images, the way to make them square, the device, the engine, the bias of a loss that has
     one, the digest of an open_clip or timm architecture, and what of its image tower is trained are there.
@@ -167,7 +167,7 @@ class ResolvedConfig(Config):
             "adaptation.image": self.model.external and self.adaptation.image == "auto",
         }
         if names := [name for name, is_left in left.items() if is_left]:
-            raise ValueError(f"{', '.join(names)} left to choose: dpfed.runs.resolution.resolve does it")
+            raise ValueError(f"{', '.join(names)} left to choose: dpfed.runs.build.build does it")
         return self
 
 

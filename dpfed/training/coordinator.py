@@ -45,7 +45,7 @@ class Coordinator:
         post_processors: what is done with every noisy sum beside the optimizer's step, in order.
         private_metrics: the one of them that takes in the groups' statistics, where the plan releases any.
         ahead: whether to update while the release is being kept and charged; whoever sets it calls `commit` before anything
-            that depends on a release leaves the process, as `dpfed.training.trainer.train` does.
+            that depends on a release leaves the process, as `dpfed.training.loop.train` does.
 
     Args:
         plan: the noise, the divisor and the number of steps.

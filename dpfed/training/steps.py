@@ -47,7 +47,7 @@ class Steps:
         marks: what the ledger says of the training beside its plan (`Ledger.create`).
         keep: how many checkpoints are kept beside the first.
         checkpoint_every: steps from one to the next.
-        seen_outside: whether parties outside the trust boundary see the parameters after each step. Then each step is paid for
+        seen_outside: whether parties outside the trust boundary see the parameters after each step. Then each step is charged
             before the next one begins, and releases are kept for longer: these parties do not answer a step twice.
 
     Attributes:
@@ -81,7 +81,7 @@ class Steps:
         self.ledger = self._open_ledger(marks)
         self.ledger.note_world_size(trainer.world_size)
         self.coordinator: Coordinator = trainer.coordinator(randomness, self.ledger, Releases(files.releases))
-        # Whoever sees parameters waits until they are paid for.
+        # Whoever sees parameters waits until they are charged.
         self.coordinator.ahead = not seen_outside
         self.damaged: list[Path] = []
         self.start = self._load_or_save_first()

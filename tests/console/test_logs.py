@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 
+from dpfed.callbacks import StepSummary
 from dpfed.console import logs
 from dpfed.console.terminal import say, watching
 from dpfed.errors import UserError
@@ -35,13 +36,13 @@ def test_every_line_is_json_and_stdout_stays_free(capsys):
         advance(1)
         advance(2)
         progress.note("something")
-        progress.evaluated([Evaluation("image_to_text_R@10", 0.75, "trained", "test", "cosine", 4)])
-        progress.figures(4, {"training/epsilon": 1.5})
+        progress.on_evaluation([Evaluation("image_to_text_R@10", 0.75, "trained", "test", "cosine", 4)])
+        progress.on_step(StepSummary(3, 5, 0.1, None, spent=lambda done: 1.5))
     out, err = capsys.readouterr()
     made = lines(err)
     assert not out and [line["event"] for line in made] == ["say", "stage", "progress", "note", "evaluated", "figures"]
     assert all(line["time"].endswith("+00:00") and line["level"] == "info" for line in made)
-    assert made[2]["done"] == 2 and made[-1]["values"] == {"training/epsilon": 1.5}
+    assert made[2]["done"] == 2 and made[-1]["values"] == {"training/epsilon": 1.5, "training/learning_rate": 0.1}
 
 
 def test_an_error_is_a_line_and_exit_code_2(dpfed):

@@ -43,7 +43,7 @@ def runs(tmp_path_factory) -> Path:
         }
     )
     dpfed.pretrain(config, folder / "done")
-    took = dpfed.runs.running.train
+    took = dpfed.training.steps.train
 
     def interrupted(transport, coordinator, steps, *rest) -> None:
         took(transport, coordinator, range(steps.start, 3), *rest)

@@ -25,6 +25,7 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Progress
 from dpfed.report.card import round_up
 from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain
@@ -104,8 +105,8 @@ def without(names, moment):
     return moment
 
 
-class Seen:
-    """A progress that keeps all that it is told."""
+class Seen(Progress):
+    """Keeps all that it is told."""
 
     def __init__(self):
         self.said = []
@@ -117,11 +118,11 @@ class Seen:
     def note(self, text):
         self.said.append(text)
 
-    def evaluated(self, figures):
+    def on_evaluation(self, figures):
         self.said.append(list(figures))
 
-    def figures(self, step, values):
-        self.said.append((step, dict(values)))
+    def on_step(self, step):
+        self.said.append((step.done, step.scalars()))
 
 
 @pytest.fixture
@@ -269,7 +270,7 @@ def test_all_that_a_coordinator_makes_of_a_sum_follows_from_the_noisy_one(name, 
             for step in range(PLAN.steps):
                 total = exact(size * torch.randn(SIZE), PLAN)
                 summary = coordinator.apply(step, total)
-                told.append((summary, summary.figures()))
+                told.append((summary, summary.metrics()))
                 gradient = noise.calls[-1].noisy.double() * PLAN.grid_of().unit
                 told.append(gradient.norm().item() / PLAN.divisor)
                 Checkpoints(folder, 9).save(Position(step + 1, ledger.charged, PLAN.fingerprint), model, coordinator)

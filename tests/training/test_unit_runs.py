@@ -12,6 +12,7 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Progress
 from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain
 from tests.sparing import sparing
@@ -40,21 +41,12 @@ def protecting(tiny, people):
     return tiny
 
 
-class Noting:
+class Noting(Progress):
     def __init__(self):
         self.notes = []
 
-    def stage(self, name, total):
-        return lambda done: None
-
     def note(self, text):
         self.notes.append(text)
-
-    def evaluated(self, figures):
-        pass
-
-    def figures(self, step, values):
-        pass
 
 
 def test_persons_are_counted_and_protected(protecting, tmp_path):
