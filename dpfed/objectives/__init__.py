@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import importlib
 import pkgutil
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, create_model, model_validator
 
@@ -16,6 +16,7 @@ from dpfed import discovery
 from dpfed.errors import UserError
 from dpfed.objectives.objective import GroupLoss, Objective
 from dpfed.objectives.of_groups import loss_of
+from dpfed.schema.conditions import only
 from dpfed.schema.section import Section
 from dpfed.schema.wording import complaint
 
@@ -64,7 +65,7 @@ def _keys_of_losses() -> Any:
     for key, losses in keys_of_losses().items():
         field = copy.copy(OBJECTIVES[losses[0]].options.model_fields[key])
         field.description = f"{' and '.join(losses)}: {field.description}"
-        fields[key] = (field.annotation, field)
+        fields[key] = (Annotated[field.annotation, only("objective.name", *losses)], field)
     titles = "; ".join(f"{name}: {loss.title}" for name, loss in OBJECTIVES.items())
     names: Any = Literal[tuple(OBJECTIVES)]  # type: ignore[valid-type]
     return create_model("KeysOfLosses", __base__=Section, name=(names, Field("infonce", description=titles)), **fields)
