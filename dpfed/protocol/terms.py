@@ -70,10 +70,10 @@ class Terms(Section):
         if config.data.size is None:
             raise ValueError("not resolved: what the sites compute must not depend on where")
         if config.objective.name in FOREIGN:
-            known = ", ".join(map(repr, sorted(OBJECTIVES.keys() - FOREIGN.keys())))
+            loss, known = FOREIGN[config.objective.name].said, ", ".join(map(repr, sorted(OBJECTIVES.keys() - FOREIGN.keys())))
             raise UserError(
-                f"objective.name = {FOREIGN[config.objective.name].said}: the terms of a federation cannot hold the code of another "
-                f"package. Set one of {known}. [terms-foreign-loss]"
+                f"objective.name = {loss}: the terms of a federation cannot hold another package's code. Set one of {known}. "
+                "[terms-foreign-loss]"
             )
         by_unit = config.privacy.unit == "user"
         for card in cards:
