@@ -389,6 +389,8 @@ def _instead(path: Path) -> str:
     """What lies in the place of a run, and what to do."""
     if any((folder / "site.toml").is_file() for folder in (path, path / "site")):
         return f"it is a site of a federation, and `dpfed watch {path}` shows what that has spent"
+    if path.is_file():
+        return "it is a file; give the folder of a run"
     inside = sorted(config.parent for config in path.glob("*/config.toml")) if path.is_dir() else []
     if inside:
         return f"it is a folder of runs; give one of them, such as {inside[0]}"
