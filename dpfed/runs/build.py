@@ -90,7 +90,7 @@ class Parts:
     @property
     def views(self) -> RecordViews:
         """How records become what a whole model reads."""
-        return self.trainer.views.views
+        return self.trainer.views.whole
 
     def with_trainer(self, **changes: Any) -> Parts:
         """Parts whose trainer has other attributes."""
@@ -109,7 +109,7 @@ def build(
     rank: int = 0,
     world_size: int = 1,
     terms: Terms | None = None,
-    plan: PrivacyPlan | None = None,
+    stand_in_plan: PrivacyPlan | None = None,
     known: PrivacyPlan | None = None,
     start: StartingWeights | None = None,
     features: Path | None = None,
@@ -119,12 +119,14 @@ def build(
 
     Args:
         config: as the user wrote it, or resolved before, here or elsewhere; a choice that is made is kept.
-        randomness: gives the initial weights; ``None`` when a checkpoint or a saved model will be loaded over them.
+        randomness: gives the initial weights, also on resume, where a checkpoint then replaces them; ``None``: the model of a
+            finished run will be loaded over them, and starting weights need not be there.
         progress: sees how far it is.
         rank: which of the processes that share the work this one is.
         world_size: how many there are.
         terms: of the federation that this process is a party of: they hold the plan.
-        plan: that other records were counted for, where these records stand in for them (`dpfed.planning.proxy`).
+        stand_in_plan: the plan of other records, for which these public records stand in (`dpfed.planning.proxy`). Their
+            number is not checked.
         known: the plan of these records, if their number was known before.
         start: the starting weights, if they were found before.
         features: folder for features of frozen towers; ``None``: they go with the process.
@@ -143,7 +145,7 @@ def build(
     refuse_engine(config)
     config = _with_pass_records(config, device, progress)
     require_memory(config, device)
-    tokenizer, agreed = tokenizer_for(config.model), terms.privacy_plan if terms else plan
+    tokenizer, agreed = tokenizer_for(config.model), terms.privacy_plan if terms else stand_in_plan
     _refuse_cached(config)
     sketch = agreed or known or sketch_of(config)
     model = _model(config, randomness, start, largest_pass(config, sketch), tokenizer, progress)
@@ -282,7 +284,7 @@ def _with_engine(config: Config, trainer: Trainer, progress: Progress) -> Resolv
 
 def _dummy_batch(config: Config, trainer: Trainer) -> GroupBatch:
     towers = frozen_towers(trainer.model) if trainer.views.from_features else None
-    return dummy_batch(config, trainer.plan, trainer.views.views.tokenizer, trainer.device, towers)
+    return dummy_batch(config, trainer.plan, trainer.views.whole.tokenizer, trainer.device, towers)
 
 
 def _refuse_cached(config: Config) -> None:
