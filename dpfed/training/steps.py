@@ -128,8 +128,8 @@ class Steps:
         ledger.require_current()
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(
-                f"the plan of {path} is not that of the configuration and the records (N was "
-                f"{ledger.plan.sampling.records:,}, is {plan.sampling.records:,}): restore both, or start a new run. [resume-plan-changed]"
+                f"the plan of {path} is not that of the configuration and the records (N was {ledger.plan.sampling.records:,}, "
+                f"is {plan.sampling.records:,}): restore both, or start a new run. [resume-plan-changed]"
             )
         if ledger.marks != marks:
             raise UserError(
