@@ -100,7 +100,8 @@ def test_what_others_left_in_memory_moves_nobody(engine, precision):
     torch.manual_seed(4273)
     model, generator = model_of("resnet18, ImageNet stem", 0.05), torch.Generator().manual_seed(4273)
     batch = batch_of([records("noise", count, False, generator) for count in (17, 9, 17)])
-    made, sums = build_engine(engine, model, precision, group_loss, 7), []
+    further = {"if_unlike": "go on"} if engine == "layerwise" else {}  # others ask whether groups are computed alike
+    made, sums = build_engine(engine, model, precision, group_loss, 7, **further), []
     for left in (math.nan, 1e4, 3.0, -1e-3):
         # Freed at once: the next tensors lie where these were.
         for kind in (torch.float32, torch.bfloat16):
@@ -144,6 +145,7 @@ class ByNeighbours(nn.Module):
             return getattr(self.model, name)
 
 
+@pytest.mark.usefixtures("asked_each_time")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("by", ["place", "others", "count"])
 def test_a_device_that_looks_at_neighbours_is_found_out_and_the_loop_is_taken(by, precision):
@@ -182,6 +184,7 @@ def test_bf16_is_as_near_to_float32_as_the_loops():
     assert (rounded - exact).norm() < 2 * (loop - exact).norm()
 
 
+@pytest.mark.usefixtures("asked_each_time")
 def test_the_automatic_choice_tries_bf16():
     model, batch = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"])
     assert choose_engine(model, batch, "bf16") == "layerwise"

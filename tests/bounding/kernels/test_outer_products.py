@@ -75,7 +75,7 @@ def test_a_groups_gradient_has_the_same_bits_wherever_it_stands():
 
 
 @pytest.fixture
-def small_passes(as_on_a_gpu, monkeypatch):
+def small_passes(as_on_a_gpu, asked_each_time, monkeypatch):
     """A GPU's passes, of 16 records, and two to find differences: the interpreter takes seconds for each."""
     monkeypatch.setattr("dpfed.bounding.engines.batch_invariance._TRIALS", 2)
     on = Padding.on

@@ -93,6 +93,7 @@ def test_a_stranger_moves_nobody_in_repeated_passes(name, tapes):
     assert moved == 0 and sum(tape.repetitions for tape in tapes) > 4
 
 
+@pytest.mark.usefixtures("asked_each_time")
 def test_a_kernel_that_looks_at_neighbours_is_found_out(tapes, monkeypatch):
     """Sabotage: the sums of a group change, in their last bits, with the first record of the pass."""
     honest = kernels.outer_products
