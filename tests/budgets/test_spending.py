@@ -18,6 +18,7 @@ from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.renyi_filter import added
 from tests.budgets.conftest import NAMES, PLAN, write_store
+from tests.patience import at_most
 
 
 def budget_of(store):
@@ -291,7 +292,7 @@ def test_processes_that_race_for_the_last_of_a_budget_do_not_both_get_it(store):
     for racer in racers:
         racer.start()
     start.set()
-    won = [results.get(timeout=120) for _ in racers]
+    won = [results.get(timeout=at_most(120)) for _ in racers]
     for racer in racers:
         racer.join()
     assert sum(won) == 2 == len(budget_of(store).accounts)
@@ -326,7 +327,7 @@ def test_a_process_that_is_killed_while_it_reserves_gives_nothing_back(store, re
     reserve(store, [reservation(1)])
     process = multiprocessing.get_context("fork").Process(target=_killed, args=(store, reservation(2), moment))
     process.start()
-    process.join(60)
+    process.join(at_most(60))
     assert process.exitcode == -signal.SIGKILL
     reserved = moment > 0
     assert len(budget_of(store).accounts) == 1 + reserved

@@ -23,6 +23,7 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.pretraining import pretrain
+from tests.patience import Patience, exit_code, output_of
 
 CONFIG = "configs/quickstart.toml"
 
@@ -98,9 +99,9 @@ def files(run):
 
 
 def wait_until(condition, job, seconds=400):
-    deadline = time.monotonic() + seconds
+    patience = Patience(seconds)
     while not condition():
-        assert job.running and time.monotonic() < deadline, job.wait(1).output
+        assert job.running and not patience.ended, job.wait(1).output
         time.sleep(0.02)
 
 
@@ -227,7 +228,7 @@ def test_a_range_of_workers_starts_with_those_there_are_and_goes_on_without_one_
         wait_until(lambda: charged(folder) >= 4, job)
         assert head.workers() == 2
         node.terminate()
-        node.wait(60)
+        exit_code(node, 60)
         before = charged(folder)
         done = job.wait(420)
         assert done.code == 0, done.output
@@ -243,11 +244,11 @@ def test_a_job_that_is_stopped_while_it_waits_for_machines_asks_for_none_any_mor
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(command, env=head.environment, cwd=ROOT, text=True, **pipes)
-        until = time.monotonic() + 200
+        patience = Patience(200)
         while "'GPU': 1, 'CPU': 1" not in head.ray("status").output.replace("'CPU': 1, 'GPU': 1", "'GPU': 1, 'CPU': 1"):
-            assert time.monotonic() < until and process.poll() is None
+            assert not patience.ended and process.poll() is None
         process.send_signal(number)
-        output = process.communicate(timeout=60)[0]
+        output, _ = output_of(process, 60)
         assert process.returncode == code and "the same command begins it" in output
         time.sleep(5)  # Ray looks at the demands now and then
         said = head.ray("status").output

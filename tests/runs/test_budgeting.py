@@ -28,6 +28,7 @@ from dpfed.runs.pretraining import pretrain
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.sweep import sweep
 from dpfed.training import steps as training_steps
+from tests.patience import at_most
 
 
 class Stopped(Exception):
@@ -109,7 +110,7 @@ def _killed(config, folder, after):
 def test_a_run_that_is_killed_before_its_first_step_keeps_what_it_reserved(config, store, budget, tmp_path):
     process = multiprocessing.get_context("fork").Process(target=_killed, args=(parse_config(config), tmp_path / "run", 0))
     process.start()
-    process.join(120)
+    process.join(at_most(120))
     assert process.exitcode == -signal.SIGKILL
     (account,) = budget_of(store).accounts.values()
     assert (account.steps, account.settled) == (6, False) and Ledger.open(tmp_path / "run" / "ledger.jsonl").charged == 0

@@ -33,6 +33,7 @@ from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 from tests.conftest import tiny_tree
 from tests.killed import Killed, killed
+from tests.patience import Patience
 from tests.sparing import sparing
 
 
@@ -171,8 +172,8 @@ def test_a_killed_process_resumes_to_the_same_bits(seeded, tmp_path, undisturbed
     command = [sys.executable, "-m", "dpfed", "pretrain", str(source), "--run", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    ledger, deadline = folder / "ledger.jsonl", time.monotonic() + 120
-    while time.monotonic() < deadline and not (ledger.exists() and ledger.read_bytes().count(b"\n") >= 4):
+    ledger, patience = folder / "ledger.jsonl", Patience(120)
+    while not patience.ended and not (ledger.exists() and ledger.read_bytes().count(b"\n") >= 4):
         assert process.poll() is None, process.stderr.read().decode()
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
