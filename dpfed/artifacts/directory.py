@@ -15,7 +15,6 @@ from typing import Any
 
 from dpfed.artifacts.provenance import wrong_provenance
 from dpfed.config import Config, read_back
-from dpfed.config.effects import without_effect
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.atomic import DRAFT, create_file, draft_of, new_folder, write_atomically
@@ -266,7 +265,7 @@ class RunDirectory:
         """
         own = self.config()
         given, there = leaves(config.model_dump()), leaves(own.model_dump())
-        idle = without_effect(config).keys() & without_effect(own)  # what is written there does not matter
+        idle = config.without_effect().keys() & own.without_effect()  # what is written there does not matter
         for key in given | there:  # a method's options may be on one side only
             value, kept = given.get(key), there.get(key)
             left_open = value == "auto" or (key == "model.start_digest" and value is None)

@@ -139,7 +139,7 @@ def _epsilon(config: Config) -> str:
 
 def _needs(config: Config, comment: list[str]) -> str:
     needs = []
-    if config.data.source not in ("shapes", "procedural"):
+    if not config.data.from_nothing:
         told = next((match[1] for line in comment if (match := _DIR.search(line))), "your copy of the data")
         needs.append(f"--set data.path=DIR, {told}")
     if (config.model.architecture or "").startswith(_LOCAL_DIR):

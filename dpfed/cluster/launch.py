@@ -298,7 +298,7 @@ def _sized(resources: Resources, there: list[dict[str, float]], own: bool, progr
 def _with_a_place(task: Task) -> Task:
     """The task, with generated records beside the run where a job would put them into its temporary copy."""
     config = task.config
-    if config is None or config.data.source not in ("shapes", "procedural") or not _in_job_copy(config.data.stores):
+    if config is None or not config.data.from_nothing or not _in_job_copy(config.data.stores):
         return task
     data = config.data.model_copy(update={"stores": str(task.folder.parent / "stores")})
     return dataclasses.replace(task, config=config.model_copy(update={"data": data}))

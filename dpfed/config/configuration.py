@@ -1,11 +1,14 @@
 """The configuration of a run as a value; and one with nothing left to choose.
 
-Every field has the field's standard name, a default that is a sensible choice, and a line that says what it does.
+Every field has the field's standard name, a default that is a sensible choice, and a line that says what it does. A
+configuration in which a key has no effect cannot be made. Sections say which of their keys go together
+(`dpfed.schema.conditions`); the end of this file says what goes together across sections.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, Self
 
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
@@ -27,7 +30,9 @@ from dpfed.config.sections import (
     ViewsConfig,
 )
 from dpfed.errors import UserError
-from dpfed.privacy.method import method_named
+from dpfed.models.options import PROCEDURAL
+from dpfed.privacy.method import Method, method_named
+from dpfed.schema.conditions import Across, Conditions, When, idle_error, is_given, listed, them
 from dpfed.schema.wording import problem
 
 
@@ -58,16 +63,77 @@ class Config(Section):
     )
 
     def __init__(self, /, **tree: Any) -> None:
+        self._fill(tree)
+        self.refuse_idle()
+
+    @classmethod
+    def unchecked(cls, **tree: Any) -> Self:
+        """A configuration in which keys without an effect may be given.
+
+        Raises:
+            UserError: for an unknown key, or a value that a key cannot have.
+        """
+        config = cls.__new__(cls)
+        config._fill(tree)
+        return config
+
+    def _fill(self, tree: dict[str, Any]) -> None:
         try:
             super().__init__(**tree)
         except ValidationError as error:
             raise UserError(f"{problem(error, type(self))}. [config-value-invalid]") from None
 
+    def refuse_idle(self, origin: str = "config") -> None:
+        """Refuses keys that have no effect, and a warm-up that is longer than the run.
+
+        A configuration is checked when it is made. `model_copy`, which changes one, does not check.
+
+        Raises:
+            UserError: naming the keys, why they have no effect, and what would give them one.
+        """
+        _CONDITIONS.refuse(self, origin)
+        warmup, steps = self.optimizer.warmup, self.privacy.steps
+        if warmup and warmup > steps:
+            raise UserError(
+                f"{origin}: optimizer.warmup = {warmup} exceeds privacy.steps = {steps}: lower it, or raise them. "
+                "[config-warmup]"
+            )
+
+    def without_effect(self) -> dict[str, When]:
+        """The keys, given or not, that nothing depends on, each with the condition that does not hold."""
+        return _CONDITIONS.without_effect(self)
+
+    def effective(self) -> Self:
+        """The same with every key that has no effect at its default."""
+        return self.model_copy(update=_CONDITIONS.effective(self))
+
+    @property
+    def method(self) -> Method:
+        """What `bounding.method` names."""
+        return method_named(self.bounding.method)
+
     @property
     def cached_views(self) -> int:
         """V: views of each image whose features are computed once; 0: none, or the image tower is trained."""
-        frozen = self.model.external and self.adaptation.of_images(self.model.kind) == "frozen"
-        return self.views.cached if frozen else 0
+        return self.views.cached if self.images_are_frozen else 0
+
+    @property
+    def images_are_frozen(self) -> bool:
+        """Whether there is an image tower of another library that is not trained."""
+        return self.model.external and self._image_training == "frozen"
+
+    @property
+    def _image_training(self) -> str:
+        return self.adaptation.of_images(self.model.kind)
+
+    @property
+    def writes_store(self) -> bool:
+        """Whether the run writes a record store: of its records, of public ones, or of those behind its starting weights."""
+        if self.data.from_nothing or self.data.source == "scenes" or self.model.start == PROCEDURAL:
+            return True
+        if self.method.public_records and self.public.is_generated:
+            return True
+        return self.data.imports and not self.data.finds_store
 
     def dump(self, defaults: bool = True) -> str:
         """The configuration as TOML, with every default spelled out, or with none."""
@@ -90,7 +156,7 @@ class ResolvedConfig(Config):
 
     @model_validator(mode="after")
     def _nothing_left(self) -> ResolvedConfig:
-        own_engine = not method_named(self.bounding.method).picks_engine
+        own_engine = not self.method.picks_engine
         left = {
             "data.size": self.data.size is None,
             "data.resize": self.data.resize == "model",
@@ -103,3 +169,113 @@ class ResolvedConfig(Config):
         if names := [name for name, is_left in left.items() if is_left]:
             raise ValueError(f"{', '.join(names)} left to choose: dpfed.runs.build.build does it")
         return self
+
+
+def deciding(key: str) -> tuple[str, ...]:
+    """The other keys that decide whether one has an effect; none: it always has."""
+    return _CONDITIONS.deciding(key)
+
+
+def refuse_unmeasured(config: Config, tasks: tuple[str, ...]) -> None:
+    """Refuses settings of tasks that the records do not allow, where the configuration leaves the tasks to them.
+
+    Args:
+        config: of the run.
+        tasks: that are measured.
+
+    Raises:
+        UserError: see `Config.refuse_idle`.
+    """
+    if config.evaluation.tasks or not tasks:
+        return
+    measured = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": tasks})})
+    idle = [key for key in measured.without_effect() if key.startswith("evaluation.") and is_given(config, key)]
+    if idle:
+        said = f"{listed(idle)} no effect with these records, which allow {' and '.join(tasks)} alone"
+        raise idle_error(config.name, f"{said}: choose others, or leave {them(idle)} out", idle)
+
+
+def _only_if(keys: str, because: str, holds: Callable[[Config], bool], remedy: str | Callable[[], str]) -> Across:
+    return Across(keys, When(because, holds, remedy))
+
+
+def _for_methods(keys: str, holds: Callable[[Method], bool], why: str, choice: str) -> Across:
+    return _only_if(keys, "bounding.method", lambda c: holds(c.method), f"{why}; set bounding.method = '{choice}'")
+
+
+_CONDITIONS = Conditions(
+    Config,
+    _only_if(
+        "data.stores", "data.source data.path", lambda c: c.writes_store, "no store is written; set data.source to an importer"
+    ),
+    _only_if(
+        "views.cached",
+        "adaptation.image model.image model.kind",
+        lambda c: c.images_are_frozen,
+        "the image tower is trained, so its features change; set adaptation.image = 'frozen'",
+    ),
+    _only_if(
+        "text_views.* evaluation.match evaluation.templates",
+        "model.kind",
+        lambda c: c.model.reads_text,
+        "set model.kind = 'image-text' or 'open_clip'",
+    ),
+    _only_if(
+        "text_views.*",
+        "views.cached model.text",
+        lambda c: not (c.cached_views and c.model.pretrained_text),
+        "features of the captions are computed once",
+    ),
+    _only_if(
+        "adaptation.text adaptation.text_layers",
+        "model.kind",
+        lambda c: c.model.kind == "open_clip",
+        "set model.kind = 'open_clip'",
+    ),
+    _only_if(
+        "adaptation.image adaptation.rank adaptation.alpha adaptation.image_layers",
+        "model.kind model.image",
+        lambda c: c.model.external,
+        "set model.kind = 'open_clip' or model.image = 'timm/NAME'",
+    ),
+    _only_if(
+        "adaptation.rank adaptation.alpha",
+        "adaptation.image adaptation.text",
+        lambda c: c.model.timm is not None or "lora" in (c._image_training, c.adaptation.text),
+        "set one of them to 'lora'",
+    ),
+    _only_if(
+        "adaptation.rank adaptation.alpha adaptation.image_layers",
+        "model.image adaptation.image",
+        lambda c: c.model.timm is None or c.adaptation.image == "lora",
+        "a timm encoder is trained in full by default; set adaptation.image = 'lora'",
+    ),
+    _only_if(
+        "adaptation.image_layers", "adaptation.image", lambda c: c._image_training == "lora", "set adaptation.image = 'lora'"
+    ),
+    _for_methods("public.*", lambda method: method.public_records, "no public record joins a group", "public"),
+    _for_methods(
+        "bounding.clip_norm bounding.clipping privacy.epsilon privacy.noise_multiplier privacy.noise privacy.delta "
+        "privacy.accountant",
+        lambda method: method.private,
+        "nothing is clipped, added or promised",
+        "group",
+    ),
+    _for_methods(
+        "privacy.accountant", lambda method: len(method.accountants) > 1, "its samples are accounted for by RDP alone", "group"
+    ),
+    _for_methods(
+        "views.cached privacy.batch privacy.steps bounding.clip_norm bounding.clipping bounding.group_size optimizer.* "
+        "text_views.* adaptation.rank adaptation.alpha adaptation.image_layers adaptation.text_layers adaptation.text",
+        lambda method: not method.closed_form,
+        "every record takes part in both steps, and no gradient is taken",
+        "group",
+    ),
+    _only_if("progress.*", "diagnostics", lambda c: c.diagnostics == "private", "set diagnostics = 'private'"),
+    _only_if(
+        "optimizer.schedule",
+        "optimizer.warmup privacy.steps",
+        lambda c: c.optimizer.warmup + 1 < c.privacy.steps,
+        "it begins after the warm-up; leave at least two steps for it",
+    ),
+)

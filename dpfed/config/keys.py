@@ -11,11 +11,12 @@ from typing import Any
 import tomli_w
 
 from dpfed.config import Config
-from dpfed.config.effects import deciding
+from dpfed.config.configuration import deciding
 from dpfed.errors import UserError, nearest
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.plan_checks import CLIP_NORMS, STABILITIES
 from dpfed.schema.section import Section
+from dpfed.schema.wording import either
 
 _IMPORTERS = (
     "cuhk-pedes rstpreid deepfashion-mm roco cifar10 fashion-mnist camelyon17 dicom parquet table webdataset folder"
@@ -133,12 +134,12 @@ def _key(name: str, section: str, schema: dict[str, Any]) -> Key:
 
 def _allowed(schema: dict[str, Any]) -> str:
     if "enum" in schema or "const" in schema:
-        return _either(schema.get("enum") or [schema["const"]])
+        return either(schema.get("enum") or [schema["const"]])
     if "prefixItems" in schema:
         return f"[{', '.join(_allowed(item) for item in schema['prefixItems'])}]"
     if schema["type"] == "array":
         least = "at least one of " if schema.get("minItems") else ""
-        members = _either(schema["items"]["enum"], "and") if "enum" in schema["items"] else f"{_allowed(schema['items'])}s"
+        members = either(schema["items"]["enum"], "and") if "enum" in schema["items"] else f"{_allowed(schema['items'])}s"
         return f"list of {least}{members}"
     return _WORDS[schema["type"]] + _range(schema)
 
@@ -158,8 +159,3 @@ def _range(schema: dict[str, Any]) -> str:
     if below is not None:
         parts.append(f"below {below:g}")
     return "".join(f", {part}" for part in parts)
-
-
-def _either(values: list[str], joint: str = "or") -> str:
-    quoted = [repr(value) for value in values]
-    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} {joint} {quoted[-1]}"

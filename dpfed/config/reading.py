@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from dpfed.config.configuration import Config
-from dpfed.config.effects import refuse_without_effect
 from dpfed.errors import UserError, nearest
 from dpfed.files.shipped import find_config
 from dpfed.files.toml_file import leaves, put, read_toml, toml_value
@@ -46,17 +45,17 @@ def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
         UserError: naming the first offending key, what it got and what was expected; or the keys that have no effect.
     """
     config = _checked(tree, origin)
-    refuse_without_effect(config, origin)
+    config.refuse_idle(origin)
     return config
 
 
 def read_back(tree: dict[str, Any], origin: str) -> Config:
-    """A configuration that dpfed wrote itself, with every default spelled out: keys without an effect may be in it.
+    """A configuration that dpfed wrote itself. Keys without an effect may be in it; they get their defaults.
 
     Raises:
-        UserError: see `parse_config`.
+        UserError: naming the first offending key, what it got and what was expected.
     """
-    return _checked(tree, origin)
+    return _checked(tree, origin).effective()
 
 
 def _checked(tree: dict[str, Any], origin: str) -> Config:
@@ -65,7 +64,7 @@ def _checked(tree: dict[str, Any], origin: str) -> Config:
             f"{origin}: expected keys and values, such as {{'privacy': {{'epsilon': 8.0}}}}; got {shown(tree)}. [config-keys]"
         )
     try:
-        return Config(**tree)
+        return Config.unchecked(**tree)
     except UserError as error:
         raise UserError(f"{origin}: {error.sentence} [config-invalid]") from None
 

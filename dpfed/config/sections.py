@@ -2,12 +2,13 @@
 
 A room that takes its section whole has it in its own file of options: `dpfed.data.options`, `dpfed.models.options`,
 `dpfed.objectives`, `dpfed.training.options`, `dpfed.evaluation.options`. The others stand here. A section says what a value has
-to be by itself; whether a key has an effect beside the others stands in `dpfed.config.effects`.
+to be, and under which values of its other keys a key has an effect; conditions between sections stand beside `Config`.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -15,10 +16,12 @@ from dpfed.data.options import DataConfig, PublicConfig, TextViewsConfig, ViewsC
 from dpfed.evaluation.options import EvaluationConfig
 from dpfed.models.options import AdaptationConfig, ModelConfig
 from dpfed.objectives import ObjectiveConfig
-from dpfed.privacy.method import METHODS
+from dpfed.privacy.method import METHODS, Method, method_named
 from dpfed.privacy.plan_checks import wrong_clip_norm, wrong_stability
 from dpfed.privacy.promise import Unit
+from dpfed.schema.conditions import When, only
 from dpfed.schema.section import Section
+from dpfed.schema.wording import either
 from dpfed.training.options import OptimizerConfig
 
 __all__ = [
@@ -39,22 +42,57 @@ __all__ = [
 ]
 
 
+def _of_method(holds: Callable[[Method], bool], why: str, choice: str = "") -> When:
+    """What a method reads.
+
+    Args:
+        holds: whether it reads the keys.
+        why: otherwise it does not.
+        choice: a method that does; none: all that do are named.
+    """
+
+    def remedy() -> str:
+        names = [choice] if choice else [name for name in METHODS if holds(method_named(name))]
+        return f"{why}; set bounding.method = {either(names)}"
+
+    return When("bounding.method", lambda bounding: holds(method_named(bounding.method)), remedy)
+
+
+_CONTRASTS_GROUPS = _of_method(lambda method: not method.whole_batch, "it contrasts the whole batch", "group")
+_DRAWS_GROUPS = _of_method(lambda method: not method.singleton_groups, "every record forms its own group", "group")
+_CAPPED = _of_method(lambda method: method.capped, "its batch needs no cap")
+_PICKS_ENGINE = _of_method(lambda method: method.picks_engine, "it has its own engine")
+_NOT_NORMALISED = When(
+    "bounding.clipping",
+    lambda bounding: bounding.clipping != "automatic",
+    "every gradient is normalised; set bounding.clipping = 'fixed'",
+)
+
+
 class BoundingConfig(Section):
     """How one record's influence on a step is bounded."""
 
     method: str = Field("group", description="what is clipped; 'none': no privacy at all (docs/methods.md has them all)")
-    group_size: int = Field(16, description="S: expected records in a group")
-    clip_norm: float = Field(1.0, description="C: the largest L2 norm of what is clipped")
+    group_size: Annotated[int, _CONTRASTS_GROUPS, _DRAWS_GROUPS] = Field(16, description="S: expected records in a group")
+    clip_norm: Annotated[float, _NOT_NORMALISED] = Field(1.0, description="C: the largest L2 norm of what is clipped")
     clipping: Literal["fixed", "automatic", "adaptive"] = Field(
         "fixed", description="to clip_norm; automatic: normalised, no C to tune; adaptive: C follows progress.quantile"
     )
-    stability: float = Field(0.01, description="clipping = 'automatic': added to the norm by which a gradient is divided")
-    max_group_size: int | None = Field(None, description="the most records of a group; further ones are dropped")
-    max_batch: int | None = Field(None, ge=2, description="sample and logit: cap of the batch; default B + 4 sqrt(B)")
+    stability: Annotated[float, only("bounding.clipping", "automatic")] = Field(
+        0.01, description="clipping = 'automatic': added to the norm by which a gradient is divided"
+    )
+    max_group_size: Annotated[int | None, _CONTRASTS_GROUPS, _DRAWS_GROUPS] = Field(
+        None, description="the most records of a group; further ones are dropped"
+    )
+    max_batch: Annotated[int | None, _CAPPED] = Field(
+        None, ge=2, description="sample and logit: cap of the batch; default B + 4 sqrt(B)"
+    )
     options: dict[str, bool | int | float | str] = Field({}, description="the method's own options (docs/methods.md)")
-    engine: Literal["auto", "loop", "layerwise"] = Field("auto", description="how group gradients are computed")
+    engine: Annotated[Literal["auto", "loop", "layerwise"], _PICKS_ENGINE] = Field(
+        "auto", description="how group gradients are computed"
+    )
     microbatch: int = Field(512, ge=1, description="records whose views are in memory at a time")
-    pass_records: int | None = Field(
+    pass_records: Annotated[int | None, _PICKS_ENGINE] = Field(
         None, ge=8, le=65_536, description="layerwise: records of a pass; default: by a GPU's memory, or 32"
     )
 
@@ -86,7 +124,9 @@ class PrivacyConfig(Section):
         "pld", description="how epsilon is computed; pld is tighter, rdp is used in the papers"
     )
     unit: Unit = Field("record", description="what is protected: a record, or all records of one unit")
-    per_unit: int = Field(1, ge=1, description="unit = 'user': the most records of a unit that take part in a step")
+    per_unit: Annotated[int, only("privacy.unit", "user")] = Field(
+        1, ge=1, description="unit = 'user': the most records of a unit that take part in a step"
+    )
     batch: int = Field(1024, description="B: expected records (or units) in a step; each is drawn with q = B/N")
     steps: int = Field(100, description="T: noisy steps in the whole run")
     not_covered: str | None = Field(

@@ -2,34 +2,89 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from dpfed.paths import is_store
+from dpfed.schema.conditions import When, only
 from dpfed.schema.section import Pair, Section
 
 Resize = Literal["model", "crop", "squash", "pad"]
+
+_FROM_NOTHING = ("shapes", "procedural")  # sources that read no file
+_IMPORTER = "set data.source to the name of an importer"
+# What a source reads. Every source that is not named here is an importer.
+_GENERATED = only("data.source", *_FROM_NOTHING)
+_HALVED = only("data.source", "shapes", "scenes")
+_READ = When("data.source", lambda data: not data.from_nothing, "set data.source = 'store' or to the name of an importer")
+_IMPORTED = When("data.source", lambda data: data.imports, f"{_IMPORTER} (other records are divided already)")
+_LABELLED = When(
+    "data.source",
+    lambda data: data.imports or data.source == "scenes",
+    f"{_IMPORTER} (generated records are public, and a store says itself whether it is)",
+)
+_NO_STORE = When(
+    "data.path",
+    lambda data: not data.finds_store,
+    "there is a record store, which is made already; give what it was imported from",
+)
 
 
 class DataConfig(Section):
     """Which records, and whether anyone may see them."""
 
     source: str = Field("shapes", description="'shapes', 'scenes' or 'procedural' (generated), 'store', or an importer's name")
-    path: str | None = Field(None, description="a record store, or what the importer reads")
-    records: int = Field(
+    path: Annotated[str | None, _READ] = Field(None, description="a record store, or what the importer reads")
+    records: Annotated[int, _GENERATED] = Field(
         20_000, ge=16, le=10_000_000, description="training records to generate (source = 'shapes' or 'procedural')"
     )
-    validation: int = Field(0, ge=0, description="training records held out for validation when importing")
-    test: int = Field(0, ge=0, description="training records held out for test when importing a source without a test split")
-    half: Literal["all", "first", "second"] = Field("all", description="half of the colours (shapes) or classes (scenes)")
+    validation: Annotated[int, _IMPORTED, _NO_STORE] = Field(
+        0, ge=0, description="training records held out for validation when importing"
+    )
+    test: Annotated[int, _IMPORTED, _NO_STORE] = Field(
+        0, ge=0, description="training records held out for test when importing a source without a test split"
+    )
+    half: Annotated[Literal["all", "first", "second"], _HALVED] = Field(
+        "all", description="half of the colours (shapes) or classes (scenes)"
+    )
     size: int | None = Field(
         None, ge=8, le=4096, description="side of the square images, pixels; default 32, or what open_clip or timm expects"
     )
     resize: Resize = Field("model", description="how an image becomes square")
     stores: str = Field("stores", description="folder for the stores that a run imports or generates")
-    public: bool = Field(False, description="the records are public: the report may show them")
+    public: Annotated[bool, _LABELLED, _NO_STORE] = Field(False, description="the records are public: the report may show them")
+
+    @property
+    def from_nothing(self) -> bool:
+        """Whether the records are generated, and no file is read."""
+        return self.source in _FROM_NOTHING
+
+    @property
+    def imports(self) -> bool:
+        """Whether `source` is an importer's name."""
+        return self.source not in ("store", "scenes", *_FROM_NOTHING)
+
+    @property
+    def finds_store(self) -> bool:
+        """Whether `path` is a record store, although the source is not called one."""
+        if self.path is None or self.source == "store" or self.from_nothing:
+            return False
+        try:
+            return is_store(Path(self.path).expanduser())
+        except (OSError, RuntimeError):  # opening it will say what is wrong
+            return False
 
 
+_JITTER = When("views.jitter", lambda views: views.jitter > 0, "set views.jitter, the probability of colour jitter")
+_JITTERED = When(
+    "views.brightness views.contrast views.saturation views.hue",
+    lambda views: any((views.brightness, views.contrast, views.saturation, views.hue)),
+    "give one of them a strength",
+)
+_COLOUR = When("views.grayscale", lambda views: views.grayscale < 1, "no image has a colour; lower it")
+_BLUR = When("views.blur", lambda views: views.blur > 0, "set views.blur, the probability of blur")
 _RANGES = {"crop_scale": (1e-4, 1.0), "crop_ratio": (0.01, 100.0), "blur_sigma": (1e-3, 1e3)}
 
 
@@ -39,14 +94,24 @@ class ViewsConfig(Section):
     crop_scale: Pair = Field((1.0, 1.0), description="area of the random resized crop, fraction of the image")
     crop_ratio: Pair = Field((1.0, 1.0), description="aspect ratio of the crop, width / height")
     flip: float = Field(0.0, ge=0, le=1, description="probability of a horizontal flip")
-    jitter: float = Field(0.0, ge=0, le=1, description="probability of colour jitter")
-    brightness: float = Field(0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies brightness by 0.6 to 1.4")
-    contrast: float = Field(0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies contrast by 0.6 to 1.4")
-    saturation: float = Field(0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies saturation by 0.6 to 1.4")
-    hue: float = Field(0.1, ge=0, le=0.5, description="colour jitter: 0.1 turns the hue by up to 36 degrees")
+    jitter: Annotated[float, _JITTERED] = Field(0.0, ge=0, le=1, description="probability of colour jitter")
+    brightness: Annotated[float, _JITTER] = Field(
+        0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies brightness by 0.6 to 1.4"
+    )
+    contrast: Annotated[float, _JITTER] = Field(
+        0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies contrast by 0.6 to 1.4"
+    )
+    saturation: Annotated[float, _JITTER, _COLOUR] = Field(
+        0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies saturation by 0.6 to 1.4"
+    )
+    hue: Annotated[float, _JITTER, _COLOUR] = Field(
+        0.1, ge=0, le=0.5, description="colour jitter: 0.1 turns the hue by up to 36 degrees"
+    )
     grayscale: float = Field(0.0, ge=0, le=1, description="probability of losing colour")
     blur: float = Field(0.0, ge=0, le=1, description="probability of Gaussian blur")
-    blur_sigma: Pair = Field((0.1, 2.0), description="standard deviation of the blur, pixels of a 224-pixel image")
+    blur_sigma: Annotated[Pair, _BLUR] = Field(
+        (0.1, 2.0), description="standard deviation of the blur, pixels of a 224-pixel image"
+    )
     cached: int = Field(
         0,
         ge=0,
@@ -74,6 +139,9 @@ class TextViewsConfig(Section):
     word_delete: float = Field(0.0, ge=0, le=1, description="probability of each word to be left out; the paper: 0.2")
 
 
+_OF_STORE = only("public.source", "store")
+
+
 class PublicConfig(Section):
     """Public records that join the group of every drawn record (bounding.method = 'public')."""
 
@@ -84,7 +152,18 @@ class PublicConfig(Section):
     source: Literal["store", "shapes", "procedural"] = Field(
         "store", description="a record store, generated captioned shapes, or procedural images"
     )
-    path: str | None = Field(None, description="source = 'store': a record store that is marked public")
-    digest: str | None = Field(None, description="a run writes it: the fingerprint of the store's records")
-    generated: int = Field(20_000, ge=16, le=10_000_000, description="records to generate, where the source is not a store")
-    half: Literal["all", "first", "second"] = Field("all", description="source = 'shapes': half of the colours")
+    path: Annotated[str | None, _OF_STORE] = Field(None, description="source = 'store': a record store that is marked public")
+    digest: Annotated[str | None, _OF_STORE] = Field(
+        None, description="a run writes it: the fingerprint of the store's records"
+    )
+    generated: Annotated[int, only("public.source", *_FROM_NOTHING)] = Field(
+        20_000, ge=16, le=10_000_000, description="records to generate, where the source is not a store"
+    )
+    half: Annotated[Literal["all", "first", "second"], only("public.source", "shapes")] = Field(
+        "all", description="source = 'shapes': half of the colours"
+    )
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the public records are generated."""
+        return self.source in _FROM_NOTHING

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dpfed.schema.conditions import When, only
 from dpfed.schema.section import Items, Section
+from dpfed.schema.wording import either
 
 Task = Literal["retrieval", "zero_shot", "knn", "linear"]
+_MEASURED = only("evaluation.split", "validation", "test")
+
+
+def _with(*tasks: Task) -> When:
+    """Has an effect where one of some tasks may be measured."""
+
+    def holds(own: EvaluationConfig) -> bool:
+        return not own.tasks or not set(tasks).isdisjoint(own.tasks)
+
+    return When("evaluation.tasks", holds, f"add {either(tasks)}")
 
 
 class EvaluationConfig(Section):
     """Measurements of the untrained and the trained model on held-out records."""
 
-    tasks: Items[Task] = Field((), description="what is measured; empty: all that is possible")
-    match: Literal["record", "unit"] = Field(
+    tasks: Annotated[Items[Task], _MEASURED] = Field((), description="what is measured; empty: all that is possible")
+    match: Annotated[Literal["record", "unit"], _MEASURED, _with("retrieval")] = Field(
         "record", description="retrieval: a hit is the query's own record, or any record of its unit"
     )
-    templates: Items[str] = Field(("a photo of a {}.",), min_length=1, description="zero-shot prompts, {} is the class")
+    templates: Annotated[Items[str], _MEASURED, _with("zero_shot")] = Field(
+        ("a photo of a {}.",), min_length=1, description="zero-shot prompts, {} is the class"
+    )
     split: Literal["validation", "test", "none"] = Field("test", description="'none' trains without measuring")
-    every: int = Field(0, ge=0, description="steps between evaluations during training; 0: at the end only")
-    records: int = Field(0, ge=0, description="held-out records used; 0: all")
-    bank: int = Field(0, ge=0, description="labelled training records for k-NN and linear probe; 0: all")
+    every: Annotated[int, _MEASURED] = Field(
+        0, ge=0, description="steps between evaluations during training; 0: at the end only"
+    )
+    records: Annotated[int, _MEASURED] = Field(0, ge=0, description="held-out records used; 0: all")
+    bank: Annotated[int, _MEASURED, _with("knn", "linear")] = Field(
+        0, ge=0, description="labelled training records for k-NN and linear probe; 0: all"
+    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from dpfed import discovery
 from dpfed.errors import nearest
+from dpfed.schema.conditions import When, only
 from dpfed.schema.section import Items, Section
 
 SIZE = 32  # side of the images, pixels, where neither the user nor the architecture says
@@ -17,6 +18,31 @@ _TIMM, _TORCHVISION = "timm/", "torchvision/"
 _OWN_TEXT = "transformer"
 SENTENCES = "sentence-transformers/"  # of model.text: a pretrained tower by its name on the hub
 
+# What a kind of model reads.
+_CLIP = only("model.kind", "open_clip")
+_OURS = only("model.kind", "image", "image-text", why="an open_clip architecture has its own; ")
+_TEXT = only("model.kind", "image-text")
+_HEAD = only("model.kind", "image")
+# What its parts read.
+_OUR_ENCODER = When(
+    "model.image", lambda model: model.timm is None, "a timm encoder has its own; set model.image = 'cnn' or 'resnet18'"
+)
+_RESNET = only("model.image", "resnet18", "resnet34", "resnet50")
+_BATCH_NORM = only("model.normalisation", "batch")
+_OUR_TEXT = When(
+    "model.text",
+    lambda model: model.pretrained_text is None,
+    f"a pretrained text tower has its own; set model.text = '{_OWN_TEXT}'",
+)
+_EXTERNAL = When(
+    "model.kind model.image", lambda model: model.external, "set model.kind = 'open_clip' or model.image = 'timm/NAME'"
+)
+_FOREIGN = When(
+    "model.kind model.image model.text", lambda model: model.external or model.pretrained_text is not None, "a run writes it"
+)
+_NO_START = When("model.start", lambda model: model.start is None, "the start has the weights; choose one of both")
+_START = When("model.start", lambda model: model.start is not None, "set model.start")
+
 
 class ModelConfig(Section):
     """The encoder that is trained."""
@@ -24,44 +50,72 @@ class ModelConfig(Section):
     kind: Literal["image", "image-text", "open_clip"] = Field(
         "image", description="one tower with a projection head, two small towers, or the two towers of an open_clip model"
     )
-    architecture: str | None = Field(None, description="a name that open_clip knows, a JSON file, or 'local-dir:DIR'")
-    weights: str | None = Field(
+    architecture: Annotated[str | None, _CLIP] = Field(
+        None, description="a name that open_clip knows, a JSON file, or 'local-dir:DIR'"
+    )
+    weights: Annotated[str | None, _EXTERNAL, _NO_START] = Field(
         None, description="a file, a pretrained tag, or (timm) a folder; none: random, or local-dir's own"
     )
-    digest: str | None = Field(None, description="a run writes it: the hash of its open_clip or timm architecture")
+    digest: Annotated[str | None, _FOREIGN] = Field(
+        None, description="a run writes it: the hash of its open_clip or timm architecture"
+    )
     start: str | None = Field(
         None, description="starting weights: 'procedural' (`dpfed start`), or a run, its model/ or a file; none: random"
     )
-    start_digest: str | None = Field(None, description="a run writes it: the hash of its starting weights")
-    tokenizer: Literal["own", "words"] = Field("own", description="the model's own, or hashed words (random weights)")
-    image: str = Field(
+    start_digest: Annotated[str | None, _START] = Field(None, description="a run writes it: the hash of its starting weights")
+    tokenizer: Annotated[Literal["own", "words"], _CLIP] = Field(
+        "own", description="the model's own, or hashed words (random weights)"
+    )
+    image: Annotated[str, _OURS] = Field(
         "cnn",
         description="'cnn', 'resnet18', 'resnet34', 'resnet50', or 'timm/NAME' or 'torchvision/NAME', an encoder that does not "
         "mix records",
     )
-    stem: Literal["cifar", "imagenet"] = Field("cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling")
-    width: int = Field(32, ge=4, le=4096, description="channels of the first stage of 'cnn', or 64 for a standard ResNet")
-    features: Literal["last", "pyramid"] = Field(
+    stem: Annotated[Literal["cifar", "imagenet"], _OURS, _RESNET] = Field(
+        "cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling"
+    )
+    width: Annotated[int, _OURS, _OUR_ENCODER] = Field(
+        32, ge=4, le=4096, description="channels of the first stage of 'cnn', or 64 for a standard ResNet"
+    )
+    features: Annotated[Literal["last", "pyramid"], _OURS, _OUR_ENCODER] = Field(
         "last", description="the last stage's mean, or every stage's means over quadrants (a larger head, no other weight)"
     )
-    normalisation: Literal["group", "layer", "batch"] = Field(
+    normalisation: Annotated[Literal["group", "layer", "batch"], _OURS, _OUR_ENCODER] = Field(
         "group", description="behind each convolution; 'batch': over one group and public anchors (docs/methods.md)"
     )
-    anchors: str | None = Field(None, description="normalisation = 'batch': a public record store; none: generated shapes")
-    anchor_count: int = Field(32, ge=2, le=4096, description="M: public images in every group (normalisation = 'batch')")
-    weight_standardisation: bool = Field(False, description="convolutions use weights of mean 0 and variance 1")
-    text: str = Field(
+    anchors: Annotated[str | None, _OURS, _OUR_ENCODER, _BATCH_NORM] = Field(
+        None, description="normalisation = 'batch': a public record store; none: generated shapes"
+    )
+    anchor_count: Annotated[int, _OURS, _OUR_ENCODER, _BATCH_NORM] = Field(
+        32, ge=2, le=4096, description="M: public images in every group (normalisation = 'batch')"
+    )
+    weight_standardisation: Annotated[bool, _OURS, _OUR_ENCODER] = Field(
+        False, description="convolutions use weights of mean 0 and variance 1"
+    )
+    text: Annotated[str, _OURS, _TEXT] = Field(
         _OWN_TEXT,
         description="text encoder (kind = 'image-text'): 'transformer' (small, trained), 'sentence-transformers/NAME', or a "
         "folder of the Hugging Face format (pretrained, frozen, with a linear head)",
     )
-    text_width: int = Field(64, ge=8, le=8192, description="width of the text encoder; a multiple of text_heads")
-    text_layers: int = Field(2, ge=1, le=256, description="transformer blocks of the text encoder")
-    text_heads: int = Field(2, ge=1, le=256, description="attention heads of each block")
-    vocabulary: int = Field(1024, ge=64, le=1_000_000, description="hash buckets of the word tokenizer")
-    context: int = Field(24, ge=4, le=4096, description="words that the model reads of a caption")
-    embedding: int = Field(64, ge=2, le=65_536, description="dimensions of the space in which views are contrasted")
-    head_hidden: int = Field(128, ge=2, le=65_536, description="hidden width of the projection head (kind = 'image')")
+    text_width: Annotated[int, _OURS, _TEXT, _OUR_TEXT] = Field(
+        64, ge=8, le=8192, description="width of the text encoder; a multiple of text_heads"
+    )
+    text_layers: Annotated[int, _OURS, _TEXT, _OUR_TEXT] = Field(
+        2, ge=1, le=256, description="transformer blocks of the text encoder"
+    )
+    text_heads: Annotated[int, _OURS, _TEXT, _OUR_TEXT] = Field(2, ge=1, le=256, description="attention heads of each block")
+    vocabulary: Annotated[int, _OURS, _TEXT, _OUR_TEXT] = Field(
+        1024, ge=64, le=1_000_000, description="hash buckets of the word tokenizer"
+    )
+    context: Annotated[int, _OURS, _TEXT, _OUR_TEXT] = Field(
+        24, ge=4, le=4096, description="words that the model reads of a caption"
+    )
+    embedding: Annotated[int, _OURS] = Field(
+        64, ge=2, le=65_536, description="dimensions of the space in which views are contrasted"
+    )
+    head_hidden: Annotated[int, _OURS, _HEAD] = Field(
+        128, ge=2, le=65_536, description="hidden width of the projection head (kind = 'image')"
+    )
 
     @field_validator("normalisation")
     @classmethod
@@ -122,7 +176,9 @@ class AdaptationConfig(Section):
     rank: int = Field(16, ge=1, le=4096, description="r of the adapters B A (Hu et al. 2022)")
     alpha: float = Field(16.0, ge=1e-3, le=1e6, description="the adapters' output is multiplied by alpha / rank")
     image_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the image tower gets adapters")
-    text_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the text tower gets adapters")
+    text_layers: Annotated[Items[Layer], only("adaptation.text", "lora")] = Field(
+        ("q", "v"), min_length=1, description="where the text tower gets adapters"
+    )
 
     def of_images(self, kind: str) -> Training:
         """What of the image tower is trained in a model of a kind, with the choice of ``auto`` made."""

@@ -1,27 +1,45 @@
-"""The loss of one group: a file for each, found by its name. Its keys stand in the section ``[objective]``."""
+"""The loss of one group: a file for each, found by its name. Its keys stand in the section ``[objective]``.
+
+Other packages may announce losses of their own: an entry point of the group ``dpfed.losses`` that leads to an `Objective`.
+"""
 
 from __future__ import annotations
 
 import copy
 import importlib
 import pkgutil
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, create_model, model_validator
 
+from dpfed import discovery
+from dpfed.errors import UserError
 from dpfed.objectives.objective import GroupLoss, Objective
 from dpfed.objectives.of_groups import loss_of
+from dpfed.schema.conditions import only
 from dpfed.schema.section import Section
 from dpfed.schema.wording import complaint
 
-__all__ = ["OBJECTIVES", "GroupLoss", "Objective", "ObjectiveConfig", "keys_of_losses", "loss_of"]
+__all__ = ["FOREIGN", "OBJECTIVES", "GroupLoss", "Objective", "ObjectiveConfig", "keys_of_losses", "loss_of"]
 
 
 def _found() -> dict[str, Objective]:
     files = {file.name: importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)}
-    return {name: file.OBJECTIVE for name, file in files.items() if hasattr(file, "OBJECTIVE")}
+    shipped = {name: file.OBJECTIVE for name, file in files.items() if hasattr(file, "OBJECTIVE")}
+    for name, part in FOREIGN.items():
+        loss = part.load()
+        if name in shipped or not isinstance(loss, Objective):
+            problem = (
+                "dpfed has a loss of that name" if name in shipped else f"expected an Objective, got {type(loss).__name__}"
+            )
+            raise UserError(
+                f"the loss {part.said} cannot be used: {problem}. Correct the package, or uninstall it. [loss-foreign]"
+            )
+        shipped[name] = loss
+    return shipped
 
 
+FOREIGN: dict[str, discovery.Announced] = discovery.announced("losses")
 OBJECTIVES: dict[str, Objective] = _found()
 
 
@@ -47,7 +65,7 @@ def _keys_of_losses() -> Any:
     for key, losses in keys_of_losses().items():
         field = copy.copy(OBJECTIVES[losses[0]].options.model_fields[key])
         field.description = f"{' and '.join(losses)}: {field.description}"
-        fields[key] = (field.annotation, field)
+        fields[key] = (Annotated[field.annotation, only("objective.name", *losses)], field)
     titles = "; ".join(f"{name}: {loss.title}" for name, loss in OBJECTIVES.items())
     names: Any = Literal[tuple(OBJECTIVES)]  # type: ignore[valid-type]
     return create_model("KeysOfLosses", __base__=Section, name=(names, Field("infonce", description=titles)), **fields)

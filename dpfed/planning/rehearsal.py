@@ -20,7 +20,6 @@ from typing import Any
 import dpfed
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import Config, parse_config
-from dpfed.config.effects import without_effect
 from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError, goes_on
 from dpfed.files.atomic import write_atomically
@@ -251,7 +250,7 @@ def _stages(config: Config, tried: list[Rehearsed]) -> Iterator[dict[str, Any]]:
 def _others(config: Config) -> dict[str, list[int]]:
     """Half and double of the whole numbers that may change, by key."""
     found, size, steps = {}, config.bounding.group_size, config.privacy.steps
-    if "bounding.group_size" not in without_effect(config):
+    if "bounding.group_size" not in config.without_effect():
         found["bounding.group_size"] = [other for other in (size // 2, size * 2) if 2 <= other <= config.privacy.batch]
     if config.privacy.noise_multiplier is None:  # otherwise more steps would be another promise
         found["privacy.steps"] = [other for other in (steps // 2, steps * 2) if other > config.optimizer.warmup + 1]

@@ -20,6 +20,7 @@ from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
 from dpfed.files.reading import read_text
 from dpfed.models.blueprints import LOCAL_DIR
+from dpfed.objectives import FOREIGN, OBJECTIVES
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.protocol.cards import KEY, SiteCard, hidden_text
 from dpfed.protocol.identity import is_exchange_key
@@ -68,6 +69,12 @@ class Terms(Section):
         """
         if config.data.size is None:
             raise ValueError("not resolved: what the sites compute must not depend on where")
+        if config.objective.name in FOREIGN:
+            loss, known = FOREIGN[config.objective.name].said, ", ".join(map(repr, sorted(OBJECTIVES.keys() - FOREIGN.keys())))
+            raise UserError(
+                f"objective.name = {loss}: the terms of a federation cannot hold another package's code. Set one of {known}. "
+                "[terms-foreign-loss]"
+            )
         by_unit = config.privacy.unit == "user"
         for card in cards:
             if by_unit and card.units is None:

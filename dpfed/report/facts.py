@@ -88,6 +88,14 @@ def started_privately(run: str, data: str, epsilon: str, delta: str) -> Mark:
     )
 
 
+def foreign_loss(said: str) -> str:
+    """For a loss that another package brought."""
+    return (
+        f"What the loss {said} remembers. The guarantee assumes that it computes a group's loss from that group's embeddings "
+        "alone. dpfed hands it nothing else, and cannot check that it keeps nothing from one group for the next."
+    )
+
+
 def shared_unit(name: str) -> Mark:
     """For records that name what they share, such as a person, where each record is protected for itself."""
     return Mark(

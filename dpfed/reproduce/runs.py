@@ -12,7 +12,6 @@ from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, PublicConfig, read_back
-from dpfed.config.effects import effective
 from dpfed.data.importers import detect
 from dpfed.errors import UserError
 from dpfed.files.shipped import configs
@@ -186,7 +185,7 @@ def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: f
     put(tree, "evaluation.every", max(1, tree["privacy"]["steps"] // often) if often else 0)
     tree["name"] = "unnamed"
     # One base serves all methods and all places of the records, so a variant may have no use for some of its keys.
-    config = resolve_defaults(effective(read_back(tree, f"{request.experiment.name}, {variant.label}")))
+    config = resolve_defaults(read_back(tree, f"{request.experiment.name}, {variant.label}"))
     digest = hashlib.blake2b(config.dump().encode(), digest_size=5).hexdigest()
     return config.model_copy(update={"name": f"{request.data.name}-{method}-{digest}"})
 

@@ -266,7 +266,7 @@ def _with_engine(config: Config, trainer: Trainer, progress: Progress) -> Resolv
         require_fitting(model, _dummy_batch(config, trainer), precision, loss)
     config = changed(config, training={"device": trainer.device.type}, bounding={"engine": engine})
     refuse_inexact(config)
-    return ResolvedConfig(**{name: getattr(config, name) for name in Config.model_fields})
+    return ResolvedConfig.unchecked(**{name: getattr(config, name) for name in Config.model_fields})
 
 
 def _dummy_batch(config: Config, trainer: Trainer) -> GroupBatch:

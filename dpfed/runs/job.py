@@ -12,7 +12,7 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import began, environment
 from dpfed.building.model import trained_of
 from dpfed.config import Config
-from dpfed.config.effects import refuse_unmeasured
+from dpfed.config.configuration import refuse_unmeasured
 from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness

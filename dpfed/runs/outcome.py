@@ -21,6 +21,7 @@ from dpfed.evaluation.tasks import tasks_of
 from dpfed.models.folder import weights_digest
 from dpfed.models.moments import ATTRIBUTE, MomentHeads
 from dpfed.models.summary import Trained
+from dpfed.objectives import FOREIGN
 from dpfed.privacy.epsilon_curve import spent_curve
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
@@ -42,6 +43,7 @@ from dpfed.report.facts import (
     UNSOUND,
     CardFacts,
     Mark,
+    foreign_loss,
     shared_unit,
 )
 from dpfed.report.gallery import Gallery, build_gallery
@@ -291,6 +293,8 @@ def _not_protected(parts: Parts, trained: Trained, disclosed: Collection[str]) -
     discrete = parts.plan.noise.kind == "discrete"
     always = (ASSUMED_OF_BITS if discrete and said is LAST_BITS else said for said in NOT_PROTECTED)
     shared = (SHARED_PASSES,) if parts.config.bounding.engine == "layerwise" else ()
+    name = parts.config.objective.name
+    starting += (foreign_loss(FOREIGN[name].said),) if name in FOREIGN else ()
     return (*starting, *always, *shared, *([AUDITS] if AUDITED in disclosed else []))
 
 

@@ -14,7 +14,6 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.building.method import contrasted
 from dpfed.building.plan import plan_of, sketch_of
 from dpfed.config import Config
-from dpfed.config.effects import refuse_without_effect
 from dpfed.data.importers.detection import refuse_unknown
 from dpfed.data.public_store import given_public
 from dpfed.data.store.counting import known_count, store_at_hand
@@ -72,7 +71,7 @@ class Preflight:
         """
         if resume and not RunDirectory.unused(folder):
             return cls(config, Path(folder), world_size, there=True)
-        refuse_without_effect(config)
+        config.refuse_idle()
         RunDirectory.refuse_unusable(folder)
         start = checked_start(config)
         return cls(config, Path(folder), world_size, plan=known_plan(config, progress, world_size), start=start)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dpfed.config import Config
-from dpfed.config.effects import without_effect
 from dpfed.data.importers import ImportProgress
 from dpfed.data.opening import open_records
 from dpfed.data.public_store import open_public, public_fingerprint
@@ -63,7 +62,7 @@ def with_absolute_paths(config: Config) -> Config:
     data = config.data
     path = None if data.path is None else str(path_of(data.path, "data.path").expanduser().resolve())
     data = data.model_copy(update={"path": path})
-    if "data.stores" not in without_effect(config):
+    if "data.stores" not in config.without_effect():
         data = data.model_copy(update={"stores": str(path_of(data.stores, "data.stores").expanduser().resolve())})
     model = config.model
     if model.weights is not None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import AdaptationConfig, Config, parse_config
-from dpfed.config.effects import effective, without_effect
 from dpfed.data.generated.dead_leaves import VERSION
 from dpfed.errors import UserError
 from dpfed.files.shipped import shipped_file
@@ -41,7 +40,7 @@ def starting_weights(config: Config) -> StartingWeights | None:
         return None
     procedural = config.model.start == PROCEDURAL
     found = procedural_start(procedural_path(config)) if procedural else find_start(config.model.start)
-    found.refuse_another_architecture(config.model, without_effect(config))
+    found.refuse_another_architecture(config.model, config.without_effect())
     if config.model.start_digest not in (None, found.digest):
         raise UserError(
             f"model.start: the weights in {found.path} are not those that the run (or the federation) was started with: "
@@ -141,7 +140,7 @@ def recipe_for(config: Config) -> Config:
     taken = {"views": config.views, "text_views": config.text_views, "objective": config.objective}
     whole = AdaptationConfig(image="full", text="full")
     changes = {"data": data, "model": model, "training": training, "adaptation": whole, **taken}
-    return effective(recipe.model_copy(update=changes))
+    return recipe.model_copy(update=changes).effective()
 
 
 def procedural_path(config: Config) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -49,6 +49,12 @@ def shown(value: Any) -> str:
     """A value as it stands in a TOML file, in one line and not too long."""
     text = _toml(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+
+
+def either(values: Iterable[Any], joint: str = "or") -> str:
+    """``'a', 'b' or 'c'``."""
+    *others, last = map(repr, values)
+    return f"{', '.join(others)} {joint} {last}" if others else last
 
 
 def _toml(value: Any) -> str:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from dpfed.schema.conditions import When, only
 from dpfed.schema.section import Section
+
+_WARMS_UP = When(
+    "optimizer.warmup optimizer.schedule",
+    lambda optimizer: optimizer.warmup != 1 or optimizer.schedule != "constant",
+    "the first step has the full learning rate then; give 2 or more",
+)
 
 
 class OptimizerConfig(Section):
@@ -14,11 +21,11 @@ class OptimizerConfig(Section):
 
     name: Literal["sgd", "adam", "adamw", "lars"] = Field("adam", description="how the noisy gradient becomes a step")
     learning_rate: float = Field(1e-3, ge=1e-12, le=1e9, description="size of a step, at the end of the warm-up")
-    momentum: float = Field(0.9, ge=0, lt=1, description="for sgd and lars")
+    momentum: Annotated[float, only("optimizer.name", "sgd", "lars")] = Field(0.9, ge=0, lt=1, description="for sgd and lars")
     weight_decay: float = Field(
         0.0, ge=0, le=1, description="this fraction of the weights is added to the gradient; adamw: decoupled from it"
     )
-    warmup: int = Field(0, ge=0, description="steps of linear warm-up")
+    warmup: Annotated[int, _WARMS_UP] = Field(0, ge=0, description="steps of linear warm-up")
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="learning rate after the warm-up; cosine ends near 0"
     )

@@ -175,7 +175,7 @@ class Trainer:
         """
         return Coordinator(self.plan, self.model, self.optimizer, randomness, ledger, releases, self.noise.std)
 
-    def create_ledger(self, path: Path, marks: dict[str, bool] | None = None) -> Ledger:
+    def create_ledger(self, path: str | Path, marks: dict[str, bool] | None = None) -> Ledger:
         """A ledger for this training: what it spends is written there before anything leaves.
 
         Args:

@@ -272,7 +272,7 @@ def remove(rank, config, folder, gone):
         link = Link()
         parts = build(config, Randomness.from_seed(SEED), rank=link.rank, world_size=link.size)
         for missing in [None, *gone]:
-            partition = parts.partition()
+            partition = parts.trainer.partition
             indices = np.asarray(partition.indices)
             partition = dataclasses.replace(partition, indices=indices[indices != missing])
             worker = parts.trainer.worker(Randomness.from_seed(SEED).for_ranks(), partition=partition)

@@ -1,4 +1,4 @@
-"""Keys without effect: every key of the schema has a rule, and whole runs agree with the rules, bit by bit."""
+"""Keys without effect: every key of the schema declares when it has one, and whole runs agree with that, bit by bit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 from safetensors.torch import load_file
 
 from dpfed.config import Config, load_config, parse_config, read_back
-from dpfed.config.effects import _ALWAYS, _RULES, effective, refuse_unmeasured, without_effect
+from dpfed.config.configuration import deciding, refuse_unmeasured
 from dpfed.errors import UserError
 from dpfed.files.toml_file import leaves, put
+from dpfed.privacy import method
+from dpfed.privacy.method import METHODS
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent
 from dpfed.runs.job import create_job
@@ -21,11 +23,21 @@ from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.records import with_absolute_paths
 from dpfed.runs.running import run_job
+from dpfed.schema.conditions import When
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SCHEMA = frozenset(leaves(Config().model_dump())) | {"bounding.options"}
 
-# Two other values than the default for every key that a rule is about, as far as a run can take them.
+ALWAYS = frozenset(
+    """
+    name data.source data.size data.resize views.crop_scale views.crop_ratio views.flip views.grayscale views.blur model.kind
+    model.start objective.name bounding.method bounding.options bounding.microbatch privacy.unit
+    privacy.seed privacy.not_covered
+    training.device training.precision
+    training.checkpoint_every training.keep evaluation.split diagnostics
+    """.split()
+)  # of bounding.options, every method refuses those that it does not have
+# Two other values than the default for every key that has a condition, as far as a run can take them.
 OTHERS = {
     "data.path": ("/nowhere/at/all",),
     "data.records": (32, 64),
@@ -119,12 +131,18 @@ ELSEWHERE = frozenset(
 BREAKS = {"objective.learn_temperature", "objective.augmentations"}
 
 
-def test_every_key_of_the_schema_has_a_rule_or_always_an_effect():
-    always, ruled = set(_ALWAYS.split()), {key for rule in _RULES for key in rule.keys.split()}
-    assert always | ruled == SCHEMA and not always & ruled
-    assert len(_ALWAYS.split()) == len(always)
-    assert {key for rule in _RULES for key in rule.because.split()} <= SCHEMA
-    assert ruled == OTHERS.keys() | ELSEWHERE, "a new rule wants a value in this file, so that a run can try it"
+def test_every_key_of_the_schema_has_a_condition_or_always_an_effect():
+    conditional = {key for key in SCHEMA if deciding(key)}
+    assert conditional == SCHEMA - ALWAYS and SCHEMA >= ALWAYS
+    assert {other for key in SCHEMA for other in deciding(key)} <= SCHEMA
+    assert conditional == OTHERS.keys() | ELSEWHERE, "a new condition wants a value in this file, so that a run can try it"
+
+
+def test_what_a_section_declares_goes_by_its_own_keys():
+    for section, field in Config.model_fields.items():
+        for key in getattr(field.annotation, "model_fields", {}).values():
+            for when in (one for one in key.metadata if isinstance(one, When)):
+                assert {other.partition(".")[0] for other in when.because.split()} == {section}
 
 
 def tree_of(tiny: dict, **sections) -> dict:
@@ -157,7 +175,7 @@ BASES = {
 
 def observed(tree: dict, folder: Path) -> tuple:
     """All that a run gives but the words of its plan and its configuration."""
-    job = create_job(Preflight(read_back(tree, "test"), folder), Silent())
+    job = create_job(Preflight(Config.unchecked(**tree), folder), Silent())
     with job.run.locked():
         run = run_job(job, Silent())
     results = json.loads(run.results.read_text())
@@ -170,7 +188,7 @@ def observed(tree: dict, folder: Path) -> tuple:
 
 def changed(tree: dict, keys) -> dict:
     tree = copy.deepcopy(tree)
-    given, default = (leaves(config.model_dump()) for config in (read_back(tree, "test"), Config()))
+    given, default = (leaves(config.model_dump()) for config in (Config.unchecked(**tree), Config()))
     for key in keys:
         put(tree, key, next(value for value in (*OTHERS[key], default[key]) if value != given[key]))
     return tree
@@ -187,7 +205,7 @@ def constant(monkeypatch):
 )
 def test_keys_without_effect_change_no_bit_of_a_run_all_at_once(tiny, tmp_path, constant, name):
     tree = tree_of(tiny, **BASES[name])
-    idle = without_effect(parse_config(tree)).keys() - ELSEWHERE - BREAKS
+    idle = parse_config(tree).without_effect().keys() - ELSEWHERE - BREAKS
     assert len(idle) > 10
     assert observed(changed(tree, idle), tmp_path / "changed") == observed(tree, tmp_path / "run")
 
@@ -197,12 +215,13 @@ def effects_of(tiny: dict) -> list[tuple[str, str]]:
     found = {}
     for name, sections in BASES.items():
         config = parse_config(tree_of(tiny, **sections))
-        found |= {key: name for key in OTHERS.keys() - without_effect(config).keys() if key not in found}
+        found |= {key: name for key in OTHERS.keys() - config.without_effect().keys() if key not in found}
     return sorted(found.items())
 
 
 @pytest.mark.slow
-def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant):
+def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     bases = {name: tree_of(tiny, **sections) for name, sections in BASES.items()}
     before = {name: observed(tree, tmp_path / f"base {number}") for number, (name, tree) in enumerate(bases.items())}
     tried = effects_of(tiny)
@@ -212,10 +231,11 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant):
             if observed(changed(bases[name], [key]), tmp_path / f"run {number}") == before[name]:
                 silent.append((key, name))
         except UserError as error:
-            about = "units|nothing at|no record store at|template|labels|give public.path|no longer the one"
+            about = "units|nothing at|no record store|template|labels|give public.path|no longer the one"
             assert key in str(error) or re.search(about, str(error)), f"{key} in {name}: {error}"
-    # Where generated public records lie changes no bit, and each of these captions is one sentence.
-    assert silent == [("data.stores", "public"), ("text_views.sentence_swap", "pairs")]
+    # Sums are exact, whatever the size of a pass. Where generated public records lie changes no bit, and each of these captions
+    # is one sentence.
+    assert silent == [("bounding.pass_records", "pairs"), ("data.stores", "public"), ("text_views.sentence_swap", "pairs")]
     assert len(tried) > 40
 
 
@@ -242,6 +262,8 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant):
         ({"bounding": {"method": "none"}, "privacy": {"epsilon": 8.0, "delta": 1e-6}}, "'privacy.epsilon' and 'privacy.delta'"),
         ({"bounding": {"method": "dpcl"}, "privacy": {"accountant": "rdp"}}, "accounted for by RDP alone"),
         ({"public": {"records": 7}}, "set bounding.method = 'public'"),
+        ({"bounding": {"max_batch": 50}}, "set bounding.method = 'batch', 'logit' or 'sample', or leave it out"),
+        ({"model": {"stem": "imagenet"}}, "set model.image = 'resnet18', 'resnet34' or 'resnet50', or leave it out"),
         ({"bounding": {"method": "public", "group_size": 4}}, "every record forms its own group"),
         ({"bounding": {"method": "public"}, "public": {"generated": 99}}, "set public.source = 'shapes'"),
         ({"optimizer": {"momentum": 0.8}}, "set optimizer.name = 'sgd' or 'lars'"),
@@ -257,9 +279,34 @@ def test_what_has_no_effect_is_refused_and_what_would_give_it_one_is_said(tree, 
         parse_config(tree)
     assert "--set" not in str(caught.value) and "\n" not in str(caught.value)
     assert all(f"--set {key}=" in caught.value.command for key in re.findall(r"'([a-z_]+\.[a-z_]+)'", str(caught.value)))
-    with pytest.raises(UserError, match=re.escape(said)):  # a configuration that was made in a program
-        pretrain(Config(**tree), tmp_path / "run")
+    with pytest.raises(UserError, match=re.escape(said)):  # a configuration that is made in a program
+        Config(**tree)
+    with pytest.raises(UserError, match=re.escape(said)):  # and one that was changed there
+        pretrain(Config().model_copy(update=dict(Config.unchecked(**tree))), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_method_says_in_its_own_file_which_keys_it_reads(tmp_path, monkeypatch):
+    (tmp_path / "half_batches.py").write_text(
+        "from dpfed.privacy.method import Method\n"
+        "METHOD = Method('half_batches', '', '', sensitivity=lambda given: 1.0, whole_batch=True, capped=True)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(method._FILES, "half_batches", "half_batches")
+    monkeypatch.setattr("dpfed.config.sections.METHODS", (*METHODS, "half_batches"))
+    assert parse_config({"bounding": {"method": "half_batches", "max_batch": 50}}).bounding.max_batch == 50
+    with pytest.raises(UserError, match="it contrasts the whole batch; set bounding.method = 'group'"):
+        parse_config({"bounding": {"method": "half_batches", "group_size": 4}})
+    with pytest.raises(UserError, match="set bounding.method = 'batch', 'logit', 'sample' or 'half_batches'"):
+        parse_config({"bounding": {"max_batch": 50}})
+
+
+def test_a_file_that_dpfed_wrote_may_hold_idle_keys_and_is_read_without_them():
+    tree = {"data": {"source": "store", "path": "/x", "records": 50}, "model": {"kind": "image", "text_width": 24, "width": 8}}
+    assert Config.unchecked(**tree).data.records == 50
+    assert read_back(tree, "old.toml") == Config(data={"source": "store", "path": "/x"}, model={"width": 8})
+    with pytest.raises(UserError, match=r"old\.toml: 'data\.records': expected at least 16.*config-invalid"):
+        read_back({"data": {"source": "store", "path": "/x", "records": 5}}, "old.toml")
 
 
 def of(section, **values) -> dict:
@@ -345,7 +392,7 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
 
 @pytest.mark.parametrize(("before", "after", "lost"), STEPS_OF)
 def test_a_step_from_one_configuration_to_another_takes_the_effect_from_these_keys_alone(before, after, lost):
-    idle = [without_effect(read_back(tree, "test")).keys() for tree in (before, after)]
+    idle = [Config.unchecked(**tree).without_effect().keys() for tree in (before, after)]
     assert idle[1] - idle[0] == set(lost.split())
 
 
@@ -376,4 +423,4 @@ def test_a_resolved_configuration_of_every_base_reads_back(tiny, tmp_path):
         path = tmp_path / "config.toml"
         path.write_text(config.dump())
         assert load_config(path) == config
-        assert effective(config) == config
+        assert config.effective() == config

@@ -65,10 +65,13 @@ def test_what_docstrings_describe_is_there(name):
     assert not list(unknown(ast.parse(FILES[name].read_text(encoding="utf-8"))))
 
 
+ENTRY_POINTS = {"dpfed.losses", "dpfed.importers"}  # groups, as packaging calls them, and no modules
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_names_of_the_package_lead_somewhere(name):
     named = re.findall(r"`(dpfed(?:\.\w+)+)`", FILES[name].read_text(encoding="utf-8"))
-    assert not [one for one in named if not is_there(one)]
+    assert not [one for one in named if not is_there(one) and one not in ENTRY_POINTS]
 
 
 def test_a_parameter_that_is_gone_is_found():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import dpfed.runs.pretraining
-import dpfed.runs.running
+import dpfed.training.steps
 from dpfed.cli import main
 from dpfed.config import parse_config
 from dpfed.data.generated.shapes import write_shapes

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import dpfed
 import dpfed.runs.pretraining
-import dpfed.runs.running
+import dpfed.training.steps
 from dpfed.artifacts.export import export_model
 from dpfed.artifacts.view import read_view
 from dpfed.config import parse_config

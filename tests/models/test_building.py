@@ -18,7 +18,7 @@ from dpfed.runs.resolution import resolve_defaults
 
 @pytest.fixture(params=["image", "image-text"])
 def saved(request, tmp_path):
-    config = resolve_defaults(Config(model=ModelConfig(kind=request.param, width=8, text_width=16)))
+    config = resolve_defaults(Config.unchecked(model=ModelConfig(kind=request.param, width=8, text_width=16)))
     model = build_model(config.model, config.objective).eval()
     save_encoder(tmp_path, model, facts_of(config))
     return tmp_path, model

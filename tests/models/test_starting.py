@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 
 from dpfed.building.model import facts_of
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, parse_config
-from dpfed.config.effects import without_effect
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.folder import save_encoder
@@ -67,10 +66,10 @@ def test_a_model_gets_all_its_weights_but_keeps_its_own_temperature(saved):
 def test_another_architecture_is_refused_by_its_keys_and_by_its_tensors(saved, model, said):
     config = config_of(model)
     with pytest.raises(UserError, match=rf"{said}.*\[start-other-model"):
-        find_start(saved).refuse_another_architecture(config.model, without_effect(config))
+        find_start(saved).refuse_another_architecture(config.model, config.without_effect())
     (saved / "model.json").unlink()
     alone = find_start(saved / "model.safetensors")
-    alone.refuse_another_architecture(config.model, without_effect(config))  # nothing says what it is
+    alone.refuse_another_architecture(config.model, config.without_effect())  # nothing says what it is
     if "normalisation" not in model:
         with pytest.raises(UserError, match=r"'[\w.]+' is (\(.*\) float32|missing) there and (\(.*\) float32|missing) here"):
             built(config, alone)
@@ -80,7 +79,7 @@ def test_anchors_stay_the_models_own(tmp_path):
     one, two = (config_of({"normalisation": "batch", "anchor_count": count}) for count in (4, 6))
     save_encoder(tmp_path / "model", built(one), facts_of(resolve_defaults(one)))
     found = find_start(tmp_path / "model")
-    found.refuse_another_architecture(two.model, without_effect(two))
+    found.refuse_another_architecture(two.model, two.without_effect())
     model = built(two, found, seed=3)
     assert model.encoder.anchors.shape[0] == 6 and model.encoder.anchors.any()
     weights = load_file(tmp_path / "model" / "model.safetensors")

@@ -39,7 +39,7 @@ CASES = {
 
 
 def config_of(image, size=32, kind="image", loss="infonce", adaptation=None, resize="model", **model):
-    config = Config(
+    config = Config.unchecked(
         data=DataConfig(size=size, resize=resize),
         model=ModelConfig(kind=kind, image=f"timm/{image}", embedding=16, head_hidden=16, text_width=16, **model),
         objective=ObjectiveConfig(name=loss),

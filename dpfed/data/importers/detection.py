@@ -35,10 +35,27 @@ _IMPORTERS: tuple[type[Importer], ...] = (
 
 
 def importers() -> dict[str, Importer]:
-    """All importers by name; those of the papers' data sets where their room is installed."""
+    """All importers by name; those of the papers' data sets where their room is installed, and those of other packages.
+
+    Raises:
+        UserError: if another package announces one that cannot be used.
+    """
     of_papers = discovery.part("reproduce", "importers").IMPORTERS if discovery.has("reproduce") else ()
     known: tuple[type[Importer], ...] = (*of_papers, *_IMPORTERS)
-    return {importer.name: importer() for importer in known}
+    shipped = {importer.name: importer() for importer in known}
+    foreign: dict[str, Importer] = {}
+    for name, part in discovery.announced("importers").items():
+        importer = part.load()
+        if name in shipped or not (isinstance(importer, type) and issubclass(importer, Importer) and importer.name == name):
+            expected = (
+                "a name that dpfed does not have" if name in shipped else f"a subclass of Importer whose name is '{name}'"
+            )
+            raise UserError(
+                f"the importer {part.said} cannot be used: expected {expected}. Correct the package, or uninstall it. "
+                "[importer-foreign]"
+            )
+        foreign[name] = importer()
+    return {**foreign, **shipped}
 
 
 def refuse_unknown(source: str) -> None:

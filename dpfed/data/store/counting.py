@@ -27,7 +27,7 @@ def known_count(data: DataConfig, unit: Unit) -> int | None:
     Raises:
         UserError: for records that are not there, a damaged store, or units that the records do not name.
     """
-    if data.source in ("shapes", "procedural"):
+    if data.from_nothing:
         if unit == "user":
             raise no_units(data.source)
         return data.records
@@ -46,7 +46,7 @@ def store_at_hand(data: DataConfig) -> Path | None:
     Raises:
         UserError: where there is nothing.
     """
-    if data.source in ("shapes", "procedural"):
+    if data.from_nothing:
         return None
     path = local_path(os.path.expanduser(given_path(data)), "data.path")
     if data.source == "store":

@@ -1,0 +1,174 @@
+"""Which keys have an effect beside the others. A key declares the values of other keys under which it has one:
+
+    momentum: Annotated[float, only("optimizer.name", "sgd", "lars")] = Field(0.9)
+
+The configuration declares conditions across sections, each an `Across`. A key that is given and has no effect is a mistake:
+whoever sets ``data.path`` and forgets ``data.source`` would otherwise train on generated shapes without noticing. A key counts
+as given if its value is not the default, so that a file that spells out every default can be read again. Intervals longer than
+the run and limits that are not reached do what they say, and so have an effect.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pydantic.fields import FieldInfo
+
+from dpfed.errors import UserError
+from dpfed.schema.section import Section
+from dpfed.schema.wording import either, shown
+
+
+@dataclass(frozen=True, eq=False)
+class When:
+    """A condition under which keys have an effect. Keys with the same condition are refused in one sentence.
+
+    Attributes:
+        because: the keys whose values decide, with spaces between them.
+        holds: whether the condition holds, of the section in which the keys stand; in an `Across`, of the configuration.
+        remedy: what would make it hold.
+    """
+
+    because: str
+    holds: Callable[[Any], bool]
+    remedy: str | Callable[[], str]
+
+    @property
+    def advice(self) -> str:
+        """What would make it hold."""
+        return self.remedy if isinstance(self.remedy, str) else self.remedy()
+
+
+@functools.cache
+def only(key: str, *values: str, why: str = "") -> When:
+    """Has an effect only where another key of the same section has one of a few values.
+
+    Args:
+        key: the other one, such as ``optimizer.name``.
+        values: of it.
+        why: a reason that stands before the remedy.
+    """
+    name = key.rpartition(".")[2]
+    return When(key, lambda section: getattr(section, name) in values, f"{why}set {key} = {either(values)}")
+
+
+class Across(NamedTuple):
+    """A condition between sections.
+
+    Attributes:
+        keys: that have an effect under it, with spaces between them; ``public.*`` are all keys of a section.
+        when: the condition, of the whole configuration.
+    """
+
+    keys: str
+    when: When
+
+    def named(self, config: type[Section]) -> Iterator[str]:
+        """The keys, each by its name."""
+        for key in self.keys.split():
+            section, _, name = key.partition(".")
+            yield from (f"{section}.{own}" for own in fields_of(config, section)) if name == "*" else (key,)
+
+
+def fields_of(config: type[Section], section: str) -> dict[str, FieldInfo]:
+    """The keys of a section of a configuration, with what they may be; none: it is itself a key."""
+    kind = config.model_fields[section].annotation
+    return kind.model_fields if isinstance(kind, type) and issubclass(kind, Section) else {}
+
+
+class Conditions:
+    """All conditions of a configuration.
+
+    Args:
+        config: its class, whose sections declare their own.
+        across: those between sections, which come first.
+    """
+
+    def __init__(self, config: type[Section], *across: Across) -> None:
+        between = [(key, rule.when) for rule in across for key in rule.named(config)]
+        self._of: dict[str, list[tuple[str, When]]] = {}  # by the key: each with the section that it is about; "": the whole
+        for section in config.model_fields:
+            for name, field in fields_of(config, section).items():
+                key = f"{section}.{name}"
+                first = [("", when) for other, when in between if other == key]
+                self._of[key] = [*first, *((section, when) for when in field.metadata if isinstance(when, When))]
+        if unknown := {key for key, _ in between} - self._of.keys():
+            raise ValueError(f"no such keys: {sorted(unknown)}")
+
+    def deciding(self, key: str) -> tuple[str, ...]:
+        """The other keys that decide whether one has an effect; none: it always has."""
+        found = [other for _, when in self._of.get(key, ()) for other in when.because.split()]
+        return tuple(other for other in dict.fromkeys(found) if other != key)
+
+    def without_effect(self, config: Section) -> dict[str, When]:
+        """The keys, given or not, that nothing depends on in a configuration, each with the condition that does not hold."""
+        failed = {
+            key: [when for section, when in conditions if not when.holds(getattr(config, section) if section else config)]
+            for key, conditions in self._of.items()
+        }
+        return {key: broken[0] for key, broken in failed.items() if broken}
+
+    def refuse(self, config: Section, origin: str = "config") -> None:
+        """Refuses keys that are given and have no effect.
+
+        Args:
+            config: as the user wrote it, or resolved.
+            origin: of the configuration, for the message.
+
+        Raises:
+            UserError: naming the keys, why they have no effect, and what would give them one.
+        """
+        idle = {key: when for key, when in self.without_effect(config).items() if is_given(config, key)}
+        if idle:
+            conditions = dict.fromkeys(idle.values())
+            said = (_sentence(config, when, [key for key in idle if idle[key] is when]) for when in conditions)
+            raise idle_error(origin, "; ".join(said), list(idle))
+
+    def effective(self, config: Section) -> dict[str, Section]:
+        """The sections of a configuration that have keys without an effect, with these keys at their defaults."""
+        changes: dict[str, dict[str, Any]] = {}
+        for key in self.without_effect(config):
+            section, name = key.split(".")
+            changes.setdefault(section, {})[name] = _default(config, key)
+        return {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
+
+
+def idle_error(origin: str, said: str, keys: list[str]) -> UserError:
+    """The error for keys that are given and have no effect."""
+    options = " ".join(f"--set {key}=" for key in keys)
+    return UserError(f"{origin}: {said}. [setting-idle]", command=f"On the command line, that is {options}")
+
+
+def is_given(config: Section, key: str) -> bool:
+    """Whether a key has another value than its default."""
+    return bool(_value(config, key) != _default(config, key))
+
+
+def _value(config: Section, key: str) -> Any:
+    return functools.reduce(getattr, key.split("."), config)
+
+
+def _default(config: Section, key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    return type(getattr(config, section) if section else config).model_fields[name].default
+
+
+def _sentence(config: Section, when: When, keys: list[str]) -> str:
+    def value(key: str) -> str:
+        return shown(_value(config, key)) + ("" if is_given(config, key) else " (the default)")
+
+    why = " and ".join(f"{key} = {value(key)}" for key in when.because.split())
+    return f"{listed(keys)} no effect with {why}: {when.advice}, or leave {them(keys)} out"
+
+
+def listed(keys: list[str]) -> str:
+    """``'a' and 'b' have``, the beginning of a sentence."""
+    return f"{' and '.join(map(repr, keys))} {'has' if len(keys) == 1 else 'have'}"
+
+
+def them(keys: list[str]) -> str:
+    """The pronoun for one key or several."""
+    return "it" if len(keys) == 1 else "them"

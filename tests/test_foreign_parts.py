@@ -1,0 +1,121 @@
+"""Parts that another installed package announces: a loss and an importer outside of dpfed, each in one file."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import dpfed
+from dpfed.data.store.records import RecordStore
+
+LOSS = '''
+"""Decoupled contrastive loss: without the pair itself in the denominator (Yeh et al. 2022)."""
+from dpfed.objectives.objective import ContrastOptions, Objective
+
+
+def loss(embeddings, present, temperature, bias, options):
+    import torch
+
+    images = embeddings["image"]
+    first, second = images[:, 0], embeddings["text"][:, 0] if "text" in embeddings else images[:, 1]
+    logits = first @ second.mT / temperature
+    others = present[None] & ~torch.eye(len(first), dtype=torch.bool)
+    beside = logits.masked_fill(~others, -1e4).logsumexp(1)
+    return torch.where(present, beside - logits.diagonal(), 0.0).sum()
+
+
+DECOUPLED = Objective("decoupled contrast", loss=loss, options=ContrastOptions, least=2)
+'''
+IMPORTER = '''
+"""A text file with a colour a line."""
+import numpy as np
+
+from dpfed.data.importers.source import Importer, Source
+from dpfed.data.store.record import RecordInput
+
+
+class ColoursImporter(Importer):
+    name = "colours"
+    layout = "a file .colours with lines NAME R G B"
+
+    def recognises(self, path, access=None):
+        return path.suffix == ".colours"
+
+    def open(self, path, access=None):
+        def records():
+            for line in path.read_text().splitlines():
+                name, *colour = line.split()
+                picture = np.broadcast_to(np.array(colour, np.uint8), (16, 16, 3))
+                yield RecordInput(name, np.ascontiguousarray(picture), (), {}, "train")
+
+        return Source("image", records())
+'''
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A folder on the module path with an installed package of these entry points; returns what runs a command with it."""
+
+    def install(losses="decoupled = mine.losses:DECOUPLED", importers="colours = mine.importers:ColoursImporter"):
+        place = tmp_path / "site"
+        for folder in (place / "mine", place / "mine-1.2.dist-info"):
+            folder.mkdir(parents=True)
+        (place / "mine" / "__init__.py").touch()
+        (place / "mine" / "losses.py").write_text(LOSS)
+        (place / "mine" / "importers.py").write_text(IMPORTER)
+        about = place / "mine-1.2.dist-info"
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.2\n")
+        (about / "entry_points.txt").write_text(f"[dpfed.losses]\n{losses}\n\n[dpfed.importers]\n{importers}\n")
+
+        def run(*arguments):
+            path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")]))
+            command = [sys.executable, "-m", "dpfed", *map(str, arguments)]
+            return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True)
+
+        return run
+
+    return install
+
+
+def test_a_foreign_loss_trains_and_the_card_names_it(package, tiny, tmp_path):
+    run = package()
+    config = dpfed.parse_config(tiny)
+    source = tmp_path / "config.toml"
+    source.write_text(config.dump(defaults=False).replace('name = "tiny"', 'name = "foreign"'))
+    done = run("pretrain", source, "--run", tmp_path / "run", "--set", "objective.name=decoupled", "--json")
+    assert done.returncode == 0, done.stderr
+    card = (tmp_path / "run" / "privacy_card.md").read_text()
+    assert "What the loss 'decoupled' of mine 1.2 (mine.losses, SHA-256 " in card and "keeps nothing from one group" in card
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["privacy"]["guarantee"]
+    assert "decoupled contrast" in run("config", "keys").stdout
+    refused = run("pretrain", source, "--run", tmp_path / "sites", "--set", "objective.name=decoupled", "--federated", "2")
+    assert refused.returncode == 2 and "[terms-foreign-loss]" in refused.stderr and not (tmp_path / "sites").exists()
+
+
+def test_a_foreign_importer_reads_its_own_format(package, tmp_path):
+    run = package()
+    (tmp_path / "all.colours").write_text("".join(f"colour{k} {k} {2 * k} {255 - k}\n" for k in range(60)))
+    done = run("data", "import", "all.colours", tmp_path / "store")
+    assert done.returncode == 0, done.stderr
+    store = RecordStore.open(tmp_path / "store")
+    assert len(store) == 60 and store.kind == "image" and {"colour0", "colour59"} <= set(store.ids(range(60)))
+
+
+@pytest.mark.parametrize(
+    ("losses", "importers", "code"),
+    [
+        ("decoupled = mine.nowhere:LOSS", "", "part-broken"),
+        ("decoupled = mine.losses:loss", "", "loss-foreign"),
+        ("infonce = mine.losses:DECOUPLED", "", "loss-foreign"),
+        ("", "folder = mine.importers:ColoursImporter", "importer-foreign"),
+        ("", "others = mine.importers:ColoursImporter", "importer-foreign"),
+    ],
+)
+def test_a_part_that_cannot_be_used_is_named(package, tmp_path, losses, importers, code):
+    (tmp_path / "all.colours").write_text("a 1 2 3\n")
+    command = ("config", "keys") if losses else ("data", "import", "all.colours", tmp_path / "store")
+    done = package(losses, importers)(*command)
+    assert done.returncode == 2 and f"[{code}]" in done.stderr and "mine 1.2" in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "store").exists()
