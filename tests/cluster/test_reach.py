@@ -68,7 +68,7 @@ def test_nothing_is_asked_where_no_cluster_is_named(monkeypatch, address):
 
 
 @pytest.mark.parametrize("answer", [None, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED])
-def test_a_cluster_that_wants_another_token_is_refused_and_any_other_answer_is_left_to_ray(monkeypatch, answer):
+def test_only_the_refusal_of_a_token_is_not_left_to_ray(monkeypatch, answer):
     asked = []
 
     class Head(grpc.GenericRpcHandler):
@@ -90,7 +90,7 @@ def test_a_cluster_that_wants_another_token_is_refused_and_any_other_answer_is_l
     assert asked == ["/ray.rpc.NodeInfoGcsService/GetClusterId"]
 
 
-def test_what_ray_says_when_it_cannot_be_connected_to_is_one_sentence(monkeypatch):
+def test_rays_failed_connection_is_one_sentence(monkeypatch):
     def init(address, **_):
         raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.59.0\n    Python: 3.11.4\n")
 
@@ -102,7 +102,7 @@ def test_what_ray_says_when_it_cannot_be_connected_to_is_one_sentence(monkeypatc
     assert refused.value.code == "ray-connection" and "Ray: 2.59.0 Python: 3.11.4" in str(refused.value)
 
 
-def test_the_operator_is_told_once_of_machines_that_go_and_once_when_they_are_back():
+def test_machines_that_go_and_come_back_are_each_told_once():
     rooms = iter([2, 1, None, 0, 2, 2])
     looked = threading.Event()
     notes = []
