@@ -107,7 +107,7 @@ def test_layers_that_draw_random_numbers_are_still():
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_a_table_with_as_many_rows_as_records_is_not_taken_for_records():
+def test_a_table_of_as_many_rows_is_not_taken_for_records():
     model = build("test_vit_relpos", {}, 128)  # 8 x 8 patches: a table of 15 x 15 positions goes through a linear layer
     batch = GroupBatch({"image": torch.randn(15, 2, 3, 128, 128)}, [0, 3, 6, 9, 12, 15])
     with pytest.raises(Unsupported, match="layer-rows-differ"):

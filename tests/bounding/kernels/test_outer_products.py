@@ -118,7 +118,7 @@ def of_all_places(layer, inputs, seeds, sizes):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_layer_has_autograds_gradients_for_all_places_at_once(name):
+def test_every_layers_places_have_autograds_gradients(name):
     layer, inputs, seeds, _ = case(name, SIZES["uneven"])
     squares, parts, factors, parameters = of_all_places(layer, inputs, seeds, SIZES["uneven"])
     gradients = by_autograd(layer, inputs, seeds, SIZES["uneven"], parameters)
