@@ -84,7 +84,7 @@ def test_what_was_expected_is_read_two_ahead_and_once() -> None:
     assert asked.count(7) == 1
 
 
-def test_an_error_in_the_thread_surfaces_in_the_step_and_the_next_step_can_go_on(parts: Parts) -> None:
+def test_a_threads_error_surfaces_and_the_next_step_goes_on(parts: Parts) -> None:
     worker, plain = (parts.trainer.worker(Randomness.from_seed(2)) for _ in range(2))
     reading, failing = worker._views._read, [True]
     read = reading._read

@@ -39,7 +39,7 @@ def stored(shapes, indices, path):
 
 
 @pytest.mark.parametrize("kind", ["tiny", "tiny_public"])
-def test_stores_that_differ_by_a_record_give_sums_within_the_bound(kind, request, shapes, tmp_path):
+def test_stores_one_record_apart_give_sums_within_the_bound(kind, request, shapes, tmp_path):
     """All of it, from the files on: no draw, view or companion of another record may follow from its place in the store."""
     config, randomness, indices = request.getfixturevalue(kind), Randomness.from_seed(5), shapes.split("train")[:200]
     config["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 60, "steps": 6}
@@ -222,7 +222,7 @@ def record_units(parts) -> np.ndarray:
 
 
 @pytest.mark.parametrize("per_unit", [1, 3, 5])
-def test_an_adversarial_unit_with_many_records_reaches_2c_and_no_more(tiny, per_unit):
+def test_an_adversarial_unit_of_many_reaches_2c_and_no_more(tiny, per_unit):
     tiny["views"] = {}
     with_all, without, plan = sums_of_units(parts_with(tiny, clip_norm=1.0), per_unit)
     moved = (with_all - without).norm().item()
@@ -230,7 +230,7 @@ def test_an_adversarial_unit_with_many_records_reaches_2c_and_no_more(tiny, per_
     assert moved == pytest.approx(2 * plan.bounding.clip_norm, rel=1e-3)
 
 
-def test_units_drawn_by_their_records_keys_move_the_sum_beyond_2c(tiny, monkeypatch):
+def test_units_drawn_by_record_keys_move_the_sum_beyond_2c(tiny, monkeypatch):
     """The mechanism broken on purpose: every record of a unit is drawn, and chooses its group, for itself."""
     by_record = worker_room.draw_step
 
@@ -243,7 +243,7 @@ def test_units_drawn_by_their_records_keys_move_the_sum_beyond_2c(tiny, monkeypa
     assert (with_all - without).norm().item() > plan.sensitivity * 1.02
 
 
-def test_a_worker_needs_units_exactly_where_the_plan_protects_them(tiny):
+def test_a_worker_needs_units_just_where_the_plan_protects_them(tiny):
     parts = parts_with(tiny)
     one = parts.trainer.worker(Randomness.from_seed(0))
     rest = dict(model=parts.model, engine=one._engine, views=one._views, indices=np.arange(2), keys=one._keys[:2], microbatch=8)
