@@ -47,7 +47,7 @@ def holder(tmp_path):
 
 
 @pytest.mark.parametrize("children", ["alone", "fork", "start"])
-def test_a_killed_process_holds_nothing_even_if_its_children_live_on(tmp_path, holder, children):
+def test_a_killed_process_holds_nothing_for_its_children(tmp_path, holder, children):
     process = holder(children)
     with pytest.raises(UserError, match=r"it is taken \[file-locked\]"), file_lock(tmp_path / ".lock", "it is taken"):
         pass
@@ -76,7 +76,7 @@ def test_whoever_waits_gets_it_when_it_is_let_go(tmp_path, wait):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
-def test_storage_without_locks_is_refused_and_not_locked_by_a_file_that_exists(tmp_path, monkeypatch, number):
+def test_storage_without_locks_is_refused(tmp_path, monkeypatch, number):
     def refuse(descriptor, operation):
         raise OSError(number, os.strerror(number))
 
@@ -107,7 +107,7 @@ def test_only_an_ordinary_file_is_locked(tmp_path, what):
     assert not target.exists() or target.read_text() == "precious"
 
 
-def test_who_looks_at_a_lock_knows_whether_its_holder_could_be_seen(tmp_path):
+def test_a_look_at_a_lock_tells_if_its_holder_could_be_seen(tmp_path):
     path = tmp_path / ".lock"
     assert is_held(path) is None
     with file_lock(path, "taken"):
