@@ -19,6 +19,7 @@ from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.records import RecordStore
 from dpfed.runs import build as building
 from tests import accounted
+from tests.alike_once import ask_each_time, ask_once
 from tests.undrawn import draw, undraw
 
 # Caches of hypothesis, wherever it is used: never a folder in the checkout.
@@ -159,6 +160,19 @@ def tried_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "check_independence", check)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def asked_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        ask_once(patch)
+        yield
+
+
+@pytest.fixture
+def asked_each_time(asked_once, monkeypatch) -> None:
+    """Every engine asks whether groups are computed alike, whatever was found before."""
+    ask_each_time(monkeypatch)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -45,7 +45,7 @@ def test_part_by_part_with_ones_own_model(shapes, tmp_path):
     validate(model)
     trainer = Trainer(plan, model, store, TrainingViews(RecordViews(ImageViews(ViewsConfig()), size=16, count=2)))
     secret, ledger = Randomness.fresh(), trainer.create_ledger(tmp_path / "ledger.jsonl")
-    train(InProcess([trainer.worker(secret)]), trainer.coordinator(secret, ledger), range(plan.steps))
+    train(InProcess([trainer.worker(secret.for_ranks())]), trainer.coordinator(secret, ledger), range(plan.steps))
     assert ledger.epsilon <= 8 and ledger.charged == 5
     assert not torch.equal(before, model.layer.weight)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from tests.patience import Patience, at_most
+
 pytest.importorskip("ipykernel")
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -20,7 +22,7 @@ def kernel(tmp_path):
     manager.start_kernel(cwd=str(ROOT))
     client = manager.client()
     client.start_channels()
-    client.wait_for_ready(timeout=120)
+    client.wait_for_ready(timeout=at_most(120))
     yield manager, client
     client.stop_channels()
     manager.shutdown_kernel(now=True)
@@ -29,7 +31,7 @@ def kernel(tmp_path):
 def ended(client, cell: str) -> dict:
     """What a cell's end says."""
     number = client.execute(cell)
-    while (reply := client.get_shell_msg(timeout=180))["parent_header"].get("msg_id") != number:
+    while (reply := client.get_shell_msg(timeout=at_most(180)))["parent_header"].get("msg_id") != number:
         pass
     return reply["content"]
 
@@ -42,12 +44,12 @@ def test_a_cell_is_interrupted_and_the_next_resumes_the_run(kernel, tiny, tmp_pa
     run, ledger = tmp_path / "run", tmp_path / "run" / "ledger.jsonl"
     assert ended(client, f"import dpfed; config = dpfed.load_config({str(tmp_path / 'tiny.toml')!r})")["status"] == "ok"
     cell = client.execute(f"dpfed.pretrain(config, {str(run)!r})")
-    until = time.monotonic() + 180
+    patience = Patience(180)
     while not ledger.exists() or len(ledger.read_text().splitlines()) < 8:
-        assert time.monotonic() < until
+        assert not patience.ended
         time.sleep(0.1)
     manager.interrupt_kernel()
-    while (reply := client.get_shell_msg(timeout=60))["parent_header"].get("msg_id") != cell:
+    while (reply := client.get_shell_msg(timeout=at_most(60)))["parent_header"].get("msg_id") != cell:
         pass
     said = reply["content"]
     assert (said["status"], said["ename"]) == ("error", "Stopped") and "dpfed resume" in said["evalue"], said

@@ -13,6 +13,7 @@ from dpfed.budgets.registry import registry
 from dpfed.errors import UserError
 from dpfed.federation.demo.processes import Processes
 from dpfed.paths import is_url, local_path, proxy_hint, without_proxy
+from tests.patience import at_most, run_to_end
 
 NOWHERE = "http://me:secret@127.0.0.1:9"
 HOSTS = "localhost,127.0.0.1,::1"
@@ -36,12 +37,12 @@ def test_loopback_never_goes_through_a_proxy(given: dict[str, str], added: dict[
 
 
 CONNECT = """
-import grpc
+import grpc, sys
 from concurrent import futures
 server = grpc.server(futures.ThreadPoolExecutor(1))
 port = server.add_insecure_port("127.0.0.1:0")
 server.start()
-grpc.channel_ready_future(grpc.insecure_channel(f"127.0.0.1:{port}")).result(timeout=20)
+grpc.channel_ready_future(grpc.insecure_channel(f"127.0.0.1:{port}")).result(timeout=float(sys.argv[1]))
 """
 
 
@@ -51,7 +52,9 @@ def test_processes_of_a_local_federation_reach_each_other_where_a_proxy_is_set(t
         monkeypatch.setenv(name, NOWHERE)
     for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
-    subprocess.run([sys.executable, "-c", CONNECT], env=Processes(tmp_path).environment(), check=True, timeout=60)
+    run_to_end(
+        [sys.executable, "-c", CONNECT, str(at_most(20))], env=Processes(tmp_path).environment(), check=True, timeout=300
+    )
     assert "http_proxy, https_proxy" in proxy_hint() and "secret" not in proxy_hint()
 
 

@@ -1,6 +1,7 @@
-"""A callback looks on while a model trains. It sees what is released and charged, and nothing else.
+"""A callback looks on while a model trains.
 
-The interface keeps private numbers away from trackers: the summary of a step follows from its noisy sum and from the plan.
+Of a step it sees what is released and charged, and nothing else: the summary follows from the noisy sum and from the plan. The
+figures of an evaluation are exact, and no epsilon covers them.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def _given(epsilon: float | None, done: int) -> float | None:
 class Callback:
     """Looks on while a model trains. Subclass it, and override what you need.
 
-    Whatever a method gets is on disk and charged by then. A method that raises ends the run, which can be resumed.
+    What `on_step` gets is on disk and charged by then. A method that raises ends the run, which can be resumed. Checkpoints are
+    saved after the callbacks, so a resumed run shows the steps behind its last checkpoint again, with the same numbers.
 
     Attributes:
         every: `on_step` is called after so many steps, and after the last one; ``None``: as often as metrics.jsonl gets a line
@@ -95,6 +97,13 @@ class Callback:
             return step.is_reported
         return step.done % self.every == 0 or step.done == step.steps
 
+    def on_begin(self, done: int) -> None:
+        """Steps begin, or go on after an interruption.
+
+        Args:
+            done: steps that are over. What a callback kept of later ones comes again.
+        """
+
     def on_step(self, step: StepSummary) -> None:
         """A step was released and charged, and the model has been updated."""
 
@@ -102,4 +111,4 @@ class Callback:
         """The model was measured. Figures are exact: no epsilon covers them."""
 
     def on_end(self) -> None:
-        """All steps were taken, the model was measured for the last time, and the run's files are written."""
+        """A run is over, and all of its files are written. `dpfed.training.steps.Steps` by itself does not call this."""

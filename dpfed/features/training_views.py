@@ -21,14 +21,14 @@ class TrainingViews:
     """Makes what a worker's model reads of its records.
 
     Attributes:
-        views: how records become what a whole model reads.
+        whole: how records become what a whole model reads.
         cached: V, views of each image whose features by a frozen tower are computed once; 0: the model reads images.
-        fixed: whether all features of a record are read in each step, the same ones: those of the plain image where `cached`
-            is 0. The model then is the whole one (a run in closed form).
+        fixed: whether each step reads the same features of a record: all cached views, or with `cached` = 0 those of the plain
+            image. The model is then kept whole. A run in closed form does so.
         cache: keeps the features.
     """
 
-    views: RecordViews
+    whole: RecordViews
     cached: int = 0
     fixed: bool = False
     cache: FeatureCache = field(default_factory=FeatureCache)
@@ -51,8 +51,8 @@ class TrainingViews:
             rows: ``(n,)`` of the store, of which views will be asked.
         """
         if not self.fixed and not self.cached:
-            return self.views.maker(store)
-        features = self.cache.features(model, self.views, store, np.asarray(rows), self.cached)
+            return self.whole.maker(store)
+        features = self.cache.features(model, self.whole, store, np.asarray(rows), self.cached)
         if self.fixed:
-            return FeatureViews(features, max(1, self.cached), self.views.tokenizer is not None)
-        return CachedViews(self.views.maker(store), features, self.cached, frozen_towers(model).text is not None)
+            return FeatureViews(features, max(1, self.cached), self.whole.tokenizer is not None)
+        return CachedViews(self.whole.maker(store), features, self.cached, frozen_towers(model).text is not None)

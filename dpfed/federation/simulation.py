@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.callbacks import Callback
 from dpfed.config import Config
 from dpfed.data.sampling import unit_keys
 from dpfed.data.store.division import site_of_records
@@ -126,23 +127,33 @@ def _agreed(config: Config, simulation: Simulation, parties: list[Identity], pro
     return Terms.agree(config, cards, parties[0].signing_key, **options)
 
 
-def resume(folder: str | Path, progress: Progress | None = None) -> RunDirectory:
+def resume(folder: str | Path, progress: Progress | None = None, callbacks: Iterable[Callback] = ()) -> RunDirectory:
     """Resumes a run that was interrupted, of one process or of a simulated federation; a finished run is returned as it is.
+
+    Args:
+        folder: of the run.
+        progress: sees the stages.
+        callbacks: look on while the model trains.
 
     Raises:
         UserError: if the run, its ledger or its checkpoint is damaged, or another process holds it.
     """
     run = RunDirectory.open(folder)
-    return resume_simulation(run, progress or Silent()) if run.simulation.is_file() else resume_alone(run.path, progress)
+    if run.simulation.is_file():
+        return resume_simulation(run, progress or Silent(), callbacks=callbacks)
+    return resume_alone(run.path, progress, callbacks)
 
 
-def resume_simulation(run: RunDirectory, progress: Progress, expected: Simulation | None = None) -> RunDirectory:
+def resume_simulation(
+    run: RunDirectory, progress: Progress, expected: Simulation | None = None, callbacks: Iterable[Callback] = ()
+) -> RunDirectory:
     """Resumes a simulated federation.
 
     Args:
         run: not locked.
         progress: sees the stages.
         expected: the simulation that it should be; ``None``: whatever it is.
+        callbacks: look on while the model trains.
 
     Raises:
         UserError: if the run is none, is another one, or is damaged.
@@ -166,7 +177,7 @@ def resume_simulation(run: RunDirectory, progress: Progress, expected: Simulatio
             run.delete_secrets()
             return run
         job = resume_job(run, progress, terms=Terms.load(run.terms))
-        return run_job(job, progress, lambda job: _connect(job, simulation, progress))
+        return run_job(job, progress, lambda job: _connect(job, simulation, progress), callbacks)
 
 
 def _connect(job: Job, simulation: Simulation, progress: Progress) -> Federation:

@@ -50,7 +50,7 @@ class Objective:
         range: a loss per record that training hardly exceeds, by the options and the number of records that are contrasted:
             twice that of a guess, as a rule. Progress that is released tells no larger ones apart. ``None``: nobody knows.
         images_only: whether it compares views of an image, and knows nothing of captions.
-        least: so many records of a group at least have anything to learn from together.
+        least: so many records of a group at least have anything to learn from together. Engines leave out groups of one.
     """
 
     title: str
@@ -61,7 +61,7 @@ class Objective:
     own_terms: bool = False
     range: Callable[[Any, int], float] | None = None
     images_only: bool = False
-    least: int = 1
+    least: int = 2
 
     def __post_init__(self) -> None:
         if (self.bias is not None) != ("bias" in self.options.model_fields):

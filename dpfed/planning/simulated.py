@@ -61,7 +61,7 @@ class SimulatedRun:
         if plan.promise.unit == "user" and store.units is None:  # each public record counts as a unit of its own
             plan = plan.replace(unit="record", per_unit=1)
         config = _over(config, store, plan, measured)
-        parts = build(config, Randomness.from_seed(0), progress, plan=plan)
+        parts = build(config, Randomness.from_seed(0), progress, stand_in_plan=plan)
         return cls(parts, np.sort(store.smallest(store.within("train"), records)))
 
     @property

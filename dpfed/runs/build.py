@@ -23,7 +23,7 @@ from dpfed.config.configuration import ResolvedConfig
 from dpfed.data.sampling import protected_count
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.images import ImageViews
-from dpfed.data.views.record_views import RecordViews
+from dpfed.data.views.record_views import RecordViews, Tokenizer
 from dpfed.data.views.texts import TextViews
 from dpfed.errors import UserError
 from dpfed.evaluation.evaluator import Evaluator
@@ -90,7 +90,7 @@ class Parts:
     @property
     def views(self) -> RecordViews:
         """How records become what a whole model reads."""
-        return self.trainer.views.views
+        return self.trainer.views.whole
 
     def with_trainer(self, **changes: Any) -> Parts:
         """Parts whose trainer has other attributes."""
@@ -109,7 +109,7 @@ def build(
     rank: int = 0,
     world_size: int = 1,
     terms: Terms | None = None,
-    plan: PrivacyPlan | None = None,
+    stand_in_plan: PrivacyPlan | None = None,
     known: PrivacyPlan | None = None,
     start: StartingWeights | None = None,
     features: Path | None = None,
@@ -119,12 +119,14 @@ def build(
 
     Args:
         config: as the user wrote it, or resolved before, here or elsewhere; a choice that is made is kept.
-        randomness: gives the initial weights; ``None`` when a checkpoint or a saved model will be loaded over them.
+        randomness: gives the initial weights, also on resume, where a checkpoint then replaces them; ``None``: the model of a
+            finished run will be loaded over them, and starting weights need not be there.
         progress: sees how far it is.
         rank: which of the processes that share the work this one is.
         world_size: how many there are.
         terms: of the federation that this process is a party of: they hold the plan.
-        plan: that other records were counted for, where these records stand in for them (`dpfed.planning.proxy`).
+        stand_in_plan: the plan of other records, for which these public records stand in (`dpfed.planning.proxy`). Their
+            number is not checked.
         known: the plan of these records, if their number was known before.
         start: the starting weights, if they were found before.
         features: folder for features of frozen towers; ``None``: they go with the process.
@@ -143,28 +145,14 @@ def build(
     refuse_engine(config)
     config = _with_pass_records(config, device, progress)
     require_memory(config, device)
-    tokenizer, agreed = tokenizer_for(config.model), terms.privacy_plan if terms else plan
+    tokenizer, agreed = tokenizer_for(config.model), terms.privacy_plan if terms else stand_in_plan
     _refuse_cached(config)
-    progress.note("building the model")
-    model = _model(config, randomness, start)
-    with (
-        torch.random.fork_rng(devices=[]),
-        signs_of_life(progress.note, "trying the model on noise: does a record change others?"),
-    ):
-        tried = largest_pass(config, agreed or known or sketch_of(config))
-        text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
-        check_independence(model, random_group(image_size(config), text, records=2), tried)
+    sketch = agreed or known or sketch_of(config)
+    model = _model(config, randomness, start, largest_pass(config, sketch), tokenizer, progress)
     store = _records(config, progress, stand_in=agreed is not None)
     plan = agreed or _plan(config, store, known)
     refuse_too_many_ranks(plan, world_size)
-    views = RecordViews(
-        images=ImageViews(config.views, preprocessing_of(config.model, config.data.resize)),
-        size=image_size(config),
-        count=views_per_image(config),
-        preprocessing=preprocessing_of(config.model, config.data.resize),
-        tokenizer=tokenizer,
-        texts=TextViews(config.text_views),
-    )
+    views = _views(config, tokenizer)
     evaluator = Evaluator(store, views, config.evaluation, tasks_of(store, config.evaluation, config.model))
     public = public_records_of(config, store, import_progress(progress, "public records"))
     noise, method = shared_noise(plan, terms), method_named(config.bounding.method)
@@ -174,12 +162,7 @@ def build(
         plan=plan,
         model=model.to(device),
         records=store,
-        views=TrainingViews(
-            views=views,
-            cached=plan.bounding.options["views"] if method.closed_form else config.cached_views,
-            fixed=method.closed_form,
-            cache=FeatureCache(features, progress),
-        ),
+        views=_training_views(config, plan, views, FeatureCache(features, progress)),
         engine=functools.partial(engine_for, config=config),
         optimizer=config.optimizer,
         microbatch=config.bounding.microbatch,
@@ -206,8 +189,20 @@ def shared_noise(plan: PrivacyPlan, terms: Terms | None) -> SharedNoise:
     return SharedNoise(trust.honest if trust.shared else 1, trust.carried_std(plan, trust.sites))
 
 
-def _model(config: Config, randomness: Randomness | None, start: StartingWeights | None) -> nn.Module:
-    """The model at its initial weights, refused if its layers mix records; see `build`."""
+def _model(
+    config: Config,
+    randomness: Randomness | None,
+    start: StartingWeights | None,
+    tried: int,
+    tokenizer: Tokenizer | None,
+    progress: Progress,
+) -> nn.Module:
+    """The model at its initial weights, refused if a record changes what the model makes of others; see `build`.
+
+    Args:
+        tried: records of the largest pass in which that is tried.
+    """
+    progress.note("building the model")
     method, engine, fresh = method_named(config.bounding.method), config.bounding.engine, randomness is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
@@ -218,7 +213,25 @@ def _model(config: Config, randomness: Randomness | None, start: StartingWeights
         refuse_mixing(model, f"bounding.method = '{method.name}'")
     if engine not in ("auto", "loop"):
         refuse_mixing(model, f"bounding.engine = '{engine}'")
+    text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
+    trying = signs_of_life(progress.note, "trying the model on noise: does a record change others?")
+    with torch.random.fork_rng(devices=[]), trying:
+        check_independence(model, random_group(image_size(config), text, records=2), tried)
     return model
+
+
+def _views(config: Config, tokenizer: Tokenizer | None) -> RecordViews:
+    """How records become what the model reads."""
+    preprocessing = preprocessing_of(config.model, config.data.resize)
+    images, texts = ImageViews(config.views, preprocessing), TextViews(config.text_views)
+    return RecordViews(images, image_size(config), views_per_image(config), preprocessing, tokenizer, texts)
+
+
+def _training_views(config: Config, plan: PrivacyPlan, views: RecordViews, cache: FeatureCache) -> TrainingViews:
+    """What a worker's model reads of its records."""
+    if plan.bounding.method.closed_form:
+        return TrainingViews(views, plan.bounding.options["views"], fixed=True, cache=cache)
+    return TrainingViews(views, config.cached_views, cache=cache)
 
 
 def _records(config: Config, progress: Progress, stand_in: bool) -> RecordStore:
@@ -271,7 +284,7 @@ def _with_engine(config: Config, trainer: Trainer, progress: Progress) -> Resolv
 
 def _dummy_batch(config: Config, trainer: Trainer) -> GroupBatch:
     towers = frozen_towers(trainer.model) if trainer.views.from_features else None
-    return dummy_batch(config, trainer.plan, trainer.views.views.tokenizer, trainer.device, towers)
+    return dummy_batch(config, trainer.plan, trainer.views.whole.tokenizer, trainer.device, towers)
 
 
 def _refuse_cached(config: Config) -> None:

@@ -7,9 +7,11 @@ Makes the procedural initialisation of a model: an ordinary run, once, into the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.callbacks import Callback
 from dpfed.config import Config, load_config
 from dpfed.errors import UserError
 from dpfed.progress import Progress, Silent
@@ -21,8 +23,13 @@ from dpfed.runs.running import run_job
 from dpfed.runs.starts import procedural_path, recipe_for, start_is_there
 
 
-def resume(folder: str | Path, progress: Progress | None = None) -> RunDirectory:
+def resume(folder: str | Path, progress: Progress | None = None, callbacks: Iterable[Callback] = ()) -> RunDirectory:
     """Resumes a run of one process that was interrupted; a finished run is returned as it is.
+
+    Args:
+        folder: of the run.
+        progress: sees the stages.
+        callbacks: look on while the model trains.
 
     Raises:
         UserError: if the run, its ledger or its checkpoint is damaged, another process holds it, or it simulates a federation.
@@ -35,11 +42,15 @@ def resume(folder: str | Path, progress: Progress | None = None) -> RunDirectory
         if run.finished:
             run.delete_secrets()  # a crash may have come in between
             return run
-        return run_job(resume_job(run, progress), progress)
+        return run_job(resume_job(run, progress), progress, callbacks=callbacks)
 
 
 def pretrain(
-    config: Config | str | Path, folder: str | Path, progress: Progress | None = None, resume: bool = False
+    config: Config | str | Path,
+    folder: str | Path,
+    progress: Progress | None = None,
+    resume: bool = False,
+    callbacks: Iterable[Callback] = (),
 ) -> RunDirectory:
     """Trains an encoder privately into a new run directory.
 
@@ -48,6 +59,7 @@ def pretrain(
         folder: must not be in use, but by this very run if `resume`.
         progress: sees the stages.
         resume: continue if the run is there already.
+        callbacks: look on while the model trains.
 
     Returns:
         The finished run.
@@ -63,25 +75,26 @@ def pretrain(
             f"{type(config).__name__}. [run-config-type]"
         )
     progress = progress or Silent()
-    return run_pretraining(Preflight.of(config, folder, progress=progress, resume=resume), progress)
+    return run_pretraining(Preflight.of(config, folder, progress=progress, resume=resume), progress, callbacks)
 
 
-def run_pretraining(preflight: Preflight, progress: Progress) -> RunDirectory:
+def run_pretraining(preflight: Preflight, progress: Progress, callbacks: Iterable[Callback] = ()) -> RunDirectory:
     """Begins the run of a preflight in this process, or resumes the one that is there.
 
     Args:
         preflight: of the run.
         progress: sees the stages.
+        callbacks: look on while the model trains.
 
     Raises:
         UserError: see `pretrain`.
     """
     if preflight.there:
         RunDirectory.open(preflight.folder).refuse_another(resolve_defaults(preflight.config))
-        return resume(preflight.folder, progress)
+        return resume(preflight.folder, progress, callbacks)
     job = create_job(preflight, progress)
     with job.run.locked():
-        return run_job(job, progress)
+        return run_job(job, progress, callbacks=callbacks)
 
 
 def make_start(config: Config, progress: Progress | None = None) -> tuple[Path, bool]:

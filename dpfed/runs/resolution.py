@@ -39,8 +39,8 @@ def resolve_with_start(config: Config, start: StartingWeights | None = None) -> 
         start: the starting weights, if they were found before.
 
     Returns:
-        The configuration, and the starting weights. ``None``: there are none, or a run that has a checkpoint does
-        without.
+        The configuration, and the starting weights. ``None``: it names none, or they are missing. `dpfed.runs.build.build`
+        then refuses a run whose model is to start from them.
 
     Raises:
         UserError: see `resolve_defaults`.
@@ -74,7 +74,7 @@ def resolve_model_defaults(config: Config) -> Config:
 
 
 def _start(config: Config) -> StartingWeights | None:
-    """The starting weights: a run must not continue with others. Once it has a checkpoint it can do without the file."""
+    """The starting weights; ``None``: none are named, or they are missing, and a finished run does without."""
     try:
         return starting_weights(config)
     except MissingStart:

@@ -30,8 +30,8 @@ def run_job(
     Args:
         job: what to do; its directory is locked by the caller.
         progress: sees the stages.
-        connect: reaches the workers, of which this process has one; called when all is loaded.
-        callbacks: look on.
+        connect: makes the transport, once all is loaded; this process is one of its workers.
+        callbacks: see each step after metrics and evaluation, and before its checkpoint.
 
     Raises:
         UserError: for a damaged ledger, another plan, a lifetime budget without room; for a folder that cannot be written.

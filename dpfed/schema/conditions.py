@@ -89,7 +89,7 @@ class Conditions:
 
     def __init__(self, config: type[Section], *across: Across) -> None:
         between = [(key, rule.when) for rule in across for key in rule.named(config)]
-        self._of: dict[str, list[tuple[str, When]]] = {}  # by the key: each with the section that it is about; "": the whole
+        self._of: dict[str, list[tuple[str, When]]] = {}  # key -> (section whose values decide, condition); "": the whole
         for section in config.model_fields:
             for name, field in fields_of(config, section).items():
                 key = f"{section}.{name}"

@@ -54,7 +54,7 @@ class Coordinator:
         randomness: the coordinator's secret randomness.
         ledger: written before anything that depends on a release leaves the process.
         releases: keeps releases until a checkpoint takes them in; without it, a resume must compute them again, exactly.
-        noise_std: of each number of the noisy sum, where owners add more than the plan's.
+        noise_std: the standard deviation of the noise that the owners added, if it exceeds the plan's; ``None``: the plan's.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class Coordinator:
 
     @property
     def threshold(self) -> float | None:
-        """The norm about which the next step asks, and to which it clips where that adapts; ``None``: it does not ask."""
+        """How many groups of the next step exceed this norm is counted, and with adaptive clipping it is also the clip norm;
+        ``None``: nothing is counted."""
         return None if self.private_metrics is None else self.private_metrics.threshold
 
     def commit(self) -> None:

@@ -38,17 +38,18 @@ class Files:
 
 
 class Steps:
-    """The private steps of a training that are left.
+    """The private steps of a training that are left. No other process may have the same files open.
 
     Args:
         trainer: what is trained; its model gets the weights of the last checkpoint, if there is one.
         files: of this training; they are made if they are not there.
-        randomness: the coordinator's.
-        marks: what the ledger says of the training beside its plan (`Ledger.create`).
+        randomness: the coordinator's secret, on resume the same as before. With another one, steps that are not charged yet get
+            other noise, and the run is not the same bit for bit.
+        marks: flags in the ledger's first line, such as ``{"fixed_seed": False}``, on resume the same as before.
         keep: how many checkpoints are kept beside the first.
         checkpoint_every: steps from one to the next.
         seen_outside: whether parties outside the trust boundary see the parameters after each step. Then each step is charged
-            before the next one begins, and releases are kept for longer: these parties do not answer a step twice.
+            before the next one begins, and releases are kept for longer, because these parties refuse to compute a step again.
 
     Attributes:
         trainer: as given.
@@ -68,9 +69,9 @@ class Steps:
         trainer: Trainer,
         files: Files,
         randomness: Randomness,
-        marks: dict[str, bool],
-        keep: int,
-        checkpoint_every: int,
+        marks: dict[str, bool] | None = None,
+        keep: int = 2,
+        checkpoint_every: int = 100,
         seen_outside: bool = False,
     ) -> None:
         self.trainer, self._files, self._every, self._seen_outside = trainer, files, checkpoint_every, seen_outside
@@ -78,7 +79,7 @@ class Steps:
         for folder in (files.checkpoints, files.releases):
             remove_drafts(folder)
         self.resumed = has_begun(files.ledger)
-        self.ledger = self._open_ledger(marks)
+        self.ledger = self._open_ledger(marks or {})
         self.ledger.note_world_size(trainer.world_size)
         self.coordinator: Coordinator = trainer.coordinator(randomness, self.ledger, Releases(files.releases))
         # Whoever sees parameters waits until they are charged.
@@ -103,6 +104,9 @@ class Steps:
         """
         if self.resumed:
             self.ledger.note_resumed(self.start)
+        callbacks = list(callbacks)
+        for callback in callbacks:
+            callback.on_begin(self.start)
         saving = _Saving(self._every, self._save)
         train(transport, self.coordinator, range(self.start, self.plan.steps), [*callbacks, saving], advance)
 
@@ -124,11 +128,13 @@ class Steps:
         ledger.require_current()
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(
-                f"the plan of {path} is not that of config.toml and the records (N was {ledger.plan.sampling.records:,}, is "
-                f"{plan.sampling.records:,}): restore both, or start a new run. [resume-plan-changed]"
+                f"the plan of {path} is not that of the configuration and the records (N was {ledger.plan.sampling.records:,}, "
+                f"is {plan.sampling.records:,}): restore both, or start a new run. [resume-plan-changed]"
             )
         if ledger.marks != marks:
-            raise UserError(f"{path} began with {ledger.marks}, and config.toml says {marks}: change it back. [resume-marks]")
+            raise UserError(
+                f"{path} began with {ledger.marks}, and the configuration says {marks}: change it back. [resume-marks]"
+            )
         return ledger
 
     def _load_or_save_first(self) -> int:

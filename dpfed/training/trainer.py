@@ -91,8 +91,8 @@ class Trainer:
         model: on its device; `coordinator` updates it in place.
         records: the store.
         views: makes what the model reads.
-        engine: makes what computes a worker's clipped sums from a model, the plan, the worker's randomness and its rank: by
-            which loss, and how. Default: InfoNCE, one group after the other.
+        engine: a function ``(model, plan, randomness, rank) -> Engine``, which knows the loss. Default: InfoNCE, one group
+            after the other.
         optimizer: what is done with noisy averages.
         microbatch: records whose views are in memory at a time.
         public: the store of public records that join every group, where the method has any.
@@ -122,9 +122,9 @@ class Trainer:
 
     @property
     def divides_groups(self) -> bool:
-        """Whether several workers with the same records divide the groups of a step. Then the groups, and their sum, are the
-        same for any number of workers. Otherwise each has records of its own: where every record makes a group, which comes to
-        the same, and where features of frozen towers are computed once, each record's by one worker."""
+        """Whether workers with the same records divide the groups of a step: then the groups, and their sum, are the same for
+        any number of workers. Otherwise each worker has records of its own. Where every record makes a group, that gives the
+        same sum; where features are computed once, one worker computes each record's."""
         return not self.plan.bounding.method.singleton_groups and not self.views.cached
 
     @property

@@ -43,7 +43,7 @@ class Worker:
         model: shared with the coordinator in one process, a replica elsewhere.
         engine: computes the sum of clipped gradients of `model`.
         views: makes the views of this worker's store.
-        indices: ``(n,)`` training indices that this worker holds, or which rows of its store these are.
+        indices: ``(n,)`` of the store, this worker's training records, or `PartitionRows`, which compute them.
         keys: ``(n,)`` their record keys; of all rows of the store, where `indices` are `PartitionRows`.
         randomness: the workers' secret randomness.
         microbatch: records whose views are in memory at a time; one group is never divided.

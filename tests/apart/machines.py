@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.patience import Patience, run_to_end
+
 ROOT = Path(__file__).resolve().parents[2]
 _NET = "10.77.0"
 # The first process: ends with the one that started it (PR_SET_PDEATHSIG), and has orphans reaped.
@@ -125,7 +127,7 @@ class Machine:
         self, *command: object, check: bool = True, seconds: float = 400, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Runs a program there to its end."""
-        done = subprocess.run(
+        done = run_to_end(
             self._there(*command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -159,7 +161,7 @@ class Machine:
             return {**self.environment, **more}
         library = self._folder / "clock.so"
         if not library.exists():
-            subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, _CLOCK], check=True, timeout=60)
+            run_to_end(["gcc", "-shared", "-fPIC", "-o", library, _CLOCK], check=True, timeout=60)
         return {**self.environment, "LD_PRELOAD": str(library), "CLOCK_AWAY": str(self.clock), **more}
 
 
@@ -195,7 +197,7 @@ class Switch:
         port = self._ports[machine.name] = f"port{self._plugged}"
         there = f"ip link add {port} type veth peer name eth0 netns {machine.pid}; ip link set {port} master eth0 up"
         # In the switch's network, and among the processes of all machines.
-        subprocess.run(["nsenter", "-t", self._box.pid, "-n", "--", "sh", "-ec", there], check=True, timeout=10)
+        run_to_end(["nsenter", "-t", self._box.pid, "-n", "--", "sh", "-ec", there], check=True, timeout=10)
 
     def slow(self, machine: Machine, rate: str) -> None:
         """Lets a machine send and receive no faster than that, such as ``2mbit``."""
@@ -241,8 +243,8 @@ def no_other_clock() -> str:
 
 
 def until(look, what: str, seconds: float = 10.0):
-    deadline = time.monotonic() + seconds
+    patience = Patience(seconds)
     while (found := look()) is None:
-        assert time.monotonic() < deadline, f"no {what} in {seconds:g} s"
+        assert not patience.ended, f"no {what} in {seconds:g} s"
         time.sleep(0.02)
     return found

@@ -12,6 +12,7 @@ from dpfed.data.generated.shapes import write_shapes  # noqa: E402
 from dpfed.privacy.ledger import Ledger  # noqa: E402
 from tests.apart.machines import no_other_clock, until  # noqa: E402
 from tests.apart.ray_machines import Cluster  # noqa: E402
+from tests.patience import exit_code  # noqa: E402
 
 STEPS, RATE = 40, "8mbit"  # a step then takes some seconds, half of them on the way
 SETTINGS = {"privacy.steps": STEPS, "privacy.batch": 512, "evaluation.every": 0, "training.device": "cpu"}
@@ -59,7 +60,7 @@ class Run:
 
     def ends(self, seconds=600):
         """Waits for the end: every step was paid for once, and what is said of privacy is what the ledger says."""
-        assert self.process.wait(seconds) == 0, self.said
+        assert exit_code(self.process, seconds) == 0, self.said
         assert "Traceback" not in self.said and "(raylet" not in self.said
         run = RunDirectory.open(self.folder)
         ledger = Ledger.open(run.ledger)

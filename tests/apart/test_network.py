@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tests.apart.machines import until
+from tests.patience import exit_code
 
 TAKE_PART = """
 import sys, time, torch, torch.distributed as dist
@@ -31,6 +32,6 @@ def test_machines_whose_own_names_stand_for_loopback_reduce_over_their_network_t
     network.cut(machines[1])
     time.sleep(1)
     network.mend(machines[1])
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    assert [exit_code(rank, 120) for rank in ranks] == [0, 0]
     lines = [line.split() for line in machines[0].text("rank").splitlines() if line[:1].isdigit()]
     assert lines == [[str(step), "3.0"] for step in range(30)]

@@ -50,7 +50,7 @@ def test_attacks_see_the_labels_of_the_known_half_only(normal_signals):
     assert seen == [(100, 50)] * len(ATTACKS)
 
 
-def test_outcomes_tell_memorising_from_chance_and_name_the_promise(normal_signals):
+def test_outcomes_tell_memorising_from_chance(normal_signals):
     member, known = torch.arange(4000) < 2000, torch.arange(4000) % 2 == 0
     for closer in (3.0, 0.0):
         signals = joined(normal_signals(2000, closer), normal_signals(2000))

@@ -29,7 +29,7 @@ def under(folder, method="group", rate=0.5, batch=64, canaries=24, world_size=1,
 
 
 @pytest.mark.parametrize("kind", [{}, {"world_size": 2}, {"unit": "user", "per_unit": 2}, {"method": "public", "batch": 16}])
-def test_a_canary_that_is_alone_moves_its_place_by_the_shift_or_not_at_all(tmp_path, kind):
+def test_a_lone_canary_moves_its_place_by_the_shift_or_not(tmp_path, kind):
     board = Board.build(under(tmp_path, **kind))
     case, count = board.under, board.under.canaries
     assert board.shift == pytest.approx(case.parts.plan.sensitivity)
@@ -52,7 +52,7 @@ def test_neighbours_reach_the_sensitivity_and_stay_within(tmp_path, method):
     assert 0.9 * most <= found <= most * (1 + 1e-6)
 
 
-def test_the_plan_under_test_has_the_runs_rate_noise_and_clip_norm(tmp_path):
+def test_the_audited_plan_has_the_runs_numbers(tmp_path):
     plan = under(tmp_path, rate=0.3, batch=30).parts.plan
     assert (plan.noise.multiplier, plan.bounding.clip_norm, plan.noise_std) == (0.9, 0.7, pytest.approx(0.9 * 1.4))
     assert plan.sampling.rate == pytest.approx(0.3, rel=0.01) and plan.sampling.rate <= 0.3

@@ -49,7 +49,7 @@ def command(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
     return ended.value.code or 0, captured.out, captured.err
 
 
-def test_the_file_is_for_its_owner_only_and_the_card_says_so_once(audit, at_chance):
+def test_the_file_is_its_owners_and_the_card_says_so_once(audit, at_chance):
     run, path, _ = audit
     assert path == run.path / "audit" / "membership.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -91,7 +91,7 @@ def test_sides_keep_apart(parts):
     assert set(other.indices[0]) < train and set(other.indices[0]) != set(sorted(train)[:200])  # drawn, not the first
 
 
-def test_records_that_share_a_unit_or_an_id_with_a_member_are_no_non_members(parts, monkeypatch):
+def test_a_members_unit_or_id_makes_no_non_member(parts, monkeypatch):
     store = parts.store
     held_out, train = np.flatnonzero(~np.isin(np.arange(len(store)), store.split("train"))), store.split("train")
     store.units = store.keys.copy()
@@ -118,7 +118,7 @@ def test_figures_of_private_records_are_not_printed(run, monkeypatch, capsys, at
 
 
 @pytest.mark.slow
-def test_figures_are_printed_on_request_or_if_the_records_are_public(run, monkeypatch, capsys, at_chance):
+def test_figures_are_printed_on_request_or_for_public_records(run, monkeypatch, capsys, at_chance):
     code, out, _ = command(monkeypatch, capsys, run.path, "--records", 200)
     assert code == 0 and "EncoderMI" in out and "most that the promise allows" in out
     monkeypatch.setattr(Sides, "public", False)
@@ -175,7 +175,7 @@ def test_what_cannot_be_audited_is_refused_in_one_sentence(run, damage, monkeypa
 
 
 @pytest.mark.slow
-def test_a_model_that_overfits_is_found_out_and_a_private_one_is_not(tmp_path):
+def test_an_overfitted_model_is_caught_and_a_private_one_not(tmp_path):
     """The whole way, with a real model: 400 records learnt by heart."""
     write_shapes(tmp_path / "shapes", train=431, validation=0, test=400)
     for method, promise in {"none": {}, "group": {"epsilon": 2.0}}.items():

@@ -63,7 +63,7 @@ def test_a_sound_mechanism_is_not_accused_and_no_noise_is_caught(monkeypatch):
     assert broken.contradicted and broken.shown > broken.claim
 
 
-def test_what_moves_the_sum_too_far_is_caught_without_any_statistics(monkeypatch):
+def test_too_large_a_move_is_caught_without_statistics(monkeypatch):
     sabotage.shuffled_chunks(monkeypatch)
     broken = audit_claim(*config_and_plan(), experiments=FEW)
     assert broken.too_far and "moved the sum by" in verdict(publishing.as_json(broken))
@@ -87,7 +87,7 @@ def test_a_bound_below_the_claim_contradicts_nothing():
     assert "audit again" in verdict(publishing.as_json(claim(epsilon=8.5)))
 
 
-def test_the_command_writes_a_file_and_ends_with_3_if_the_claim_is_contradicted(dpfed, tmp_path, monkeypatch):
+def test_the_command_ends_with_3_if_the_claim_is_contradicted(dpfed, tmp_path, monkeypatch):
     for number, (audit, ends) in enumerate([(claim(), 0), (claim(contradicts=True, epsilon=20.0), 3)]):
         monkeypatch.setattr(publishing, "audit_claim", lambda *_, audit=audit, **__: audit)
         place = tmp_path / "deep" / str(number)

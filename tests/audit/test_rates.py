@@ -31,7 +31,7 @@ def test_the_rate_of_known_scores_is_found_and_covered(fpr):
     assert high - low < np.mean([rate.high - rate.low for rate in rates]) < 3 * (high - low)
 
 
-def test_the_threshold_lies_between_the_order_statistics_that_the_binomial_tails_name():
+def test_the_threshold_lies_between_binomial_order_statistics():
     """All members at one score, moved up past one non-member after the other: where do the ends of the interval change?"""
     m, fpr, error = 1000, 0.01, 0.05 / 4
     tails = [math.fsum(math.comb(m, k) * fpr**k * (1 - fpr) ** (m - k) for k in range(j)) for j in range(60)]  # P(fewer than j)

@@ -21,7 +21,7 @@ def test_without_sampling_it_is_the_gaussian_one(sigma, steps):
     assert np.all(found >= exact - 1e-9) and np.allclose(found, exact, atol=2e-3)
 
 
-def test_with_sampling_no_threshold_test_does_better_and_one_comes_near():
+def test_with_sampling_no_threshold_test_beats_the_curve():
     sigma, rate = 0.5, 0.2
     thresholds = np.linspace(-2, 4, 400)
     fpr = norm.sf(thresholds / sigma)

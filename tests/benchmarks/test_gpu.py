@@ -21,6 +21,7 @@ from benchmarks.gpu.summary import summary
 from benchmarks.gpu.training import cell
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
+from tests.patience import run_to_end
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -232,7 +233,7 @@ def test_a_machine_with_torch_and_the_wheels_measures_all(tmp_path):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {"PATH": os.defpath, "HOME": str(tmp_path), "PYTHONPATH": str(base), "OMP_NUM_THREADS": "1"}
     words = [str(site / "bin" / "python"), "-m", "benchmarks.gpu", "--minutes", "9", "--tiny", "--work", str(work)]
-    done = subprocess.run(words, cwd=copy, env=environment, capture_output=True, text=True, timeout=600)
+    done = run_to_end(words, cwd=copy, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((work / "results" / "gpu-checks.json").read_text())["figures"]["tf32"]["passed"]
     for absent in ("ray", "flwr", "opacus", "pytest"):

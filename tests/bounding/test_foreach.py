@@ -22,7 +22,7 @@ def test_terms_are_added_in_place_and_to_sums_in_another_type():
         torch.testing.assert_close(found, 1 + 1.5 * term.double(), rtol=1e-6, atol=1e-6)
 
 
-def test_a_long_term_of_another_type_is_added_to_the_same_bits_as_in_one_call():
+def test_a_long_term_of_another_type_has_the_bits_of_one_call():
     generator = torch.Generator().manual_seed(3)
     term, total = (torch.randn(3, 70_001, generator=generator) for _ in range(2))
     found, expected = total.double(), total.double()

@@ -77,7 +77,7 @@ def test_one_piece_more_moves_a_long_sum_by_its_own_length(name):
 
 @pytest.mark.parametrize("world_size", [1, 3, 64])
 @pytest.mark.parametrize("groups", [128, 16_384])
-def test_exact_sums_of_neighbours_differ_by_the_sensitivity_at_most(groups, world_size):
+def test_neighbours_exact_sums_differ_within_the_sensitivity(groups, world_size):
     """The worst that a record can do: it turns its group's gradient round in a sum of all others, which are aligned."""
     generator, dimensions = torch.Generator().manual_seed(3), 50_000
     one = torch.randn(dimensions, generator=generator)
@@ -104,7 +104,7 @@ def test_exact_sums_of_neighbours_differ_by_the_sensitivity_at_most(groups, worl
     factor=st.floats(1e-3, 1e4),
     start=st.integers(-(2**40), 2**40),
 )
-def test_whole_numbers_are_what_stands_before_the_point_and_never_longer(values, factor, start):
+def test_whole_numbers_are_truncated_and_never_longer(values, factor, start):
     term, factor = torch.tensor(values), torch.tensor(factor, dtype=torch.float32).item()
     total = torch.full((len(values),), start)
     foreach.add_([total], [term], factor)
@@ -153,7 +153,7 @@ PIECES = {
 @pytest.mark.parametrize(
     "name", [name for name in METHODS if method_named(name).private and not method_named(name).closed_form]
 )
-def test_the_spread_of_every_method_is_its_longest_sum_over_its_sensitivity(name):
+def test_every_spread_is_the_longest_sum_over_sensitivity(name):
     one = plan(name)
     assert one.spread >= PIECES[name](one) * one.bounding.clip_norm / one.sensitivity * (1 - 1e-12)
 
@@ -187,7 +187,7 @@ def test_an_engine_adds_up_in_float64(name):
     assert (into - 1e9).norm() == pytest.approx(1.0, rel=1e-4)
 
 
-def test_released_statistics_of_a_large_batch_move_by_their_sensitivity():
+def test_large_batches_statistics_move_by_their_sensitivity():
     """Embeddings that all point one way, and one more: the sums are long, and none of their digits is lost before the noise."""
     from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedMoments
     from tests.baselines.noisy_statistics.released_lab import silent

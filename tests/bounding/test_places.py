@@ -106,6 +106,7 @@ def test_a_stranger_moves_nobody_in_a_model_that_needs_it():
     assert moved() == 0
 
 
+@pytest.mark.usefixtures("asked_each_time")
 def test_without_it_the_check_of_bits_sees_the_model(monkeypatch):
     """Sabotage: the model is taken for one that needs nothing."""
     monkeypatch.setattr(places, "_RULES", {})

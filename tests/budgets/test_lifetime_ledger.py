@@ -79,14 +79,14 @@ def test_copies_that_grew_apart_become_one_by_what_each_lacks(tmp_path):
     assert read(path) == together
 
 
-def test_a_run_that_went_on_in_two_places_costs_what_was_settled_most(path):
+def test_a_run_in_two_places_costs_the_larger_settlement(path):
     """Its copy elsewhere settled 8 steps; here it settled 4, went on, and settled 5."""
     here = [ENTRIES[0], entry("reserve"), entry("settle", 1, steps=4), entry("reserve", 2), entry("settle", 3, steps=5)]
     account = BudgetLedger(head(), (*here, entry("settle", 1, steps=8))).accounts["a"]
     assert (account.steps, account.cost, account.settled, account.least) == (8, (8.0,) * 8, True, 8)
 
 
-def test_a_book_without_the_line_that_set_the_budget_is_a_sentence(path):
+def test_a_book_without_its_first_line_is_a_sentence(path):
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
     with pytest.raises(UserError, match="budget-lost"):
         assert read(path).filter
@@ -117,7 +117,7 @@ def test_lines_that_are_left_out_or_change_places_are_noticed(path):
             read(path)
 
 
-def test_a_line_of_another_kind_is_noticed_although_its_hash_is_right(path):
+def test_a_line_of_another_kind_is_noticed(path):
     chain = json.loads(path.read_text().splitlines()[-1])["chain"]
     line = {"id": "1" * 16, "event": "refund", "day": "2026-01-01"}
     path.write_text(path.read_text() + json.dumps({**line, "chain": link(chain, line)}) + "\n")
@@ -144,7 +144,7 @@ def test_a_book_that_cannot_be_written_is_a_sentence(path, monkeypatch, error):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0])
 @pytest.mark.parametrize("key", ["epsilon", "delta", "cost", "steps", "number"])
-def test_a_line_whose_numbers_mean_nothing_is_damage_although_its_hash_is_right(path, key, value):
+def test_a_line_with_meaningless_numbers_is_damage(path, key, value):
     """An epsilon without end admits everything, and a cost below zero gives budget back."""
     line = json.loads(path.read_text().splitlines()[1 if key in ("epsilon", "delta") else 2])
     chain = json.loads(path.read_text().splitlines()[-1])["chain"]

@@ -43,13 +43,13 @@ def test_another_store_than_the_budgeted_one_is_not_written_to(budgeted, tmp_pat
     assert reserve(other, [reservation(1)]) == [] and sorted(other.path.rglob("*")) == before
 
 
-def test_both_copies_hold_the_same_and_only_the_owner_sees_the_shelf(budgeted):
+def test_both_copies_are_equal_and_the_shelf_is_the_owners(budgeted):
     (found,) = budgets_of(budgeted)
     assert read(budgeted.path / BUDGET_LEDGER) == found.budget == read(registry() / f"{found.budget.head.id}.jsonl")
     assert registry().stat().st_mode & 0o077 == 0
 
 
-def test_a_book_that_was_removed_is_known_on_the_shelf_and_written_again(budgeted, reservation):
+def test_a_removed_book_is_written_again_from_the_shelf(budgeted, reservation):
     (budgeted.path / BUDGET_LEDGER).unlink()
     (found,) = budgets_of(budgeted)
     assert found.by_name is None and len(found.budget.accounts) == 1
@@ -58,7 +58,7 @@ def test_a_book_that_was_removed_is_known_on_the_shelf_and_written_again(budgete
 
 
 @pytest.mark.parametrize("kept", [0, 40])
-def test_a_copy_whose_first_line_is_cut_short_is_written_again_from_the_other_one(budgeted, reservation, kept):
+def test_a_copy_cut_short_is_written_again_from_the_other(budgeted, reservation, kept):
     (found,) = budgets_of(budgeted)
     copies = [budgeted.path / BUDGET_LEDGER, registry() / f"{found.budget.head.id}.jsonl"]
     for number, copy in enumerate(copies, start=2):
@@ -71,7 +71,7 @@ def test_a_copy_whose_first_line_is_cut_short_is_written_again_from_the_other_on
 @pytest.mark.parametrize("kept", [0, 40])
 @pytest.mark.parametrize("other", ["cut", "gone"])
 @pytest.mark.parametrize("first", [True, False], ids=["store", "shelf"])
-def test_a_budget_of_which_no_copy_can_be_read_is_not_taken_for_none(budgeted, reservation, kept, other, first):
+def test_a_budget_without_a_readable_copy_is_not_none(budgeted, reservation, kept, other, first):
     (found,) = budgets_of(budgeted)
     copies = [budgeted.path / BUDGET_LEDGER, registry() / f"{found.budget.head.id}.jsonl"]
     here, there = copies if first else reversed(copies)
@@ -94,14 +94,14 @@ def test_a_book_that_is_a_link_to_nowhere_is_not_taken_for_none(budgeted, tmp_pa
         budgets_of(budgeted)
 
 
-def test_a_shelf_that_was_removed_is_written_again_from_the_store(budgeted, reservation):
+def test_a_removed_shelf_is_written_again_from_the_store(budgeted, reservation):
     shutil.rmtree(registry())
     assert taken(budgeted) == 1
     reserve(budgeted, [reservation(2)])
     assert len(read(next(registry().glob("*.jsonl"))).accounts) == 2 and next(registry().glob("*.names.json"))
 
 
-def test_an_old_copy_beside_a_book_on_the_shelf_hides_nothing_of_it(budgeted, reservation):
+def test_an_old_copy_hides_nothing_of_the_shelfs_book(budgeted, reservation):
     (path,) = registry().glob("*.jsonl")
     shutil.copy(path, path.with_stem(f"{path.stem}_old"))
     reserve(budgeted, [reservation(2)])
@@ -142,7 +142,7 @@ def test_an_import_done_again_is_recognised_by_its_names(budgeted, tmp_path, res
     assert taken(budgeted) == 2 and not (again.path / BUDGET_LEDGER).exists()
 
 
-def test_a_copy_whose_header_was_changed_is_recognised_by_its_names(budgeted, tmp_path):
+def test_a_copy_with_another_header_is_known_by_its_names(budgeted, tmp_path):
     copy = shutil.copytree(budgeted.path, tmp_path / "copy")
     header = json.loads((copy / HEADER).read_text())
     header["contents"]["fingerprint"] = "0" * 32
@@ -155,7 +155,7 @@ def test_a_copy_whose_header_was_changed_is_recognised_by_its_names(budgeted, tm
     assert found.by_name == 1
 
 
-def test_a_budget_of_its_own_is_refused_to_records_of_the_same_names_unless_said_in_words(budgeted, tmp_path, reservation):
+def test_equal_names_get_their_own_budget_only_in_words(budgeted, tmp_path, reservation):
     other = write_store(tmp_path / "other", NAMES, seed=1)
     with pytest.raises(UserError, match="100% of its records' names .* 0% .*other records.*--distinct 'WHY'.*budget-names"):
         set_budget(other, 100, 1e-6)
@@ -165,7 +165,7 @@ def test_a_budget_of_its_own_is_refused_to_records_of_the_same_names_unless_said
     assert taken(other) == 1 and taken(budgeted) == 1
 
 
-def test_names_and_contents_together_are_the_set_and_names_alone_are_a_question(budgeted, tmp_path, reservation):
+def test_equal_names_alone_are_a_question(budgeted, tmp_path, reservation):
     """Pictures 0.png, 1.png, ... are anybody's: what they show tells whose they are."""
     same, other = write_store(tmp_path / "same", NAMES), write_store(tmp_path / "other", NAMES, seed=1)
     part = write_store(tmp_path / "part", [*NAMES[:100], *(f"x{number}" for number in range(50))])
@@ -188,7 +188,7 @@ def test_names_and_contents_together_are_the_set_and_names_alone_are_a_question(
     assert taken(budgeted) == 1
 
 
-def test_equal_captions_tell_as_well_where_images_were_scaled_anew(tmp_path, reservation):
+def test_equal_captions_tell_where_images_were_rescaled(tmp_path, reservation):
     def captioned(name, size, seed=0):
         pictures = np.random.default_rng(seed).integers(0, 255, (50, 16, 16, 3), dtype=np.uint8)
         with StoreWriter(tmp_path / name, name="p", kind="image-text", size=size) as writer:
@@ -201,7 +201,7 @@ def test_equal_captions_tell_as_well_where_images_were_scaled_anew(tmp_path, res
     assert [(one.equal, one.asks) for one in budgets_of(captioned("another", 16, seed=1))] == [(0.0, True)]
 
 
-def test_a_sample_of_names_alone_asks_until_its_store_is_met_again(budgeted, tmp_path, reservation):
+def test_a_sample_of_names_asks_until_its_store_is_met(budgeted, tmp_path, reservation):
     """As older versions of dpfed wrote it."""
     (path,) = registry().glob("*.names.json")
     path.write_text(json.dumps(json.loads(path.read_text())["names"]))
@@ -220,7 +220,7 @@ def test_two_users_with_shelves_of_their_own_meet_in_the_store(budgeted, reserva
     assert taken(budgeted) == 2
 
 
-def test_a_copy_that_came_back_from_another_machine_brings_what_it_spent(budgeted, reservation, monkeypatch, tmp_path):
+def test_a_copy_from_another_machine_brings_its_spending(budgeted, reservation, monkeypatch, tmp_path):
     first, copy = registry(), RecordStore.open(shutil.copytree(budgeted.path, tmp_path / "copy"))
     monkeypatch.setenv("DPFED_BUDGETS", str(tmp_path / "another machine's"))
     reserve(copy, [reservation(2)])
@@ -232,9 +232,7 @@ def test_a_copy_that_came_back_from_another_machine_brings_what_it_spent(budgete
     assert taken(budgeted) == 4 and budgets_of(budgeted)[0].budget.filter.epsilon == 9
 
 
-def test_a_budget_that_was_set_anew_for_a_copy_elsewhere_does_not_replace_the_first(
-    budgeted, reservation, monkeypatch, tmp_path
-):
+def test_a_copys_new_budget_does_not_replace_the_first(budgeted, reservation, monkeypatch, tmp_path):
     """A hostile copy: without its book, under another user's name, with a budget of a hundred."""
     first, copy = registry(), RecordStore.open(shutil.copytree(budgeted.path, tmp_path / "copy"))
     (copy.path / BUDGET_LEDGER).unlink()
@@ -248,7 +246,7 @@ def test_a_budget_that_was_set_anew_for_a_copy_elsewhere_does_not_replace_the_fi
     assert {found.budget.filter.epsilon: len(found.budget.accounts) for found in budgets_of(budgeted)} == {8: 2, 100: 1}
 
 
-def test_a_damaged_book_is_refused_and_the_other_copy_takes_its_place_when_it_is_moved_away(budgeted, reservation):
+def test_a_damaged_book_moved_away_is_replaced_by_its_copy(budgeted, reservation):
     path = budgeted.path / BUDGET_LEDGER
     path.write_bytes(path.read_bytes().replace(b"run-1", b"run-7"))
     with pytest.raises(UserError, match="line 3: .*its other copy.*budget-damaged"):
@@ -265,7 +263,7 @@ def test_a_book_of_another_store_is_refused(budgeted, tmp_path):
         budgets_of(other)
 
 
-def test_the_shelf_holds_no_name_and_nothing_is_compared_without_its_secret(budgeted):
+def test_the_shelf_holds_no_name_and_compares_with_its_secret(budgeted):
     assert b"person-" not in b"".join(path.read_bytes() for path in registry().iterdir())
     (registry() / "secret.key").unlink()
     with pytest.raises(UserError, match="secret.key .*registry-key-damaged"):
@@ -282,7 +280,7 @@ def test_a_sample_of_names_that_is_damaged_hides_no_budget(budgeted, tmp_path, c
         budgets_of(again)
 
 
-def test_a_store_that_is_changed_is_not_taken_for_the_one_that_was_read(budgeted, tmp_path):
+def test_a_changed_store_is_not_taken_for_the_one_read(budgeted, tmp_path):
     """Somebody gives it the header's fingerprint of a store that shares no name."""
     other = write_store(tmp_path / "other", [f"other-{number}" for number in range(len(NAMES))])
     assert budgets_of(other) == []

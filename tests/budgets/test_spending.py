@@ -18,6 +18,7 @@ from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.renyi_filter import added
 from tests.budgets.conftest import NAMES, PLAN, write_store
+from tests.patience import at_most
 
 
 def budget_of(store):
@@ -37,7 +38,7 @@ def test_what_is_taken_is_the_sum_of_the_runs_by_an_accountant(store, reservatio
     assert budget.spent == pytest.approx(tuple(accountant._rdp), rel=1e-12)
 
 
-def test_runs_are_admitted_until_the_budget_is_full_and_not_one_more(store, reservation):
+def test_runs_are_admitted_until_the_budget_is_full(store, reservation):
     """The oracle composes all of them at each order, at its share of delta, and takes the best order."""
     set_budget(store, 8, 1e-6)
     budget = budget_of(store).filter
@@ -55,7 +56,7 @@ def test_runs_are_admitted_until_the_budget_is_full_and_not_one_more(store, rese
         reserve(store, [reservation(number)])
 
 
-def test_a_plan_that_does_not_fit_is_refused_with_what_still_fits(store, reservation):
+def test_a_plan_too_large_is_refused_with_what_still_fits(store, reservation):
     set_budget(store, 8, 1e-6)
     reserve(store, [reservation(1, steps=300)])
     large = reservation(2, steps=2000)
@@ -91,7 +92,7 @@ def test_what_is_reserved_once_is_not_reserved_again(store, reservation):
     assert len(budget_of(store).entries) == 2
 
 
-def test_a_settled_run_costs_what_it_was_charged_and_may_take_the_rest_back(store, reservation):
+def test_a_settled_run_costs_its_charges_and_may_go_on(store, reservation):
     set_budget(store, 8, 1e-6)
     reserve(store, [reservation(1)])
     whole = budget_of(store).spent
@@ -121,7 +122,7 @@ def test_an_older_copy_of_a_settled_run_is_refused(store, reservation):
         reserve(store, [reservation(1, 60)])
 
 
-def test_a_copy_of_a_run_is_refused_and_a_run_that_was_moved_is_not(store, reservation, tmp_path):
+def test_a_copied_run_is_refused_and_a_moved_one_is_not(store, reservation, tmp_path):
     set_budget(store, 8, 1e-6)
     reserve(store, [reservation(1)])
     there = {reservation(1).place}
@@ -149,7 +150,7 @@ def test_a_place_that_nobody_may_look_into_counts_as_another_one(store, reservat
 
 
 @pytest.mark.parametrize("change", [{"steps": 101}, {"noise_multiplier": 1.49}, {"batch": 51}])
-def test_a_run_whose_plan_changed_spends_nothing_of_what_it_reserved_and_gives_nothing_back(store, reservation, change):
+def test_a_changed_plan_neither_spends_nor_frees_its_reservation(store, reservation, change):
     """Its config.toml was edited, and a ledger begun anew."""
     set_budget(store, 8, 1e-6)
     reserve(store, [reservation(1)])
@@ -160,7 +161,7 @@ def test_a_run_whose_plan_changed_spends_nothing_of_what_it_reserved_and_gives_n
     assert budget_of(store) == before
 
 
-def test_a_sweep_whose_plan_changed_before_it_began_reserves_the_new_one(store, reservation):
+def test_a_sweep_changed_before_it_began_reserves_anew(store, reservation):
     set_budget(store, 8, 1e-6)
     for steps in (100, 200, 50):
         planned = reservation(1, steps=steps)
@@ -168,7 +169,7 @@ def test_a_sweep_whose_plan_changed_before_it_began_reserves_the_new_one(store, 
         assert budget_of(store).spent == budget_of(store).filter.curve(planned.plan.mechanism, steps)
 
 
-def test_charges_of_a_run_that_a_book_does_not_know_tell_that_it_lost_lines(store, reservation):
+def test_charges_unknown_to_a_book_tell_that_it_lost_lines(store, reservation):
     set_budget(store, 8, 1e-6)
     ids = (budget_of(store).head.id,)
     known = dataclasses.replace(reservation(1), reserved_with=ids)
@@ -180,13 +181,13 @@ def test_charges_of_a_run_that_a_book_does_not_know_tell_that_it_lost_lines(stor
     reserve(store, [known])  # a crash between the two: nothing was charged yet
 
 
-def test_a_run_that_began_before_the_budget_was_set_is_counted_whole(store, reservation):
+def test_a_run_from_before_the_budget_is_counted_whole(store, reservation):
     set_budget(store, 8, 1e-6)
     reserve(store, [reservation(1, 60)])
     assert budget_of(store).accounts[reservation(1).id].steps == 100
 
 
-def test_charges_that_were_never_reserved_are_written_down_even_beyond_the_budget(store, reservation):
+def test_unreserved_charges_are_kept_even_beyond_the_budget(store, reservation):
     set_budget(store, 2, 1e-6)
     settle(store, (), reservation(1, 5000))
     assert budget_of(store).filter.part(budget_of(store).spent) > 1
@@ -243,7 +244,7 @@ def test_runs_of_records_and_of_users_do_not_mix(tmp_path, reservation):
         reserve(records, [reservation(3, **by_user)])
 
 
-def test_records_of_users_are_counted_only_where_it_is_known_whose_they_are(tmp_path, reservation):
+def test_users_records_are_counted_only_with_known_owners(tmp_path, reservation):
     """An import done again, in which everybody has one record."""
     first = write_store(tmp_path / "first", NAMES[:600], unit=lambda name: f"{int(name[7:]) // 2}")
     again = write_store(tmp_path / "again", NAMES[:600], unit=lambda name: name)
@@ -253,7 +254,7 @@ def test_records_of_users_are_counted_only_where_it_is_known_whose_they_are(tmp_
             reserve(again, [reservation(1, unit=unit, records=count)])
 
 
-def test_charges_that_no_budget_of_this_kind_can_hold_are_not_settled_as_if_it_could(tmp_path, reservation):
+def test_charges_unfit_for_the_budgets_kind_are_not_settled(tmp_path, reservation):
     pairs = write_store(tmp_path / "pairs", NAMES[:600], unit=lambda name: f"{int(name[7:]) // 2}")
     set_budget(pairs, 8, 1e-6, "user")
     with pytest.raises(UserError, match="budget-for-users"):
@@ -280,7 +281,7 @@ def _take(store, number, plan, start, results):
         results.put(False)
 
 
-def test_processes_that_race_for_the_last_of_a_budget_do_not_both_get_it(store):
+def test_racing_processes_do_not_both_get_the_last_budget(store):
     """Real processes, all at once; each wants 40 % or more of what there is."""
     set_budget(store, 8, 1e-6)
     budget = budget_of(store).filter
@@ -291,7 +292,7 @@ def test_processes_that_race_for_the_last_of_a_budget_do_not_both_get_it(store):
     for racer in racers:
         racer.start()
     start.set()
-    won = [results.get(timeout=120) for _ in racers]
+    won = [results.get(timeout=at_most(120)) for _ in racers]
     for racer in racers:
         racer.join()
     assert sum(won) == 2 == len(budget_of(store).accounts)
@@ -320,13 +321,13 @@ def _killed(store, reservation, moment):
 
 
 @pytest.mark.parametrize("moment", range(4))
-def test_a_process_that_is_killed_while_it_reserves_gives_nothing_back(store, reservation, moment):
+def test_a_process_killed_while_reserving_frees_nothing(store, reservation, moment):
     """Killed in the write to the first copy, behind it, in the write to the second one, and behind that."""
     set_budget(store, 8, 1e-6)
     reserve(store, [reservation(1)])
     process = multiprocessing.get_context("fork").Process(target=_killed, args=(store, reservation(2), moment))
     process.start()
-    process.join(60)
+    process.join(at_most(60))
     assert process.exitcode == -signal.SIGKILL
     reserved = moment > 0
     assert len(budget_of(store).accounts) == 1 + reserved
@@ -370,7 +371,7 @@ def test_on_a_full_disk_the_sentence_fits_each_command_and_its_advice_works(comm
     assert code == 0, error
 
 
-def test_a_sweep_s_reservation_is_taken_over_by_the_run_at_its_place(store, reservation):
+def test_a_sweeps_reservation_goes_to_the_run_in_its_place(store, reservation):
     set_budget(store, 8, 1e-6)
     planned = [dataclasses.replace(reservation(number), id=f"sweep {number}", what="sweep") for number in (1, 2)]
     reserve(store, planned)

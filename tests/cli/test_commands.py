@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -12,11 +11,12 @@ from dpfed.cli import main
 from dpfed.config import parse_config
 from dpfed.runs import pretraining, running
 from dpfed.training.coordinator import Coordinator
+from tests.patience import run_to_end
 
 
 def in_a_process(*arguments, **options):
     command = [sys.executable, "-m", "dpfed", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+    return run_to_end(command, capture_output=True, text=True, timeout=300, **options)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from dpfed.config.keys import all_keys, matching
 from dpfed.data.importers import importers
 from dpfed.errors import UserError
 from dpfed.files.toml_file import leaves, put
+from tests.patience import run_to_end
 
 KEYS = {key.name: key for key in all_keys()}
 OF_METHODS = {name for name in KEYS if name.startswith("bounding.options.")}
@@ -24,7 +25,7 @@ OF_METHODS = {name for name in KEYS if name.startswith("bounding.options.")}
 
 def run(*arguments, **environment):
     command = [sys.executable, "-m", "dpfed", "config", *arguments]
-    return subprocess.run(command, capture_output=True, timeout=60, env={**os.environ, **environment}, check=False)
+    return run_to_end(command, capture_output=True, timeout=60, env={**os.environ, **environment}, check=False)
 
 
 def refused(key, value):

@@ -1,7 +1,6 @@
 """Mistakes that are known before a record is read are answered before one is, and before torch is imported."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.runs.preflight import Preflight, guarded, known_plan
 from dpfed.runs.pretraining import pretrain
+from tests.patience import run_to_end, strain
 
 GOOD = {"epsilon": 8.0, "batch": 60, "steps": 4}
 IMPOSSIBLE = [
@@ -200,12 +200,12 @@ def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path, squa
         ["start", "cuhk-pedes", "--set", "model.architecture=local-dir:x", "--set", "model.weights="],
     ]
     command = [sys.executable, "-c", IN_ONE_PROCESS]
-    done = subprocess.run(command, input=json.dumps(commands), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = run_to_end(command, input=json.dumps(commands), cwd=tmp_path, capture_output=True, text=True, timeout=60)
     for words, answer in zip(commands, done.stdout.splitlines(), strict=True):
         code, said, seconds = json.loads(answer)
         assert code == 2 and [line.startswith("error: ") for line in said] == [False] * (len(said) - 1) + [True], (words, said)
         assert "Traceback" not in "".join(said)
-        assert seconds < 10, words  # a tenth of a second on an idle machine
+        assert seconds < 10 * strain(), words  # a tenth of a second on an idle machine
     assert {path.name for path in tmp_path.iterdir()} == {"empty.toml", "wrong.toml"}
 
 

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.patience import Patience, exit_code, run_to_end
+
 ROOT = Path(__file__).resolve().parents[2]
 RAY = Path(sys.executable).with_name("ray")
 _START = 180.0  # seconds that a head may take to start, on a busy machine
@@ -49,7 +51,7 @@ class Job:
     def wait(self, seconds: float = 400) -> Done:
         """The end of the job; should it never come, the job is stopped and the log shown."""
         try:
-            code = self._process.wait(seconds)
+            code = exit_code(self._process, seconds)
         except subprocess.TimeoutExpired:
             self.stop()
             raise AssertionError(f"{self.name} did not end in {seconds} s:\n{self._output.read_text()}") from None
@@ -58,7 +60,7 @@ class Job:
     def stop(self) -> None:
         """`ray job stop`."""
         self._head.ray("job", "stop", self.name, check=True)
-        self._process.wait(60)
+        exit_code(self._process, 60)
 
     def give_up(self) -> None:
         """Ends the command, where the head is gone that it waits for."""
@@ -161,7 +163,7 @@ class RayHead:
             yield process
         finally:
             process.terminate()
-            process.wait(60)
+            exit_code(process, 60)
 
     def _workers(self) -> dict[int, int]:
         """Rank -> process, as Ray Train's controller logged them last."""
@@ -179,7 +181,7 @@ class RayHead:
         }
 
     def _run(self, command: list[str], environment: dict[str, str], check: bool = False) -> Done:
-        done = subprocess.run(
+        done = run_to_end(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -236,7 +238,7 @@ def ray_head(cpus: int = 2, ready: bool = True) -> Iterator[RayHead]:
         yield head
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        exit_code(process, 60)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -255,8 +257,8 @@ def _answers(process: subprocess.Popen[bytes], head: RayHead, log: Path) -> bool
         head.environment["RAY_API_SERVER_ADDRESS"] + "/api/jobs/",
         headers={"Authorization": f"Bearer {head.environment['RAY_AUTH_TOKEN']}"},
     )
-    deadline = time.monotonic() + _START
-    while time.monotonic() < deadline and process.poll() is None:
+    patience = Patience(_START)
+    while not patience.ended and process.poll() is None:
         with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
             with urllib.request.urlopen(request, timeout=5) as answer:
                 if answer.status == 200 and "Ray runtime started" in log.read_text():

@@ -40,9 +40,7 @@ def refused(processes, sentence):
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_mistakes_are_refused_in_one_sentence_before_anything_is_written(
-    source, undisturbed, tmp_path, monkeypatch, dpfed, what
-):
+def test_mistakes_are_refused_before_anything_is_written(source, undisturbed, tmp_path, monkeypatch, dpfed, what):
     of_torchrun, line, sentence = REFUSED[what]
     for name, value in as_torchrun(0, 1, free_port()).items() if of_torchrun else ():
         monkeypatch.setenv(name, value)
@@ -54,7 +52,7 @@ def test_mistakes_are_refused_in_one_sentence_before_anything_is_written(
     assert not (tmp_path / "work").exists() and files(undisturbed.path) == before
 
 
-def test_more_workers_than_groups_are_refused_before_anything_is_written(source, tmp_path):
+def test_more_workers_than_groups_are_refused_at_once(source, tmp_path):
     few = pretrain(source, tmp_path / "work" / "run", "--set", "privacy.batch=8")
     with Processes(3, tmp_path / "out", command, *few) as processes:
         assert processes.wait() == [2, 2, 2], processes.text  # each knows by itself, before any of them waits for another
@@ -68,7 +66,7 @@ def restarted(rank, *arguments):
     call(*arguments)
 
 
-def test_torchruns_restart_does_not_go_on_with_a_run_that_nobody_asked_for(undisturbed, source, tmp_path):
+def test_torchruns_restart_resumes_no_run_unasked(undisturbed, source, tmp_path):
     before = files(undisturbed.path)
     with Processes(1, tmp_path / "out", restarted, *pretrain(source, undisturbed.path)) as processes:
         assert processes.wait() == [2], processes.text

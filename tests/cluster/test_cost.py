@@ -56,7 +56,7 @@ def run(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("mean", "workers"), [(3.0, 64), (40.0, 8), (1250.0, 8)])
-def test_the_busiest_worker_draws_as_many_records_as_in_a_simulation(mean, workers):
+def test_the_busiest_workers_records_are_those_of_a_simulation(mean, workers):
     drawn = np.random.default_rng(0).poisson(mean, (100_000, workers)).max(axis=1)
     assert largest_shard(mean, workers) == pytest.approx(drawn.mean(), abs=5 * drawn.std() / np.sqrt(len(drawn)))
     assert largest_shard(mean, 1) == mean
@@ -119,7 +119,7 @@ def test_impossible_machines_are_refused(figure, value):
         dataclasses.replace(MACHINES, **{figure: value})
 
 
-def test_sigma_and_epsilon_are_the_plans_and_independent_of_workers(run, plan, tiny_config):
+def test_sigma_and_epsilon_do_not_depend_on_workers(run, plan, tiny_config):
     code, out, err = run(*plan, *ASSUMED, "--workers", 1, "--workers", 8, "--workers", 64, "--json")
     assert code == 0, err
     answer = json.loads(out)

@@ -159,7 +159,7 @@ def test_the_token_comes_from_a_secret(rayjob):
     assert auth["mode"] == "token" and f"create secret generic {auth['secretName']} --from-literal=auth_token=" in text
 
 
-def test_a_retry_goes_on_with_the_run_and_the_pods_have_the_gpus_it_asks_for(rayjob):
+def test_a_retry_resumes_and_the_pods_have_its_gpus(rayjob):
     spec, entrypoint = rayjob["spec"], shlex.split(rayjob["spec"]["entrypoint"])
     assert spec["backoffLimit"] > 0 and "--resume" in entrypoint
     (group,) = spec["rayClusterSpec"]["workerGroupSpecs"]
@@ -204,7 +204,7 @@ def instructions():
     return [tuple(line.split(maxsplit=1)) for line in lines if line.strip()]
 
 
-def test_the_image_has_all_that_the_package_is_built_from_and_nothing_else():
+def test_the_image_has_the_package_sources_and_nothing_else():
     copied = {source for word, rest in instructions() if word == "COPY" for source in rest.split()[:-1]}
     assert all((ROOT / source).exists() for source in copied)
     project = PYPROJECT["project"]

@@ -112,14 +112,14 @@ def test_paths_in_a_jobs_copy_are_refused_where_they_are_used():
     _refuse_job_copy(Task(Path("/shared/x"), config("data.source=store", "data.path=/shared/mine")))  # no store is written
 
 
-def test_a_worker_that_does_not_see_the_shared_storage_begins_nothing(tmp_path, tiny_config):
+def test_a_worker_without_the_shared_storage_begins_nothing(tmp_path, tiny_config):
     task = Task(tmp_path / "here" / "run", tiny_config, resume=True, beside=tmp_path / "elsewhere")
     with process_group(), pytest.raises(UserError, match="worker-storage"):
         work.work(task, Silent())
     assert not (tmp_path / "here").exists()
 
 
-def test_rank_0_holds_the_run_whether_it_begins_it_or_goes_on_with_it(tmp_path, tiny_config, monkeypatch):
+def test_rank_0_holds_the_run_begun_or_resumed(tmp_path, tiny_config, monkeypatch):
     task, held = Task(tmp_path / "run", tiny_config, resume=True), []
 
     def run_job(job, *_):

@@ -288,7 +288,7 @@ def remove(rank, config, folder, gone):
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
-def test_one_record_moves_its_own_workers_sum_alone_and_the_total_by_at_most_2c(shapes, tmp_path, workers):
+def test_one_record_moves_its_workers_sum_by_at_most_2c(shapes, tmp_path, workers):
     figures = PLANS["full"] | {"clip": 0.01}  # binds in every group
     config = configuration(shapes, figures)
     oracle = Oracle(config, figures)

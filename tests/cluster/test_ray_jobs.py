@@ -23,6 +23,7 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.pretraining import pretrain
+from tests.patience import Patience, exit_code, output_of
 
 CONFIG = "configs/quickstart.toml"
 
@@ -98,9 +99,9 @@ def files(run):
 
 
 def wait_until(condition, job, seconds=400):
-    deadline = time.monotonic() + seconds
+    patience = Patience(seconds)
     while not condition():
-        assert job.running and time.monotonic() < deadline, job.wait(1).output
+        assert job.running and not patience.ended, job.wait(1).output
         time.sleep(0.02)
 
 
@@ -123,9 +124,7 @@ def assert_finished(folder, settings, replays=0):
 
 
 @pytest.mark.slow
-def test_a_submitted_job_leaves_the_run_that_one_process_would_and_no_private_word_in_any_log(
-    head, settings, folder, tmp_path, marker
-):
+def test_a_submitted_job_leaves_one_processs_run_and_clean_logs(head, settings, folder, tmp_path, marker):
     job = head.submit(CONFIG, "--workers", 2, "--gpus-per-worker", 0, "--run", folder, *options(settings))
     wait_until(lambda: charged(folder) >= 1, job)
     key = (folder / "secret.key").read_bytes()
@@ -163,7 +162,7 @@ def test_nobody_is_let_in_without_the_token(head, settings, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_when_a_worker_is_killed_all_start_again_and_no_step_is_paid_twice(head, settings, folder, rank):
+def test_after_a_killed_worker_no_step_is_paid_twice(head, settings, folder, rank):
     settings |= {"privacy.steps": 40, "privacy.batch": 300, "training.checkpoint_every": 1000, "evaluation.every": 0}
     job = head.submit(CONFIG, "--workers", 2, "--run", folder, *options(settings))
     wait_until(lambda: charged(folder) >= 4, job)
@@ -176,7 +175,7 @@ def test_when_a_worker_is_killed_all_start_again_and_no_step_is_paid_twice(head,
 
 
 @pytest.mark.slow
-def test_without_restarts_the_job_says_how_to_go_on_and_fewer_workers_do(head, settings, folder):
+def test_without_restarts_the_job_names_a_resume_that_works(head, settings, folder):
     settings |= {"privacy.steps": 40, "privacy.batch": 300, "evaluation.every": 0}
     job = head.submit(CONFIG, "--workers", 2, "--restarts", 0, "--run", folder, *options(settings))
     wait_until(lambda: charged(folder) >= 7, job)
@@ -191,7 +190,7 @@ def test_without_restarts_the_job_says_how_to_go_on_and_fewer_workers_do(head, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGKILL", "ray job stop"])
-def test_a_driver_that_died_is_submitted_again_and_only_with_resume(head, settings, folder, how):
+def test_a_dead_driver_is_submitted_again_only_with_resume(head, settings, folder, how):
     settings |= {"privacy.steps": 40, "privacy.batch": 300, "evaluation.every": 0}
     arguments = [CONFIG, "--workers", 2, "--run", folder, *options(settings)]
     job = head.submit(*arguments)
@@ -220,14 +219,14 @@ def test_a_run_inside_the_jobs_temporary_copy_is_refused(head, settings):
 
 
 @pytest.mark.slow
-def test_a_range_of_workers_starts_with_those_there_are_and_goes_on_without_one_that_left(settings, folder):
+def test_a_range_of_workers_goes_on_without_one_that_left(settings, folder):
     settings |= {"privacy.steps": 100, "privacy.batch": 300, "evaluation.every": 0, "training.checkpoint_every": 1000}
     with ray_head(cpus=1) as head, head.second_node(cpus=1) as node:
         job = head.submit(CONFIG, "--workers", "1-2", "--cpus-per-worker", 1, "--run", folder, *options(settings))
         wait_until(lambda: charged(folder) >= 4, job)
         assert head.workers() == 2
         node.terminate()
-        node.wait(60)
+        exit_code(node, 60)
         before = charged(folder)
         done = job.wait(420)
         assert done.code == 0, done.output
@@ -237,17 +236,17 @@ def test_a_range_of_workers_starts_with_those_there_are_and_goes_on_without_one_
 
 
 @pytest.mark.slow
-def test_a_job_that_is_stopped_while_it_waits_for_machines_asks_for_none_any_more(head, settings, folder):
+def test_a_job_stopped_while_waiting_asks_for_no_machines(head, settings, folder):
     words = ["-m", "dpfed", "pretrain", CONFIG, "--cluster", "ray", "--workers", "3", "--gpus-per-worker", "1"]
     command = [sys.executable, *words, "--run", str(folder), *options(settings)]
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(command, env=head.environment, cwd=ROOT, text=True, **pipes)
-        until = time.monotonic() + 200
+        patience = Patience(200)
         while "'GPU': 1, 'CPU': 1" not in head.ray("status").output.replace("'CPU': 1, 'GPU': 1", "'GPU': 1, 'CPU': 1"):
-            assert time.monotonic() < until and process.poll() is None
+            assert not patience.ended and process.poll() is None
         process.send_signal(number)
-        output = process.communicate(timeout=60)[0]
+        output, _ = output_of(process, 60)
         assert process.returncode == code and "the same command begins it" in output
         time.sleep(5)  # Ray looks at the demands now and then
         said = head.ray("status").output

@@ -12,6 +12,7 @@ import pytest
 
 from dpfed.config import parse_config
 from dpfed.privacy.ledger import Ledger
+from tests.patience import run_to_end
 
 SCRIPT = Path(__file__).resolve().parents[2] / "cluster" / "deploy" / "slurm.sbatch"
 
@@ -41,7 +42,7 @@ def slurm(tmp_path):
 
     def run(*words):
         command = ["bash", SCRIPT, *map(str, words)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        return run_to_end(command, env=environment, capture_output=True, text=True, timeout=120)
 
     return run
 

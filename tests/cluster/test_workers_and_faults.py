@@ -120,7 +120,7 @@ def test_a_crash_in_a_step_costs_nothing_twice_whoever_goes_on(crashed, undistur
 
 
 @pytest.mark.parametrize("crashed", ["between keeping and paying"], indirect=True)
-def test_another_number_of_workers_comes_to_the_release_that_was_paid_bit_for_bit(crashed, tmp_path):
+def test_any_number_of_workers_repeats_the_paid_release(crashed, tmp_path):
     """Kept releases are lost; otherwise they would be repeated. Another release of a paid step would be refused."""
     folder, _ = crashed
     shutil.copytree(folder, tmp_path / "run")
@@ -172,7 +172,7 @@ def damage(rank, who, *arguments):
 
 
 @pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_store_that_is_damaged_on_the_way_ends_the_run_and_names_no_record(source, shapes, tmp_path, who):
+def test_a_store_damaged_midway_ends_the_run_and_names_no_record(source, shapes, tmp_path, who):
     with Processes(2, tmp_path / "out", damage, who, *pretrain(source, tmp_path / "run")) as processes:
         assert processes.wait() == [2, 0], processes.text
         assert "[worker-store]" in processes.output(0) and f"error: step 2: worker {who} " in processes.output(0)
@@ -190,7 +190,7 @@ def elsewhere(rank, path, *arguments):
     dpfed(*arguments)
 
 
-def test_a_worker_whose_store_holds_other_records_is_refused_before_anything_is_spent(source, tmp_path):
+def test_a_worker_with_another_store_is_refused_unspent(source, tmp_path):
     write_shapes(tmp_path / "other", train=300, validation=0, test=200)  # of fewer records, each is drawn more often
     with Processes(2, tmp_path / "out", elsewhere, tmp_path / "other", *pretrain(source, tmp_path / "run")) as processes:
         assert processes.wait() == [2, 0], processes.text

@@ -9,6 +9,8 @@ import sys
 import pytest
 import tomli_w
 
+from tests.patience import output_of, run_to_end
+
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 # A command whose body is given; `swallow` receives the signal where Python forgets its exception: in a destructor.
 PROGRAM = """
@@ -38,7 +40,7 @@ run(app)
 
 def ended(body, number, *words):
     program = PROGRAM.format(body="\n".join(f"    {line}" for line in body.strip("\n").splitlines()))
-    done = subprocess.run([sys.executable, "-c", program, str(int(number)), *words], capture_output=True, text=True, timeout=50)
+    done = run_to_end([sys.executable, "-c", program, str(int(number)), *words], capture_output=True, text=True, timeout=50)
     return done.returncode, done.stdout, done.stderr.strip().splitlines()[-1]
 
 
@@ -46,7 +48,7 @@ def ended(body, number, *words):
 @pytest.mark.parametrize(
     "body",
     [
-        "swallow()\ntime.sleep(40)\nprint('went on')",  # it waits in the system
+        "swallow()\ntime.sleep(400)\nprint('went on')",  # it waits in the system
         "swallow()\nwhile True: pass",
         "swallow()\nprint('done')",  # it is over before the signal is repeated
         "swallow()\nraise ImportError('numpy._core.multiarray failed to import')",  # what C code makes of it
@@ -105,7 +107,7 @@ def test_fifty_starts_at_random_moments(tiny, tmp_path):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(moment)
         process.send_signal(how)
-        said = process.communicate(timeout=60)[1]
+        _, said = output_of(process, 60)
         assert process.returncode in (code, -how, 0), (moment, said)
         assert process.returncode == -how or "Traceback" not in said, (moment, said)
     left = {path.name for path in tmp_path.iterdir()} - {"tiny.toml"}

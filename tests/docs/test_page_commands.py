@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ from dpfed.config import load_config
 from dpfed.federation.provisioning.services import coordinator_files, site_files
 from dpfed.runs.sweep import read_sweep
 from tests.docs.commands import ROOT, SITE_PAGE, fenced, in_words, indented, parsed
+from tests.patience import run_to_end
 
 NAMES = "budget commands for-data-protection-officers methods recipes reproduce results towers".split()
 CLUSTER = (ROOT / "cluster" / "README.md").read_text()
@@ -71,5 +71,5 @@ def test_the_readme_shows_what_the_simulator_prints():
     assert len(shown) == 2
     for command, output in shown:
         words = shlex.split(command.replace("\\\n", ""))
-        done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
+        done = run_to_end([sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
         assert [line.rstrip() for line in done.stdout.strip("\n").splitlines()] == output.splitlines()

@@ -4,7 +4,6 @@ import html
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import unquote
@@ -18,6 +17,8 @@ MKDOCS = Path(sys.executable).with_name("mkdocs")
 pytest.importorskip("mkdocs")
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 import pages  # noqa: E402
+
+from tests.patience import run_to_end  # noqa: E402
 
 
 def nav(tree):
@@ -88,7 +89,7 @@ def leads(page, link, texts):
 def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path):
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = [str(MKDOCS), "build", "--quiet", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    done = run_to_end(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0 and not done.stdout, done.stderr
     texts = {page: page.read_text() for page in (tmp_path / "site").rglob("*.html")}
     for page, text in texts.items():
@@ -104,5 +105,5 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_tutorials_run(path):
     command = [sys.executable, str(ROOT / "docs" / "tutorials" / "run.py"), path.stem, "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=ROOT)
+    done = run_to_end(command, capture_output=True, text=True, timeout=900, cwd=ROOT)
     assert done.returncode == 0, done.stderr

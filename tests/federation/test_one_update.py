@@ -36,6 +36,7 @@ from dpfed.training.trainer import Partition
 from dpfed.training.transport import InProcess
 from tests.cluster.processes import Processes, pretrain
 from tests.federation.lab import Wire
+from tests.patience import at_most
 
 SEED, SKEW, SITES = 7, 0.8, 2
 
@@ -131,10 +132,10 @@ def test_institutions_with_flower_between_them_release_the_same(locally, config,
             for site in sites:
                 command = ["dpfed", "site", "serve", site.path, "--socket", sockets[site.path.name]]
                 federation.members.start(f"{site.path.name}-worker", command, {"OMP_NUM_THREADS": "1"})
-                federation.members.wait_for(f"{site.path.name}-worker", "ready", 120)
+                federation.members.wait_for(f"{site.path.name}-worker", "ready", at_most(120))
             root = Path(__file__).resolve().parents[2]
             federation.submit(root, {"federation": str(made.path), "run": str(tmp_path / "run")})
-            federation.members.wait(RUN, 300)
+            federation.members.wait(RUN, at_most(300))
     assert digests(tmp_path / "run" / "ledger.jsonl") == locally
 
 

@@ -10,7 +10,7 @@ from tests.files.disk import full_disk, recorded
 
 
 @pytest.mark.parametrize("content", ["new", b"new", lambda draft: draft.write_text("new")], ids=["text", "bytes", "function"])
-def test_content_is_on_disk_before_it_has_its_name_and_the_name_before_the_return(tmp_path, monkeypatch, content):
+def test_content_then_name_are_on_disk_before_the_return(tmp_path, monkeypatch, content):
     path = tmp_path / "file"
     path.write_text("old")
     events = recorded(monkeypatch)
@@ -35,7 +35,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
 
 
 @pytest.mark.parametrize("room", [0, 3])
-def test_on_a_full_disk_the_old_file_stays_and_the_error_names_a_file(tmp_path, monkeypatch, room):
+def test_on_a_full_disk_the_old_file_stays_and_is_named(tmp_path, monkeypatch, room):
     path = tmp_path / "file"
     path.write_text("old")
     for write, content in ((write_atomically, b"longer"), (create_file, memoryview(b"longer"))):
@@ -46,7 +46,7 @@ def test_on_a_full_disk_the_old_file_stays_and_the_error_names_a_file(tmp_path, 
     assert path.read_text() == "old"
 
 
-def test_what_a_killed_process_left_is_replaced_with_its_permissions(tmp_path):
+def test_what_a_killed_process_left_is_replaced(tmp_path):
     (tmp_path / ".file.partial").write_text("longer than what comes")
     (tmp_path / ".file.partial").chmod(0o644)
     write_atomically(tmp_path / "file", "secret", mode=0o600)
@@ -54,7 +54,7 @@ def test_what_a_killed_process_left_is_replaced_with_its_permissions(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-def test_what_a_killed_library_left_beside_its_file_is_removed_by_the_next_write(tmp_path):
+def test_what_a_killed_library_left_goes_with_the_next_write(tmp_path):
     class Killed(BaseException):
         """Nothing that follows is carried out."""
 
@@ -109,7 +109,7 @@ def test_a_new_folder_has_its_name_when_all_in_it_is_on_disk(tmp_path, monkeypat
     assert (tmp_path / "run" / "inner" / "a").read_text() == "a" and mode_of(tmp_path / "run") == 0o700
 
 
-def test_a_new_folder_takes_the_place_of_an_empty_one_and_of_nothing_else(tmp_path):
+def test_a_new_folder_replaces_an_empty_one_alone(tmp_path):
     (tmp_path / "empty").mkdir()
     with new_folder(tmp_path / "empty") as draft:
         (draft / "b").write_text("b")
@@ -126,7 +126,7 @@ def test_a_folder_s_name_is_forced_to_the_disk_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("number", "passes"), [(22, True), (95, True), (5, False)], ids=["EINVAL", "ENOTSUP", "EIO"])
-def test_storage_that_cannot_sync_folders_is_used_as_it_is_and_a_broken_disk_is_not(tmp_path, monkeypatch, number, passes):
+def test_storage_without_folder_sync_is_used_a_broken_disk_not(tmp_path, monkeypatch, number, passes):
     sync = os.fsync
 
     def only_files(descriptor):

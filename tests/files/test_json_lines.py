@@ -23,7 +23,7 @@ def test_what_was_added_is_read(file):
     assert file.read_text() == "".join(json.dumps(entry) + "\n" for entry in ENTRIES)
 
 
-def test_a_line_that_was_cut_short_is_told_apart_wherever_it_was_cut(file):
+def test_a_line_cut_short_anywhere_is_told_apart(file):
     whole = file.read_bytes()
     append_line(file, {"step": 3})
     last = file.read_bytes()[len(whole) :]
@@ -43,7 +43,7 @@ def test_a_complete_line_that_is_no_object_is_named(file, damage):
     assert error.value.number == 4
 
 
-def test_an_added_line_is_on_disk_and_the_first_one_with_the_file_s_name(tmp_path, monkeypatch):
+def test_an_added_line_is_on_disk_and_so_is_the_files_name(tmp_path, monkeypatch):
     events = recorded(monkeypatch)
     append_line(tmp_path / "lines.jsonl", {"a": 1})
     append_line(tmp_path / "lines.jsonl", {"b": 2})
@@ -70,7 +70,7 @@ def test_of_a_line_that_does_not_fit_on_the_disk_nothing_stays(file, monkeypatch
     assert read_lines(file).entries == [*ENTRIES, {"step": 3}]
 
 
-def test_a_torn_line_is_cut_off_by_who_knows_how_long_the_file_is(file):
+def test_a_torn_line_is_cut_off_at_the_known_length(file):
     whole = file.read_bytes()
     file.write_bytes(whole + b'{"ste')
     lines = read_lines(file)

@@ -79,7 +79,7 @@ def test_a_sweep_is_found_by_name(elsewhere):
         read_sweep("quickstart", base)
 
 
-def test_a_shipped_tower_is_found_in_any_folder_and_the_users_own_wins(elsewhere):
+def test_a_shipped_tower_is_found_and_the_users_own_wins(elsewhere):
     pytest.importorskip("open_clip")
     from dpfed.models.blueprints import blueprint
     from dpfed.runs.records import with_absolute_paths

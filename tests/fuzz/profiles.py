@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy, tuples
 
 from dpfed.errors import UserError
+from tests.patience import strain
 
 SECONDS = 10  # what takes longer hangs, as far as a person can tell
 _WAITS = 0.5  # who is neither on a core nor queueing for one for a larger part of the time waits for something
@@ -78,7 +79,7 @@ def answered_in_time(seconds: float = SECONDS) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    faulthandler.dump_traceback_later(_BACKSTOP, exit=True)
+    faulthandler.dump_traceback_later(_BACKSTOP * strain(), exit=True)
     try:
         yield
     finally:

@@ -17,6 +17,7 @@ from dpfed.live.scan import Scan
 from dpfed.privacy.ledger import Ledger
 from dpfed.protocol.journal import Journal
 from tests.live.conftest import advance, finish
+from tests.patience import at_most
 from tests.sparing import sparing
 
 pytest.importorskip("starlette")
@@ -124,7 +125,7 @@ def test_the_page_follows_the_run(opened, served):
     playwright.expect(page.locator("#line")).to_have_text("live")
     playwright.expect(page.locator(".tile b").first).to_have_text("3")
     advance(run, Ledger.open(run.ledger), 3 + 1, SITES)
-    playwright.expect(page.locator(".tile b").first).to_have_text("5", timeout=20_000)
+    playwright.expect(page.locator(".tile b").first).to_have_text("5", timeout=at_most(20_000))
     assert page.locator("#sites td.past").count() == 3 and "1 of 3 sites answered" in page.locator("#discarded").inner_text()
 
 
@@ -142,7 +143,7 @@ def test_a_server_that_is_gone_is_said(opened, served):
     page = opened()
     playwright.expect(page.locator("#line")).to_have_text("live")
     served[2]()
-    playwright.expect(page.locator("#line")).to_have_text("not live: the server is gone", timeout=20_000)
+    playwright.expect(page.locator("#line")).to_have_text("not live: the server is gone", timeout=at_most(20_000))
 
 
 # How far a table goes to the right, also where it would scroll.

@@ -13,6 +13,7 @@ import pytest
 
 from dpfed.privacy.ledger import Ledger, Release
 from tests.live.conftest import finish
+from tests.patience import exit_code
 
 SITES = ("north", "south")
 
@@ -66,7 +67,7 @@ def test_the_page_until_ctrl_c(make, tmp_path):
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(place)
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0 and token not in process.stdout.read()
+    assert exit_code(process, 20) == 0 and token not in process.stdout.read()
 
 
 @pytest.mark.parametrize("words", [("privacy", "ledger"), ("report",), ("resume",)])

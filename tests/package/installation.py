@@ -13,6 +13,8 @@ from pathlib import Path
 
 import matplotlib
 
+from tests.patience import run_to_end
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 FOLDERS = ("dpfed", "configs", "benchmarks", "tests")
@@ -36,7 +38,7 @@ def build(what: str, source: Path, out: Path) -> Path:
     out.mkdir(exist_ok=True)
     code = "import sys, setuptools.build_meta as backend; print(getattr(backend, 'build_' + sys.argv[1])(sys.argv[2]))"
     command = [sys.executable, "-W", "ignore", "-c", code, what, str(out)]
-    done = subprocess.run(command, cwd=source, env=outside(), capture_output=True, text=True, timeout=300, check=False)
+    done = run_to_end(command, cwd=source, env=outside(), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return out / done.stdout.split()[-1]
 
@@ -59,7 +61,7 @@ class Installed:
         environment = options.pop("env", None) or outside(HOME=str(self.prefix.parent / "home"))
         command = [str(self.prefix / "bin" / program), *arguments]
         options = {"cwd": self.folder, "env": environment, "timeout": 300, **options}
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, **options)
+        done = run_to_end(command, capture_output=True, text=True, errors="replace", check=False, **options)
         assert check is None or done.returncode == check, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert check is None or "Traceback" not in done.stderr, done.stderr
         return done
@@ -80,7 +82,7 @@ def install(what: Path, folder: Path, *options: str) -> Installed:
     pip = [uv, "pip", "install", "--offline", "--python", python] if uv else [python, "-m", "pip", "install", "--no-index"]
     env = outside(HOME=str(folder), UV_NO_CACHE="1")
     command = [*pip, "--no-deps", "--no-build-isolation", *options, str(what)]
-    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    done = run_to_end(command, env=env, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     empty.mkdir()
     (folder / "home").mkdir()

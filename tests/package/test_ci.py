@@ -2,10 +2,11 @@
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.patience import run_to_end
 
 SCRIPT = Path(__file__).parents[2] / ".ci" / "run"
 
@@ -26,7 +27,7 @@ def ci(tmp_path):
                 (programs / name).write_text(f'#!/bin/sh\necho "${{0##*/}} $*" >> {log}\n{body}\n')
                 (programs / name).chmod(0o755)
         log.write_text("")
-        done = subprocess.run(
+        done = run_to_end(
             [tmp_path / ".ci" / "run"], capture_output=True, text=True, timeout=60, env=os.environ | {"PATH": str(programs)}
         )
         return done, log.read_text().splitlines()

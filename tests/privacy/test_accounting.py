@@ -67,7 +67,7 @@ def test_pld_lies_within_the_error_bounds_of_opacus_prv(sigma, rate, steps, delt
     assert theirs - 0.02 - 0.01 * theirs <= ours <= theirs + 0.02
 
 
-def test_one_step_over_all_records_equals_the_analytic_gaussian_mechanism():
+def test_one_full_step_is_the_analytic_gaussian_mechanism():
     def phi(x):
         return (1 + erf(x / sqrt(2))) / 2
 
@@ -78,7 +78,7 @@ def test_one_step_over_all_records_equals_the_analytic_gaussian_mechanism():
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("target", sparing([0.05, 1.0, 8.0], 1.0))
-def test_calibrated_noise_keeps_the_promise_and_a_little_less_breaks_it(accountant, target):
+def test_calibrated_noise_keeps_the_promise_and_less_breaks_it(accountant, target):
     sigma = accounting.calibrate(target, gaussian(1.0, 0.05), 200, 1e-6, accountant).noise_multiplier
     assert accounting.epsilon(gaussian(sigma, 0.05), 200, 1e-6, accountant) <= target
     assert accounting.epsilon(gaussian(sigma * 0.98, 0.05), 200, 1e-6, accountant) > target
@@ -146,7 +146,7 @@ def test_the_fingerprint_covers_every_field():
         {"method_name": "released", "options": {"release_share": 0.2, "slots": 8}},
     ],
 )
-def test_a_plan_comes_back_from_a_file_with_every_field_to_the_last_digit(fields):
+def test_a_plan_survives_a_file_to_the_last_digit(fields):
     plan = PrivacyPlan.of(**{**GOOD, "noise_multiplier": 1.0 / 3, "delta": 1e-5, **fields})
     again = PrivacyPlan.from_dict(json.loads(json.dumps(plan.as_dict())))
     assert again == plan and again.fingerprint == plan.fingerprint
@@ -160,7 +160,7 @@ def spent_by(accountant, steps, sigma=1.1, rate=0.1, delta=1e-4):
 
 
 @pytest.mark.parametrize(("accountant", "steps"), [("pld", 2), ("rdp", 1), ("rdp", 2), ("rdp", 6)])
-def test_a_plan_accounts_for_each_of_its_steps_at_its_own_rate_and_delta(accountant, steps):
+def test_a_plan_accounts_for_steps_at_its_own_rate_and_delta(accountant, steps):
     plan = PrivacyPlan.of(1000, 100, 4, 1.0, steps, 1.1, 1e-4, accountant)
     found = [plan.epsilon(), plan.epsilon(steps), accounting.epsilon(gaussian(1.1, 0.1), steps, 1e-4, accountant)]
     assert found == pytest.approx([spent_by(accountant, steps)] * 3, rel=2e-3)
@@ -181,7 +181,7 @@ def test_noise_is_calibrated_for_all_steps_and_no_more(accountant):
     ).promise.delta == pytest.approx(1 / (1000 * math.log(1000)))
 
 
-def test_a_samples_of_fixed_size_are_accounted_for_in_every_release():
+def test_samples_of_fixed_size_count_in_every_release():
     plan = PrivacyPlan.of(1000, 100, 4, 1.0, 3, 1.1, 1e-4, "rdp", method_name="dpcl", options={"releases": 2})
     step = dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, dp_accounting.GaussianDpEvent(1.1))
     one = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
@@ -192,7 +192,7 @@ def test_a_samples_of_fixed_size_are_accounted_for_in_every_release():
     ("method", "sensitivity", "share"),
     [("group", 2.0, 1.0), ("batch", 2.0, 1.0), ("sample", 2 * 130.0, 1.0), ("released", 1.0, 0.8), ("dpcl", 4.0, 1.0)],
 )
-def test_the_noise_on_a_sum_is_sigma_times_the_sensitivity_to_the_last_digit(method, sensitivity, share):
+def test_noise_is_sigma_times_sensitivity_to_the_last_digit(method, sensitivity, share):
     options = {"released": {"release_share": 0.2, "slots": 8}, "dpcl": {"releases": 2}}.get(method, {})
     cap = 130 if method in ("batch", "sample") else None
     plan = PrivacyPlan.of(1000, 100, 4, 0.37, 3, 1.1, 1e-4, "rdp", method_name=method, max_batch=cap, options=options)
@@ -200,7 +200,7 @@ def test_the_noise_on_a_sum_is_sigma_times_the_sensitivity_to_the_last_digit(met
     assert plan.noise_std == pytest.approx(1.1 * sensitivity * 0.37 / math.sqrt(share), rel=1e-14)
 
 
-def test_a_ledger_counts_discarded_steps_and_all_releases_when_it_is_opened_again(tmp_path):
+def test_a_reopened_ledger_counts_discarded_steps_and_releases(tmp_path):
     plan = PrivacyPlan.of(1000, 100, 4, 1.0, 3, 1.1, 1e-4, "rdp", target_epsilon=spent_by("rdp", 3) * (1 + 1e-9))
     ledger = Ledger.create(tmp_path / "ledger.jsonl", plan)
     assert ledger.epsilon == 0
@@ -212,7 +212,7 @@ def test_a_ledger_counts_discarded_steps_and_all_releases_when_it_is_opened_agai
         Ledger.open(ledger.path).charge(Release(3, "x"))
 
 
-def test_a_new_plan_has_bounds_that_somebody_means_and_one_of_a_file_is_taken_as_it_is():
+def test_only_a_new_plan_must_have_meaningful_bounds():
     old = PrivacyPlan.of(noise_multiplier=1.0, delta=1e-5, **GOOD | {"clip_norm": 1e-8})
     assert PrivacyPlan.from_dict(old.as_dict()) == old
     with pytest.raises(UserError, match=r"clip_norm: expected 1e-05 to 1e\+06 \(begin with 1.*got 1e-08"):

@@ -48,7 +48,7 @@ def test_counts_that_cannot_be_are_refused(name, value):
         {"records": 3, "batch": 3, "steps": 10**6, "delta": 0.1},
     ],
 )
-def test_what_pld_cannot_resolve_is_said_within_seconds_and_rdp_can(numbers):
+def test_what_pld_cannot_resolve_is_said_and_rdp_resolves_it(numbers):
     started = time.process_time()
     with pytest.raises(accounting.Unresolved, match="privacy.accountant = 'rdp'"):
         of_numbers(**{**NUMBERS, "epsilon": 8.0, **numbers})
@@ -56,7 +56,7 @@ def test_what_pld_cannot_resolve_is_said_within_seconds_and_rdp_can(numbers):
     assert by_rdp.epsilon() <= 8 and time.process_time() - started < 10
 
 
-def test_pld_is_refused_where_rounding_could_hide_a_hundredth_of_delta():
+def test_pld_is_refused_where_rounding_could_hide_delta():
     steps = 1000
     accounting.require_resolution(steps, ROUNDING * steps)
     with pytest.raises(accounting.Unresolved):
@@ -86,7 +86,7 @@ def test_a_plan_is_sketched_before_its_records_are_counted():
 
 
 @pytest.mark.parametrize("epsilon", [LEAST_EPSILON * 0.99, 1e-300])
-def test_an_epsilon_that_accounting_cannot_tell_from_none_is_refused_wherever_it_is_given(epsilon):
+def test_an_epsilon_too_small_to_account_for_is_refused(epsilon):
     asked = parse_config({"privacy": {"batch": 100, "steps": 10, "epsilon": epsilon, "accountant": "rdp"}})
     for ask in (
         lambda: sketch_of(asked),

@@ -26,7 +26,7 @@ def noise_on(values, blocks=BLOCKS, step=0, std=2.0):
 
 
 @pytest.mark.parametrize("kind", [GaussianNoise(2.0, UNIT), DiscreteGaussianNoise(UNIT, 1 << 10)])
-def test_blocks_made_one_by_one_have_the_bits_and_the_digest_of_the_whole(kind):
+def test_single_blocks_have_the_bits_and_digest_of_the_whole(kind):
     clean, secret = exact(BLOCKS.size), SumNoise(kind, SECRET, BLOCKS, CONTEXT)
     whole = secret.noisy(clean, 3)
     context, parts = secret.context_of(BLOCKS.digest(clean)), []
@@ -74,7 +74,7 @@ def test_noise_is_fresh_by_step_plan_and_block():
     assert torch.corrcoef(torch.stack(noises))[~torch.eye(3, dtype=torch.bool)].abs().max() < 0.2
 
 
-def test_another_sum_has_other_noise_in_every_block_also_where_it_is_the_same():
+def test_another_sum_has_other_noise_even_in_equal_blocks():
     """Or copies of a run that part ways would show in which blocks their sums are equal."""
     one = exact(BLOCKS.size)
     other = one.clone()
@@ -113,7 +113,7 @@ def test_a_short_sum_is_one_block_with_the_coordinators_own_key(size):
         SumNoise(GaussianNoise(2.0), SECRET, blocks, CONTEXT).keys(0, 0, 1)
 
 
-def test_a_digest_covers_every_block_their_order_and_the_way_they_are_cut():
+def test_a_digest_covers_blocks_their_order_and_their_cuts():
     values = torch.randn(BLOCKS.size)
     digests = BLOCKS.digests(values)
     found = {BLOCKS.joined(digests), BLOCKS.joined([digests[1], digests[0], *digests[2:]])}
@@ -129,7 +129,7 @@ def test_new_long_sums_are_cut():
 
 
 @pytest.mark.parametrize("works", [False, None])
-def test_a_gpu_whose_kernel_is_wrong_or_absent_gets_the_hosts_bits(works, monkeypatch):
+def test_without_a_right_kernel_a_gpu_gets_the_hosts_bits(works, monkeypatch):
     expected = noise_on(torch.ones(BLOCKS.size, dtype=torch.int64))
     kernel = None if works is None else SimpleNamespace(works_on=lambda device, count: works)  # None: it cannot be imported
     monkeypatch.setitem(sys.modules, "dpfed.privacy.keystream_kernel", kernel)

@@ -54,7 +54,7 @@ def test_draws_have_the_distribution(bits):
     assert chi_square(discrete_gaussian(coins(bits), DRAWS, bits), gaussian(bits)) < 5
 
 
-def test_fine_draws_have_the_distribution_in_their_first_and_in_their_last_digits():
+def test_fine_draws_have_the_distribution_in_every_digit():
     drawn = discrete_gaussian(coins(), DRAWS)
     cells = [math.erf(cell / 8 / math.sqrt(2)) for cell in range(60)]
     coarse = {cell: cells[cell + 1] - cells[cell] for cell in range(len(cells) - 1)}
@@ -71,7 +71,7 @@ def test_draws_are_independent_of_each_other():
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000])
-def test_as_many_as_were_asked_for_and_the_same_from_the_same_stream(count):
+def test_the_same_stream_gives_as_many_of_the_same_draws(count):
     one, other = (discrete_gaussian(coins(4), count) for _ in range(2))
     assert len(one) == count and one.dtype == np.int64 and np.array_equal(one, other)
     if count > 1:
@@ -115,7 +115,7 @@ def probability_of_true(top: int, bits: int, throws: int) -> Fraction:
 
 
 @pytest.mark.parametrize(("top", "bits"), [(0, 2), (1, 1), (1, 2), (3, 2), (2, 1)])
-def test_an_exponential_coin_has_the_probability_of_its_series_round_by_round(top, bits):
+def test_an_exponential_coin_has_its_series_probability(top, bits):
     """Equal as fractions. It ends in round n with probability x^(n-1)/(n-1)! - x^n/n!, and with True if n is odd."""
     x = Fraction(top, 1 << bits)
     for rounds in (1, 2, 3, 4):
@@ -124,7 +124,7 @@ def test_an_exponential_coin_has_the_probability_of_its_series_round_by_round(to
 
 
 @pytest.mark.parametrize("sides", [2, 3, 5, 7, 100, 256])
-def test_of_all_bytes_equally_many_show_each_face_and_those_too_many_are_thrown_again(sides):
+def test_equally_many_bytes_show_each_face(sides):
     asked: list[int] = []
 
     def stream(count: int) -> bytes:
@@ -146,7 +146,7 @@ def test_cumulative_probabilities_are_those_of_fractions():
     assert room._cumulative(64) == tuple(cut >> 64 for cut in cuts[: len(room._cumulative(64))])
 
 
-def test_numbers_that_tie_with_a_probability_are_decided_by_more_digits(monkeypatch):
+def test_ties_with_a_probability_are_decided_by_more_digits(monkeypatch):
     """With two digits at a time nearly all numbers tie; the distribution stays."""
     monkeypatch.setattr(room, "_DIGITS", 2)
     resolved = []

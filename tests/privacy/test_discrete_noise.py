@@ -38,7 +38,7 @@ def noisy(values: torch.Tensor, noise=NOISE, labels=LABELS, seed: int = 1) -> to
     shares=st.integers(1, 5000),
     bits=st.integers(20, 46),
 )
-def test_the_grid_leaves_sigma_of_continuous_noise_over_the_sensitivity(bound, change, multiplier, shares, bits):
+def test_the_grid_leaves_sigma_over_the_sensitivity(bound, change, multiplier, shares, bits):
     """The lemma's premise as fractions: a (m^2 - 16) >= (sigma times the sensitivity)^2 in steps, m = 2^31, of a parties."""
     grid = SumGrid.for_discrete(bound, 2.0**bits, change, multiplier, shares)
     moved = Fraction(grid.radius) * grid.finer * Fraction(change)
@@ -58,7 +58,7 @@ def test_a_plan_has_that_noise(sigma, shares):
     assert (noise.unit, noise.finer) == (grid.unit, grid.finer) and noise.step_length * noise.finer == noise.unit
 
 
-def test_what_is_added_is_the_exact_sampler_keyed_as_all_noise_is():
+def test_the_added_noise_is_the_exact_samplers_keyed_alike():
     coins = Coins(Randomness.from_seed(1).stream(*LABELS))
     steps = exact() * NOISE.finer + torch.from_numpy(discrete_gaussian(coins, SIZE))
     assert torch.equal(NOISE.steps(exact(), Randomness.from_seed(1), *LABELS), steps)
@@ -78,7 +78,7 @@ def test_no_chunk_repeats_the_noise_of_another(monkeypatch):
     assert (torch.corrcoef(noise) - torch.eye(4)).abs().max() < 5 / (SIZE / 4) ** 0.5
 
 
-def test_the_same_numbers_get_the_same_noise_and_all_others_their_own():
+def test_equal_numbers_get_equal_noise_and_others_their_own():
     values = torch.zeros(SIZE, dtype=torch.int64)
     keyed = [KeyedNoise(PLAN.noise_of(), Randomness.from_seed(1), "share", "plan") for _ in range(2)]
     one, again = (noise.noisy(values, 5) for noise in keyed)
@@ -103,7 +103,7 @@ def test_a_plan_with_it_is_another_plan():
     assert plain.mechanism == PLAN.mechanism and plain.sensitivity == PLAN.sensitivity
 
 
-def test_the_discrete_noise_is_a_randomly_rounded_continuous_one_up_to_the_lemmas_factor():
+def test_discrete_noise_is_rounded_continuous_up_to_the_lemma():
     """The lemma of `dpfed.privacy.discrete_gaussian` in one dimension, on a smaller grid where the difference can be seen.
 
     T ~ N(s, m^2 - b^2), then a discrete Gaussian of parameter b around T: against the discrete Gaussian of parameter m.

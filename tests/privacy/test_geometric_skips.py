@@ -84,7 +84,7 @@ def test_the_thresholds_are_right_to_the_last_of_64_bits(rate, length):
         assert abs(int(found[gap]) - ((1 - failure**gap) * 2**64)) <= 1
 
 
-def test_a_plan_draws_in_blocks_of_about_one_draw_a_record_and_every_record_where_q_is_one():
+def test_blocks_draw_about_once_a_record_and_all_where_q_is_one():
     plan = PrivacyPlan.of(1000, 100, 4, 1.0, 50, 1.0, 1e-5)
     assert plan.mechanism.sampler == PoissonSampler(0.1, 10)
     assert [block_length(*case) for case in [(0.1, 50), (0.1, 3), (1, 9), (1e-9, 10**9)]] == [10, 3, 1, 1 << 16]

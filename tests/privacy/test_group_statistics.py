@@ -50,7 +50,7 @@ def test_a_plan_without_them_has_no_room_for_them():
 @pytest.mark.parametrize(
     "changes", [{}, {"clipping": "adaptive"}, {"clipping": "automatic", "stability": 0.01, "progress": {}}]
 )
-def test_a_plan_with_them_survives_a_file_and_has_a_fingerprint_of_its_own(changes):
+def test_a_plan_with_statistics_has_its_own_fingerprint(changes):
     one = plan(**changes)
     assert PrivacyPlan.from_dict(one.as_dict()) == one
     others = [PrivacyPlan.of(**NUMBERS), plan(progress=PROGRESS | {"share": 0.02}), plan(progress=PROGRESS | {"quantile": 0.6})]

@@ -45,7 +45,7 @@ def test_a_replay_is_written_down_and_costs_nothing(ledger):
     assert (again.charged, again.replays) == (4, 1)
 
 
-def test_a_write_that_a_crash_cut_short_is_dropped_wherever_it_was_cut(ledger):
+def test_a_write_cut_short_by_a_crash_is_dropped(ledger):
     whole = ledger.path.read_bytes()
     ledger.charge(Release(4, "digest-4"))
     line = ledger.path.read_bytes()[len(whole) :]
@@ -138,7 +138,7 @@ def test_who_reads_a_ledger_takes_no_line_from_who_writes_it(ledger):
 
 
 @pytest.mark.parametrize("room", [0, 1, 20])
-def test_a_ledger_on_a_full_disk_goes_on_when_there_is_room_again(ledger, monkeypatch, room):
+def test_a_ledger_goes_on_after_a_full_disk_has_room(ledger, monkeypatch, room):
     """A site's worker outlives the full disk: it refuses the step, and answers the next one."""
     whole = ledger.path.read_bytes()
     with full_disk(monkeypatch, room), pytest.raises(OSError, match="No space left"):
@@ -164,7 +164,7 @@ def test_the_most_owners_that_ever_shared_a_run_stay_on_record(ledger):
     assert (again.world_size, again.charged, again.replays) == (3, charged + 1, ledger.replays)
 
 
-def test_a_plan_has_its_fields_in_files_and_their_hash_as_fingerprint():
+def test_a_plans_fingerprint_is_the_hash_of_its_fields():
     plan = PrivacyPlan.of(120, 20, 4, 1.0, 5, 1.5, 1e-5, "rdp", unit="user", per_unit=2)
     kept = plan.as_dict()
     numbers = dict(records=120, batch=20, group_size=4, clip_norm=1.0, steps=5, noise_multiplier=1.5, delta=1e-5)
@@ -176,7 +176,7 @@ def test_a_plan_has_its_fields_in_files_and_their_hash_as_fingerprint():
     assert plan.fingerprint == hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def test_a_run_whose_engines_rounded_in_another_way_is_not_resumed(tiny_config, tmp_path, monkeypatch):
+def test_a_run_whose_engines_rounded_otherwise_is_not_resumed(tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr("dpfed.privacy.plan.ARITHMETIC", ARITHMETIC - 1)
     run = pretrain(tiny_config, tmp_path / "run")
     assert Ledger.open(run.ledger).charged == tiny_config.privacy.steps
@@ -204,13 +204,13 @@ def test_a_run_whose_engines_rounded_in_another_way_is_not_resumed(tiny_config, 
     ],
     ids=str,
 )
-def test_a_line_that_counts_in_anything_but_whole_numbers_is_damage_although_its_hash_is_right(ledger, entry):
+def test_a_count_that_is_no_whole_number_is_damage(ledger, entry):
     ledger._append(entry)
     with pytest.raises(UserError, match="line 6: .*ledger-damaged"):
         Ledger.open(ledger.path)
 
 
-def test_a_release_of_which_nobody_can_say_what_it_costs_is_not_made(ledger, monkeypatch):
+def test_a_release_of_unknown_cost_is_not_made(ledger, monkeypatch):
     ledger.charge(Release(4, "digest-4"))
     monkeypatch.setattr(PrivacyPlan, "epsilon", lambda *_: math.nan)
     with pytest.raises(UserError, match="ledger-spent"):
@@ -218,7 +218,7 @@ def test_a_release_of_which_nobody_can_say_what_it_costs_is_not_made(ledger, mon
 
 
 @pytest.mark.parametrize("block", [math.nan, math.inf, 0, -5, 7.0, True])
-def test_blocks_that_cut_no_sum_are_damage_although_the_hash_is_right(tmp_path, block):
+def test_blocks_that_cut_no_sum_are_damage(tmp_path, block):
     Ledger.create(tmp_path / "ledger.jsonl", PLAN, block=block)
     with pytest.raises(UserError, match="line 1: .*ledger-damaged"):
         Ledger.open(tmp_path / "ledger.jsonl")

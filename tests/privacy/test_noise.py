@@ -44,7 +44,7 @@ def test_its_key_is_the_hash_of_every_bit_and_all_labels(values, dtype, letters)
 
 
 @pytest.mark.parametrize("place", [0, SIZE // 2 - 1, SIZE // 2, SIZE - 1])
-def test_numbers_that_differ_in_their_last_bit_get_independent_noise(values, place):
+def test_numbers_one_bit_apart_get_independent_noise(values, place):
     """With the same noise, whoever saw both could subtract them from each other."""
     other = values.clone()
     other.view(-1).view(torch.int32)[place] ^= 1
@@ -57,7 +57,7 @@ def test_other_steps_secrets_and_labels_get_independent_noise(values, change):
     assert correlation(noise_on(values), noise_on(values, **change)) < 0.03
 
 
-def test_exact_sums_stay_exact_under_the_noise_which_is_rounded_down():
+def test_sums_stay_exact_under_noise_rounded_down():
     """k + floor(n) = floor(k + n): what is released is a function of the exact noisy sum, whatever lies in the sum."""
     unit, whole = 2.0**-24, torch.tensor([0, 1, -1, 2**52, -(2**52), 2**61, -(2**61), 7] * 500)
     noise = KeyedNoise(GaussianNoise(STD, unit), Randomness.from_seed(1), **LABELS)
@@ -68,7 +68,7 @@ def test_exact_sums_stay_exact_under_the_noise_which_is_rounded_down():
 
 
 @pytest.mark.parametrize("bits", [20, 40])
-def test_noise_in_steps_has_the_planned_deviation_and_moves_no_mean(bits):
+def test_noise_in_steps_has_the_planned_deviation_and_mean(bits):
     unit, size = 2.0**-bits, 200_000
     noise = KeyedNoise(GaussianNoise(STD, unit), Randomness.from_seed(1), **LABELS)
     found = noise.noisy(torch.zeros(size, dtype=torch.int64), 0).double()

@@ -22,7 +22,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize("order", [1.5, 2.35, 4.2, 12.0, 60.0])
-def test_a_cost_is_what_an_accountant_of_that_order_alone_reckons_with(order):
+def test_a_cost_is_that_of_an_accountant_of_one_order(order):
     for mechanism, steps in RUNS:
         accountant = RdpAccountant([order])
         accountant.compose(mechanism.event(steps))
@@ -32,7 +32,7 @@ def test_a_cost_is_what_an_accountant_of_that_order_alone_reckons_with(order):
 
 
 @pytest.mark.parametrize("epsilon, delta", BUDGETS)
-def test_one_order_of_a_filter_admits_what_that_order_s_accountant_admits(epsilon, delta):
+def test_one_order_admits_what_its_accountant_admits(epsilon, delta):
     """Brute force: compose runs until the accountant of every single order, at its share of delta, is above epsilon."""
     budget = RenyiFilter.of(epsilon, delta)
     assert math.fsum(budget.shares) == pytest.approx(1) and min(budget.orders) > 1
@@ -48,7 +48,7 @@ def test_one_order_of_a_filter_admits_what_that_order_s_accountant_admits(epsilo
             assert (min(spent) <= epsilon * (1 + 1e-9)) == (steps == most)
 
 
-def test_costs_add_up_order_by_order_and_an_unknown_one_stays_unknown():
+def test_costs_add_up_by_order_and_unknown_stays_unknown():
     curves = [renyi_curve(mechanism, steps, (2.0, 5.0)) for mechanism, steps in RUNS]
     accountant = RdpAccountant([2.0, 5.0])
     accountant.compose(dp_accounting.ComposedDpEvent([mechanism.event(steps) for mechanism, steps in RUNS]))
@@ -128,13 +128,13 @@ def delta_of_adversary(limits):
     return math.fsum(max(0.0, p - math.exp(EPSILON) * q) for p, q in outcomes)
 
 
-def test_to_ask_whether_any_order_has_room_at_the_whole_delta_would_be_wrong():
+def test_any_order_at_the_whole_delta_would_be_wrong():
     """The attack on the shortcut: delta comes out half as large again as was promised."""
     assert delta_of_adversary([limit(EPSILON, DELTA, order) for order in ORDERS]) > 1.4 * DELTA
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.9, 0.1), (0.1, 0.9)])
-def test_with_delta_shared_out_the_same_adversary_keeps_the_promise(shares):
+def test_with_delta_shared_out_the_adversary_fails(shares):
     assert delta_of_adversary(RenyiFilter(EPSILON, DELTA, ORDERS, shares).limits) <= DELTA
 
 
@@ -185,7 +185,7 @@ def integrated(rate, sigma, order):
 
 
 @pytest.mark.parametrize("rate, sigma", [(0.1, 0.5), (0.1, 0.822), (0.1, 1.0), (0.5, 1.0), (0.5, 3.0)])
-def test_where_the_accountant_knows_nothing_of_an_order_the_bound_of_a_higher_one_stands(rate, sigma):
+def test_an_unknown_order_has_a_higher_orders_bound(rate, sigma):
     mechanism, steps = Mechanism(PoissonSampler(rate), sigma), 20
     accountant = RdpAccountant(list(NEAR_ONE.orders))
     accountant.compose(mechanism.event(steps))

@@ -90,7 +90,7 @@ def test_plan_and_accounting_follow_from_the_sampler(cyclic):
     assert calibrated.epsilon() <= 2.0 < less.epsilon()
 
 
-def test_a_record_is_drawn_in_the_steps_of_its_part_only_and_moves_no_other(cyclic):
+def test_a_record_is_drawn_in_its_parts_steps_only(cyclic):
     steps = [drawn(PLAN, step) for step in range(60)]
     for key in KEYS[:200].tolist():
         assert len({step % PARTS for step, keys in enumerate(steps) if key in keys}) <= 1
@@ -141,7 +141,7 @@ def test_releases_of_one_sample_are_paid_for_together(sampler, rate, steps, acco
     assert spent > 1.05 * epsilon(Mechanism(sampler, 1.1), 21, 1e-5, accountant)
 
 
-def test_releases_of_samples_of_fixed_size_are_accounted_for_as_published():
+def test_samples_of_fixed_size_are_accounted_as_published():
     sampler = FixedSizeSampler(900, 90)
     thrice = Mechanism(sampler, 1.1, releases=3)
     assert thrice.poisson_steps(7) is None

@@ -46,7 +46,7 @@ def split_units(draw):
 @pytest.mark.parametrize("per_unit", [1, 2, 100])
 @pytest.mark.parametrize("cap", [None, 4])
 @pytest.mark.parametrize("trial", range(20))
-def test_taking_a_unit_out_changes_one_group_and_no_other_units_part(per_unit, cap, trial):
+def test_a_unit_left_out_changes_one_group_and_no_others_part(per_unit, cap, trial):
     p = plan(per_unit, cap)
     with_all = draw(p, trial, 0)
     gone = UNIT[with_all.indices[trial]] if trial % 2 else np.unique(UNIT)[trial]
@@ -60,7 +60,7 @@ def test_taking_a_unit_out_changes_one_group_and_no_other_units_part(per_unit, c
 
 
 @pytest.mark.parametrize("per_unit", [1, 2, 5, 100])
-def test_of_a_drawn_unit_as_many_records_as_allowed_take_part_in_one_group(per_unit):
+def test_a_drawn_units_allowed_records_are_in_one_group(per_unit):
     for step in range(10):
         one = draw(plan(per_unit), 1, step)
         units, counts = np.unique(UNIT[one.indices], return_counts=True)
@@ -68,7 +68,7 @@ def test_of_a_drawn_unit_as_many_records_as_allowed_take_part_in_one_group(per_u
         assert split_units(one) == 0
 
 
-def test_every_unit_is_drawn_with_probability_q_however_many_records_it_has():
+def test_units_of_any_size_are_drawn_with_probability_q():
     p, steps = plan(), 600
     units = np.unique(UNIT)
     drawn = np.zeros((steps, UNITS), dtype=bool)
@@ -134,7 +134,7 @@ def people(path, units, splits=None, unit_name="person") -> RecordStore:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_an_owner_holds_whole_units_and_only_where_units_are_protected(tmp_path, world_size):
+def test_owners_hold_whole_units_only_where_protected(tmp_path, world_size):
     store = people(tmp_path / "store", [f"person {number % 12}" for number in range(60)])
     indices = store.split("train")
     for unit, at_several in (("user", 0), ("record", 12)):

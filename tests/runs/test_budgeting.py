@@ -28,6 +28,7 @@ from dpfed.runs.pretraining import pretrain
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.sweep import sweep
 from dpfed.training import steps as training_steps
+from tests.patience import at_most
 
 
 class Stopped(Exception):
@@ -71,7 +72,7 @@ def stopped_after(steps):
         yield
 
 
-def test_a_run_reserves_its_plan_before_the_first_step_and_settles_it(config, store, budget, tmp_path, monkeypatch):
+def test_a_run_reserves_before_the_first_step_and_settles(config, store, budget, tmp_path, monkeypatch):
     seen = []
     charge = Ledger.charge
     monkeypatch.setattr(
@@ -85,7 +86,7 @@ def test_a_run_reserves_its_plan_before_the_first_step_and_settles_it(config, st
     assert "(6.0, 1.00e-5) for each record, over all runs" in run.card.read_text()
 
 
-def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(config, store, tmp_path):
+def test_a_run_that_does_not_fit_is_refused_unwritten(config, store, tmp_path):
     budget = set_budget(store, 4, 1e-5)
     for number in range(5):
         try:
@@ -106,10 +107,10 @@ def _killed(config, folder, after):
     pretrain(config, folder)
 
 
-def test_a_run_that_is_killed_before_its_first_step_keeps_what_it_reserved(config, store, budget, tmp_path):
+def test_a_run_killed_before_step_one_keeps_its_reservation(config, store, budget, tmp_path):
     process = multiprocessing.get_context("fork").Process(target=_killed, args=(parse_config(config), tmp_path / "run", 0))
     process.start()
-    process.join(120)
+    process.join(at_most(120))
     assert process.exitcode == -signal.SIGKILL
     (account,) = budget_of(store).accounts.values()
     assert (account.steps, account.settled) == (6, False) and Ledger.open(tmp_path / "run" / "ledger.jsonl").charged == 0
@@ -117,7 +118,7 @@ def test_a_run_that_is_killed_before_its_first_step_keeps_what_it_reserved(confi
     assert budget_of(store).spent == account.cost
 
 
-def test_a_run_that_is_given_up_gives_back_the_steps_that_it_did_not_take(config, store, budget, tmp_path):
+def test_a_run_given_up_gives_back_its_untaken_steps(config, store, budget, tmp_path):
     with stopped_after(4):
         pretrain(parse_config(config), tmp_path / "run")
     plan = Ledger.open(tmp_path / "run" / "ledger.jsonl").plan
@@ -141,7 +142,7 @@ def test_a_run_whose_ledger_lost_lines_is_not_settled(config, store, budget, tmp
         settle_run(tmp_path / "run")
 
 
-def test_a_copy_of_an_unfinished_run_does_not_spend_the_reservation_twice(config, store, budget, tmp_path):
+def test_a_copied_run_does_not_spend_a_reservation_twice(config, store, budget, tmp_path):
     with stopped_after(3):
         pretrain(parse_config(config), tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
@@ -167,7 +168,7 @@ def test_a_book_that_lost_a_run_s_reservation_is_noticed(config, store, budget, 
         resume(tmp_path / "run")
 
 
-def test_a_run_that_was_edited_into_a_larger_one_before_its_first_step_is_refused(config, store, budget, tmp_path):
+def test_a_run_edited_into_a_larger_one_is_refused(config, store, budget, tmp_path):
     with stopped_after(0):
         pretrain(parse_config(config), tmp_path / "run")
     run = RunDirectory(tmp_path / "run")
@@ -180,7 +181,7 @@ def test_a_run_that_was_edited_into_a_larger_one_before_its_first_step_is_refuse
     assert [account.steps for account in budget_of(store).accounts.values()] == [6]
 
 
-def test_a_run_that_was_there_before_the_budget_is_written_down_when_it_ends(config, store, tmp_path, monkeypatch):
+def test_a_run_from_before_the_budget_is_written_at_its_end(config, store, tmp_path, monkeypatch):
     real, set_ = training_steps.train, []
 
     def train(*args):
@@ -274,7 +275,7 @@ def test_a_sweep_reserves_all_its_runs_before_the_first_one(config, store, tmp_p
     assert budget_of(store).spent == spent and all(account.settled for account in budget_of(store).accounts.values())
 
 
-def test_a_sweep_that_is_given_up_gives_back_the_runs_that_have_not_begun(config, store, tmp_path):
+def test_a_sweep_given_up_gives_back_the_runs_not_begun(config, store, tmp_path):
     (tmp_path / "sweep.toml").write_text(SWEEP)
     budget = set_budget(store, 10, 1e-5)
     with stopped_after(3):
@@ -309,7 +310,7 @@ def test_the_commands_say_what_is_taken(config, store, tmp_path, dpfed):
     assert code == 2 and "run-no-config" in error
 
 
-def test_a_run_elsewhere_on_the_same_records_is_settled_into_a_budget(config, store, tmp_path):
+def test_a_run_elsewhere_on_the_records_is_settled(config, store, tmp_path):
     """A run that was made before the budget was set counts when it is brought in."""
     run = pretrain(parse_config(config), tmp_path / "run")
     budget = set_budget(store, 6, 1e-5)

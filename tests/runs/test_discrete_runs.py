@@ -32,7 +32,7 @@ def same(one, other) -> bool:
 @pytest.mark.parametrize(
     "world_size, changes", [(1, {}), (1, {"max_group_size": 3, "microbatch": 7}), (3, {"clip_norm": 1e-5})]
 )
-def test_the_integers_of_neighbours_are_as_close_as_the_plan_says(discrete, world_size, changes):
+def test_neighbours_integers_are_as_close_as_the_plan_says(discrete, world_size, changes):
     """Clipped to 1e-5, every group is as long as it may be."""
     discrete["bounding"] |= changes
     whole = build(parse_config(discrete), Randomness.from_seed(5))

@@ -34,13 +34,13 @@ def tower(tmp_path):
 
 
 @pytest.mark.parametrize("width", [32_768, 1_048_576])
-def test_an_open_clip_model_that_cannot_fit_is_refused_without_memory_for_it(tower, width):
+def test_an_open_clip_model_too_large_is_refused_unbuilt(tower, width):
     with pytest.raises(UserError, match=r"takes at least .* [\d,]+ parameters .*\[memory-too-little"):
         require_memory(config_of(tower(width=width)), CPU)
 
 
 @pytest.mark.parametrize("adaptation", [{}, {"image": "lora", "text": "lora"}])
-def test_frozen_weights_are_held_once_and_trained_ones_four_times(tower, adaptation, monkeypatch):
+def test_frozen_weights_are_held_once_trained_ones_four_times(tower, adaptation, monkeypatch):
     config = config_of(tower(), adaptation=adaptation)
     model = build_model(config.model, config.objective, config.adaptation, config.data.size)
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
@@ -65,7 +65,7 @@ def test_a_gpu_with_too_little_memory_is_refused(tower, monkeypatch):
         require_memory(config_of(tower()), torch.device("cuda"))
 
 
-def test_a_gpus_pass_has_as_many_records_as_a_third_of_its_memory_holds_and_no_more_than_pay(tower, monkeypatch):
+def test_a_gpus_pass_fills_a_third_of_its_memory_at_most(tower, monkeypatch):
     config, found = config_of(tower(), adaptation={"image": "full", "text": "full"}), []
     assert records_of_a_pass(config, CPU) is None
     for gigabytes in (0.01, 0.1, 1, 80):

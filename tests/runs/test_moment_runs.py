@@ -86,7 +86,7 @@ def test_the_published_heads_are_enough_in_five_lines(tiny_moments, tmp_path):
 
 
 @pytest.mark.parametrize("ends", ["_release", "_update"])
-def test_a_run_that_ends_behind_its_first_release_goes_on_with_the_same_bits(tiny_moments, tmp_path, ends):
+def test_a_run_cut_after_its_first_release_keeps_its_bits(tiny_moments, tmp_path, ends):
     tiny_moments["privacy"]["seed"] = 5
     whole = pretrain(parse_config(tiny_moments), tmp_path / "whole")
     with killed(Coordinator, ends, 2, before=False):
@@ -123,7 +123,7 @@ def test_all_that_leaves_follows_from_two_noisy_sums(tiny_moments, shapes, tmp_p
     assert not any(str(path).startswith("features/") for path in first[-1])
 
 
-def test_epsilon_next_to_nothing_leaves_an_aligned_model_as_it_was(tiny_moments, tmp_path, shapes):
+def test_a_tiny_epsilon_leaves_an_aligned_model_as_it_was(tiny_moments, tmp_path, shapes):
     tiny_moments["privacy"] = {"noise_multiplier": 1e5, "seed": 1}
     before = build(parse_config(tiny_moments), Randomness.from_seed(0))
     run = pretrain(parse_config(tiny_moments), tmp_path / "run")
@@ -171,7 +171,7 @@ def test_users_count_once(tiny_moments, tmp_path, shapes):
         pretrain(parse_config(tiny_moments), tmp_path / "run")
 
 
-def test_a_finished_run_is_measured_again_alike_and_keeps_its_card(tiny_moments, tmp_path):
+def test_a_finished_run_measured_again_keeps_its_card(tiny_moments, tmp_path):
     run = pretrain(parse_config(tiny_moments), tmp_path / "run")
     before, figures = run.card.read_text(), json.loads(run.results.read_text())["evaluations"]
     evaluate_run(run.path)

@@ -61,7 +61,7 @@ def test_runs_without_a_signal_are_within_error_in_95_of_100(tiny):
     assert sum(narrow) > sum(outside)  # what the interval over held-out records alone calls a gain or a loss
 
 
-def test_the_widened_interval_holds_the_other_and_a_real_gain_stays_one(tiny):
+def test_a_widened_interval_holds_the_other_and_a_gain_stays(tiny):
     made = Alone(tiny)
     for change, wide in made.run(3, steps=3):
         assert wide[0] <= change[0] and change[1] <= wide[1]
@@ -71,7 +71,7 @@ def test_the_widened_interval_holds_the_other_and_a_real_gain_stays_one(tiny):
     assert within(after.change_from(before, [0.1, 0.9, 0.5, 0.3]))
 
 
-def test_the_widened_interval_is_students_where_the_records_tell_nothing():
+def test_the_widened_interval_falls_back_to_students():
     """With a change whose own interval is a point, the share of runs of pure noise outside is 5 %."""
     random = np.random.default_rng(1)
     outside = 0
@@ -82,7 +82,7 @@ def test_the_widened_interval_is_students_where_the_records_tell_nothing():
     assert 0.02 <= outside / 4000 <= 0.06
 
 
-def test_what_is_drawn_for_a_run_in_closed_form_is_as_long_as_what_it_releases(tiny_moments, tmp_path, monkeypatch):
+def test_closed_form_draws_are_as_long_as_the_release(tiny_moments, tmp_path, monkeypatch):
     tiny_moments["privacy"] = {"noise_multiplier": 900.0}  # hardly anything but noise
     parts, secret = build(parse_config(tiny_moments), Randomness.from_seed(0)), Randomness.from_seed(1)
     start = TrainableVector(parts.model).gather()

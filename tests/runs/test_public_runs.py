@@ -26,7 +26,7 @@ def weights(run):
     return load_file(run.model / "model.safetensors")
 
 
-def test_a_run_goes_on_with_the_same_bits_and_its_papers_name_the_public_set(seeded, tmp_path, public_store):
+def test_a_resumed_run_keeps_its_bits_and_names_the_public_set(seeded, tmp_path, public_store):
     config = parse_config(seeded)
     whole = pretrain(config, tmp_path / "whole")
     with killed(Coordinator, "apply", 3):

@@ -42,7 +42,7 @@ def marked(text):
     return text.count("exact functions of labelled training records")
 
 
-def test_figures_of_training_labels_mark_card_and_report_afterwards(private, tmp_path, monkeypatch):
+def test_figures_of_training_labels_mark_card_and_report(private, tmp_path, monkeypatch):
     run = pretrain(parse_config(private), tmp_path / "run")
     evaluate_run(run.path)
     assert [marked(text) for text in artifacts(run)] == [0, 0]  # retrieval again: nothing to mark
@@ -136,7 +136,7 @@ def test_public_records_need_no_mark(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("key", [None, "ab" * 32])
-def test_a_fingerprint_of_private_records_is_published_only_if_it_is_keyed(private, tmp_path, key):
+def test_private_records_fingerprint_is_published_only_keyed(private, tmp_path, key):
     file = tmp_path / "store" / HEADER
     header = json.loads(file.read_text())
     header["contents"] |= {"key": key} if key else {}
@@ -159,7 +159,7 @@ def test_damaged_results_are_refused_before_anything_is_measured(private, tmp_pa
 
 
 @pytest.mark.slow
-def test_an_audit_stays_on_the_card_that_a_later_evaluation_writes(private, tmp_path, monkeypatch):
+def test_an_audit_stays_on_the_card_of_a_later_evaluation(private, tmp_path, monkeypatch):
     monkeypatch.setattr("dpfed.audit.sides._LEAST", 50)
     run = pretrain(parse_config(private), tmp_path / "run")
     audit_membership(run.path, records=60)

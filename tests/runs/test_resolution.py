@@ -81,7 +81,7 @@ def test_what_was_given_stays(tmp_path):
     assert resolve_defaults(own).bounding.model_dump() == own.bounding.model_dump()
 
 
-def test_an_architecture_settles_size_and_digest_and_neither_what_was_given(tmp_path):
+def test_an_architecture_settles_size_and_digest_alone(tmp_path):
     file = tmp_path / "small.json"
     file.write_text(json.dumps({**SMALL, "vision_cfg": {**SMALL["vision_cfg"], "image_size": 48}}))
     model = {"kind": "open_clip", "architecture": str(file)}

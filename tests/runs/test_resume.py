@@ -33,6 +33,7 @@ from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 from tests.conftest import tiny_tree
 from tests.killed import Killed, killed
+from tests.patience import Patience
 from tests.sparing import sparing
 
 
@@ -128,7 +129,7 @@ def test_a_clock_that_was_set_back_changes_nothing(seeded, tmp_path, undisturbed
     assert results_again["privacy"] == results["privacy"] and read_view(folder).results is not None
 
 
-def test_releases_since_the_checkpoint_are_repeated_by_any_engine(tiny, tmp_path):
+def test_releases_since_a_checkpoint_repeat_with_any_engine(tiny, tmp_path):
     tiny["privacy"]["seed"] = 11
     folder = tmp_path / "run"
     interrupted(parse_config(tiny), folder, at=4)
@@ -171,8 +172,8 @@ def test_a_killed_process_resumes_to_the_same_bits(seeded, tmp_path, undisturbed
     command = [sys.executable, "-m", "dpfed", "pretrain", str(source), "--run", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    ledger, deadline = folder / "ledger.jsonl", time.monotonic() + 120
-    while time.monotonic() < deadline and not (ledger.exists() and ledger.read_bytes().count(b"\n") >= 4):
+    ledger, patience = folder / "ledger.jsonl", Patience(120)
+    while not patience.ended and not (ledger.exists() and ledger.read_bytes().count(b"\n") >= 4):
         assert process.poll() is None, process.stderr.read().decode()
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
@@ -202,7 +203,7 @@ def damage(path):
     path.write_bytes(content)
 
 
-def test_damaged_or_missing_pieces_are_refused_and_nothing_changes(stopped):
+def test_damaged_or_missing_pieces_change_nothing(stopped):
     folder = stopped
     for victim in (folder / "ledger.jsonl", folder / "secret.key"):
         original = victim.read_bytes()
@@ -250,7 +251,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(seeded, tmp_path
     assert len(named) == (harm != "gone")
 
 
-def test_with_all_checkpoints_damaged_nothing_goes_on_and_all_are_named(stopped):
+def test_all_damaged_checkpoints_are_named_and_nothing_goes_on(stopped):
     folder = stopped
     kept = sorted((folder / "checkpoints").iterdir())
     for path in kept:
@@ -343,7 +344,7 @@ def test_who_trains_a_run_holds_it_to_the_end(tiny_config, tmp_path, monkeypatch
         pass
 
 
-def test_what_a_kill_inside_a_write_left_of_a_checkpoint_is_gone_in_the_end(stopped):
+def test_a_checkpoint_cut_short_by_a_kill_is_gone_in_the_end(stopped):
     run = RunDirectory.open(stopped)
     for step in (0, 6):  # the first is never written again: this one was killed after it had its name
         draft = run.checkpoints / f".step-{step:08d}.safetensors.partial"
@@ -355,13 +356,13 @@ def test_what_a_kill_inside_a_write_left_of_a_checkpoint_is_gone_in_the_end(stop
 
 
 @pytest.mark.parametrize("old, new, said", [("width = 8\n", "width = 16\n", "does not fit"), ("ema = 0.0", "ema = 0.5", "ema")])
-def test_another_model_or_a_moving_average_cannot_be_switched_on_the_way(stopped, old, new, said):
+def test_model_and_moving_average_cannot_change_midway(stopped, old, new, said):
     (stopped / "config.toml").write_text((stopped / "config.toml").read_text().replace(old, new, 1))
     with pytest.raises(UserError, match=said):
         resume(stopped)
 
 
-def test_a_crash_inside_the_very_first_line_of_the_ledger_loses_nothing(tiny_config, tmp_path):
+def test_a_crash_in_the_ledgers_first_line_loses_nothing(tiny_config, tmp_path):
     folder = tmp_path / "run"
     with killed(Checkpoints, "save"):  # the first one, right after the ledger began
         pretrain(tiny_config, folder)
@@ -369,7 +370,7 @@ def test_a_crash_inside_the_very_first_line_of_the_ledger_loses_nothing(tiny_con
     assert resume(folder).finished
 
 
-def test_a_release_is_kept_until_the_checkpoint_that_follows_from_it_is_on_disk(tiny_config, tmp_path, monkeypatch):
+def test_a_release_is_kept_until_its_checkpoint_is_on_disk(tiny_config, tmp_path, monkeypatch):
     save, kept = Checkpoints.save, []
 
     def watched(self, progress, model, coordinator):

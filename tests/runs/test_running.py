@@ -22,7 +22,7 @@ from dpfed.runs.running import run_job
 from dpfed.training.transport import InProcess
 
 
-def test_how_many_owners_shared_a_run_is_in_its_ledger_and_on_its_card(tiny, tmp_path):
+def test_ledger_and_card_say_how_many_owners_shared_a_run(tiny, tmp_path):
     tiny["privacy"]["steps"], tiny["evaluation"] = 2, {"split": "none"}
     job = create_job(Preflight.of(parse_config(tiny), tmp_path / "run", world_size=3), Silent())
 
@@ -36,7 +36,7 @@ def test_how_many_owners_shared_a_run_is_in_its_ledger_and_on_its_card(tiny, tmp
     assert "central: up to 3 workers of one cluster" in run.card.read_text()
 
 
-def test_initial_weights_follow_from_the_secret_and_touch_no_other_draw(tiny):
+def test_initial_weights_follow_from_the_secret_alone(tiny):
     config = parse_config(tiny)
     before = torch.get_rng_state()
     one, same, other = (build(config, Randomness.from_seed(seed)).model.state_dict() for seed in (1, 1, 2))
@@ -45,7 +45,7 @@ def test_initial_weights_follow_from_the_secret_and_touch_no_other_draw(tiny):
     assert any(not torch.equal(value, other[name]) for name, value in one.items())
 
 
-def test_a_model_that_mixes_records_is_refused_before_any_record_is_read(tiny, monkeypatch):
+def test_a_model_that_mixes_records_is_refused_unread(tiny, monkeypatch):
     honest_model_of = building.model_of
 
     def mixing(*arguments, **options):
@@ -68,7 +68,7 @@ def test_products_are_not_rounded_to_tf32(tiny, monkeypatch):
 
 
 @pytest.mark.parametrize("who", ["sites", "nobody"])
-def test_what_follows_from_a_release_is_sent_or_written_when_that_is_paid_for(tiny, tmp_path, monkeypatch, who):
+def test_what_follows_from_a_release_leaves_after_its_payment(tiny, tmp_path, monkeypatch, who):
     """Each step is paid for slowly. Only where nobody sees parameters in between may the next sum be computed meanwhile."""
     tiny["privacy"]["steps"], tiny["evaluation"] = 4, {"split": "none"}
     monkeypatch.setattr(Callback, "is_due", lambda self, step: step.done == 4)  # metrics and checkpoints wait, too

@@ -133,7 +133,7 @@ def test_the_schema_has_numbers_and_each_is_tried():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("key", "value"), _cases())
-def test_a_number_at_its_limits_is_refused_in_a_sentence_or_trains(tiny, tmp_path, key, value):
+def test_a_number_at_its_limits_is_refused_or_trains(tiny, tmp_path, key, value):
     _refused_or_trained(_tree(tiny, key, value), tmp_path)
 
 
@@ -146,7 +146,7 @@ QUICK = [
 
 @pytest.mark.parametrize(("key", "value"), QUICK)
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_what_a_step_is_made_of_is_refused_in_a_sentence_or_trains(tiny, tmp_path, key, value, optimizer):
+def test_the_parts_of_a_step_are_refused_or_train(tiny, tmp_path, key, value, optimizer):
     tree = _tree(tiny, key, value)
     tree["optimizer"]["name"] = optimizer
     tree["evaluation"] = {"split": "none"}

@@ -87,7 +87,7 @@ def random_start(tree):
     return {**tree, "data": data, "model": {name: value for name, value in tree["model"].items() if name != "start"}}
 
 
-def test_the_recipe_takes_what_the_weights_depend_on_and_nothing_else(tree):
+def test_a_recipe_is_what_the_weights_depend_on(tree):
     config = resolve_model_defaults(parse_config(tree))
     recipe = recipe_for(config)
     assert recipe.bounding.method == "none" and recipe.data.source == "procedural" and recipe.data.size == 16
@@ -144,7 +144,7 @@ def test_a_start_is_made_once_and_is_the_model_of_step_0(tree, tmp_path):
     assert before(pretrain(parse_config(random_start(tree)), tmp_path / "random").path) != before(run.path)
 
 
-def test_making_a_start_goes_on_after_an_interruption_with_the_same_bits(tree, tmp_path):
+def test_an_interrupted_start_goes_on_with_the_same_bits(tree, tmp_path):
     whole, was_there = make_start(parse_config(tree))
     elsewhere = parse_config({**tree, "data": {**tree["data"], "stores": str(tmp_path / "elsewhere")}})
     with killed(Coordinator, "apply", 2):
@@ -172,7 +172,7 @@ DAMAGE = {
 }
 
 
-def test_a_damaged_start_is_never_taken_for_a_whole_one_and_is_made_again_when_it_is_deleted(tree, tmp_path):
+def test_a_damaged_start_is_refused_and_made_again_once_deleted(tree, tmp_path):
     config = parse_config(tree)
     place, _ = make_start(config)
     whole = (place / "model" / "model.safetensors").read_bytes()
@@ -190,7 +190,7 @@ def test_a_damaged_start_is_never_taken_for_a_whole_one_and_is_made_again_when_i
     assert not was_there and (again / "model" / "model.safetensors").read_bytes() == whole
 
 
-def test_a_run_whose_start_was_deleted_goes_on_by_its_command_when_it_is_made_again(tree, tmp_path):
+def test_a_run_goes_on_when_its_deleted_start_is_made_again(tree, tmp_path):
     config = parse_config(tree)
     place, _ = make_start(config)
     with killed(Coordinator, "apply"):
@@ -203,7 +203,7 @@ def test_a_run_whose_start_was_deleted_goes_on_by_its_command_when_it_is_made_ag
     assert pretrain(config, tmp_path / "run", resume=True).finished
 
 
-def test_resume_refuses_other_weights_and_a_finished_run_does_without_them(tree, tmp_path):
+def test_resume_refuses_other_weights_unless_finished(tree, tmp_path):
     place, _ = make_start(parse_config(tree))
     (place / "model").rename(tmp_path / "start")
     tree = begun_elsewhere(tree, tmp_path / "start")
@@ -237,7 +237,7 @@ def test_resume_refuses_other_weights_and_a_finished_run_does_without_them(tree,
         pretrain(parse_config(tree), tmp_path / "new")
 
 
-def test_a_private_start_is_named_on_the_card_and_its_budget_adds_up(tree, private_store, tmp_path):
+def test_a_private_start_is_on_the_card_and_its_budget_adds_up(tree, private_store, tmp_path):
     tree = random_start(tree) | {"privacy": PRIVATE}
     tree["data"] = {**tree["data"], "path": str(private_store)}
     first = pretrain(parse_config(tree), tmp_path / "first")

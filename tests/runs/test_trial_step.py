@@ -38,7 +38,7 @@ def changed(tiny, **changes):
 
 
 @pytest.mark.parametrize("changes", FEW, ids=str)
-def test_groups_without_a_contrast_are_refused_and_the_advice_trains(tiny, tmp_path, changes):
+def test_groups_without_contrast_are_refused_and_advice_trains(tiny, tmp_path, changes):
     tree = changed(tiny, **changes, **{"privacy.steps": 2, "evaluation": {"split": "none"}})
     with pytest.raises(UserError, match="learns nothing from .*run-contrast-few") as refused:
         known_plan(parse_config(tree))
@@ -58,7 +58,7 @@ def test_a_batch_that_cannot_be_gets_one_that_trains(tiny, tmp_path, batch, size
     assert pretrain(parse_config(advised), tmp_path / "run").finished
 
 
-def test_a_batch_of_records_that_nobody_has_counted_yet_is_told_no_number(tmp_path):
+def test_a_batch_of_uncounted_records_is_told_no_number(tmp_path):
     (tmp_path / "cats").mkdir()
     tree = {"data": {"source": "folder", "path": str(tmp_path / "cats")}, "privacy": {"epsilon": 8.0, "batch": 0}}
     with pytest.raises(UserError, match="batch must be at least 2, and a tenth of the training records as a rule") as refused:
@@ -79,7 +79,7 @@ HOPELESS = [
 
 
 @pytest.mark.parametrize(("changes", "code", "advised"), HOPELESS)
-def test_steps_that_change_nothing_or_too_much_are_refused_before_anything_is_spent(tiny, tmp_path, changes, code, advised):
+def test_idle_or_wild_steps_are_refused_before_any_spending(tiny, tmp_path, changes, code, advised):
     tree = changed(tiny, **changes, **{"privacy.steps": 2, "evaluation": {"split": "none"}})
     with pytest.raises(UserError, match=code):
         pretrain(parse_config(tree), tmp_path / "run")
@@ -93,7 +93,7 @@ def test_a_temperature_that_leaves_no_gradient_is_refused(tiny):
             parse_config(changed(tiny, **{"objective.temperature": temperature}))
 
 
-def test_a_model_of_which_only_the_temperature_is_trained_is_refused(tiny, tmp_path):
+def test_a_model_that_trains_only_its_temperature_is_refused(tiny, tmp_path):
     (tmp_path / "small.json").write_text(json.dumps(SMALL))
     clip = {"kind": "open_clip", "architecture": str(tmp_path / "small.json"), "tokenizer": "words"}
     tree = changed(tiny, **{"model": clip, "data.size": None, "objective.learn_temperature": True})

@@ -107,7 +107,7 @@ def test_an_interrupted_adaptation_resumes_to_the_same_bits(adapting, tmp_path, 
     assert all(torch.equal(expected[name], value) for name, value in found.items())
 
 
-def test_a_finished_adaptation_is_measured_again_with_the_same_figures(shared, tmp_path):
+def test_a_finished_adaptation_is_measured_again_alike(shared, tmp_path):
     run = RunDirectory.open(shutil.copytree(shared.path, tmp_path / "run"))
     before = {(e["name"], e["model"], e["step"]): e["value"] for e in json.loads(run.results.read_text())["evaluations"]}
     for figure in evaluate_run(run.path):
@@ -127,7 +127,7 @@ def test_the_card_says_what_was_trained_and_where_it_started(adapting, adapted, 
 
 
 @pytest.mark.parametrize(("resize", "interpolation"), [("shortest", "bicubic"), ("longest", "bilinear")])
-def test_stock_open_clip_sees_in_the_files_what_the_run_was_trained_on(adapting, tmp_path, resize, interpolation):
+def test_stock_open_clip_reads_what_the_run_was_trained_on(adapting, tmp_path, resize, interpolation):
     architecture = {"model_cfg": SMALL, "preprocess_cfg": {"resize_mode": resize, "interpolation": interpolation}}
     (tmp_path / "small.json").write_text(json.dumps(architecture))
     lines = ["filepath\ttitle"]

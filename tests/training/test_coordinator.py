@@ -42,7 +42,7 @@ def zeros(groups=PLAN.groups, size=SIZE, sensitivity=PLAN.sensitivity):
     return exact(torch.zeros(size), PLAN, groups, sensitivity)
 
 
-def test_the_noise_on_an_empty_step_is_the_plans_neither_more_nor_less(make):
+def test_an_empty_steps_noise_is_exactly_the_plans(make):
     model, coordinator, _ = make()
     coordinator.apply(0, zeros())
     update = model.weight.detach()[0] * PLAN.groups
@@ -52,7 +52,7 @@ def test_the_noise_on_an_empty_step_is_the_plans_neither_more_nor_less(make):
 
 
 @pytest.mark.parametrize("std", [math.nan, math.inf, -math.inf, -2 * PLAN.noise_std, 0.5 * PLAN.noise_std, 1e-300])
-def test_noise_of_the_owners_that_is_no_number_or_too_little_is_refused(make, std):
+def test_owners_noise_that_is_nan_or_too_little_is_refused(make, std):
     """With it the coordinator would add none of its own, and release the sum as it is."""
     model, coordinator, ledger = make(size=50)
     with pytest.raises(UserError, match="training-noise-low"):
@@ -62,7 +62,7 @@ def test_noise_of_the_owners_that_is_no_number_or_too_little_is_refused(make, st
     assert ledger.charged == 1
 
 
-def test_a_sensitivity_that_is_no_number_is_refused_and_never_lost_in_an_addition(make):
+def test_a_sensitivity_that_is_nan_is_refused_and_never_lost(make):
     _, coordinator, ledger = make(size=50)
     unknown = zeros(PLAN.groups // 2, 50, math.nan)
     with pytest.raises(UserError, match=r"got 8, 50 and nan.*\[training-sum-unplanned"):
@@ -101,14 +101,14 @@ def test_the_payment_is_on_disk_before_the_parameters_move(make, monkeypatch):
     def disk_full(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr(ledger, "_append", disk_full)
+    monkeypatch.setattr("dpfed.privacy.ledger.append_line", disk_full)
     before = model.weight.detach().clone()
     with pytest.raises(OSError):
         coordinator.apply(3, zeros())
     assert torch.equal(model.weight, before)
 
 
-def test_a_bit_identical_replay_is_free_and_any_other_sum_is_refused(make):
+def test_an_identical_replay_is_free_and_another_sum_refused(make):
     """Two releases of one step would hold the same sampled records, which costs more than two independent steps."""
     one, coordinator, _ = make()
     coordinator.apply(0, zeros())
@@ -150,7 +150,7 @@ def test_of_several_kept_releases_the_paid_one_is_repeated(make, tmp_path, paid)
     assert torch.equal(model.weight.detach().flatten(), -kept[paid] / PLAN.groups)
 
 
-def test_a_ledger_that_lost_the_line_of_a_kept_release_is_refused(make, tmp_path):
+def test_a_ledger_without_a_kept_releases_line_is_refused(make, tmp_path):
     releases = Releases(tmp_path / "releases")
     _, coordinator, ledger = make(releases=releases)
     for step in range(3):
@@ -162,7 +162,7 @@ def test_a_ledger_that_lost_the_line_of_a_kept_release_is_refused(make, tmp_path
         again.replay(1)
 
 
-def test_a_release_that_a_crash_left_unpaid_is_paid_and_used_whatever_the_sum_would_be_now(make, tmp_path, monkeypatch):
+def test_an_unpaid_release_is_paid_and_used_after_a_crash(make, tmp_path, monkeypatch):
     """Other workers, or another number of them, would compute another sum; the kept one must stay the only one."""
     releases = Releases(tmp_path / "releases")
     _, coordinator, ledger = make(releases=releases)
@@ -232,7 +232,7 @@ def test_a_copy_with_another_plan_has_noise_of_its_own(make):
     ],
     ids=["groups", "sensitivity", "size", "nan", "inf", "-inf"],
 )
-def test_a_sum_that_the_plan_does_not_describe_is_refused_and_not_paid(make, wrong):
+def test_a_sum_unlike_the_plans_is_refused_and_not_paid(make, wrong):
     model, coordinator, ledger = make()
     with pytest.raises(UserError, match=r"step 5.*\[training-sum"):
         coordinator.apply(5, wrong)
@@ -317,13 +317,13 @@ def test_less_noise_than_the_plans_is_refused(make, share):
 
 
 @pytest.mark.parametrize("sensitivities", [(1.0, 2.0), (2.0, 1.0)])
-def test_the_noise_of_two_sums_adds_up_in_variance_and_the_larger_sensitivity_counts(sensitivities):
+def test_noise_adds_in_variance_and_larger_sensitivity_counts(sensitivities):
     one, other = (dataclasses.replace(zeros(8), sensitivity=sensitivity) for sensitivity in sensitivities)
     both = dataclasses.replace(one, noise_std=3.0) + dataclasses.replace(other, noise_std=4.0)
     assert (both.noise_std, both.sensitivity, both.groups) == (5.0, 2.0, 16)
 
 
-def test_a_discarded_step_is_paid_for_changes_nothing_and_is_not_taken_again(make, tmp_path):
+def test_a_discarded_step_is_paid_and_not_taken_again(make, tmp_path):
     releases = Releases(tmp_path / "releases")
     config = PLAIN.model_copy(update={"ema": 0.5})
     model, coordinator, ledger = make(config=config, releases=releases)

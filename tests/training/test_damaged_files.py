@@ -106,7 +106,7 @@ def each_byte(path, stride=3):
         yield place, content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-def test_a_ledger_with_any_byte_changed_is_noticed_or_loses_its_last_line(tmp_path):
+def test_a_changed_byte_of_a_ledger_is_noticed(tmp_path):
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger.create(path, PLAN, {"fixed_seed": True})
     for step in range(2):
@@ -122,7 +122,7 @@ def test_a_ledger_with_any_byte_changed_is_noticed_or_loses_its_last_line(tmp_pa
         path.write_bytes(content)
 
 
-def test_a_journal_with_any_byte_changed_is_noticed_or_loses_its_last_line(tmp_path):
+def test_a_changed_byte_of_a_journal_is_noticed(tmp_path):
     path = tmp_path / "federation.jsonl"
     journal = Journal(path)
     journal.write("opened", 0)

@@ -255,7 +255,7 @@ class Row(nn.Linear):
 
 @pytest.mark.parametrize("rate", [0.1, 1e9])
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars"])
-def test_all_that_a_coordinator_makes_of_a_sum_follows_from_the_noisy_one(name, rate, tmp_path, monkeypatch):
+def test_all_of_a_coordinator_follows_from_the_noisy_sum(name, rate, tmp_path, monkeypatch):
     """Weights, average, the optimizer's state, figures, files, and the words with which a run ends that diverged."""
     noise, results = Noise(monkeypatch), []
     for number, size in enumerate((0.1, 40.0)):
@@ -292,7 +292,7 @@ def test_all_that_a_coordinator_makes_of_a_sum_follows_from_the_noisy_one(name, 
         assert norms == pytest.approx([one for one in told if isinstance(one, float)], rel=1e-6)
 
 
-def test_the_average_is_that_of_the_weights_after_every_step_the_last_one_too(tmp_path):
+def test_the_average_is_over_the_weights_after_every_step(tmp_path):
     model = Row()
     config = OptimizerConfig(name="sgd", learning_rate=0.3, momentum=0.0, ema=0.7)
     coordinator = Coordinator(PLAN, model, config, Randomness.from_seed(0), Ledger.create(tmp_path / "ledger.jsonl", PLAN))

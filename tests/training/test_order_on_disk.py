@@ -70,7 +70,7 @@ def test_a_noisy_sum_is_kept_then_paid_for_then_used(step, number):
     ]
 
 
-def test_a_long_noisy_sum_of_one_process_is_kept_then_paid_for_then_used(tmp_path, monkeypatch):
+def test_a_long_noisy_sum_is_kept_then_paid_then_used(tmp_path, monkeypatch):
     model, folder = nn.Linear(SIZE, 1, bias=False), tmp_path / "run"
     folder.mkdir()
     ledger, releases = Ledger.create(folder / "ledger.jsonl", PLAN, block=2), Releases(folder / "releases")
@@ -142,7 +142,7 @@ class Seen(Callback):
         self.on_step = seen.append
 
 
-def test_a_payment_that_failed_stops_the_run_before_anything_is_seen(step, monkeypatch):
+def test_a_failed_payment_stops_the_run_before_anything_is_seen(step, monkeypatch):
     *_, ledger, _, coordinator = step
     monkeypatch.setattr(ledger, "charge", lambda release: (_ for _ in ()).throw(OSError(28, "No space left")))
     seen, coordinator.ahead = [], True
@@ -155,7 +155,7 @@ def test_a_payment_that_failed_stops_the_run_before_anything_is_seen(step, monke
         coordinator.discard(1)
 
 
-def test_a_checkpoint_is_on_disk_under_its_name_before_older_ones_go(step, monkeypatch):
+def test_a_checkpoint_is_on_disk_before_older_ones_go(step, monkeypatch):
     _, folder, _, model, coordinator = step
     checkpoints = Checkpoints(folder / "checkpoints", keep=1)
     for done in range(2):
@@ -171,7 +171,7 @@ def test_a_checkpoint_is_on_disk_under_its_name_before_older_ones_go(step, monke
     ]
 
 
-def test_a_new_ledger_and_a_new_journal_are_on_disk_with_their_names(tmp_path, monkeypatch):
+def test_new_ledgers_and_journals_are_on_disk_with_their_names(tmp_path, monkeypatch):
     events = recorded(monkeypatch)
     Ledger.create(tmp_path / "ledger.jsonl", PLAN)
     Journal(tmp_path / "federation.jsonl").write("opened", 0)
@@ -182,7 +182,7 @@ def test_a_new_ledger_and_a_new_journal_are_on_disk_with_their_names(tmp_path, m
     assert events[-1][2] == (tmp_path / "federation.jsonl").read_bytes()
 
 
-def test_a_release_whose_writing_a_crash_cut_short_is_none_and_goes_with_the_others(tmp_path):
+def test_a_release_cut_short_by_a_crash_is_none_and_goes(tmp_path):
     folder = tmp_path / "releases"
     folder.mkdir()
     (folder / ".00000002-abc.f32.partial").write_bytes(b"1234")

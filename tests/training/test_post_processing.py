@@ -76,7 +76,7 @@ def weights_of(run):
     return load_file(run.model / "model.safetensors")
 
 
-def test_a_run_with_other_processors_resumes_to_the_same_bits_and_measures_what_they_serve(tiny, tmp_path, with_others):
+def test_a_run_with_processors_resumes_to_the_same_bits(tiny, tmp_path, with_others):
     config = parse_config({**tiny, "privacy": {**tiny["privacy"], "seed": 3}})
     whole = pretrain(config, tmp_path / "whole")
     with killed(coordinators.Coordinator, "apply", 6, error=KeyboardInterrupt):
@@ -89,7 +89,7 @@ def test_a_run_with_other_processors_resumes_to_the_same_bits_and_measures_what_
     assert measured == pytest.approx(noted)
 
 
-def test_every_measurement_is_of_the_served_weights_and_so_is_the_published_model(tiny, tmp_path, monkeypatch):
+def test_served_weights_are_measured_and_published(tiny, tmp_path, monkeypatch):
     """On the way as well as at the end; training goes on with its own."""
     config = parse_config({**tiny, "evaluation": {**tiny["evaluation"], "every": 2}})
     made, seen, evaluate = [], [], Evaluator.__call__
@@ -113,7 +113,7 @@ def test_every_measurement_is_of_the_served_weights_and_so_is_the_published_mode
     assert not torch.equal(made[0].averaged(None), made[0].weights[-1])
 
 
-def test_a_filtered_gradient_moves_the_weights_and_no_processor_changes_what_is_released(tiny, tmp_path, monkeypatch):
+def test_no_processor_changes_what_is_released(tiny, tmp_path, monkeypatch):
     config = parse_config({**tiny, "privacy": {**tiny["privacy"], "steps": 2, "seed": 3}, "evaluation": {"split": "none"}})
 
     class Nothing(PostProcessor):
@@ -131,7 +131,7 @@ def test_a_filtered_gradient_moves_the_weights_and_no_processor_changes_what_is_
     assert any(not torch.equal(weights_of(plain)[name], value) for name, value in weights_of(still).items())
 
 
-def test_served_weights_are_in_the_model_inside_the_block_alone_however_it_ends():
+def test_served_weights_are_in_the_model_inside_the_block_alone():
     model = torch.nn.Linear(3, 1, bias=False)
     average = MovingAverage(model, 0.5)
     averaged, own = model.weight.detach().clone(), torch.ones(1, 3)

@@ -65,7 +65,7 @@ def moved_by_the_adversary(tiny) -> tuple[float, PrivacyPlan]:
     return (one - other).norm().item(), parts.plan
 
 
-def test_an_adversarial_neighbour_moves_gradient_and_figures_together_within_the_sensitivity(tiny):
+def test_a_neighbour_moves_gradient_and_figures_within_bounds(tiny):
     moved, plan = moved_by_the_adversary(tiny)
     assert moved <= plan.sensitivity
     # More than the gradient alone can: noise for 2C, without the figures' share, would be too little.
@@ -92,7 +92,7 @@ def test_random_neighbours_stay_within_the_sensitivity(tiny, clipping, engine):
         assert 0 < (whole - sum_of(parts, indices[indices != gone])).norm() <= parts.plan.sensitivity
 
 
-def test_a_record_with_public_ones_adds_one_part_and_the_bound_is_tight(tiny_public):
+def test_a_record_with_public_ones_adds_one_part_tightly(tiny_public):
     """Clipped to next to nothing, and with a loss beyond its range, a group is at a corner of its box."""
     tiny_public["bounding"] |= {"clip_norm": 1e-5}
     parts = parts_of(tiny_public, loss_range=1e-6)
@@ -188,7 +188,7 @@ def test_the_curve_is_the_true_one_within_its_error(tiny, tiny_public, tmp_path,
     assert "noise multiplier" in card["Released statistics"] and "Training curves, with noise" in run.report.read_text()
 
 
-def test_the_threshold_follows_the_quantile_and_adaptive_clipping_follows_it(tiny, tmp_path, monkeypatch):
+def test_the_threshold_follows_the_quantile_and_clipping_it(tiny, tmp_path, monkeypatch):
     """From far away: the norms are hundreds of times as large as where it starts."""
     seen, clips = seen_in(monkeypatch), []
     real = worker_room.Worker._add_groups
@@ -222,7 +222,7 @@ def test_what_was_clipped_to_the_threshold_is_used_in_its_length(tmp_path):
     assert (before - model.weight).mean().item() == pytest.approx(expected, rel=1e-3)
 
 
-def test_an_adaptive_threshold_goes_no_lower_than_a_clip_norm_may_be():
+def test_an_adaptive_threshold_stays_a_valid_clip_norm():
     """Where every gradient is shorter, step after step. A threshold that is only asked about may follow them down."""
     lowest = {}
     for clipping in ("adaptive", "fixed"):

@@ -70,7 +70,7 @@ def test_every_adversarial_record_reaches_c_and_no_more(parts, microbatch):
 
 
 @pytest.mark.parametrize("engine", ["loop", "layerwise"])
-def test_random_records_move_the_sum_of_an_ordinary_model_by_c_at_most(tiny_public, engine):
+def test_random_records_move_an_ordinary_models_sum_by_c_at_most(tiny_public, engine):
     tiny_public["bounding"] |= {"engine": engine, "clip_norm": 0.01}
     parts = build(parse_config(tiny_public), RANDOMNESS)
     found = moved(parts, 4)
@@ -97,7 +97,7 @@ class Seen:
 
 
 @pytest.mark.parametrize("microbatch", [3, 32, 4096])
-def test_a_group_is_its_record_and_the_public_ones_that_its_key_chose(tiny_public, tmp_path, microbatch):
+def test_a_group_is_its_record_and_its_keys_public_ones(tiny_public, tmp_path, microbatch):
     """Made one by one: neither the other groups nor the microbatches have a part in it, and held-out records none at all."""
     write_shapes(tmp_path / "public", train=20, validation=10, test=10, seed=9)
     tiny_public["bounding"]["microbatch"] = microbatch
@@ -236,7 +236,7 @@ def unit_sums(parts, per_unit: int):
 
 
 @pytest.mark.parametrize("per_unit", [1, 3, 5])
-def test_an_adversarial_unit_with_many_records_reaches_c_and_no_more(parts, per_unit):
+def test_an_adversarial_unit_of_many_reaches_c_and_no_more(parts, per_unit):
     found, plan = unit_sums(parts, per_unit)
     assert found <= plan.sensitivity and found == pytest.approx(plan.bounding.clip_norm, rel=1e-3)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.batches import ReadAhead
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import Parts, build
+from tests.patience import until
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +38,6 @@ def parts(tiny: dict, files: Path) -> Parts:
     tiny["data"]["path"] = str(files)
     tiny["bounding"]["microbatch"] = 12  # about five in a step
     return build(parse_config(tiny), Randomness.from_seed(1))
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("steps", [[0, 1, 2, 3, 4, 5], [2, 2, 0, 5, 4]], ids=["in order", "in any order"])
@@ -79,18 +73,18 @@ def test_what_was_expected_is_read_two_ahead_and_once() -> None:
     reading.prefetch([np.array([number]) for number in range(5)])
     for _ in range(20):
         allowed.release()
-    wait_for(lambda: len(asked) == 2)
+    until(lambda: len(asked) == 2, 10)
     time.sleep(0.05)
     assert asked == [0, 1]  # though it might have read them all
     assert [int(reading(np.array([number]))) for number in range(5)] == list(range(5)) == asked
     reading.prefetch([np.array([7]), np.array([8])])
-    wait_for(lambda: 7 in asked)
+    until(lambda: 7 in asked, 10)
     reading.prefetch([np.array([7]), np.array([9])])  # what is begun already and still wanted is not read twice
     assert [int(reading(np.array([number]))) for number in (3, 7, 9)] == [3, 7, 9]  # 3 was not expected at all
     assert asked.count(7) == 1
 
 
-def test_an_error_in_the_thread_surfaces_in_the_step_and_the_next_step_can_go_on(parts: Parts) -> None:
+def test_a_threads_error_surfaces_and_the_next_step_goes_on(parts: Parts) -> None:
     worker, plain = (parts.trainer.worker(Randomness.from_seed(2)) for _ in range(2))
     reading, failing = worker._views._read, [True]
     read = reading._read

@@ -23,6 +23,12 @@ def sum_of(parts, kept, step: int = 0) -> torch.Tensor:
     return one.bounded_sum(step).numbers()
 
 
+def drawn_of(parts, randomness: Randomness) -> np.ndarray:
+    """The records of the first step, wherever they are."""
+    indices, keys = parts.store.split("train"), parts.store.keys
+    return worker_room.draw_step(parts.plan, randomness, 0, indices, keys[indices], parts.plan.groups).indices
+
+
 def sums(parts, gone: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Sums with all records and without one."""
     indices = parts.store.split("train")
@@ -39,7 +45,7 @@ def stored(shapes, indices, path):
 
 
 @pytest.mark.parametrize("kind", ["tiny", "tiny_public"])
-def test_stores_that_differ_by_a_record_give_sums_within_the_bound(kind, request, shapes, tmp_path):
+def test_stores_one_record_apart_give_sums_within_the_bound(kind, request, shapes, tmp_path):
     """All of it, from the files on: no draw, view or companion of another record may follow from its place in the store."""
     config, randomness, indices = request.getfixturevalue(kind), Randomness.from_seed(5), shapes.split("train")[:200]
     config["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 60, "steps": 6}
@@ -51,7 +57,7 @@ def test_stores_that_differ_by_a_record_give_sums_within_the_bound(kind, request
         return build(parse_config(config), randomness)
 
     whole = parts_of(indices)
-    gone = whole.trainer.worker(randomness)._drawn(0).indices.min()  # an early one: all others move up
+    gone = drawn_of(whole, randomness).min()  # an early one: all others move up
     fewer = parts_of(np.delete(indices, gone)).with_trainer(plan=whole.plan, model=whole.model)
     sums = [parts.trainer.worker(randomness).bounded_sum(0).numbers() for parts in (whole, fewer)]
     assert 0 < (sums[0] - sums[1]).norm() <= whole.plan.sensitivity * (1 + 1e-6)
@@ -70,8 +76,8 @@ SETTINGS = ({}, {"max_group_size": 3}, {"group_size": 20}, {"clip_norm": 0.01}, 
 )
 def test_random_neighbours_stay_within_2c(tiny, engine, bounding):
     parts = parts_with(tiny, engine=engine, **bounding)
-    indices, keys = parts.store.split("train"), parts.store.keys
-    drawn = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, indices, keys[indices], parts.plan.groups).indices
+    indices = parts.store.split("train")
+    drawn = drawn_of(parts, Randomness.from_seed(5))
     whole = sum_of(parts, indices)
     moved = [(whole - sum_of(parts, indices[indices != gone])).norm().item() for gone in drawn[:4]]
     assert max(moved) <= parts.plan.sensitivity * (1 + 1e-6)
@@ -155,7 +161,7 @@ def test_owners_share_records_and_groups_without_overlap(tiny, world_size):
     assert total.groups == parts.plan.groups and total.sensitivity == parts.plan.sensitivity
     drawn = [one._drawn(0).indices for one in workers]
     alone = parts.trainer.worker(Randomness.from_seed(5))
-    assert sorted(np.concatenate(drawn)) == sorted(alone._drawn(0).indices)
+    assert sorted(np.concatenate(drawn)) == sorted(drawn_of(parts, Randomness.from_seed(5)))
     assert total.values.any() and torch.equal(total.values, alone.bounded_sum(0).values)
 
 
@@ -222,7 +228,7 @@ def record_units(parts) -> np.ndarray:
 
 
 @pytest.mark.parametrize("per_unit", [1, 3, 5])
-def test_an_adversarial_unit_with_many_records_reaches_2c_and_no_more(tiny, per_unit):
+def test_an_adversarial_unit_of_many_reaches_2c_and_no_more(tiny, per_unit):
     tiny["views"] = {}
     with_all, without, plan = sums_of_units(parts_with(tiny, clip_norm=1.0), per_unit)
     moved = (with_all - without).norm().item()
@@ -230,7 +236,7 @@ def test_an_adversarial_unit_with_many_records_reaches_2c_and_no_more(tiny, per_
     assert moved == pytest.approx(2 * plan.bounding.clip_norm, rel=1e-3)
 
 
-def test_units_drawn_by_their_records_keys_move_the_sum_beyond_2c(tiny, monkeypatch):
+def test_units_drawn_by_record_keys_move_the_sum_beyond_2c(tiny, monkeypatch):
     """The mechanism broken on purpose: every record of a unit is drawn, and chooses its group, for itself."""
     by_record = worker_room.draw_step
 
@@ -243,7 +249,7 @@ def test_units_drawn_by_their_records_keys_move_the_sum_beyond_2c(tiny, monkeypa
     assert (with_all - without).norm().item() > plan.sensitivity * 1.02
 
 
-def test_a_worker_needs_units_exactly_where_the_plan_protects_them(tiny):
+def test_a_worker_needs_units_just_where_the_plan_protects_them(tiny):
     parts = parts_with(tiny)
     one = parts.trainer.worker(Randomness.from_seed(0))
     rest = dict(model=parts.model, engine=one._engine, views=one._views, indices=np.arange(2), keys=one._keys[:2], microbatch=8)

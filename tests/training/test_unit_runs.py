@@ -71,7 +71,7 @@ def test_a_step_of_a_run_draws_at_most_one_record_of_a_person(protecting):
     assert 20 < len(rows) < 65 and len(np.unique(units)) == len(rows)
 
 
-def test_records_are_protected_unless_the_user_asks_and_the_card_calls_the_persons_out(protecting, tmp_path):
+def test_records_are_protected_unless_the_user_asks_otherwise(protecting, tmp_path):
     del protecting["privacy"]["unit"]
     run = pretrain(parse_config(protecting), tmp_path / "run")
     assert Ledger.open(run.ledger).plan.sampling.records == len(RecordStore.open(protecting["data"]["path"]).split("train"))
@@ -85,7 +85,7 @@ def test_records_without_persons_cannot_protect_them(tiny):
 
 
 @pytest.mark.parametrize("public", sparing([True, False], True))
-def test_persons_on_both_sides_are_mentioned_where_the_records_are_public(protecting, tmp_path, public):
+def test_persons_on_both_sides_are_told_for_public_records(protecting, tmp_path, public):
     quiet, loud = Noting(), Noting()
     pretrain(parse_config(protecting), tmp_path / "apart", quiet)
     assert not any("may be in both" in note for note in quiet.notes)

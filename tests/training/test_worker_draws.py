@@ -51,7 +51,7 @@ class Coin:
         return torch.zeros(0)
 
 
-def test_dropout_repeats_with_its_step_and_differs_between_steps_and_owners(parts):
+def test_dropout_repeats_with_step_and_owner_only(parts):
     def drawn(rank, step):
         torch.rand(rank + step + 1)  # whatever was drawn before
         own, coin = parts.with_trainer(rank=rank, world_size=2).trainer.worker(Randomness.from_seed(5)), Coin(parts.model)

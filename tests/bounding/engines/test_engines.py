@@ -100,10 +100,11 @@ def test_any_number_of_lanes_agrees_with_the_oracle_twice(case, kind, monkeypatc
             assert (into.double() - expected).norm() / expected.norm() < 1e-4
 
 
-def test_passes_of_the_layerwise_engine_agree_with_the_loop_in_norms_and_sum(case):
+def test_layerwise_passes_agree_with_the_loop(case):
     model, batch = case
     sums, norms = [], []
-    for engine in (LoopEngine(model), *(LayerwiseEngine(model, records=records) for records in (1, 6, 100))):
+    shared = (LayerwiseEngine(model, records=records, if_unlike="go on") for records in (1, 6, 100))
+    for engine in (LoopEngine(model), *shared):
         sums.append(TrainableVector(model).zeros())
         norms.append(engine.add_clipped(batch, 0.05, sums[-1]).sort().values)
     for other, of_other in zip(sums[1:], norms[1:], strict=True):
@@ -124,7 +125,7 @@ class Wide(torch.nn.Module):
         return {"image": torch.nn.functional.normalize(x + self.weight.sum(), dim=2)}
 
 
-def test_large_models_stay_within_the_clip_norm_in_floating_point():
+def test_large_models_stay_within_the_clip_norm_in_float32():
     batch = GroupBatch({"image": torch.randn(4, 2, 3, 4, 4)}, [0, 4])
     model = Wide()
     into = TrainableVector(model).zeros()
@@ -137,7 +138,7 @@ def test_large_models_stay_within_the_clip_norm_in_floating_point():
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
-def test_an_engine_adds_to_what_is_there_and_repeats_itself_bit_for_bit(case, name):
+def test_an_engine_adds_to_its_sum_and_repeats_every_bit(case, name):
     model, batch = case
     engine, one, two = ENGINES[name](model), TrainableVector(model).zeros(), TrainableVector(model).zeros()
     engine.add_clipped(batch, 1.0, one)
@@ -220,7 +221,7 @@ class Turned(torch.nn.Module):
         return {"image": torch.nn.functional.normalize(x, dim=2)}
 
 
-def test_a_model_that_the_layerwise_engine_gets_wrong_or_cannot_take_is_left_to_others():
+def test_a_model_unfit_for_layerwise_is_left_to_the_loop():
     batch = batch_for(MODELS["cnn"])
     assert choose_engine(Turned(), batch) == "layerwise"
     require_fitting(Turned(), batch)
@@ -255,7 +256,7 @@ def test_groups_whose_factors_are_swapped_are_noticed(monkeypatch):
         require_fitting(model, batch)
 
 
-def test_an_engine_that_keeps_too_much_for_the_memory_is_not_chosen(monkeypatch):
+def test_an_engine_too_large_for_the_memory_is_not_chosen(monkeypatch):
     model, batch, told = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"]), []
 
     def full(*_):
@@ -282,7 +283,7 @@ def test_clip_factors():
     assert (norms * clip_factors(short, 1.0))[:4].max() <= 1.0
 
 
-def test_sums_of_owners_keep_the_larger_sensitivity_and_add_their_groups():
+def test_owners_sums_keep_the_larger_sensitivity():
     both = BoundedSum(torch.ones(3), 2.0, 4) + BoundedSum(torch.ones(3), 2.0, 5)
     assert (both.values.tolist(), both.sensitivity, both.groups) == ([2, 2, 2], 2.0, 9)
     with pytest.raises(UserError, match="bounding-other-models"):

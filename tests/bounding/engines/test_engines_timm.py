@@ -5,7 +5,7 @@ import torch
 from timm.layers import GroupNormAct
 from torch import nn
 
-from dpfed.bounding.engines import ENGINES, GroupBatch, LayerwiseEngine
+from dpfed.bounding.engines import GroupBatch, LayerwiseEngine, LoopEngine
 from dpfed.bounding.layer_rules.grouping import Unsupported
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model
@@ -84,11 +84,19 @@ def test_norms_and_sum_of_every_engine_are_those_of_autograd(family):
     images, clip_norm = torch.randn(STARTS[-1], 2, 3, 32, 32), 0.05
     expected_norms, expected = oracle(model, images, clip_norm)
     assert (expected_norms > clip_norm).all(), "all are clipped: a gradient in another group's place would show in the sum"
-    for engine in ENGINES.values():
+    for engine in (LoopEngine(model), LayerwiseEngine(model, if_unlike="try")):  # after a brief look at others
         into = TrainableVector(model).zeros()
-        norms = engine(model).add_clipped(GroupBatch({"image": images}, STARTS), clip_norm, into)
+        norms = engine.add_clipped(GroupBatch({"image": images}, STARTS), clip_norm, into)
         torch.testing.assert_close(norms.sort().values, expected_norms.sort().values, rtol=1e-4, atol=0)
         assert (into - expected).norm() / expected.norm() < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_computes_groups_alike_beside_any_others(family):
+    engine = LayerwiseEngine(build(*FAMILIES[family]), if_unlike="raise")
+    batch = GroupBatch({"image": torch.randn(STARTS[-1], 2, 3, 32, 32)}, STARTS)
+    assert len(engine.add_clipped(batch, 0.05, engine.zeros())) == len(STARTS) - 1
 
 
 def test_layers_that_draw_random_numbers_are_still():
@@ -99,7 +107,7 @@ def test_layers_that_draw_random_numbers_are_still():
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_a_table_with_as_many_rows_as_records_is_not_taken_for_records():
+def test_a_table_of_as_many_rows_is_not_taken_for_records():
     model = build("test_vit_relpos", {}, 128)  # 8 x 8 patches: a table of 15 x 15 positions goes through a linear layer
     batch = GroupBatch({"image": torch.randn(15, 2, 3, 128, 128)}, [0, 3, 6, 9, 12, 15])
     with pytest.raises(Unsupported, match="layer-rows-differ"):

@@ -50,7 +50,7 @@ def test_a_stranger_moves_nobody_in_a_deep_network(name, kind):
 
 
 @pytest.mark.parametrize(("name", "kind"), halved(["cnn", "two towers"], ["near", "black"]))
-def test_a_stranger_moves_nobody_where_norms_are_measured_in_gram_matrices(name, kind, monkeypatch):
+def test_a_stranger_moves_nobody_with_gram_matrices(name, kind, monkeypatch):
     """Then gradients are computed again for the sum: one group after the other, never those of several in one product."""
     for module in (term, convolution):
         monkeypatch.setattr(module, "gram_is_cheaper", lambda *_: True)
@@ -100,7 +100,8 @@ def test_what_others_left_in_memory_moves_nobody(engine, precision):
     torch.manual_seed(4273)
     model, generator = model_of("resnet18, ImageNet stem", 0.05), torch.Generator().manual_seed(4273)
     batch = batch_of([records("noise", count, False, generator) for count in (17, 9, 17)])
-    made, sums = build_engine(engine, model, precision, group_loss, 7), []
+    further = {"if_unlike": "go on"} if engine == "layerwise" else {}  # others ask whether groups are computed alike
+    made, sums = build_engine(engine, model, precision, group_loss, 7, **further), []
     for left in (math.nan, 1e4, 3.0, -1e-3):
         # Freed at once: the next tensors lie where these were.
         for kind in (torch.float32, torch.bfloat16):
@@ -110,7 +111,7 @@ def test_what_others_left_in_memory_moves_nobody(engine, precision):
     assert all(torch.equal(sums[0], other) for other in sums[1:])
 
 
-def test_threads_that_compute_in_bf16_turn_onednn_on_again_only_when_the_last_is_done():
+def test_the_last_bf16_thread_turns_onednn_on_again():
     first, second, before = sound_kernels("cpu", True), sound_kernels("cpu", True), torch.backends.mkldnn.enabled
     first.__enter__()
     with ThreadPoolExecutor(1) as thread:
@@ -144,9 +145,10 @@ class ByNeighbours(nn.Module):
             return getattr(self.model, name)
 
 
+@pytest.mark.usefixtures("asked_each_time")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("by", ["place", "others", "count"])
-def test_a_device_that_looks_at_neighbours_is_found_out_and_the_loop_is_taken(by, precision):
+def test_a_device_that_mixes_groups_is_left_to_the_loop(by, precision):
     model, batch = ByNeighbours(build_model(MODELS["cnn"], ObjectiveConfig()), by), batch_for(MODELS["cnn"])
     with pytest.raises(DependsOnOthers, match=r"first in 'aten.*\[engine-not-alike"):
         LayerwiseEngine(model, precision, if_unlike="raise").add_clipped(batch, 1.0, LoopEngine(model).zeros())
@@ -182,6 +184,7 @@ def test_bf16_is_as_near_to_float32_as_the_loops():
     assert (rounded - exact).norm() < 2 * (loop - exact).norm()
 
 
+@pytest.mark.usefixtures("asked_each_time")
 def test_the_automatic_choice_tries_bf16():
     model, batch = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"])
     assert choose_engine(model, batch, "bf16") == "layerwise"

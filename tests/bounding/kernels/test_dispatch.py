@@ -117,7 +117,7 @@ def test_a_wait_is_seen(waiting, host_waits):  # noqa: F811
 
 @pytest.mark.usefixtures("as_on_a_gpu", "no_kernels")
 @pytest.mark.parametrize("name", KINDS)
-def test_a_pass_dispatches_no_more_for_more_groups_and_asks_nothing(name):
+def test_more_groups_dispatch_nothing_more_and_ask_nothing(name):
     config = KINDS[name]
     model = build_model(config, ObjectiveConfig(learn_temperature=True), AdaptationConfig(), 32)
     engine, counts = LayerwiseEngine(model, group_size=4, if_unlike="go on"), []

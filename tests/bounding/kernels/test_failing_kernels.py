@@ -42,7 +42,7 @@ class Failing:
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize(("error", "words"), ERRORS.values(), ids=ERRORS)
-def test_an_engine_whose_kernels_fail_is_not_chosen_and_refused_in_a_sentence(error, words, monkeypatch):
+def test_an_engine_whose_kernels_fail_is_refused_in_a_sentence(error, words, monkeypatch):
     for path in KERNELS:
         file, kernel = path.split(".")
         monkeypatch.setattr(importlib.import_module(f"dpfed.bounding.kernels.{file}"), kernel, Failing(error))
@@ -57,7 +57,7 @@ def test_an_engine_whose_kernels_fail_is_not_chosen_and_refused_in_a_sentence(er
 
 
 @pytest.mark.parametrize("absent", [True, False])
-def test_without_triton_or_its_compiler_groups_are_computed_one_after_the_other(absent, monkeypatch):
+def test_without_triton_groups_are_computed_one_by_one(absent, monkeypatch):
     """A GPU is imagined, as far as a tensor on it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "ones", lambda *size, device: torch.full(size, 1.0))

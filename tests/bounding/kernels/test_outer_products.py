@@ -75,7 +75,7 @@ def test_a_groups_gradient_has_the_same_bits_wherever_it_stands():
 
 
 @pytest.fixture
-def small_passes(as_on_a_gpu, monkeypatch):
+def small_passes(as_on_a_gpu, asked_each_time, monkeypatch):
     """A GPU's passes, of 16 records, and two to find differences: the interpreter takes seconds for each."""
     monkeypatch.setattr("dpfed.bounding.engines.batch_invariance._TRIALS", 2)
     on = Padding.on
@@ -118,7 +118,7 @@ def of_all_places(layer, inputs, seeds, sizes):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_layer_has_autograds_gradients_for_all_places_at_once(name):
+def test_every_layers_places_have_autograds_gradients(name):
     layer, inputs, seeds, _ = case(name, SIZES["uneven"])
     squares, parts, factors, parameters = of_all_places(layer, inputs, seeds, SIZES["uneven"])
     gradients = by_autograd(layer, inputs, seeds, SIZES["uneven"], parameters)

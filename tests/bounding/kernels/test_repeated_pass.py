@@ -93,6 +93,7 @@ def test_a_stranger_moves_nobody_in_repeated_passes(name, tapes):
     assert moved == 0 and sum(tape.repetitions for tape in tapes) > 4
 
 
+@pytest.mark.usefixtures("asked_each_time")
 def test_a_kernel_that_looks_at_neighbours_is_found_out(tapes, monkeypatch):
     """Sabotage: the sums of a group change, in their last bits, with the first record of the pass."""
     honest = kernels.outer_products
@@ -178,7 +179,7 @@ def test_a_cpu_records_nothing():
     assert recording_on(torch.device("cpu")) is None and callable(CudaGraph)
 
 
-def test_a_recording_that_is_wrong_only_when_it_comes_back_to_a_batch_is_found_out():
+def test_a_recording_wrong_only_for_a_repeated_batch_is_caught():
     """Sabotage: it remembers a batch, and adds it twice the next time, after others."""
     model = model_of(NAMES["cnn"])
     engine = LayerwiseEngine(model, group_size=4, if_unlike="go on")
@@ -197,7 +198,7 @@ def test_a_recording_that_is_wrong_only_when_it_comes_back_to_a_batch_is_found_o
     assert first_unlike(remembering, engine._add, views, engine._padding, zeros) == "another sum"
 
 
-def test_what_an_earlier_batch_left_behind_the_records_of_a_pass_is_wiped(tapes, monkeypatch):
+def test_what_an_earlier_batch_left_in_a_pass_is_wiped(tapes, monkeypatch):
     """Fillers are blank: they hold nothing of records that a pass had before."""
     made, honest = [], RepeatedPass.__init__
     monkeypatch.setattr(RepeatedPass, "__init__", lambda self, *given: (made.append(self), honest(self, *given))[1])

@@ -65,7 +65,7 @@ def run_of(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_guide_has_a_row_for_each_and_says_whether_it_is_sound(name):
+def test_the_guide_says_of_each_whether_it_is_sound(name):
     method = method_named(name)
     (row,) = re.findall(rf"^\| `{name}` \|.*$", GUIDE.partition("## What the methods need")[0], re.MULTILINE)
     said = row.split("|")[-2].strip(" *")
@@ -74,7 +74,7 @@ def test_the_guide_has_a_row_for_each_and_says_whether_it_is_sound(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_plan_keeps_the_promise_and_differs_in_its_method_only(name):
+def test_plans_differ_in_their_method_only(name):
     plan, group = (plan_of(200, config_for(method)) for method in (name, "group"))
     own = {"method_name", "noise_multiplier", "max_batch", "options", "accountant", "target_epsilon"}
     own |= {"group_size"} if plan.bounding.method.whole_batch or plan.bounding.method.singleton_groups else set()

@@ -62,7 +62,7 @@ def moved(parts, step, count=4):
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_a_record_moves_the_sum_by_the_sensitivity_at_most_for_any_c(parts_of, name):
+def test_a_record_moves_the_sum_within_sensitivity_for_any_c(parts_of, name):
     lengths = {}
     for clip_norm in (0.1, 1.0, 7.0):
         parts = with_plan(parts_of(name), calibrated(parts_of(name), clip_norm))

@@ -85,7 +85,7 @@ def test_every_engine_clips_the_gradient_of_what_a_record_adds(objective, kind, 
 
 
 @pytest.mark.parametrize("objective", LOSSES)
-def test_gradients_flow_through_public_records_and_their_own_terms_do_not_count(objective):
+def test_public_records_carry_gradients_but_add_no_terms(objective):
     generator = torch.Generator().manual_seed(1)
     z = torch.nn.functional.normalize(torch.randn(1 + M, 2, 8, generator=generator), dim=-1).requires_grad_()
     present, tau, bias = torch.ones(1 + M, dtype=torch.bool), torch.tensor(0.1), torch.tensor(-1.0)
@@ -125,7 +125,7 @@ def test_every_engine_clips_the_gradient_in_the_centres_too(objective, kind):
         assert (into - expected).norm() <= 1e-4 * expected.norm(), name
 
 
-def test_the_plan_has_sensitivity_c_and_as_many_groups_as_expected_records():
+def test_the_plan_has_sensitivity_c_and_a_group_per_record():
     plan = plan_of(1000, config(bounding={"method": "public", "clip_norm": 0.7}))
     assert (plan.sensitivity, plan.groups, plan.divisor, plan.bounding.group_size) == (0.7, 32, 32, 1)
     assert plan.noise_std == pytest.approx(0.7 * plan.noise.multiplier) and plan.bounding.options == {"public_records": 3}

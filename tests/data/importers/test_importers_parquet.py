@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from dpfed.data.importers import detect, import_records
 from dpfed.data.store.record import record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from tests.patience import run_to_end
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 CLASSES = ["airplane", "automobile", "bird"]
@@ -189,7 +189,7 @@ print(opened)
 def test_a_damaged_footer_never_ends_the_process(tmp_path: Path) -> None:
     table = pa.table({"image": [{"bytes": b"x", "path": "a"}], "caption": ["a"], "label": [None]})
     pq.write_table(table, tmp_path / "train.parquet")
-    asked = subprocess.run(
+    asked = run_to_end(
         [sys.executable, "-c", ASK, str(tmp_path / "train.parquet")], capture_output=True, text=True, timeout=120
     )
     assert asked.returncode == 0, asked.stderr[-500:]

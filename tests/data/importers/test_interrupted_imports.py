@@ -14,6 +14,7 @@ import pytest
 
 from dpfed.data.importers import import_records
 from dpfed.errors import UserError
+from tests.patience import exit_code
 
 SLOW = """
 import sys, time
@@ -22,7 +23,7 @@ from dpfed.data.store.writing import StoreWriter
 
 def flush(writer):
     print("a record is there", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 
 StoreWriter._flush = flush
 sys.argv = ["dpfed", "data", "import", *sys.argv[1:]]
@@ -56,7 +57,7 @@ def started(source: Path) -> Iterator[Callable[[Path], subprocess.Popen]]:
 def test_an_interrupted_import_leaves_nothing_and_begins_anew(tmp_path: Path, source: Path, started) -> None:
     process = started(dest := tmp_path / "new" / "s")
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 130
+    assert exit_code(process, 20) == 130
     assert os.listdir(tmp_path) == ["in"]
     assert import_records(source, dest, size=8).counts["train"] == 3
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from tests.data.views.files_of_all_modes import colours, encoded, files, tiff
+from tests.patience import run_to_end
 
 pytest.importorskip("open_clip")
 
@@ -169,7 +169,7 @@ def test_a_ribbon_is_scaled_in_little_memory_whatever_its_direction(resize: str,
         "resource.setrlimit(resource.RLIMIT_AS, (int(now) * resource.getpagesize() + (600 << 20),) * 2);"
         f"print(square(image, 512, {resize!r})[:, 200:300, 200:300].max(axis=(1, 2)).tolist())"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = run_to_end([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[7, 80, 200]", done.stderr[-500:]
 
 

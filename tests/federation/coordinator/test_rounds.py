@@ -20,6 +20,7 @@ from dpfed.protocol.messages import Packet, sign
 from dpfed.protocol.vectors import decoded, encoded, grid_of
 from dpfed.training.coordinator import DISCARDED
 from dpfed.training.loop import train
+from dpfed.training.releases import Releases
 from dpfed.training.transport import InProcess
 from dpfed.training.worker import Worker
 from tests.federation.lab import SITES, Lab, identity_of
@@ -43,8 +44,12 @@ def lab(tiny, tmp_path):
 def noise_in(lab: Lab, step: int, total, sites=range(SITES)) -> torch.Tensor:
     """The noise of a released sum: what the owners added, and what the coordinator adds to it."""
     clean = lab.clean(step, sites)
-    ledger = Ledger.create(lab.folder / f"coordinator-{step}.jsonl", lab.plan)
-    return lab.parts.trainer.coordinator(Randomness.from_seed(9), ledger)._release(step, total).double() - clean.numbers()
+    ledger, releases = Ledger.create(lab.folder / f"coordinator-{step}.jsonl", lab.plan), Releases(lab.folder / f"kept-{step}")
+    coordinator, before = lab.parts.trainer.coordinator(Randomness.from_seed(9), ledger, releases), lab.parts.model.state_dict()
+    before = {name: value.clone() for name, value in before.items()}
+    coordinator.apply(step, total)
+    lab.parts.model.load_state_dict(before)
+    return releases.load(step, coordinator.blocks).double() - clean.numbers()
 
 
 def spread(noise: torch.Tensor, plan) -> float:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dpfed.federation.demo.processes import Processes
 from dpfed.federation.provisioning.site_paths import SitePaths
+from tests.patience import at_most
 
 HOST = "127.0.0.2"  # loopback, and not what NO_PROXY names
 START = 120.0
@@ -68,7 +69,7 @@ class Forwarder:
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
-        self._ready.wait(10)
+        self._ready.wait(at_most(10))
 
     def reload(self) -> None:
         """What ``nginx -s reload`` does: new connections see the new certificate, open ones stay."""

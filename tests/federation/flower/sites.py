@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dpfed.federation.site.local_socket import serve
 from dpfed.protocol.messages import Packet
+from tests.patience import at_most
 
 
 class Sites:
@@ -58,7 +59,7 @@ class Sites:
         """Closes it."""
         stop, thread = self._running.pop(name)
         stop.set()
-        thread.join(10)
+        thread.join(at_most(10))
 
     def _open(self, name: str) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:

@@ -9,6 +9,7 @@ import pytest
 
 from dpfed.errors import UserError
 from dpfed.federation.provisioning.certificates import make_certificates, make_node_key
+from tests.patience import at_most
 
 
 def handshake(folder, host, authority=None):
@@ -32,7 +33,7 @@ def handshake(folder, host, authority=None):
         with theirs, client.wrap_socket(theirs, server_hostname=host) as tls:
             return tls.getpeercert()
     finally:
-        thread.join(10)
+        thread.join(at_most(10))
 
 
 def test_a_client_that_knows_the_authority_trusts_the_server(tmp_path):

@@ -21,6 +21,7 @@ from dpfed.federation.flower.command import CONNECTION, FlowerCommand, Unavailab
 from dpfed.federation.provisioning.services import coordinator_files  # noqa: E402
 from dpfed.protocol.messages import Packet  # noqa: E402
 from tests.federation.flower.sites import Sites  # noqa: E402
+from tests.patience import Patience, at_most, until  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "patient 4711"
@@ -60,12 +61,12 @@ def driving(federation, folder):
     """A run of the echo app, and its driver."""
     with Listener(str(folder / "test")) as listener:
         federation.submit(ROOT / "tests" / "federation" / "flower" / "echo_app", {"socket": str(folder / "test")})
-        listener._listener._socket.settimeout(60)
+        listener._listener._socket.settimeout(at_most(60))
         with listener.accept() as connection:
             driver = Driver(connection)
             yield driver
             driver.end()
-            assert federation.members.wait("run", 60) == 0
+            assert federation.members.wait("run", at_most(60)) == 0
     assert [run["status"] for run in federation.flwr.facts("list", CONNECTION)["runs"]] == ["finished:completed"]
 
 
@@ -91,9 +92,7 @@ def whose(sites, driver):
     """Address of each site: nobody but the site knows which it is."""
     for name in sites.sockets:
         sites.handle[name] = lambda packet, name=name: Packet(name.encode(), b"")
-    deadline = time.monotonic() + FIRST
-    while len(driver.sites()) < len(sites.sockets) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    until(lambda: len(driver.sites()) == len(sites.sockets), FIRST, pause=0.2)
     answers, _ = driver.exchange({address: Packet(b"who?", b"") for address in driver.sites()}, FIRST)
     sites.handle.clear()
     return {answer.header.decode(): address for address, answer in answers.items()}
@@ -111,7 +110,7 @@ def test_a_site_that_is_down_hangs_or_fails_delays_nobody(everything):
     sites, _, driver, at = everything
     sites.stop("a")
     woken = threading.Event()
-    sites.handle["b"] = lambda packet: (woken.wait(60), packet)[1]
+    sites.handle["b"] = lambda packet: (woken.wait(at_most(60)), packet)[1]
     answers, times = driver.exchange({at[name]: Packet(b"first", b"") for name in "abc"}, 15)
     assert answers == {at["a"]: None, at["c"]: Packet(b"first", b"")}  # nothing of b
     assert max(times[at["a"]], times[at["c"]]) < 13
@@ -135,7 +134,7 @@ def test_a_supernode_that_is_killed_delays_nobody_and_comes_back(everything):
         return packet
 
     def kill():
-        asked.wait(60)
+        asked.wait(at_most(60))
         federation.members.kill("a")
 
     sites.handle["a"] = hold
@@ -165,7 +164,7 @@ def test_a_failure_at_a_site_stays_there(everything):
     answers, _ = driver.exchange({at["b"]: Packet(b"q", b"")}, FIRST)
     sites.handle.clear()
     assert answers == {at["b"]: None}
-    federation.members.wait_for("run", "(internal)", 60)  # the one word that leaves a site
+    federation.members.wait_for("run", "(internal)", at_most(60))  # the one word that leaves a site
     beyond = "".join(federation.members.log(name).read_text(errors="replace") for name in (SUPERLINK, "run"))
     for private in (SECRET, "ValueError", "Traceback", *map(str, sites.sockets.values())):
         assert private not in beyond
@@ -240,9 +239,9 @@ def proxied(federation, port, folder):
     file.write_text(f"pid {folder}/pid;\nerror_log {folder}/error.log;\nevents {{}}\nhttp {{\n{temporary}{recipe}}}\n")
     folder.chmod(0o755)
     federation.members.start("nginx", ["nginx", "-c", file, "-e", folder / "error.log", "-g", "daemon off; user root;"])
-    deadline = time.monotonic() + 20
+    patience = Patience(20)
     with socket.socket() as probe:
-        while probe.connect_ex(("127.0.0.1", port)) and time.monotonic() < deadline:
+        while probe.connect_ex(("127.0.0.1", port)) and not patience.ended:
             assert federation.members.running("nginx"), federation.members.text("nginx")
             time.sleep(0.05)
     try:

@@ -18,6 +18,7 @@ from dpfed.federation.demo.loopback import RUN, SUPERLINK, loopback  # noqa: E40
 from dpfed.federation.site.folder import SiteFolder  # noqa: E402
 from dpfed.privacy.ledger import Ledger  # noqa: E402
 from dpfed.protocol.journal import Journal  # noqa: E402
+from tests.patience import Patience  # noqa: E402
 
 ROOT, HERE = Path(__file__).resolve().parents[3], Path(__file__).parent
 LONGEST = 600.0  # seconds
@@ -55,8 +56,8 @@ def test_bombs_and_forgeries_cost_their_senders_only(tmp_path, monkeypatch):
             members.wait_for(f"{first}-worker", "ready", 300)
             federation.start_app(second, [sys.executable, HERE / "hostile_app.py"])
             federation.submit(ROOT, {"federation": str(parties / "coordinator"), "run": str(run.path)})
-            started, before, most = time.monotonic(), 0, 0
-            while members.running(RUN) and not run.finished and time.monotonic() < started + LONGEST:
+            patience, before, most = Patience(LONGEST), 0, 0
+            while members.running(RUN) and not run.finished and not patience.ended:
                 most = max(most, peak(members.descendants(SUPERLINK, "flwr-serverapp")))
                 before = before or (most if run.journal.exists() else 0)  # all is loaded
                 time.sleep(0.1)

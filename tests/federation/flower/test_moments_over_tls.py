@@ -25,6 +25,7 @@ from dpfed.protocol.journal import Journal  # noqa: E402
 from dpfed.protocol.terms import Terms  # noqa: E402
 from dpfed.runs.build import build
 from dpfed.training.trainer import Partition  # noqa: E402
+from tests.patience import Patience  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 FIRST, *OTHERS = map(site_folder, range(3))
@@ -58,8 +59,8 @@ def run_federation(parties, run, kept):
             for name in sockets:
                 federation.members.wait_for(f"{name}-worker", "ready", LONGEST)
             federation.submit(ROOT, {"federation": str(parties / "coordinator"), "run": str(run.path)})
-            started = time.monotonic()
-            while federation.members.running(RUN) and time.monotonic() < started + LONGEST:
+            patience = Patience(LONGEST)
+            while federation.members.running(RUN) and not patience.ended:
                 for file in (run.path / "releases").glob("*.f32"):
                     if not (kept / file.name).exists():
                         (kept / file.name).hardlink_to(file)

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -19,6 +18,7 @@ from dpfed.federation.flower.operator import Operator  # noqa: E402
 from dpfed.federation.provisioning.project import Project  # noqa: E402
 from dpfed.federation.provisioning.provision import provision  # noqa: E402
 from tests.federation.provisioning.office import Office  # noqa: E402
+from tests.patience import until  # noqa: E402
 
 LOST = '{"success": false, "error-message": "Connection to the SuperLink is unavailable."}'
 
@@ -161,13 +161,10 @@ def test_a_key_that_is_exchanged_while_the_run_continues_is_exchanged_at_the_sup
     thread = threading.Thread(target=operator.watch, args=(stop,))
     thread.start()
     try:
-        until = time.monotonic() + 30
-        while not looks and time.monotonic() < until:
-            time.sleep(0.01)
+        assert until(lambda: looks, 30)
         assert link.open(old)
         other(north, b"n")
-        while not link.open(north) and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: link.open(north), 30)
     finally:
         stop.set()
         thread.join()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpfed.federation.demo.processes import processes
+from tests.patience import exit_code, until
 
 ROOT = Path(__file__).resolve().parents[3]
 CODE = """import sys, time; from pathlib import Path; from dpfed.federation.demo.processes import processes
@@ -49,10 +50,7 @@ def command(code, folder, seconds):
 
 
 def wait_for_family(seconds, members=2, patience=10):
-    deadline = time.monotonic() + patience
-    while len(sleepers(seconds)) != members and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert len(sleepers(seconds)) == members
+    assert until(lambda: len(sleepers(seconds)) == members, patience, pause=0.02), sleepers(seconds)
 
 
 def test_a_killed_process_takes_its_children_along(tmp_path, seconds):
@@ -70,7 +68,7 @@ def test_nothing_is_left_when_the_parent_is_told_to_end(tmp_path, seconds, how):
     parent = subprocess.Popen(command(CODE, tmp_path, seconds), cwd=ROOT, stderr=subprocess.DEVNULL)
     wait_for_family(seconds)
     parent.send_signal(how)
-    assert parent.wait(20) != 0
+    assert exit_code(parent, 20) != 0
     assert sleepers(seconds) == []
 
 
@@ -99,5 +97,5 @@ def test_nothing_is_left_when_the_parent_is_told_so_while_it_ends(tmp_path, seco
         assert parent.stdout.readline() == "closing\n"
         time.sleep(0.3)  # the deaf one, which was started last, is being waited for
         parent.send_signal(how)
-        parent.wait(20)
+        exit_code(parent, 20)
     wait_for_family(seconds, 0, 20)

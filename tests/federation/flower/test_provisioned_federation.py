@@ -3,7 +3,6 @@
 import json
 import shutil
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from dpfed.federation.provisioning.network import State  # noqa: E402
 from dpfed.privacy.ledger import Ledger  # noqa: E402
 from tests.federation.flower.provisioned import HOST, START, forwarding, start_site, start_unit  # noqa: E402
 from tests.federation.provisioning.office import PLAN, Office  # noqa: E402
+from tests.patience import until  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 5000  # more than the test waits for
@@ -27,10 +27,7 @@ pytestmark = pytest.mark.slow
 
 
 def wait_until(done, what, seconds=START):
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
+    assert until(done, seconds, pause=0.1), what
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 from dpfed import __version__
 from dpfed.federation.provisioning.services import coordinator_files, site_files
+from tests.patience import run_to_end
 
 ROOT = Path(__file__).resolve().parents[3]
 SITE = site_files("chest", "north", "superlink.example.org:9443")
@@ -53,12 +54,12 @@ def instances(tmp_path_factory):
 
 def test_systemd_understands_every_unit(instances):
     verify = [program("systemd-analyze"), "verify", "--man=no", *instances]
-    done = subprocess.run(verify, capture_output=True, text=True, timeout=60, check=False)
+    done = run_to_end(verify, capture_output=True, text=True, timeout=60, check=False)
     said = [line for line in done.stderr.splitlines() if "dpfed" in line]
     assert done.returncode == 0 and not said, done.stderr
     broken = instances[0].with_name("broken.service")
     broken.write_text(instances[0].read_text().replace("NoNewPrivileges", "NoNewPrivilegs"))
-    done = subprocess.run([*verify[:3], broken], capture_output=True, text=True, timeout=60, check=False)
+    done = run_to_end([*verify[:3], broken], capture_output=True, text=True, timeout=60, check=False)
     assert "Unknown key" in done.stderr  # so a misspelt key would have been noticed
 
 
