@@ -21,7 +21,7 @@ from dpfed.cluster.reach import REMEDY, ray_folder, require_cluster, room_for, t
 from dpfed.cluster.relay import Hosts, Relay, in_a_thread, relayed, telling_of_deaths
 from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, on_the_nodes_network
 from dpfed.cluster.work import Task, work
-from dpfed.console.interruption import answer_again
+from dpfed.console.interruption import taken_back
 from dpfed.errors import UserError, goes_on
 from dpfed.progress import Progress, signs_of_life
 from dpfed.runs.stopping import stopped
@@ -196,7 +196,7 @@ def _connected(progress: Progress) -> Iterator[bool]:
     logs = f"Ray's own logs are in {ray_folder() / 'session_latest' / 'logs'}; `ray stop` ends a cluster's processes."
     remedy = REMEDY if "RAY_ADDRESS" in os.environ else logs
     try:
-        with signs_of_life(progress.note, "connecting to Ray"):
+        with signs_of_life(progress.note, "connecting to Ray"), taken_back():
             try:
                 own = _connection()
             except (RuntimeError, TimeoutError):  # a head that starts on a busy machine can take longer than Ray waits
@@ -204,7 +204,6 @@ def _connected(progress: Progress) -> Iterator[bool]:
     except Exception as error:
         reason = " ".join(str(error).split()) if "ersion mismatch" in str(error) else _last_line(error)
         raise UserError(f"connecting to Ray failed: {reason}. {remedy} [ray-connection]") from error
-    answer_again()
     try:
         yield own
     finally:

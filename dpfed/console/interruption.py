@@ -101,7 +101,7 @@ def interruptible() -> Iterator[None]:
     try:
         if kept:
             _received.answered = frozenset(kept)
-        answer_again()
+        _answer_again()
         yield
     finally:
         if kept:
@@ -112,8 +112,25 @@ def interruptible() -> Iterator[None]:
                 signal.signal(number, usual)
 
 
-def answer_again() -> None:
-    """Takes the signals back from a library that has set handlers of its own; within `interruptible`, in the main thread."""
+@contextlib.contextmanager
+def taken_back() -> Iterator[None]:
+    """A block in which a library may set handlers of its own; within `interruptible`, in the main thread.
+
+    Behind it, the signals are answered here again. One that came before, and that such a handler has turned into
+    ``SystemExit`` with its number, as Ray does, counts as well.
+    """
+    try:
+        yield
+    except SystemExit as stop:
+        if stop.code not in _received.answered:
+            raise
+        _received.number = signal.Signals(stop.code)
+        raise Interrupted from stop
+    finally:
+        _answer_again()
+
+
+def _answer_again() -> None:
     for number in _received.answered:
         signal.signal(number, _raise)
 

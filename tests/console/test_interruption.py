@@ -61,6 +61,21 @@ def test_a_signal_whose_exception_is_forgotten_ends_a_command_all_the_same(body,
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize("within", [True, False])
+def test_a_library_that_sets_a_handler_of_its_own_changes_no_exit_code(number, code, within):
+    """As Ray does when it connects."""
+    body = f"""
+from dpfed.console.interruption import taken_back
+with taken_back():
+    signal.signal(NUMBER, lambda number, frame: sys.exit(int(number)))
+    if {within}:
+        signal.raise_signal(NUMBER)
+signal.raise_signal(NUMBER)
+"""
+    assert ended(body, number) == (code, "", "stopped.")
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_what_is_cleared_away_after_a_signal_is_not_disturbed(number, code):
     body = """
 try:

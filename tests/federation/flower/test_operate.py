@@ -29,7 +29,6 @@ def chest(shapes, tmp_path, monkeypatch):
     monkeypatch.setenv("DPFED_BUDGETS", str(tmp_path / "shelf"))
     Office(tmp_path, shapes.path).joined()
     monkeypatch.setattr(Operator, "wait_for_link", lambda self: None)
-    monkeypatch.setattr(operate.signal, "signal", lambda *_: None)  # of this process
     return tmp_path / "chest"
 
 
