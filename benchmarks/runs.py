@@ -26,7 +26,7 @@ def main(name: str, assignments: list[str]) -> None:
     minutes = (time.perf_counter() - started) / 60
     results = json.loads(run.results.read_text(encoding="utf-8"))
     shutil.copy(run.card, Path(__file__).parent / "results" / f"{config.name}.card.md")
-    # The noise is secret and fresh in every run, so there is no seed to give; figures vary by about a point.
+    # The noise is secret and fresh in every run, so there is no seed to give; figures vary by a few points.
     print(write_result(config.name, {**results, "minutes_on_this_machine": round(minutes, 1)}, seeds=[]))
 
 
