@@ -61,11 +61,9 @@ def evaluate_run(
     try:
         parts = build(read_back(tree, "evaluation"), progress=progress, terms=terms_at(run.terms))
     except UserError as error:
-        if not error.code.startswith("eval-"):
-            raise
-        # The run is there, and its configuration stays: what is measured is chosen here.
-        command = f"Here, `dpfed evaluate {folder} --split SPLIT --task TASK` chooses them."
-        raise UserError(str(error), command=command) from None
+        if error.code.startswith("eval-"):  # the run is there, and its configuration stays: what is measured is chosen here
+            error.command = f"Here, `dpfed evaluate {folder} --split SPLIT --task TASK` chooses them."
+        raise
     if not parts.store.public and uses_labelled_bank(parts.evaluator.tasks):
         why = not_covered or parts.config.privacy.not_covered
         budgeting.not_covered(run, parts.store, "k-NN and linear probe are exact functions of training labels", why)
