@@ -17,7 +17,7 @@ from benchmarks.deployment_tables import budget, cluster, faults, membership, ro
 from benchmarks.method_tables import forecast, logit, objectives, table1
 from benchmarks.recipe_tables import SITUATIONS, rehearsed, rungs
 from benchmarks.record import RESULTS, figures, made_by
-from benchmarks.utility_tables import ladder, public_cifar10, public_contrast, runs_at_best_rate
+from benchmarks.utility_tables import ladder, noise_only, public_cifar10, public_contrast, runs_at_best_rate
 from dpfed.evaluation.intervals import Interval, apart, wilson
 from dpfed.privacy.promise import meaning, round_up
 from dpfed.report.results import Result, results_of, shown
@@ -220,6 +220,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name 
         "objectives": objectives,
         "logit": logit,
         "ladder": ladder,
+        "noise-only": noise_only,
         **{f"recipe-{situation}": partial(rungs, situation) for situation in SITUATIONS},
         "recipe-large-image-text": rehearsed,
         "forecast": forecast,

@@ -121,3 +121,16 @@ def spread(shares: Iterable[float]) -> str:
     """Percent: a mean, and the standard deviation of several."""
     percent = [100 * share for share in shares]
     return f"{statistics.mean(percent):.1f}" + (f" ± {statistics.stdev(percent):.1f}" if len(percent) > 1 else "")
+
+
+def noise_only() -> str:
+    """How often runs that learn nothing show a change beyond its interval."""
+    found = figures("noise_only")
+    said = "any figure beyond its ±"
+    lines = [f"| runs on noise alone | {said} | {said} over the draw of records alone |", "|---|---|---|"]
+    for kind, row in found["kinds"].items():
+        runs, count = row["runs"], len(row["figures_of_a_run"])
+        outside, narrow = (f"{row[key]} of {runs} ({row[key] / runs:.1%})" for key in ("outside", "outside_by_records_alone"))
+        lines.append(f"| {kind}, {count} figures each | {outside} | {narrow} |")
+    lines += ["", f"Small models from new weights each; the noise multiplier is {found['noise_multiplier']:,.0f}."]
+    return "\n".join(lines)

@@ -22,7 +22,7 @@ from dpfed.files.json_lines import DamagedLine, append_line, read_lines
 from dpfed.files.locking import noted_lock
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.files.toml_file import leaves, read_toml
-from dpfed.paths import path_of
+from dpfed.paths import is_store, path_of
 from dpfed.privacy.metrics_window import MetricsWindow
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.protocol.journal import Journal
@@ -389,9 +389,15 @@ def _instead(path: Path) -> str:
     """What lies in the place of a run, and what to do."""
     if any((folder / "site.toml").is_file() for folder in (path, path / "site")):
         return f"it is a site of a federation, and `dpfed watch {path}` shows what that has spent"
+    if path.is_file():
+        return "it is a file; give the folder of a run"
     inside = sorted(config.parent for config in path.glob("*/config.toml")) if path.is_dir() else []
     if inside:
         return f"it is a folder of runs; give one of them, such as {inside[0]}"
+    if is_store(path):
+        return "it is a record store; give the folder of a run that was trained on it"
+    if not RunDirectory.unused(path):
+        return "it has no config.toml; give a folder that `dpfed pretrain` has made"
     return f"it has no config.toml; `dpfed pretrain CONFIG --run {path}` starts a run"
 
 

@@ -12,6 +12,7 @@ last lines can be taken away without a trace in the file itself. Checkpoints, ke
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,13 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
         UserError: if the card or the ledger cannot be read, or the ledger names no card yet. A damaged ledger is refused with
             the number of its line, a shortened one with what tells of the lines that are gone.
     """
-    run, path = RunDirectory.open(folder), local_path(card, "the card")
+    path, other = local_path(card, "the card"), local_path(folder, "the run")
+    if path.is_dir() and other.is_file():
+        raise UserError(
+            f"{path} is a folder, and {other} a file: give the card first, and then the run. [run-card-swapped]",
+            command=f"`dpfed privacy verify {shlex.quote(str(other))} {shlex.quote(str(path))}`",
+        )
+    run = RunDirectory.open(folder)
     try:
         text = read_bytes(path).decode()  # with its line ends: every byte counts
     except (OSError, UnicodeDecodeError) as error:

@@ -53,8 +53,9 @@ def write_missing(path: Path, budget: BudgetLedger) -> None:
             end = append_line(path, line, end)
     except OSError as error:
         raise UserError(
-            f"the budget's ledger {path} cannot be written ({error.strerror or error}), so the run does not begin: its plan "
-            "must be reserved there, on disk, before the first step. [replica-not-writable]"
+            f"the budget's ledger {path} cannot be written ({error.strerror or error}), so this command ends here. No run "
+            "begins before its plan is reserved there, on disk. Free space or make the file writable, and repeat the command; "
+            "what other copies of the ledger hold already stays. [replica-not-writable]"
         ) from error
     except GrewElsewhere as error:
         raise UserError(f"{path} was written by another process: does its storage lack locks? [replica-writers]") from error

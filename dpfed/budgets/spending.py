@@ -58,7 +58,7 @@ def set_budget(
             own = _new(store, epsilon, delta, unit or "record", dict.fromkeys(others, distinct or ""))
         elif unit not in (None, own.head.unit):
             raise UserError(
-                f"the budget of {store.path} is for each {own.head.unit}, which cannot change: runs were counted. [budget-unit]"
+                f"the budget of {store.path} is for each {own.head.unit}, which cannot change: leave --unit out. [budget-unit]"
             )
         number = 1 + max((entry.number for entry in own.sets), default=-1)
         budget = own.with_entries([Entry.new("set", number=number, epsilon=epsilon, delta=delta)])

@@ -101,6 +101,7 @@ def _show(report: ImportReport) -> None:
     for sentence in (
         *(f"skipped {group}" for group in by_reason(report.skipped)),
         *_what_was_converted(report),
+        *_what_is_there_twice(report),
         *_what_is_protected(report),
         *_what_was_not_read(report),
     ):
@@ -126,6 +127,28 @@ def _what_was_converted(report: ImportReport) -> list[str]:
             "Stock open_clip reads these images differently. Before you give such files to it, convert them to 8-bit RGB in "
             "the same way (docs/data.md says how)."
         )
+    return sentences
+
+
+def _what_is_there_twice(report: ImportReport) -> list[str]:
+    """What is one thing to people, and two in the store, or the other way round."""
+    sentences = []
+    if report.several:
+        sentences.append(
+            f"Files with several pictures ({report.several:,}): the first picture of each is stored. Unpack them if all count."
+        )
+    if report.repeated:
+        sentences.append(
+            f"Training records that show the picture of another one: {report.repeated:,}. The guarantee is for one record: "
+            "import each picture once, with all its captions."
+        )
+    if report.shared:
+        sentences.append(
+            f"Held-out records that show the picture of a training record: {report.shared:,}. Figures on them say little of "
+            "new pictures: remove them from one of the two."
+        )
+    for label, names in report.alike.items():
+        sentences.append(f"Classes of {label} with nearly one name: {_some(list(map(repr, names)), _CLASSES_NAMED)}.")
     return sentences
 
 

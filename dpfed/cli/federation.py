@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from dpfed.cli.parties import Skew, line, show_terms, tell
+from dpfed.cli.parties import Colluders, Drops, Skew, TrustMode, line, show_terms, simulated, tell
 from dpfed.console.terminal import chosen_config, say, show_run
 
 app = typer.Typer(no_args_is_help=True)
@@ -81,24 +81,27 @@ def demo(
     config: Annotated[Path, typer.Argument(help="A TOML file, or a name such as federation.")],
     run: Annotated[Path, typer.Option(help="Where the run goes; the parties' folders go beside it.")],
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
-    sites: Annotated[int, typer.Option(min=2, help="Institutions.")] = 3,
-    trust: Annotated[str, typer.Option(help="central, distributed, secure or local.")] = "central",
-    drops: Annotated[int, typer.Option(help="Sites that may drop out of a step.")] = 0,
-    colluders: Annotated[int, typer.Option(help="Sites that may pool what they know.")] = 1,
-    skew: Skew = 0.8,
-    deadline: Annotated[float, typer.Option(help="Seconds that a step waits for the slowest site.")] = 120.0,
+    sites: Annotated[int, typer.Option(min=2, max=1000, help="Institutions.")] = 3,
+    trust: TrustMode = None,
+    drops: Drops = None,
+    colluders: Colluders = None,
+    skew: Skew = None,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds that a step waits for the slowest site.")] = 120.0,
 ) -> None:
     """Train with several institutions, all on this machine; the same command resumes after an interruption."""
     say(f"reading {config}")
     from dpfed.artifacts.directory import RunDirectory
 
     loaded, path = chosen_config(config, assignments), run.absolute()
+    asked = simulated(sites, None, trust=trust, drops=drops, colluders=colluders, skew=skew)
+    assert asked is not None  # for there are sites
     if not RunDirectory.unused(path) and RunDirectory.open(path).finished:
         say(f"{run} is finished; these are its results (another --run trains another one)")
         show_run(RunDirectory(path))
         return
+    asked.refuse(loaded)
     say("loading PyTorch")
     from dpfed.federation.demo.one_machine import federate
 
-    options: dict[str, str | int | float] = {"trust": trust, "drops": drops, "colluders": colluders, "deadline": deadline}
-    federate(loaded, path, sites, 0.8 if skew is None else skew, options)
+    options = {"trust": asked.trust, "drops": asked.drops, "colluders": asked.colluders, "deadline": deadline}
+    federate(loaded, path, asked.sites, asked.skew, options)

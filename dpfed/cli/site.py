@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Annotated
@@ -209,21 +207,21 @@ def serve(
         str | None, typer.Option(help="Unix group that may ask, such as the SuperNode's.", show_default=False)
     ] = None,
 ) -> None:
-    """Load the site's records and model, and answer the coordinator until stopped."""
+    """Load the site's records and model, and answer the coordinator until stopped.
+
+    SIGTERM or Ctrl-C ends it: at once while it loads (exit code 143 or 130), later with the answer in hand (exit code 0).
+    """
     say(f"loading the records and the model of {folder}", True)
     from dpfed.errors import UserError
     from dpfed.federation.site.folder import SiteFolder
 
     if group is not None and socket is None:
         raise UserError(f"--group {group} cannot enter the secret {folder}: give --socket outside it. [option-socket-secret]")
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     opened = SiteFolder.open(folder)
     opened.terms()  # before torch, which takes seconds to import
     from dpfed.federation.site.serving import serve_site
 
-    serve_site(opened, socket or opened.socket, _say, stop, group)
+    serve_site(opened, socket or opened.socket, _say, group)
 
 
 @app.command("supernode", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})

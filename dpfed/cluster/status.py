@@ -81,8 +81,12 @@ def _looked() -> tuple[list[Machine], dict[str, float], list[Running]]:
         UserError: if there is no cluster, or it does not answer.
     """
     named = os.environ.get("RAY_ADDRESS", "")
-    if named == "local" or not (named or (ray_folder() / "ray_current_cluster").is_file()):
-        raise UserError(f"RAY_ADDRESS is {named!r}, which names no Ray cluster that could be asked. {_REMEDY} [ray-no-cluster]")
+    if named == "local":
+        raise UserError(
+            f"RAY_ADDRESS is 'local': a cluster of a run's own, which no one else can ask. {_REMEDY} [ray-no-cluster]"
+        )
+    if not named and not (ray_folder() / "ray_current_cluster").is_file():
+        raise UserError(f"no Ray cluster runs on this machine, and RAY_ADDRESS names none. {_REMEDY} [ray-no-cluster]")
     require_cluster(Silent(), 0.0, _REMEDY)
     try:
         import ray

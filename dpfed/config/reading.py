@@ -33,8 +33,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     if isinstance(overrides, str):
         raise UserError(f"expected a list of assignments, such as [{overrides!r}]. [config-overrides-text]")
     tree = read_toml(find_config(path_of(path, "the configuration")), "config")
+    given: dict[str, str] = {}
     for assignment in overrides or ():
-        _assign(tree, assignment)
+        key = _assign(tree, assignment)
+        for earlier, other in given.items():
+            if other != assignment and (earlier == key or earlier.startswith(f"{key}.")):  # whose value would be lost
+                raise UserError(f"{other!r} and {assignment!r} give one key two values: leave one out. [setting-twice]")
+        given[key] = assignment
     return parse_config(tree, str(path))
 
 
@@ -69,7 +74,8 @@ def _checked(tree: dict[str, Any], origin: str) -> Config:
         raise UserError(f"{origin}: {error.sentence} [config-invalid]") from None
 
 
-def _assign(tree: dict[str, Any], assignment: str) -> None:
+def _assign(tree: dict[str, Any], assignment: str) -> str:
+    """Applies an assignment; returns its key."""
     key, equals, text = assignment.partition("=")
     key = key.strip()
     if has_control_characters(assignment):
@@ -81,6 +87,7 @@ def _assign(tree: dict[str, Any], assignment: str) -> None:
             f"{assignment!r}: no such key to leave out; {nearest(key, leaves(Config().model_dump()))} [setting-unknown]"
         )
     put(tree, key, toml_value(text) if text.strip() else None, repr(assignment))
+    return key
 
 
 def _known(key: str, tree: dict[str, Any]) -> bool:

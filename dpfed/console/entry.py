@@ -78,8 +78,8 @@ def _run(app: typer.Typer) -> NoReturn:
             _end(_memory(f" ({said})"))
         if any(phrase in said.lower() for phrase in _NO_GPU):
             _end(
-                f"the GPU failed ({said}). When a GPU works again, `dpfed resume RUN` resumes the run. Released steps stay "
-                "charged."
+                f"the GPU failed ({said}). When a GPU works again, repeat the command; if it was a run, `dpfed resume RUN` "
+                "resumes it. Released steps stay charged."
             )
         _crash(error)
     except Exception as error:
@@ -149,8 +149,8 @@ def _require_utf8(number: int, word: str) -> None:
 
 def _memory(detail: str) -> str:
     return (
-        f"there is not enough memory{detail}: take a smaller model, data.size, bounding.microbatch or (on a GPU) "
-        "bounding.pass_records, or a machine with more; nothing that was spent is lost."
+        f"there is not enough memory{detail}: use a machine with more. A run needs less with a smaller model, data.size, "
+        "bounding.microbatch or (on a GPU) bounding.pass_records. Nothing that was spent is lost."
     )
 
 

@@ -71,6 +71,21 @@ def until_ctrl_c() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def until_asked() -> Iterator[threading.Event]:
+    """A block that learns of SIGINT and SIGTERM by an event, and ends in good order, which is its ordinary end."""
+    asked, kept = threading.Event(), {}
+    if threading.current_thread() is threading.main_thread():
+        kept = {number: usual for number in CODES if (usual := signal.getsignal(number)) is not signal.SIG_IGN}
+    for number in kept:
+        signal.signal(number, lambda *_: asked.set())
+    try:
+        yield asked
+    finally:
+        for number, usual in kept.items():
+            signal.signal(number, usual)
+
+
+@contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Within the block, SIGINT and SIGTERM raise ``KeyboardInterrupt`` in the main thread until it arrives.
 

@@ -27,6 +27,8 @@ _LONGEST = 1 << 20  # pixels of a side; PIL needs 32 bytes for each of them to s
 _LARGE = 1 << 24  # pixels of images that are decoded one at a time
 _TOO_LARGE = f"more than {MOST_PIXELS:,} pixels"
 
+_SEVERAL = (b"GIF8", b"II*\0", b"MM\0*", b"RIFF", b"\x89PNG")  # how files begin that may hold several pictures
+
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _TIFF_MODES = frozenset({"CMYK", "LAB", "YCbCr", "I", "I;16B"})
 
@@ -97,6 +99,17 @@ def _loaded(image: Image.Image) -> tuple[Image.Image, str | None]:
         return survivable(image)
     except Exception as error:  # PIL's readers raise almost anything on damaged bytes: OSError, SyntaxError, zlib.error, ...
         raise BrokenImage(_reason(error)) from error
+
+
+def holds_several(image: ImageInput) -> bool:
+    """Whether a file holds pictures behind its first, the only one that is decoded: an animation, or pages."""
+    if not isinstance(image, bytes) or not image.startswith(_SEVERAL):
+        return False
+    try:
+        with Image.open(io.BytesIO(image), formats=_FORMATS) as opened:
+            return bool(getattr(opened, "is_animated", False))
+    except Exception:  # of a file that is damaged behind its first picture
+        return True
 
 
 def encode(image: Image.Image) -> bytes:

@@ -49,7 +49,8 @@ def tasks_of(store: RecordStore, options: EvaluationConfig, model: ModelConfig) 
         if reasons[task] is not None:
             raise UserError(
                 f"evaluation.tasks names '{task}', but {reasons[task]}: leave evaluation.tasks out, and what the records allow "
-                "is measured (on the command line: --set evaluation.tasks=). [eval-task]"
+                "is measured. [eval-task]",
+                command="On the command line: --set evaluation.tasks=",
             )
     if not tasks:
         tasks = tuple(task for task, reason in reasons.items() if reason is None)
@@ -76,14 +77,14 @@ def refuse_empty_split(counts: Mapping[str, int], name: str, options: Evaluation
         return
     other = next((other for other in HELD_OUT if counts[other]), None)
     advice = (
-        f"set evaluation.split = '{other}', which has {counts[other]:,} records (on the command line: --set "
-        f"evaluation.split={other}), or"
+        f"set evaluation.split = '{other}', which has {counts[other]:,} records, or"
         if other
         else f"hold records out at the import (--{split} 1000, or data.{split} = 1000), or"
     )
     without = " without evaluation.tasks" if options.tasks else ""
     raise UserError(
-        f"the '{split}' split of {name} is empty: {advice} do not measure (evaluation.split = 'none'{without}). [eval-empty]"
+        f"the '{split}' split of {name} is empty: {advice} do not measure (evaluation.split = 'none'{without}). [eval-empty]",
+        command=f"On the command line: --set evaluation.split={other or 'none'}",
     )
 
 

@@ -116,9 +116,12 @@ class Scan:
             return Seen(name, run_state, "", "running", throughput.seconds, left, throughput.last)
 
     def _fresh(self, signature: dict[Path, tuple[int, int]]) -> bool:
-        """Whether somebody wrote a moment ago: on another machine, or in a container, a lock is not seen."""
+        """Whether somebody wrote a moment ago: on another machine, or in a container, a lock is not seen.
+
+        A time that lies far in the future says nothing: this machine's clock was set back, or the other one's is wrong.
+        """
         times = [time for time, _ in signature.values()]
-        return bool(times) and self._clock() - max(times) / 1e9 < _FRESH
+        return bool(times) and abs(self._clock() - max(times) / 1e9) < _FRESH
 
 
 def at_work_first(seen: Iterable[Seen]) -> list[Seen]:

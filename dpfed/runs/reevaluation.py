@@ -58,7 +58,14 @@ def evaluate_run(
     if not saved:
         raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it. [run-checkpoint-missing]")
     progress = progress or Silent()
-    parts = build(read_back(tree, "evaluation"), progress=progress, terms=terms_at(run.terms))
+    try:
+        parts = build(read_back(tree, "evaluation"), progress=progress, terms=terms_at(run.terms))
+    except UserError as error:
+        if not error.code.startswith("eval-"):
+            raise
+        # The run is there, and its configuration stays: what is measured is chosen here.
+        command = f"Here, `dpfed evaluate {folder} --split SPLIT --task TASK` chooses them."
+        raise UserError(str(error), command=command) from None
     if not parts.store.public and uses_labelled_bank(parts.evaluator.tasks):
         why = not_covered or parts.config.privacy.not_covered
         budgeting.not_covered(run, parts.store, "k-NN and linear probe are exact functions of training labels", why)

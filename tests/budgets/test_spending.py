@@ -352,6 +352,25 @@ def test_a_store_that_cannot_be_written_begins_no_run(store, reservation, monkey
     monkeypatch.undo()
 
 
+@pytest.mark.parametrize("command", [("set", "--epsilon", 8, "--delta", 1e-6), ("settle",)])
+def test_on_a_full_disk_the_sentence_fits_each_command_and_its_advice_works(command, store, reservation, monkeypatch, dpfed):
+    if command[0] == "settle":
+        set_budget(store, 8, 1e-6)
+        monkeypatch.setattr("dpfed.runs.budgeting.settle_run", lambda path: reserve(store, [reservation(1)]))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replicas, "append_line", full)
+        patch.setattr(replicas, "write_atomically", full)
+        code, _, error = dpfed("budget", command[0], store.path, *command[1:])
+    assert code == 2 and "No space left on device" in error and "repeat the command" in error
+    assert "the run does not begin" not in error  # there is no run
+    code, _, error = dpfed("budget", command[0], store.path, *command[1:])
+    assert code == 0, error
+
+
 def test_a_sweeps_reservation_goes_to_the_run_in_its_place(store, reservation):
     set_budget(store, 8, 1e-6)
     planned = [dataclasses.replace(reservation(number), id=f"sweep {number}", what="sweep") for number in (1, 2)]

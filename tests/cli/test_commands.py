@@ -1,6 +1,7 @@
 """The command as people use it: real processes, exit codes, one sentence for a mistake, JSON for scripts."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -84,6 +85,30 @@ def test_evaluate_and_report_of_a_run(run, dpfed):
     assert dpfed("report", folder / "run")[0] == 0
     assert dpfed("report", folder / "run", folder / "run", "--out", folder / "both.html")[0] == 0
     assert (folder / "both.html").exists()
+
+
+def test_a_measurement_that_is_refused_names_the_options_of_this_command(run, dpfed):
+    """There is no --set here: the configuration of a run that is there stays."""
+    folder, _ = run
+    for wrong, code_of in (("--split validation", "eval-empty"), ("--task zero_shot", "")):
+        code, _, error = dpfed("evaluate", folder / "run", *wrong.split())
+        assert code == (2 if code_of else 0) and "--set" not in error and code_of in error
+        if code_of:
+            assert f"`dpfed evaluate {folder / 'run'} --split SPLIT --task TASK`" in " ".join(error.split())
+    code, _, error = dpfed("evaluate", folder / "run", "--split", "test", "--task", "retrieval")
+    assert code == 0, error
+
+
+def test_a_card_and_a_run_in_the_wrong_order(run, dpfed):
+    folder, _ = run
+    where, card = folder / "run", folder / "run" / "privacy_card.md"
+    code, _, error = dpfed("privacy", "verify", where, card)
+    assert code == 2 and "run-card-swapped" in error
+    command = re.search("`dpfed (privacy verify [^`]*)`", " ".join(error.split()))[1]
+    assert command.split() == ["privacy", "verify", str(card), str(where)]
+    assert dpfed(*command.split())[0] == 0
+    code, _, error = dpfed("resume", card)
+    assert code == 2 and "it is a file; give the folder of a run" in " ".join(error.split()) and "starts a run" not in error
 
 
 def test_the_encoder_loads_back(run):

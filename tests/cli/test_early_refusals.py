@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tomli_w
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.data import opening
 from dpfed.data.store.counting import known_count
@@ -206,3 +207,42 @@ def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path, squa
         assert "Traceback" not in "".join(said)
         assert seconds < 10 * strain(), words  # a tenth of a second on an idle machine
     assert {path.name for path in tmp_path.iterdir()} == {"empty.toml", "wrong.toml"}
+
+
+DEMO = [
+    (("--trust", "secret"), "Invalid value for '--trust'"),
+    (("--drops", "1"), "option-trust-unused"),
+    (("--trust", "secure", "--drops", "3"), "trust-drops"),
+    (("--skew", "2"), "option-federated-wrong"),
+    (("--deadline", "-1"), "Invalid value for '--deadline'"),
+    (("--set", "bounding.group_size=200"), "plan-impossible"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), DEMO)
+def test_a_demo_refuses_its_options_before_it_makes_a_folder(dpfed, tmp_path, monkeypatch, options, said):
+    monkeypatch.chdir(tmp_path)
+    tree = {"data": {"source": "shapes", "records": 200}, "privacy": {"epsilon": 8.0, "batch": 40, "steps": 2}}
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(tree))
+    code, out, error = dpfed("federation", "demo", "run.toml", "--run", "run", *options)
+    assert code == 2 and said in " ".join(error.split()) and "PyTorch" not in out
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+PLACES = [("store", "it is a record store"), ("notes", "give a folder that `dpfed pretrain` has made")]
+
+
+@pytest.mark.parametrize("command", [("privacy", "ledger"), ("budget", "settle"), ("resume",), ("evaluate",)])
+@pytest.mark.parametrize(("place", "said"), PLACES)
+def test_nobody_is_sent_to_start_a_run_where_none_can_go(squares, dpfed, tmp_path, place, said, command):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("")
+    code, _, error = dpfed(*command, squares if place == "store" else tmp_path / "notes")
+    assert code == 2 and said in " ".join(error.split()) and "starts a run" not in error
+
+
+def test_an_empty_folder_takes_the_run_that_the_sentence_offers(squares, dpfed, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, _, error = dpfed("resume", tmp_path / "empty")
+    assert code == 2 and f"`dpfed pretrain CONFIG --run {tmp_path / 'empty'}` starts a run" in " ".join(error.split())
+    assert RunDirectory.unused(tmp_path / "empty")

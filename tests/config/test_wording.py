@@ -165,6 +165,26 @@ def test_an_assignment_that_says_more_or_less_than_one_value_is_refused(tmp_path
     assert "\n" not in str(caught.value) and "--set" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        ["privacy.epsilon=4", "privacy.epsilon=8"],
+        ["privacy.epsilon=4", "privacy.steps=7", " privacy.epsilon = 8"],
+        ["privacy.epsilon=4", "privacy.epsilon="],
+        ["privacy.epsilon=4", "privacy={steps=7}"],
+    ],
+)
+def test_no_assignment_swallows_another(tmp_path, assignments):
+    path = tmp_path / "base.toml"
+    path.write_text("[privacy]\nepsilon = 1.0\n")
+    with pytest.raises(UserError, match="setting-twice") as caught:
+        load_config(path, assignments)
+    assert repr(assignments[0]) in str(caught.value) and repr(assignments[-1]) in str(caught.value)
+    assert load_config(path, assignments[:-1]).privacy.epsilon == 4  # as the sentence says
+    assert load_config(path, [assignments[0], assignments[0]]).privacy.epsilon == 4
+    assert load_config(path, ["privacy={steps=7}", "privacy.epsilon=4"]).privacy.steps == 7
+
+
 def test_words_that_are_no_toml_are_texts_and_texts_may_hold_any_sign(tmp_path):
     path = tmp_path / "base.toml"
     path.write_text("")

@@ -1,7 +1,6 @@
 """Federations over one site's records are composed by the store's lifetime budget, whatever folders they use."""
 
 import shutil
-import threading
 
 import pytest
 
@@ -103,7 +102,7 @@ def test_a_site_that_is_stopped_after_the_last_step_gives_the_rest_back(store, j
     monkeypatch.setattr(serving, "serve", lambda *_: None)
     for last in (plan.steps - 2, plan.steps - 1):  # it missed the others
         Ledger.open(site.ledger).charge(Release(last, "digest"))
-        serving.serve_site(site, site.socket, print, threading.Event())
+        serving.serve_site(site, site.socket, print)
         taken = plan.steps if last < plan.steps - 1 else 2
         assert budget_of(store).spent == budget.filter.curve(plan.mechanism, taken)
 
@@ -129,7 +128,7 @@ def test_a_site_that_is_still_served_settles_after_the_last_step(store, join, mo
         assert "reserved" not in dpfed("budget", "show", store.path)[1]
 
     monkeypatch.setattr(serving, "serve", serve)
-    serving.serve_site(site, site.socket, said.append, threading.Event())
+    serving.serve_site(site, site.socket, said.append)
     assert sum("settled" in line for line in said) == 1
 
 

@@ -187,7 +187,7 @@ def test_the_coordinator_holds_the_run_and_a_site_its_folder(config, shapes, tmp
     for _ in range(2):
         coordinate(made.path, tmp_path / "run", Wire({}), Silent())
     monkeypatch.setattr(serving, "serve", lambda *_: taken(SiteFolder.open(sites[0].path).locked))
-    serving.serve_site(sites[0], tmp_path / "door", print, None)
+    serving.serve_site(sites[0], tmp_path / "door", print)
     assert len(held) == 3
 
 

@@ -1,6 +1,7 @@
 """How fast a run goes is what was seen of it, and nothing is made up."""
 
 import os
+import time
 
 import pytest
 
@@ -92,6 +93,14 @@ def test_a_run_whose_process_died_here_is_stopped_at_once(make):
     assert Scan(run.path).all()[0].state == "running"
     seen = Scan(run.path, clock=lambda: 1e10).all()[0]
     assert seen.state == "stopped" and "cannot see" in overview(seen)[0].shown
+
+
+@pytest.mark.parametrize(("set_back", "state"), [(5.0, "running"), (3600.0, "stopped")])
+def test_a_clock_that_is_set_back_revives_no_run_of_another_machine(make, set_back, state):
+    """Clocks of two machines may differ by seconds."""
+    run = make(done=3)
+    (run.path / ".lock-holder").write_text("another machine")
+    assert Scan(run.path, clock=lambda: time.time() - set_back).all()[0].state == state
 
 
 def test_before_the_first_step_nobody_knows_how_many_work(make):

@@ -42,6 +42,18 @@ def test_a_gpu_that_fails_in_mid_run_loses_nothing(said, words, tiny, tmp_path, 
     require_kept(before, tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("said", "words"), [("CUDA error: launch failure", "repeat the command"), ("out of memory", "a machine with more")]
+)
+def test_what_is_said_of_a_machine_fits_commands_that_are_no_run(said, words, shapes, dpfed, monkeypatch):
+    def failing(*_):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr("dpfed.data.store.records.RecordStore.open", failing)
+    code, _, error = dpfed("budget", "show", shapes.path)
+    assert code == 2 and words in error
+
+
 def require_kept(before, run):
     after = Ledger.open(run / "ledger.jsonl")
     kept = range(before.charged)

@@ -59,6 +59,14 @@ def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]
     return numbers | {name: numbers[other] for name, other in same.items()}, names
 
 
+def alike(names: Iterable[str]) -> list[str]:
+    """Names of classes that only capitals, spaces or the writing of an accent tell apart."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
+    return [name for group in groups.values() if len(group) > 1 for name in group]
+
+
 def without_class(label: str, values: Mapping[Any, int]) -> str:
     """A sentence about words that count as no class, though somebody may mean them as one; empty without such words.
 

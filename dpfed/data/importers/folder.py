@@ -11,6 +11,7 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.conversions import packed_splits
 from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, refuse_masks, without_shards
 from dpfed.data.importers.listing import Listing, list_files, suffix
+from dpfed.data.importers.side_files import side_folder
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source, spaced
 from dpfed.data.importers.splits import holds, refuse_outside, split_of
 from dpfed.data.importers.table_rows import TABLES, holds_entries, is_text_table, names_files
@@ -94,7 +95,7 @@ def _without_images(path: Path, images: list[Path]) -> list[str]:
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and side_folder(entry.name) is None)
 
 
 def captions_advice(listing: Listing) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
+from dpfed.data.importers.classes import alike
 from dpfed.data.importers.detection import detect, existing, importers
 from dpfed.data.importers.empty_cells import EmptyCells
 from dpfed.data.importers.folder import FolderImporter
@@ -52,6 +53,10 @@ class ImportReport:
         passed_over: what lies below the source and holds no records by its name, and how often.
         empty_classes: label -> its classes that no record has.
         converted: what was done to images that stock open_clip would destroy -> to how many.
+        several: files with several pictures, of which the first was stored.
+        repeated: training records that show the picture of another one.
+        shared: held-out records that show the picture of a training record.
+        alike: label -> its classes whose names differ in capitals, spaces or the writing of an accent only.
     """
 
     path: Path
@@ -65,6 +70,10 @@ class ImportReport:
     passed_over: dict[str, int]
     empty_classes: dict[str, list[str]]
     converted: dict[str, int]
+    several: int
+    repeated: int
+    shared: int
+    alike: dict[str, list[str]]
 
     def ignored(self) -> list[str]:
         """A sentence about what the source says of its records and the store does not."""
@@ -143,7 +152,7 @@ def import_records(
     except OSError as error:
         where = error.filename or path
         raise UserError(f"the import ended at {where}: {error.strerror or error}; nothing is written. [import-disk]") from error
-    return _report(RecordStore.open(dest), chosen, opened, writer.broken, time.monotonic() - started)
+    return _report(RecordStore.open(dest), chosen, opened, writer, time.monotonic() - started)
 
 
 def _open(
@@ -197,19 +206,23 @@ def _write(writer: StoreWriter, opened: Source, access: Access, by_content: bool
     return cells.notices(opened.unit_name)
 
 
-def _report(store: RecordStore, format: str, opened: Source, skipped: list[tuple[str, str]], seconds: float) -> ImportReport:
+def _report(store: RecordStore, format: str, opened: Source, writer: StoreWriter, seconds: float) -> ImportReport:
     return ImportReport(
         path=store.path,
         format=format,
         kind=store.kind,
         counts={split: store.count(split) for split in SPLITS},
-        skipped=skipped,
+        skipped=writer.broken,
         seconds=seconds,
         unit_name=store.unit_name,
         unused=opened.unused,
         passed_over=dict(opened.passed_over),
         empty_classes=_empty_classes(store),
         converted=store.converted,
+        several=writer.several,
+        repeated=writer.repeated,
+        shared=writer.shared,
+        alike={label: same for label, names in store.label_names.items() if (same := alike(names))},
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -11,13 +10,12 @@ from pathlib import Path
 
 from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
-from dpfed.data.importers.side_files import ARCHIVES, HIDDEN, side_file
+from dpfed.data.importers.side_files import ARCHIVES, side_file, side_folder
 from dpfed.data.importers.source import Unreadable
 from dpfed.data.reasons import OUTSIDE
 from dpfed.errors import UserError
 
 _WATCHED = 1000  # files between two calls of a progress
-_HARMLESS_FOLDER = re.compile(r"\..*|__MACOSX|__pycache__", re.DOTALL)
 
 
 @dataclass
@@ -111,7 +109,7 @@ def walk(root: Path, access: Access, listing: Listing | None = None) -> Iterator
         for entry in entries:
             path = Path(folder, entry.name)
             is_folder = _is_folder(entry)
-            counts_as = _harmless_folder(entry.name) if is_folder else side_file(entry.name, names.__contains__)
+            counts_as = side_folder(entry.name) if is_folder else side_file(entry.name, names.__contains__)
             if counts_as is not None:
                 notes.passed_over[counts_as] += 1
             elif entry.is_symlink() and not access.permits(path) and os.path.exists(path):
@@ -121,12 +119,6 @@ def walk(root: Path, access: Access, listing: Listing | None = None) -> Iterator
             else:
                 yield path
         waiting.extend(reversed(below))
-
-
-def _harmless_folder(name: str) -> str | None:
-    if not _HARMLESS_FOLDER.fullmatch(name):
-        return None
-    return HIDDEN if name.startswith(".") else name.strip()
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

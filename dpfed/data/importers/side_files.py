@@ -1,4 +1,4 @@
-"""Files beside records that hold none, by their names: one table for folders, archives, Parquet files and tables."""
+"""Files and folders beside records that hold none, by their names: one table for folders, archives, Parquet and tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,18 @@ _NAMES = "|".join(
     )
 )
 _SIDE = re.compile(_NAMES, re.IGNORECASE | re.DOTALL)
+# Of the system's and of network drives: copies, small pictures, and what was deleted.
+_FOLDERS = re.compile(
+    r"\..*|__MACOSX|__pycache__|@eaDir|#recycle|\$RECYCLE\.BIN|System Volume Information|lost\+found", re.IGNORECASE | re.DOTALL
+)
 _OF_A_SHARD = re.compile(r"(\d+)\.parquet")  # img2dataset writes one beside each archive, or each folder, of the same number
+
+
+def side_folder(name: str) -> str | None:
+    """What a folder that holds no records is counted as; ``None``: it may hold some."""
+    if not _FOLDERS.fullmatch(name):
+        return None
+    return HIDDEN if name.startswith(".") else name.strip()
 
 
 def side_file(name: str, there: Callable[[str], bool] = lambda other: False) -> str | None:

@@ -8,13 +8,14 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
 
-from dpfed.data.decoding import BrokenImage, decoded, decoders, encode, memory
+from dpfed.data.decoding import BrokenImage, decoded, decoders, encode, holds_several, memory
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
 from dpfed.data.resizing import square
@@ -38,6 +39,7 @@ class _Stored:
     content: bytes
     converted: str | None
     resized: bool = False
+    several: bool = False
 
 
 class StoreWriter:
@@ -60,6 +62,9 @@ class StoreWriter:
         broken: (id, reason) of the unreadable records met so far.
         converted: what was done to images that stock open_clip cannot read sensibly -> how many they are
             (`dpfed.data.modes`).
+        several: files with several pictures, of which the first is stored.
+        repeated: training records that show the picture of another one; known when the block has ended.
+        shared: held-out records that show the picture of a training record, likewise.
 
     Raises:
         UserError: when `path` exists, an id occurs twice, a class number is out of range, no record is left, or records are
@@ -84,6 +89,7 @@ class StoreWriter:
         self.path = local_path(path, "the place of the new store")
         self.broken: list[tuple[str, str]] = []
         self.converted: Counter[str] = Counter()
+        self.several = self.repeated = self.shared = 0
         self._name = name
         self._kind = kind
         self._size = stored_side(size)
@@ -98,7 +104,7 @@ class StoreWriter:
         self._pending_bytes = 0
         self._batches: list[int] = []
         self._digests, self._splits = bytearray(), array("b")
-        self._keys, self._units = array("Q"), array("Q")
+        self._keys, self._units, self._pictures = array("Q"), array("Q"), array("Q")
         self._labels = {label: array("q") for label in self._label_names}
         self._hashes = {split: array("Q") for split in SPLITS[1:]}
 
@@ -230,6 +236,7 @@ class StoreWriter:
             images.append(stored.content)
             self.converted.update([stored.converted] if stored.converted else [])
             self._resized |= stored.resized
+            self.several += stored.several
             self._note(record, stored.content)
         if kept:
             columns = [[record.id for record in kept], images, [list(record.captions) for record in kept]]
@@ -242,6 +249,7 @@ class StoreWriter:
         self._digests += record_digest(self._key, record.id, image, record.captions, of_unit, record.labels)
         self._keys.append(record_key(record.id))
         self._units.append(of_unit)
+        self._pictures.append(int.from_bytes(blake2b(image, digest_size=8).digest()))
         self._splits.append(SPLITS.index(record.split))
         for split, hashes in self._hashes.items():
             hashes.append(hold_out_hash(unit, split))
@@ -250,12 +258,13 @@ class StoreWriter:
 
     def _encode(self, record: RecordInput) -> _Stored | BrokenImage:
         """What to store, or what is wrong with the image."""
-        size = self._size
+        size, several = self._size, holds_several(record.image)
         try:
             with decoded(record.image) as (image, converted):
                 if size is not None:
-                    return _Stored(square(image, size).tobytes(), converted, image.size != (size, size))
-                return _Stored(record.image if isinstance(record.image, bytes) else encode(image), converted)
+                    return _Stored(square(image, size).tobytes(), converted, image.size != (size, size), several)
+                whole = record.image if isinstance(record.image, bytes) else encode(image)
+                return _Stored(whole, converted, several=several)
         except BrokenImage as error:
             return error
 
@@ -275,6 +284,7 @@ class StoreWriter:
         splits, units = np.array(self._splits, np.int8), np.frombuffer(self._units, np.uint64)
         for count, split in self._held_out:
             self._move(splits, count, split)
+        self._compare(splits == 0)
         columns = {"key": np.frombuffer(self._keys, np.uint64), "split": splits}
         if self._unit_name:
             columns["unit"] = units
@@ -300,6 +310,13 @@ class StoreWriter:
             "contents": contents_header(self._key, self._digests, splits),
         }
         (self._partial / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+
+    def _compare(self, training: np.ndarray) -> None:
+        """Counts pictures that are there twice."""
+        pictures = np.frombuffer(self._pictures, np.uint64)
+        own = np.unique(pictures[training])
+        self.repeated = int(training.sum()) - len(own)
+        self.shared = int(np.isin(pictures[~training], own).sum())
 
     def _move(self, splits: np.ndarray, count: int, split: str) -> None:
         """Moves training records to another split, see `hold_out`."""

@@ -161,13 +161,25 @@ class Processes:
 def processes(logs: Path) -> Iterator[Processes]:
     """Processes that end when the block does, also by Ctrl-C or when this process is told to end (SIGTERM), or is killed."""
     members = Processes(logs)
-    if threading.current_thread() is threading.main_thread():  # only there can a handler be set
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with members.guarded():  # whose process kills what is left if impatience cuts the end short
+    with _answering(), members.guarded():  # whose process kills what is left if impatience cuts the end short
         try:
             yield members
         finally:
             members.close()
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Within it, SIGTERM raises SystemExit, unless it is answered already, as in a command of dpfed (`interruptible`)."""
+    main = threading.current_thread() is threading.main_thread()  # only there can a handler be set
+    unanswered = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if unanswered:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        if unanswered:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _running(wanted: Callable[[bytes], bool], program: str = "") -> list[int]:

@@ -10,9 +10,7 @@ change, and sites leave, in mid-run. The same command after a crash resumes the 
 from __future__ import annotations
 
 import json
-import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -185,7 +183,6 @@ def operate(folder: Path, port: int | None = None) -> int:
         Unavailable: if the SuperLink is not there.
         UserError: for what the operator must fix.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     operator = Operator(folder, port)
     operator.wait_for_link()
     operator.register()

@@ -5,12 +5,12 @@ Also here: what was agreed on, on a site's own machine: with its own records, it
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from dpfed.budgets.refusals import percent, shown
 from dpfed.config import Config, DataConfig, EvaluationConfig
+from dpfed.console.interruption import until_asked
 from dpfed.data.sampling import PartitionRows
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site, settle_locked
@@ -92,16 +92,13 @@ def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
     return [key for key, value in agreed.items() if value is not None]
 
 
-def serve_site(
-    folder: SiteFolder, socket: Path, log: Callable[[str], None], stop: threading.Event, group: str | None = None
-) -> None:
-    """Answers questions at the site's socket until `stop` is set.
+def serve_site(folder: SiteFolder, socket: Path, log: Callable[[str], None], group: str | None = None) -> None:
+    """Answers questions at the site's socket until this process is asked to end (SIGINT, SIGTERM).
 
     Args:
         folder: of a site that has joined a federation.
         socket: path of the Unix socket.
         log: told what the site's operator should see; nothing of it leaves the site.
-        stop: ends the service.
         group: whose members may connect, too; by default only this user.
 
     Raises:
@@ -119,11 +116,12 @@ def serve_site(
                 is_settled = True
                 _settle(folder, log)
 
-        serve(socket, worker.answer, stop, group, worker.longest, settle_once)
-        if worker.is_over:
-            if not is_settled:
-                _settle(folder, log)
-            folder.forget_features()
+        with until_asked() as stop:
+            serve(socket, worker.answer, stop, group, worker.longest, settle_once)
+            if worker.is_over:
+                if not is_settled:
+                    _settle(folder, log)
+                folder.forget_features()
 
 
 def _settle(folder: SiteFolder, log: Callable[[str], None]) -> None:
