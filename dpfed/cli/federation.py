@@ -101,7 +101,9 @@ def demo(
         return
     asked.refuse(loaded)
     say("loading PyTorch")
+    from dpfed.errors import goes_on
     from dpfed.federation.demo.one_machine import federate
 
     options = {"trust": asked.trust, "drops": asked.drops, "colluders": asked.colluders, "deadline": deadline}
-    federate(loaded, path, asked.sites, asked.skew, options)
+    with goes_on(lambda: "stopped; the same command resumes"):
+        federate(loaded, path, asked.sites, asked.skew, options)

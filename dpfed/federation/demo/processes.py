@@ -152,9 +152,16 @@ class Processes:
             yield
 
     def close(self) -> None:
-        """Ends all: those that were started last first."""
+        """Ends all: those that were started last first. Together they have the time that one may take."""
+        names = [name for name in reversed(self._members) if self.running(name)]
+        for name in names:
+            self._members[name].terminate()
+        until = time.monotonic() + _GRACE
+        for name in names:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._members[name].wait(max(0.0, until - time.monotonic()))
         for name in reversed(self._members):
-            self.stop(name)
+            self.kill(name)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dpfed.federation.demo import processes as module
 from dpfed.federation.demo.processes import processes
 from tests.patience import exit_code, until
 
@@ -99,3 +100,21 @@ def test_nothing_is_left_when_the_parent_is_told_so_while_it_ends(tmp_path, seco
         parent.send_signal(how)
         exit_code(parent, 20)
     wait_for_family(seconds, 0, 20)
+
+
+def test_those_that_are_deaf_share_one_time_to_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_GRACE", 1.0)
+    with processes(tmp_path) as members:
+        for name in ("one", "two", "three", "four"):
+            members.start(name, ["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"])
+        for name in ("one", "two", "three", "four"):
+            members.wait_for(name, "deaf", 20)
+        began = time.monotonic()
+    assert time.monotonic() - began < 3.0 and not any(map(members.running, ("one", "two", "three", "four")))
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_demo_that_is_stopped_names_what_resumes_it(how, code, dpfed, tmp_path, monkeypatch):
+    monkeypatch.setattr("dpfed.federation.demo.one_machine.federate", lambda *_: signal.raise_signal(how))
+    found, _, error = dpfed("federation", "demo", "quickstart", "--run", tmp_path / "run")
+    assert found == code and error.splitlines()[-1] == "stopped; the same command resumes"
