@@ -59,8 +59,11 @@ def test_the_plan_promises_nothing():
 
 @pytest.mark.parametrize("asked", [{"epsilon": 8.0}, {"noise_multiplier": 1.0}, {"noise_multiplier": 0.0}])
 def test_a_promise_without_privacy_is_refused(asked):
+    with pytest.raises(UserError, match="has no effect with bounding.method = 'none'"):
+        Config(privacy=PrivacyConfig(batch=100, **asked), bounding=NONE)
+    unchecked = Config.unchecked(privacy=PrivacyConfig(batch=100, **asked), bounding=NONE)
     with pytest.raises(UserError, match="without privacy, so leave privacy.epsilon"):
-        plan_of(1000, Config(privacy=PrivacyConfig(batch=100, **asked), bounding=NONE))
+        plan_of(1000, unchecked)
 
 
 def test_gradients_keep_their_length_unless_they_are_not_finite():

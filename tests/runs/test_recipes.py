@@ -38,7 +38,8 @@ def recipe(request, tmp_path, shapes, aligned_start, monkeypatch):
     if shipped.bounding.method == "moments":
         towers = [f"model.{key}={value}" for key, value in TINY.items() if key != "kind"]
         return load_config(request.param, [*sets, *towers, f"model.start={aligned_start}"])
-    sets += SMALL
+    given = {one.partition("=")[0] for one in sets}
+    sets += [one for one in SMALL if one.partition("=")[0] not in given]
     if shipped.model.start == "procedural":
         sets.append(f"data.stores={tmp_path / 'stores'}")
         make_start(load_config(request.param, sets))

@@ -327,7 +327,7 @@ def test_who_trains_a_run_holds_it_to_the_end(tiny_config, tmp_path, monkeypatch
     """Whoever begins it, and whoever goes on with it: another process would draw and pay for the same steps."""
     folder, held = tmp_path / "run", []
 
-    def run_job(job, *_):
+    def run_job(job, *_, **__):
         with pytest.raises(UserError, match="in use"), RunDirectory.open(folder).locked():
             pass
         held.append(job)
