@@ -69,12 +69,6 @@ class Terms(Section):
         """
         if config.data.size is None:
             raise ValueError("not resolved: what the sites compute must not depend on where")
-        if config.objective.name in FOREIGN:
-            loss, known = FOREIGN[config.objective.name].said, ", ".join(map(repr, sorted(OBJECTIVES.keys() - FOREIGN.keys())))
-            raise UserError(
-                f"objective.name = {loss}: the terms of a federation cannot hold another package's code. Set one of {known}. "
-                "[terms-foreign-loss]"
-            )
         by_unit = config.privacy.unit == "user"
         for card in cards:
             if by_unit and card.units is None:
@@ -131,6 +125,7 @@ class Terms(Section):
             raise UserError(f"these are no terms of a federation: {odd}. [terms-invalid]") from error
         terms.trust_model  # noqa: B018 refuses numbers that cannot be
         config, sites = terms.run_config(), terms.sites
+        _refuse_foreign_loss(config)
         counts = [(site.units or 0) if plan.promise.unit == "user" else site.records for site in sites]
         _check(describes(config, plan), "the plan is not the configuration's")
         unnamed = plan.bounding.method.public_records and config.public.source == "store" and config.public.digest is None
@@ -191,6 +186,17 @@ def _without_folder(name: str | None) -> str | None:
     if name is None or "/" not in name or not Path(name.removeprefix(LOCAL_DIR)).is_absolute():
         return name
     return (LOCAL_DIR if name.startswith(LOCAL_DIR) else "") + Path(name).name
+
+
+def _refuse_foreign_loss(config: Config) -> None:
+    """Refuses a loss of another package, on whichever side the terms are read: each party would run code of its own."""
+    if config.objective.name not in FOREIGN:
+        return
+    loss, known = FOREIGN[config.objective.name].said, ", ".join(map(repr, sorted(OBJECTIVES.keys() - FOREIGN.keys())))
+    raise UserError(
+        f"objective.name = {loss}: the terms of a federation cannot hold another package's code. Set one of {known}. "
+        "[terms-foreign-loss]"
+    )
 
 
 def _check(condition: bool, message: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from dp_accounting.rdp import RdpAccountant
 
 from dpfed.config import parse_config
+from dpfed.discovery import Announced
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.site.folder import SiteFolder, SiteSettings
@@ -17,6 +18,7 @@ from dpfed.federation.site.serving import load_site
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
+from dpfed.protocol import terms as terms_room
 from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.journal import Journal
@@ -53,6 +55,14 @@ def test_terms_survive_their_file(terms, tmp_path):
     terms.save(tmp_path / "terms.json")
     read = Terms.load(tmp_path / "terms.json")
     assert (read, read.fingerprint, read.privacy_plan) == (terms, terms.fingerprint, terms.privacy_plan)
+
+
+def test_a_site_refuses_terms_whose_loss_is_another_packages(terms, tmp_path, monkeypatch):
+    terms.save(tmp_path / "terms.json")
+    foreign = Announced("infonce", "mine", "1.2", "dpfed.objectives.infonce", "OBJECTIVE")
+    monkeypatch.setitem(terms_room.FOREIGN, "infonce", foreign)
+    with pytest.raises(UserError, match=r"'infonce' of mine 1\.2 .*Set one of .*'siglip'.*terms-foreign-loss"):
+        Terms.load(tmp_path / "terms.json")
 
 
 def test_terms_hold_no_path(terms, tiny):
