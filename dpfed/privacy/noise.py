@@ -34,6 +34,11 @@ class Noise(Protocol):
         ...
 
     @property
+    def unit(self) -> float:
+        """What a step of the sums stands for that it is added to."""
+        ...
+
+    @property
     def said(self) -> str:
         """What kind it is, in words."""
         ...

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.errors import UserError
 from dpfed.federation.secure.masks import BadOffer
 from dpfed.models.parameters import TrainableVector
@@ -133,7 +134,7 @@ class SiteWorker:
         if threshold is not None:
             self._worker.threshold = threshold
         total = self._worker.bounded_sum(step)
-        content = self._protected(step, total.values, opened)
+        content = self._protected(step, total, opened)
         return self._signed("sum", content, step=step, **self._roster(step), **self._offer(step + 1))
 
     def _confirm(self, header: dict[str, Any], vector: Content) -> Packet:
@@ -228,11 +229,13 @@ class SiteWorker:
             return Refusal(Reason.OFFER, error.sender)
         return Refusal(Reason.NO_OFFER if isinstance(error, NotOffered) else Reason.VIEW)
 
-    def _protected(self, step: int, values: Tensor, opened: Opened | None) -> bytes:
+    def _protected(self, step: int, total: BoundedSum, opened: Opened | None) -> bytes:
         """The sum as it leaves the site: with the site's part of the noise, and masked where that was agreed."""
-        noise = self._terms.trust_model.noise_of_site(self._terms.privacy_plan)
+        noise, values = self._terms.trust_model.noise_of_site(self._terms.privacy_plan), total.values
         if noise is None:
             return encoded(values)
+        if total.unit != noise.unit:  # the noise would be too small, or drown the sum
+            raise ValueError(f"steps of the sum stand for {total.unit:g}, and those of the noise for {noise.unit:g}")
         share = KeyedNoise(noise, self._randomness, "share", self._terms.fingerprint, self._number)
         leaving = protected(values.cpu(), step, share, self._grid)
         if self._masking is not None and opened is not None:
