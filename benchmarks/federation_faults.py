@@ -39,7 +39,7 @@ from dpfed.protocol.terms import Terms
 from dpfed.runs.build import build
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.releases import Releases
-from dpfed.training.trainer import Partition
+from dpfed.training.learner import Partition
 
 MODES = ("central", "distributed", "secure", "local")
 SITES = 3
@@ -183,7 +183,7 @@ def steps_of(parties: Path) -> list[dict[str, Any]]:
     outcomes = {line["step"]: line for line in Journal(run.journal).lines if line["event"] != "opened"}
     workers = [_worker(SiteFolder.open(parties / site_folder(number)), terms) for number in range(SITES)]
     parts = build(run.config(), None, terms=terms)
-    coordinator = parts.trainer.coordinator(workers[0][2], Ledger.create(parties / "again.jsonl", plan))
+    coordinator = parts.learner.coordinator(workers[0][2], Ledger.create(parties / "again.jsonl", plan))
     Checkpoints(run.checkpoints, 3).load(Checkpoints(run.checkpoints, 3).paths()[0], parts.model, coordinator)
     parameters, steps = TrainableVector(parts.model).gather(), []
     faults = _OTHERS | dict(done_in(SiteFolder.open(parties / site_folder(0))))
@@ -211,7 +211,7 @@ def _worker(folder: SiteFolder, terms: Terms) -> tuple[Any, TrainableVector, Any
     number, randomness = terms.number_of(folder.identity().signing_key), folder.randomness()
     parts = build(site_config(terms, folder.settings()), randomness, terms=terms)
     partition = Partition(number, parts.store.split("train"), terms.sites[number].groups)
-    return parts.trainer.worker(randomness, partition=partition), TrainableVector(parts.model), randomness
+    return parts.learner.worker(randomness, partition=partition), TrainableVector(parts.model), randomness
 
 
 if __name__ == "__main__":

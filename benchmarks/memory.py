@@ -41,7 +41,7 @@ def main(stores: str, batch: int, records: int) -> None:
     progress = threading.Thread(target=watch)
     progress.start()
     started = time.perf_counter()
-    parts.trainer.worker(randomness).bounded_sum(0)
+    parts.learner.worker(randomness).bounded_sum(0)
     seconds = time.perf_counter() - started
     done.set()
     progress.join()

@@ -77,8 +77,8 @@ def changes(parts: Parts, seed: int, ledger: Path) -> list[tuple[str, tuple[floa
             module.reset_parameters()
     vector, randomness = TrainableVector(parts.model), Randomness.from_seed(seed)
     start, before = vector.gather(), parts.evaluator(parts.model, "untrained", 0)
-    coordinator = parts.trainer.coordinator(randomness, Ledger.create(ledger, parts.plan))
-    train(InProcess([parts.trainer.worker(randomness)]), coordinator, range(parts.plan.steps))
+    coordinator = parts.learner.coordinator(randomness, Ledger.create(ledger, parts.plan))
+    train(InProcess([parts.learner.worker(randomness)]), coordinator, range(parts.plan.steps))
     after, drawn = parts.evaluator(parts.model, "trained", parts.plan.steps), noise_alone(parts, start)
     found = []
     for one in after:
@@ -94,7 +94,7 @@ def measured(kind: str, runs: int = RUNS) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         parts = parts_of(kind, Path(folder))
         for seed in range(runs):
-            one = dataclasses.replace(parts, trainer=parts.trainer.replace(model=copy.deepcopy(parts.model)))
+            one = dataclasses.replace(parts, learner=parts.learner.replace(model=copy.deepcopy(parts.model)))
             rows.append(changes(one, seed, Path(folder) / f"{seed}.jsonl"))
     outside = [any(not within(wide) for *_, wide in row) for row in rows]
     narrow = [any(not within(change) for _, change, _ in row) for row in rows]

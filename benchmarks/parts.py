@@ -52,7 +52,7 @@ def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
     parts = build(resolved, randomness)
     if not parts.store.public:
         raise UserError(f"how long steps take depends on their records, and those of {parts.store.name} are not public.")
-    worker, engine = parts.trainer.worker(randomness.for_ranks()), resolved.bounding.engine
+    worker, engine = parts.learner.worker(randomness.for_ranks()), resolved.bounding.engine
     with _Timers(type(worker._engine)) as timers:
         drawn = 0
         for step in range(steps + 1):
@@ -64,7 +64,7 @@ def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
             total.values.sum().item()  # waits for the device
     seconds, parameters = timers.seconds, TrainableVector(parts.model).numel
     # On a GPU, and for images that are stored as files, images are read in a thread beside the gradients.
-    ahead = parts.store.size is None or parts.trainer.device.type != "cpu"
+    ahead = parts.store.size is None or parts.learner.device.type != "cpu"
     one = {
         "records_per_second": drawn / seconds["gradients"],
         "views_per_second": drawn / (seconds["views"] - (0.0 if ahead else seconds["images"])),
@@ -80,8 +80,8 @@ def _coordinator(parts: Parts, randomness: Randomness) -> dict[str, float]:
     """Noise, books and checkpoints, per million of the parameters that this run trains."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.jsonl", parts.plan)
-        coordinator = parts.trainer.coordinator(randomness, ledger, Releases(Path(folder) / "releases"))
-        return seconds_of(coordinator, parts.model, parts.plan, parts.trainer.device)
+        coordinator = parts.learner.coordinator(randomness, ledger, Releases(Path(folder) / "releases"))
+        return seconds_of(coordinator, parts.model, parts.plan, parts.learner.device)
 
 
 class _Timers:

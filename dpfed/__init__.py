@@ -11,6 +11,12 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Trainer": "dpfed.library",
+    "Privacy": "dpfed.library",
+    "Records": "dpfed.data.items.records",
+    "Views": "dpfed.data.items.views",
+    "SimCLR": "dpfed.models.own",
+    "TwoTower": "dpfed.models.own",
     "Callback": "dpfed.callbacks",
     "Config": "dpfed.config",
     "load_config": "dpfed.config",
@@ -26,10 +32,13 @@ _HOMES = {
     "Encoder": "dpfed.encoder",
     "load": "dpfed.encoder",
 }
-__all__ = ["__version__", *_HOMES]
+_ROOMS = ("callbacks", "losses")
+__all__ = ["__version__", *_HOMES, *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"dpfed.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'dpfed' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -6,17 +6,23 @@ sets). Nothing needs them, and nothing else names them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
+import os
 import pkgutil
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from dpfed.errors import UserError
+from dpfed.schema.named import in_python
 
 Room = Literal["baselines", "reproduce"]
 _METHODS = ("bounding", "baselines")  # rooms with a folder of methods
@@ -76,10 +82,7 @@ class Announced:
     @property
     def said(self) -> str:
         """What it is, in words: its name, package and version, its module, and the hash of the module's file."""
-        origin = getattr(importlib.util.find_spec(self.module), "origin", None)
-        digest = "not known"
-        if origin is not None and Path(origin).is_file():
-            digest = hashlib.sha256(Path(origin).read_bytes()).hexdigest()[:16]
+        digest = file_digest(self.module) or "not known"
         return f"'{self.name}' of {self.package} {self.version} ({self.module}, SHA-256 {digest})"
 
 
@@ -99,3 +102,118 @@ def announced(kind: Literal["losses", "importers"]) -> dict[str, Announced]:
                 "uninstall one of them. [part-twice]"
             )
     return found
+
+
+def file_digest(module: str) -> str | None:
+    """The first half of the SHA-256 of a module's file; ``None``: it has none that can be found."""
+    try:
+        origin = getattr(importlib.util.find_spec(module), "origin", None)
+    except (ImportError, ValueError):  # a script that runs as the main module
+        origin = getattr(sys.modules.get(module), "__file__", None)
+    if origin is None or not Path(origin).is_file():
+        return None
+    return hashlib.sha256(Path(origin).read_bytes()).hexdigest()[:16]
+
+
+def named(name: str, key: str) -> Any:
+    """The object that a configuration names: ``package.module:object``. Modules of the current folder are found, too.
+
+    Args:
+        name: of the object.
+        key: of the configuration, for messages.
+
+    Raises:
+        UserError: if it is not there, cannot be imported, or was handed over in Python.
+    """
+    module, _, attribute = name.partition(":")
+    if in_python(name):
+        raise UserError(
+            f"{key} = {name!r} was handed over in Python, and no name leads to it: run the script that began this run again, "
+            "or name a function of a module of yours. [part-in-python]"
+        )
+    here = os.getcwd()
+    try:
+        sys.path.append(here)
+        found = importlib.import_module(module)
+    except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0])
+        why = "there is no such module here" if missing else f"{type(error).__name__}: {error}"
+        raise UserError(
+            f"{key} = {name!r} cannot be imported ({why}): install its package, or start in its folder. [part-import]"
+        ) from error
+    finally:
+        sys.path.remove(here)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise UserError(f"{key} = {name!r}: the module {module} has no {part!r}. [part-missing]")
+        found = getattr(found, part)
+    return found
+
+
+def call_named(name: str, key: str, options: dict[str, Any]) -> Any:
+    """What a function by name returns.
+
+    Args:
+        name: of the function.
+        key: of the configuration, for messages.
+        options: its arguments.
+
+    Raises:
+        UserError: for a name that leads to nothing that can be called, or if it fails.
+    """
+    function = named(name, key)
+    if not callable(function):
+        raise other_part(key, name, "is a function", function)
+    return _call(function, name, key, options)
+
+
+def object_named(name: str, key: str, options: dict[str, Any]) -> Any:
+    """An object by name that can be called; a class, and whatever has options, is called first to make it.
+
+    Args:
+        name: of the object.
+        key: of the configuration, for messages.
+        options: arguments of what makes it.
+
+    Raises:
+        UserError: for a name that leads to something else.
+    """
+    found = named(name, key)
+    made = _call(found, name, key, options) if inspect.isclass(found) or options else found
+    if not callable(made):
+        raise other_part(key, name, "can be called", made)
+    return made
+
+
+def _call(function: Callable[..., Any], name: str, key: str, options: dict[str, Any]) -> Any:
+    try:
+        return function(**options)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{key} = {name!r} failed: {type(error).__name__}: {error}. [part-fails]") from error
+
+
+def other_part(key: str, name: str, expected: str, found: object) -> UserError:
+    """The error for an object by name that is of another kind."""
+    return UserError(f"{key} = {name!r}: expected something that {expected}, got {type(found).__name__}. [part-other]")
+
+
+def said_of(value: object, name: str | None = None) -> str:
+    """A part of the user's own in words: its name, package and version, and the hash of its module's file.
+
+    Args:
+        value: the object, or what made it.
+        name: in the configuration; default: that of the object, or of its class.
+    """
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    module = name.partition(":")[0] if name and not in_python(name) else getattr(kind, "__module__", "?")
+    shown = name if name and not in_python(name) else f"{module}:{getattr(kind, '__qualname__', '?')}"
+    package = _packages().get(module.partition(".")[0], [None])[0]
+    version = f", {package} {importlib.metadata.version(package)}" if package else ""
+    return f"{shown}{version}, SHA-256 {file_digest(module) or 'not known'}"
+
+
+@functools.cache
+def _packages() -> dict[str, list[str]]:
+    return dict(importlib.metadata.packages_distributions())

@@ -16,7 +16,7 @@ from dpfed.features.training_views import TrainingViews
 from dpfed.models.validation import validate
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.loop import train
-from dpfed.training.trainer import Trainer
+from dpfed.training.learner import Learner
 from dpfed.training.transport import InProcess
 
 
@@ -43,9 +43,9 @@ def test_part_by_part_with_ones_own_model(shapes, tmp_path):
     model = Mine()
     before = model.layer.weight.detach().clone()
     validate(model)
-    trainer = Trainer(plan, model, store, TrainingViews(RecordViews(ImageViews(ViewsConfig()), size=16, count=2)))
-    secret, ledger = Randomness.fresh(), trainer.create_ledger(tmp_path / "ledger.jsonl")
-    train(InProcess([trainer.worker(secret.for_ranks())]), trainer.coordinator(secret, ledger), range(plan.steps))
+    learner = Learner(plan, model, store, TrainingViews(RecordViews(ImageViews(ViewsConfig()), size=16, count=2)))
+    secret, ledger = Randomness.fresh(), learner.create_ledger(tmp_path / "ledger.jsonl")
+    train(InProcess([learner.worker(secret.for_ranks())]), learner.coordinator(secret, ledger), range(plan.steps))
     assert ledger.epsilon <= 8 and ledger.charged == 5
     assert not torch.equal(before, model.layer.weight)
 

@@ -17,7 +17,7 @@ from dpfed.errors import UserError
 from dpfed.features.training_views import TrainingViews
 from dpfed.models.validation import check_independence, random_group
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.trainer import Trainer
+from dpfed.training.learner import Learner
 
 VIEWS = TrainingViews(RecordViews(ImageViews(ViewsConfig()), size=16, count=2))
 PLAN = {"records": 600, "batch": 60, "steps": 5, "epsilon": 8.0, "group_size": 4, "clip_norm": 1.0}
@@ -210,9 +210,9 @@ def test_a_model_of_ones_own_is_told_the_contract(name, shapes, tmp_path):
     with pytest.raises(UserError, match=expected):
         check_independence(Odd(made), random_group(16))
     plan = dpfed.PrivacyPlan.calibrate(**PLAN)
-    trainer = Trainer(plan, Odd(made), shapes, VIEWS)
+    learner = Learner(plan, Odd(made), shapes, VIEWS)
     with pytest.raises(UserError, match=expected):
-        trainer.worker(Randomness.from_seed(0)).bounded_sum(0)
+        learner.worker(Randomness.from_seed(0)).bounded_sum(0)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +225,6 @@ def test_a_model_of_ones_own_is_told_the_contract(name, shapes, tmp_path):
 )
 def test_a_model_without_a_temperature_is_refused_before_anything_is_drawn(temperature, expected, shapes):
     model = Odd(lambda z: {"image": z}, temperature=temperature)
-    trainer = Trainer(dpfed.PrivacyPlan.calibrate(**PLAN), model, shapes, VIEWS)
+    learner = Learner(dpfed.PrivacyPlan.calibrate(**PLAN), model, shapes, VIEWS)
     with pytest.raises(UserError, match=expected):
-        trainer.worker(Randomness.from_seed(0))
+        learner.worker(Randomness.from_seed(0))

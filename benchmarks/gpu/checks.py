@@ -268,7 +268,7 @@ def _step(name: str, folder: Path, device: torch.device) -> Tensor:
     assert name in CASES
     randomness = Randomness.from_seed(0)
     parts = build(_config(name, folder, device), randomness)
-    return parts.trainer.worker(randomness.for_ranks()).bounded_sum(0).values.cpu()
+    return parts.learner.worker(randomness.for_ranks()).bounded_sum(0).values.cpu()
 
 
 def _convolution_error(device: torch.device) -> float:

@@ -28,7 +28,7 @@ from dpfed.runs.build import build
 from dpfed.runs.job import Job, create_job
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.running import run_job
-from dpfed.training.trainer import Partition
+from dpfed.training.learner import Partition
 from dpfed.training.worker import Worker
 
 
@@ -45,7 +45,7 @@ class Party:
         self._randomness = folder.randomness()
         parts = build(site_config(terms, folder.settings()), self._randomness, terms=terms)
         partition = Partition(self._number, parts.store.split("train"), terms.sites[self._number].groups)
-        self.worker: Worker = parts.trainer.worker(self._randomness, partition=partition)
+        self.worker: Worker = parts.learner.worker(self._randomness, partition=partition)
         self.vector = TrainableVector(parts.model)
 
     def noisy_sum(self, step: int, parameters: Tensor) -> bytes:

@@ -16,7 +16,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from dpfed.report.facts import STARTING_WEIGHTS, CardFacts, started_privately
 
 if TYPE_CHECKING:
     from dpfed.config import DataConfig
-    from dpfed.data.store.records import RecordStore
+    from dpfed.data.record_set import RecordSet
 
 _PACKAGES = ("torch", "numpy", "dp-accounting")
 _SETTINGS = {"shapes": ("records", "half"), "procedural": ("records",)}  # of generated records
@@ -42,7 +42,11 @@ NO_DURATION = "not written: how long a step takes depends on its records, and no
 
 
 def began(
-    store: RecordStore, config: DataConfig, public: RecordStore | None = None, start: dict[str, Any] | None = None
+    store: RecordSet,
+    config: DataConfig,
+    public: RecordSet | None = None,
+    start: dict[str, Any] | None = None,
+    own: Mapping[str, str] | None = None,
 ) -> str:
     """What a run writes of itself when it begins: the text of its ``provenance.json``.
 
@@ -51,6 +55,7 @@ def began(
         config: says what they are.
         public: the public records that join every group, if any do.
         start: what is known of the starting weights (`dpfed.runs.starts.origin_of`), if there are any.
+        own: the user's own parts in words, by their keys in the configuration.
     """
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     facts = {"began": today, "data": data_facts(store, config), "environments": [environment()]}
@@ -58,6 +63,8 @@ def began(
         facts["public"] = {"name": public.name, "records": public.training_records, "fingerprint": public.contents}
     if start is not None:
         facts["start"] = start
+    if own:
+        facts["own"] = dict(own)
     return json.dumps(facts, indent=1) + "\n"
 
 
@@ -108,7 +115,7 @@ def hardware() -> str:
     return f"{cores} core{'s' * (cores != 1)} of {model}{accelerator}"
 
 
-def data_facts(store: RecordStore, config: DataConfig) -> dict[str, Any]:
+def data_facts(store: RecordSet, config: DataConfig) -> dict[str, Any]:
     """Which records: name, fingerprint, and, of generated ones, their settings."""
     names = _SETTINGS.get(config.source)
     settings = names and {name: getattr(config, name) for name in names}
@@ -143,6 +150,8 @@ def rows(identity: str, facts: dict[str, Any], federation: bool = False) -> Iter
         yield "Starting weights", f"{start['weights']}, SHA-256 {start['sha256']}"
         for run in start["trained"] or [UNKNOWN]:
             yield "They were trained on", _words(run)
+    for key, said in (facts.get("own") or {}).items():
+        yield f"Part of the user's own: {key}", said
     for number, made in enumerate(facts["environments"]):
         suffix = " (resumed)" if number else ""
         versions = ", ".join(f"{package} {version}" for package, version in made["versions"].items())
@@ -244,6 +253,7 @@ class _Provenance(_Facts):
     environments: list[_Environment] = Field(min_length=1)
     public: _Public | None = None
     start: _Start | None = None
+    own: dict[str, str] | None = None
 
 
 def wrong_provenance(facts: object) -> str | None:

@@ -158,7 +158,7 @@ def audit_membership(
     both: dict[Weights, Path] = {"trained": saved[-1], "untrained": saved[0]}
     outcomes: list[Outcome] = []
     for weights, path in both.items():
-        parts.trainer.load_weights(path)
+        parts.learner.load_weights(path)
         advance = progress.stage(f"{weights} model", len(sides.member))
         signals = signals_of(parts.model, parts.config.objective.group_loss(), sides.views(), sides.reference_views(), advance)
         progress.note(f"fitting the attacks on the {weights} model")

@@ -91,7 +91,7 @@ class MomentTrial:
         layout = layout_of(parts.plan, _WIDTH, 1)
         model = SimCLRModel(CanaryTower(), nn.Identity()).requires_grad_(False)
         give_heads(model, MomentHeads(layout, MomentNoise(parts.plan.sampling.records, plan.noise_std), (_WIDTH,), True))
-        return cls(parts.with_trainer(model=model), world_size, folder)
+        return cls(parts.with_learner(model=model), world_size, folder)
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -126,7 +126,7 @@ class MomentTrial:
     def _score(self, sides: dict[bool, InProcess], there: bool) -> float:
         self._set(torch.zeros_like(self._released))
         kept, path = ReleasesInMemory(), self.folder / f"{secrets.token_hex(8)}.jsonl"
-        coordinator = self.parts.trainer.coordinator(Randomness.fresh(), Ledger.create(path, self.plan), kept)
+        coordinator = self.parts.learner.coordinator(Randomness.fresh(), Ledger.create(path, self.plan), kept)
         total = 0.0
         for step in range(self.plan.steps):
             with_, without = (sides[side].aggregate(step).numbers() for side in (True, False))

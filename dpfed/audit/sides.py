@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dpfed.audit.signals import DRAWS, REFERENCES
+from dpfed.data.record_set import RecordSet
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
@@ -50,7 +51,7 @@ class Sides:
         Raises:
             UserError: for too few records on either side, or non-members without the captions that the model reads.
         """
-        others = parts if non_members is None else parts.with_trainer(records=_store(non_members, parts))
+        others = parts if non_members is None else parts.with_learner(records=_store(non_members, parts))
         stores = parts.store, others.store
         candidates = parts.store.split("train"), _never_seen(*stores)
         counts = len(candidates[0]) - REFERENCES, len(candidates[1])
@@ -99,7 +100,7 @@ class Sides:
     def _draws(self, parts: Parts, indices: np.ndarray) -> dict[str, Tensor]:
         # The fewest views that a contrast needs: two images, or an image and a text.
         make = parts.views.maker(parts.store, views_per_image(parts.config, augmentations=0))
-        draws = [make(indices, self.randomness, draw, parts.trainer.device) for draw in range(DRAWS)]
+        draws = [make(indices, self.randomness, draw, parts.learner.device) for draw in range(DRAWS)]
         return {name: torch.stack([views[name] for views in draws], 1) for name in draws[0]}
 
 
@@ -110,7 +111,7 @@ def _store(path: str | Path, parts: Parts) -> RecordStore:
     return store
 
 
-def _never_seen(trained: RecordStore, store: RecordStore) -> np.ndarray:
+def _never_seen(trained: RecordSet, store: RecordSet) -> np.ndarray:
     """Rows that are no training records of the run and share neither id nor unit with one."""
     indices = trained.split("train")
     unseen = ~np.isin(store.keys, trained.keys[indices])

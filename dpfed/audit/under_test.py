@@ -26,8 +26,8 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import Parts, build
+from dpfed.training.learner import Partition
 from dpfed.training.loop import train
-from dpfed.training.trainer import Partition
 from dpfed.training.transport import InProcess
 from dpfed.training.worker import indices_of_rank
 
@@ -123,7 +123,7 @@ class UnderTest:
             public = {"records": plan.bounding.options["public_records"], "centring": 0.0, "path": str(folder / "public")}
             tree["public"] = public
         parts = build(parse_config(tree), Randomness.from_seed(0))
-        parts = parts.with_trainer(plan=_as_clipped_and_told(parts.plan, plan))
+        parts = parts.with_learner(plan=_as_clipped_and_told(parts.plan, plan))
         fillers = scale.records - canaries
         return cls(parts, CanaryModel(fillers, 1, "one"), fillers, canaries, world_size, folder)
 
@@ -141,7 +141,7 @@ class UnderTest:
         config = self.parts.config
         if engine is not None and self.parts.plan.bounding.method.picks_engine:
             config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
-        parts = self.parts.with_trainer(engine=functools.partial(engine_for, config=config))
+        parts = self.parts.with_learner(engine=functools.partial(engine_for, config=config))
         return dataclasses.replace(self, parts=dataclasses.replace(parts, config=config), model=model)
 
     def sums(self, present: np.ndarray, randomness: Randomness) -> Iterator[Tensor]:
@@ -152,7 +152,7 @@ class UnderTest:
             randomness: the workers'.
         """
         model = copy.deepcopy(self.model)
-        transport = workers(self.parts.with_trainer(model=model), present, self.world_size, randomness)
+        transport = workers(self.parts.with_learner(model=model), present, self.world_size, randomness)
         for step in range(self.parts.plan.steps):
             _turn(model, step)
             yield transport.aggregate(step).numbers()
@@ -166,9 +166,9 @@ class UnderTest:
             noise: the coordinator's.
         """
         model, kept = copy.deepcopy(self.model), ReleasesInMemory()
-        parts = self.parts.with_trainer(model=model)
+        parts = self.parts.with_learner(model=model)
         ledger = Ledger.create(self.folder / f"{secrets.token_hex(8)}.jsonl", parts.plan)
-        coordinator = parts.trainer.coordinator(noise, ledger, kept)
+        coordinator = parts.learner.coordinator(noise, ledger, kept)
         transport = workers(parts, present, self.world_size, randomness)
         watched = Watched(coordinator, model, parts.plan.divisor)
         for step in range(parts.plan.steps):
@@ -184,7 +184,7 @@ class UnderTest:
 def partitions(parts: Parts, rows: np.ndarray, world_size: int) -> list[Partition]:
     """What of some rows of a store is whose."""
     keys, plan = partition_keys(parts.store, parts.config.privacy.unit), parts.plan
-    if parts.trainer.divides_groups:
+    if parts.learner.divides_groups:
         return [Partition(rank, rows, plan.groups_of(rank, world_size), world_size) for rank in range(world_size)]
     return [
         Partition(rank, indices_of_rank(rows, keys, rank, world_size), plan.groups_of(rank, world_size))
@@ -195,7 +195,7 @@ def partitions(parts: Parts, rows: np.ndarray, world_size: int) -> list[Partitio
 def workers(parts: Parts, rows: np.ndarray, world_size: int, randomness: Randomness) -> InProcess:
     """All workers on some rows, in this process."""
     found = partitions(parts, rows, world_size)
-    return InProcess([parts.trainer.worker(randomness, one) for one in found])
+    return InProcess([parts.learner.worker(randomness, one) for one in found])
 
 
 def _as_clipped_and_told(small: PrivacyPlan, plan: PrivacyPlan) -> PrivacyPlan:

@@ -30,7 +30,7 @@ from dpfed.privacy.method import Method
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, Silent
-from dpfed.training.trainer import Partition
+from dpfed.training.learner import Partition
 
 _TRIED = 8  # steps
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from dpfed.budgets.ledger import BudgetLedger, Entry
 from dpfed.budgets.registry import Found
-from dpfed.data.store.records import RecordStore
+from dpfed.data.record_set import RecordSet
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
@@ -21,7 +21,7 @@ _FINER = 1.01  # between two tries of a smaller epsilon
 _HALVINGS = 40
 
 
-def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordStore) -> None:
+def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> None:
     """Refuses a plan whose cost is not one for what the budget protects.
 
     Raises:
@@ -52,7 +52,7 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordStore) -> N
     )
 
 
-def related(found: Found, store: RecordStore) -> str:
+def related(found: Found, store: RecordSet) -> str:
     """Why a budget that was found by names is taken to hold for a store, in half a sentence."""
     names = f"{found.by_name or 0:.0%} of its records' names are in {store.path}"
     if found.equal is None:
@@ -60,7 +60,7 @@ def related(found: Found, store: RecordStore) -> str:
     return f"{names}, and {found.equal:.0%} of these records have equal images or captions"
 
 
-def question(found: Found, store: RecordStore) -> str:
+def question(found: Found, store: RecordSet) -> str:
     """What is asked where names alone tell that a budget holds for a store; otherwise empty."""
     if not found.asks:
         return ""

@@ -18,7 +18,7 @@ from pathlib import Path
 from dpfed.budgets.ledger import BudgetLedger
 from dpfed.budgets.replicas import damaged, read, write_missing
 from dpfed.budgets.samples import Samples
-from dpfed.data.store.records import RecordStore
+from dpfed.data.record_set import RecordSet
 from dpfed.errors import UserError
 from dpfed.files.locking import file_lock
 
@@ -94,7 +94,7 @@ def possible(store: Path) -> bool:
     return os.path.lexists(store / BUDGET_LEDGER) or any(registry().glob("*.jsonl"))
 
 
-def budgets_of(store: RecordStore) -> list[Found]:
+def budgets_of(store: RecordSet) -> list[Found]:
     """The budgets that hold for a store's records, as far as it can be known here. Nothing is written.
 
     Raises:
@@ -130,7 +130,7 @@ def budgets_of(store: RecordStore) -> list[Found]:
 
 
 @contextlib.contextmanager
-def opened(store: RecordStore) -> Iterator[list[Found]]:
+def opened(store: RecordSet) -> Iterator[list[Found]]:
     """The same, held for this process alone until the ``with`` block ends; see `keep`.
 
     Raises:
@@ -162,7 +162,7 @@ def held(store: Path | None) -> Iterator[None]:
         yield
 
 
-def keep(budget: BudgetLedger, store: RecordStore | None) -> None:
+def keep(budget: BudgetLedger, store: RecordSet | None) -> None:
     """Writes a ledger to its copies: to the registry first, then to the store that it belongs to.
 
     Args:

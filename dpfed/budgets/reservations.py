@@ -10,7 +10,7 @@ from pathlib import Path
 from dpfed.budgets.ledger import Account, BudgetLedger, Entry, Event, What
 from dpfed.budgets.refusals import does_not_fit, question, refuse_uncountable, related, shown
 from dpfed.budgets.registry import Found
-from dpfed.data.store.records import RecordStore
+from dpfed.data.record_set import RecordSet
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.renyi_filter import added
@@ -41,7 +41,7 @@ class Reservation:
     is_at: Callable[[Path], bool] = lambda place: False
 
 
-def reserved(found: Found, store: RecordStore, reservations: Sequence[Reservation]) -> BudgetLedger:
+def reserved(found: Found, store: RecordSet, reservations: Sequence[Reservation]) -> BudgetLedger:
     """A budget's ledger with entries for the reservations, as far as it has none.
 
     Args:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dpfed.data.record_set import RecordSet
 from dpfed.data.store.index import blocks
-from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
 from dpfed.files.reading import read_bytes, read_text
@@ -34,7 +34,7 @@ class Samples:
         store: the records that are sampled or compared, a million at a time.
     """
 
-    def __init__(self, folder: Path, store: RecordStore) -> None:
+    def __init__(self, folder: Path, store: RecordSet) -> None:
         self._folder, self._store = folder, store
 
     def keep(self, id: str) -> None:

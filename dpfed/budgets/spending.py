@@ -14,8 +14,8 @@ from dpfed.budgets.ledger import BudgetLedger, Entry, Head, Unit
 from dpfed.budgets.refusals import percent, question, refuse_uncountable, related, shown
 from dpfed.budgets.registry import Found, budgets_of, held, keep, known_by, opened
 from dpfed.budgets.reservations import Reservation, reserved, settled
+from dpfed.data.record_set import RecordSet
 from dpfed.data.store.counting import no_units
-from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.privacy.plan_checks import require_epsilon
 from dpfed.privacy.promise import round_up
@@ -23,7 +23,7 @@ from dpfed.privacy.renyi_filter import RenyiFilter
 
 
 def set_budget(
-    store: RecordStore, epsilon: float, delta: float, unit: Unit | None = None, distinct: str | None = None
+    store: RecordSet, epsilon: float, delta: float, unit: Unit | None = None, distinct: str | None = None
 ) -> BudgetLedger:
     """Sets the lifetime budget of a store's records, or changes it.
 
@@ -72,7 +72,7 @@ def set_budget(
         return budget
 
 
-def reserve(store: RecordStore, reservations: Sequence[Reservation], dry: bool = False) -> list[BudgetLedger]:
+def reserve(store: RecordSet, reservations: Sequence[Reservation], dry: bool = False) -> list[BudgetLedger]:
     """Reserves plans with every budget that holds for a store's records: all of them, or none.
 
     Who has reserved before, and continues, reserves nothing more. Who was settled takes back what was left.
@@ -98,7 +98,7 @@ def reserve(store: RecordStore, reservations: Sequence[Reservation], dry: bool =
     return budgets
 
 
-def settle(store: RecordStore | None, ids: Sequence[str], reservation: Reservation) -> list[BudgetLedger]:
+def settle(store: RecordSet | None, ids: Sequence[str], reservation: Reservation) -> list[BudgetLedger]:
     """Writes down that a run takes no further step, and gives back what it did not take.
 
     Args:
@@ -126,7 +126,7 @@ def settle(store: RecordStore | None, ids: Sequence[str], reservation: Reservati
     return after
 
 
-def note_uncovered(store: RecordStore, what: str, why: str | None, dry: bool = False) -> bool:
+def note_uncovered(store: RecordSet, what: str, why: str | None, dry: bool = False) -> bool:
     """Writes down, before anything is shown, that more is released of records than their budget covers.
 
     Args:
@@ -156,7 +156,7 @@ def note_uncovered(store: RecordStore, what: str, why: str | None, dry: bool = F
     return bool(found)
 
 
-def _check_numbers(store: RecordStore, epsilon: float, delta: float, unit: Unit) -> None:
+def _check_numbers(store: RecordSet, epsilon: float, delta: float, unit: Unit) -> None:
     require_epsilon("epsilon", epsilon)
     if unit == "user" and store.units is None:
         raise no_units(store.name)
@@ -172,7 +172,7 @@ def _check_numbers(store: RecordStore, epsilon: float, delta: float, unit: Unit)
         raise UserError(f"no run fits into ({epsilon!r}, {delta!r}): raise epsilon or delta. [budget-too-small]")
 
 
-def _new(store: RecordStore, epsilon: float, delta: float, unit: Unit, distinct: dict[str, str]) -> BudgetLedger:
+def _new(store: RecordSet, epsilon: float, delta: float, unit: Unit, distinct: dict[str, str]) -> BudgetLedger:
     new = RenyiFilter.of(epsilon, delta)
     return BudgetLedger(
         Head(
@@ -188,7 +188,7 @@ def _new(store: RecordStore, epsilon: float, delta: float, unit: Unit, distinct:
     )
 
 
-def _same_names(store: RecordStore, others: list[Found]) -> UserError:
+def _same_names(store: RecordSet, others: list[Found]) -> UserError:
     told = "; ".join(f"{one.budget.head.store}, {shown(one.budget)}: {related(one, store)}" for one in others)
     asked = question(others[0], store) if all(one.asks for one in others) else ""
     return UserError(

@@ -9,12 +9,15 @@ from dpfed.bounding.engines import Engine
 from dpfed.bounding.engines.by_method import MAKERS, EngineInputs, MakeEngine, of_groups
 from dpfed.building.method import contrasted, group_loss, options_of
 from dpfed.config import Config
+from dpfed.objectives import GroupLoss
 from dpfed.privacy.method import Method
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
 
-def engine_for(model: nn.Module, plan: PrivacyPlan, randomness: Randomness, rank: int, *, config: Config) -> Engine:
+def engine_for(
+    model: nn.Module, plan: PrivacyPlan, randomness: Randomness, rank: int, *, config: Config, loss: GroupLoss | None = None
+) -> Engine:
     """The engine of a worker.
 
     Args:
@@ -23,6 +26,7 @@ def engine_for(model: nn.Module, plan: PrivacyPlan, randomness: Randomness, rank
         randomness: the workers'.
         rank: the worker's number.
         config: its defaults resolved, nothing left to choose.
+        loss: of one group; default: that of the configuration.
     """
     return maker_of(plan.bounding.method)(
         EngineInputs(
@@ -31,9 +35,9 @@ def engine_for(model: nn.Module, plan: PrivacyPlan, randomness: Randomness, rank
             randomness=randomness,
             rank=rank,
             precision=config.training.precision,
-            loss=group_loss(config),
+            loss=loss or group_loss(config),
             loss_name=config.objective.name,
-            loss_options=config.objective.options,
+            loss_options=config.objective.loss_options,
             contrasted=contrasted(config),
             reads_text=config.model.reads_text,
             options=options_of(config),

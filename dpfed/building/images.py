@@ -10,3 +10,11 @@ def image_size(config: Config) -> int:
     if config.data.size is None:
         raise ValueError("the size of the images is not resolved")
     return config.data.size
+
+
+def image_shape(config: Config) -> tuple[int, int, int]:
+    """(C, H, W) of a view, in a configuration whose defaults are resolved."""
+    if config.views.shape is not None:
+        channels, height, width = config.views.shape
+        return channels, height, width
+    return 3, image_size(config), image_size(config)

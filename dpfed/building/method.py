@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+from dpfed import discovery
 from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.objectives import GroupLoss
+from dpfed.objectives.own import OwnLoss
 from dpfed.privacy.method import MethodInputs, method_named
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def options_of(config: Config) -> Any:
@@ -31,7 +37,7 @@ def public_parameters(config: Config) -> dict[str, Any]:
         method=method.name,
         options=options,
         loss=objective.name,
-        loss_options=objective.options,
+        loss_options=objective.loss_options,
         precision=config.training.precision,
         reads_text=config.model.reads_text,
         public_records=config.public.records,
@@ -45,8 +51,17 @@ def contrasted(config: Config) -> int:
     return method.contrasted(config.bounding.group_size, config.privacy.batch, config.public.records)
 
 
-def group_loss(config: Config) -> GroupLoss:
-    """The loss of one group."""
+def group_loss(config: Config, own: Callable[..., Tensor] | None = None) -> GroupLoss:
+    """The loss of one group.
+
+    Args:
+        config: names it.
+        own: the user's own, in its place.
+    """
+    if own is not None:
+        return OwnLoss(own)
+    if config.objective.is_own:
+        return OwnLoss(discovery.object_named(config.objective.name, "objective.name", config.objective.options))
     public = config.public
     joined = (public.records, public.centring) if method_named(config.bounding.method).public_records else ()
     return config.objective.group_loss(*joined)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
-from dpfed.building.images import image_size
+from dpfed.building.images import image_shape, image_size
 from dpfed.config import AdaptationConfig, Config
-from dpfed.models.building import Model, build_model
+from dpfed.models.building import Model, build_model, tokenizer_for
 from dpfed.models.centres import add_centres
 from dpfed.models.folder import ModelFacts
 from dpfed.models.images import preprocessing_of
+from dpfed.models.own import finish_model
 from dpfed.models.starting import StartingWeights
 from dpfed.models.summary import Trained, trained_part
 from dpfed.privacy.method import method_named
@@ -31,6 +33,9 @@ def model_of(
     """
     adaptation, size = adaptation or config.adaptation, image_size(config)
     model = build_model(config.model, config.objective, adaptation, size, load_weights, start)
+    if config.model.is_own and not next(model.parameters()).is_meta:
+        tokenizer = tokenizer_for(config.model)
+        finish_model(model, torch.zeros(2, *image_shape(config)), tokenizer(["a", "b"]) if tokenizer else None)
     if has_centres(config):
         add_centres(model, config.model)
     return model
@@ -44,7 +49,7 @@ def has_centres(config: Config) -> bool:
 def facts_of(config: Config) -> ModelFacts:
     """What a model folder keeps of a configuration whose defaults are resolved."""
     preprocessing = preprocessing_of(config.model, config.data.resize)
-    return ModelFacts(config.model, config.objective, image_size(config), preprocessing)
+    return ModelFacts(config.model, config.objective, image_size(config), preprocessing, image_shape(config))
 
 
 def trained_of(model: nn.Module, config: Config) -> Trained:

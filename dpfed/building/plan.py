@@ -133,5 +133,5 @@ def _progress(config: Config) -> PrivateProgress | None:
             "the largest that diagnostics = 'private' is to tell from larger ones",
         )
         assert known is not None
-        loss_range = round(known(objective.options, max(2, contrasted(config))), 3)
+        loss_range = round(known(objective.loss_options, max(2, contrasted(config))), 3)
     return PrivateProgress(given.share, given.quantile, loss_range, given.phase)

@@ -131,7 +131,7 @@ def _join(link: Link, parts: Parts, randomness: Randomness) -> Collective:
         link.announce(0)  # all is loaded, and the others may come in
     for value in parts.model.state_dict().values():
         dist.broadcast(value, 0)
-    return Collective(link, parts.model, parts.trainer.worker(randomness))
+    return Collective(link, parts.model, parts.learner.worker(randomness))
 
 
 def _take(task: Task, world_size: int, progress: Progress, stack: contextlib.ExitStack) -> Job | None:

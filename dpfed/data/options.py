@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dpfed.paths import is_store
 from dpfed.schema.conditions import When, only
-from dpfed.schema.section import Pair, Section
+from dpfed.schema.named import Arguments, is_name
+from dpfed.schema.section import Items, Pair, Section
 
 Resize = Literal["model", "crop", "squash", "pad"]
 
@@ -18,7 +19,11 @@ _IMPORTER = "set data.source to the name of an importer"
 # What a source reads. Every source that is not named here is an importer.
 _GENERATED = only("data.source", *_FROM_NOTHING)
 _HALVED = only("data.source", "shapes", "scenes")
-_READ = When("data.source", lambda data: not data.from_nothing, "set data.source = 'store' or to the name of an importer")
+_READ = When(
+    "data.source",
+    lambda data: not data.from_nothing and not data.is_own,
+    "set data.source = 'store' or to the name of an importer",
+)
 _IMPORTED = When("data.source", lambda data: data.imports, f"{_IMPORTER} (other records are divided already)")
 _LABELLED = When(
     "data.source",
@@ -32,10 +37,17 @@ _NO_STORE = When(
 )
 
 
+_OWN = When("data.source", lambda data: data.is_own, "set data.source = 'package.module:function'")
+
+
 class DataConfig(Section):
     """Which records, and whether anyone may see them."""
 
-    source: str = Field("shapes", description="'shapes', 'scenes' or 'procedural' (generated), 'store', or an importer's name")
+    source: str = Field(
+        "shapes",
+        description="'shapes', 'scenes' or 'procedural' (generated), 'store', an importer's name, or 'package.module:function', which returns dpfed.Records",
+    )
+    options: Annotated[Arguments, _OWN] = Field({}, description="arguments of that function")
     path: Annotated[str | None, _READ] = Field(None, description="a record store, or what the importer reads")
     records: Annotated[int, _GENERATED] = Field(
         20_000, ge=16, le=10_000_000, description="training records to generate (source = 'shapes' or 'procedural')"
@@ -64,12 +76,17 @@ class DataConfig(Section):
     @property
     def imports(self) -> bool:
         """Whether `source` is an importer's name."""
-        return self.source not in ("store", "scenes", *_FROM_NOTHING)
+        return self.source not in ("store", "scenes", *_FROM_NOTHING) and not self.is_own
+
+    @property
+    def is_own(self) -> bool:
+        """Whether `source` names a function of the user's own."""
+        return is_name(self.source)
 
     @property
     def finds_store(self) -> bool:
         """Whether `path` is a record store, although the source is not called one."""
-        if self.path is None or self.source == "store" or self.from_nothing:
+        if self.path is None or self.source == "store" or self.from_nothing or self.is_own:
             return False
         try:
             return is_store(Path(self.path).expanduser())
@@ -85,39 +102,61 @@ _JITTERED = When(
 )
 _COLOUR = When("views.grayscale", lambda views: views.grayscale < 1, "no image has a colour; lower it")
 _BLUR = When("views.blur", lambda views: views.blur > 0, "set views.blur, the probability of blur")
+_OURS = When("views.transform", lambda views: views.transform is None, "a transform of your own makes the views")
+_TRANSFORM = When("views.transform", lambda views: views.transform is not None, "set views.transform")
 _RANGES = {"crop_scale": (1e-4, 1.0), "crop_ratio": (0.01, 100.0), "blur_sigma": (1e-3, 1e3)}
 
 
 class ViewsConfig(Section):
     """Random views of an image; every record and view draws its own parameters."""
 
-    crop_scale: Pair = Field((1.0, 1.0), description="area of the random resized crop, fraction of the image")
-    crop_ratio: Pair = Field((1.0, 1.0), description="aspect ratio of the crop, width / height")
-    flip: float = Field(0.0, ge=0, le=1, description="probability of a horizontal flip")
-    jitter: Annotated[float, _JITTERED] = Field(0.0, ge=0, le=1, description="probability of colour jitter")
-    brightness: Annotated[float, _JITTER] = Field(
+    transform: str | None = Field(
+        None, description="'package.module:object': makes a view of an image, in the place of all that follows"
+    )
+    options: Annotated[Arguments, _TRANSFORM] = Field({}, description="arguments, if that is a class or a factory")
+    count: Annotated[int | None, _TRANSFORM] = Field(
+        None, ge=1, le=64, description="views of an image; default: 2, or 1 for models that read text"
+    )
+    plain: Annotated[str | None, _TRANSFORM] = Field(
+        None, description="'package.module:object': makes the image for evaluation; default: scaled and cropped"
+    )
+    shape: Annotated[Items[int] | None, _TRANSFORM] = Field(
+        None, description="a run writes it: channels, height and width of a view"
+    )
+    crop_scale: Annotated[Pair, _OURS] = Field((1.0, 1.0), description="area of the random resized crop, fraction of the image")
+    crop_ratio: Annotated[Pair, _OURS] = Field((1.0, 1.0), description="aspect ratio of the crop, width / height")
+    flip: Annotated[float, _OURS] = Field(0.0, ge=0, le=1, description="probability of a horizontal flip")
+    jitter: Annotated[float, _OURS, _JITTERED] = Field(0.0, ge=0, le=1, description="probability of colour jitter")
+    brightness: Annotated[float, _OURS, _JITTER] = Field(
         0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies brightness by 0.6 to 1.4"
     )
-    contrast: Annotated[float, _JITTER] = Field(
+    contrast: Annotated[float, _OURS, _JITTER] = Field(
         0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies contrast by 0.6 to 1.4"
     )
-    saturation: Annotated[float, _JITTER, _COLOUR] = Field(
+    saturation: Annotated[float, _OURS, _JITTER, _COLOUR] = Field(
         0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies saturation by 0.6 to 1.4"
     )
-    hue: Annotated[float, _JITTER, _COLOUR] = Field(
+    hue: Annotated[float, _OURS, _JITTER, _COLOUR] = Field(
         0.1, ge=0, le=0.5, description="colour jitter: 0.1 turns the hue by up to 36 degrees"
     )
-    grayscale: float = Field(0.0, ge=0, le=1, description="probability of losing colour")
-    blur: float = Field(0.0, ge=0, le=1, description="probability of Gaussian blur")
-    blur_sigma: Annotated[Pair, _BLUR] = Field(
+    grayscale: Annotated[float, _OURS] = Field(0.0, ge=0, le=1, description="probability of losing colour")
+    blur: Annotated[float, _OURS] = Field(0.0, ge=0, le=1, description="probability of Gaussian blur")
+    blur_sigma: Annotated[Pair, _OURS, _BLUR] = Field(
         (0.1, 2.0), description="standard deviation of the blur, pixels of a 224-pixel image"
     )
-    cached: int = Field(
+    cached: Annotated[int, _OURS] = Field(
         0,
         ge=0,
         le=1024,
         description="frozen image tower: number of views of each image whose features are computed once; 0: off",
     )
+
+    @field_validator("transform", "plain")
+    @classmethod
+    def _named(cls, name: str | None) -> str | None:
+        if name is not None and not is_name(name):
+            raise ValueError("expected the name of an object, such as 'my_package.views:augment'")
+        return name
 
     @model_validator(mode="after")
     def _ranges(self) -> ViewsConfig:

@@ -55,9 +55,14 @@ class PublicNegatives:
             places = np.sort(np.column_stack([places, place]), axis=1)
         return self._indices[places]
 
+    @staticmethod
+    def _apart(randomness: Randomness) -> Randomness:
+        """A public record may have the name of a private one: their views share no draw."""
+        return Randomness(randomness.key("public"))
+
     def prefetch(self, keys: Iterable[np.ndarray], randomness: Randomness, step: int, device: torch.device) -> None:
         """Says for whose groups public records will be asked next, in order; see `ViewMaker.prefetch`."""
-        self._views.prefetch([self.of(own, randomness, step).ravel() for own in keys], device)
+        self._views.prefetch([self.of(own, randomness, step).ravel() for own in keys], self._apart(randomness), step, device)
 
     def joined(
         self,
@@ -82,9 +87,7 @@ class PublicNegatives:
             Views and offsets, M records longer for every group.
         """
         groups, count = len(keys), self.count
-        # A public record may have the name of a private one: their views share no draw.
-        apart = Randomness(randomness.key("public"))
-        public = self._views(self.of(keys, randomness, step).ravel(), apart, step, device)
+        public = self._views(self.of(keys, randomness, step).ravel(), self._apart(randomness), step, device)
         group = np.concatenate([np.repeat(np.arange(groups), np.diff(offsets)), np.repeat(np.arange(groups), count)])
         rows = to_device(torch.from_numpy(np.argsort(group, kind="stable")), device)  # stable: own records first
         together = {name: torch.cat([own, public[name]])[rows] for name, own in views.items()}

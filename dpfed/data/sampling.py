@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from dpfed.data.record_set import RecordSet
 from dpfed.data.store.counting import no_units
 from dpfed.data.store.index import blocks
-from dpfed.data.store.records import RecordStore
 from dpfed.privacy.geometric_skips import RowMask
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import Unit
@@ -64,7 +64,7 @@ class StepDraw:
         return cuts
 
 
-def unit_keys(store: RecordStore, unit: Unit) -> np.ndarray | None:
+def unit_keys(store: RecordSet, unit: Unit) -> np.ndarray | None:
     """The unit of every record where units are protected, otherwise ``None``.
 
     Args:
@@ -84,7 +84,7 @@ def unit_keys(store: RecordStore, unit: Unit) -> np.ndarray | None:
     return store.units
 
 
-def protected_count(store: RecordStore, unit: Unit) -> int:
+def protected_count(store: RecordSet, unit: Unit) -> int:
     """N of a store's training split: the number of its records, or of its units where units are protected.
 
     Raises:
@@ -94,7 +94,7 @@ def protected_count(store: RecordStore, unit: Unit) -> int:
     return store.training_records if units is None else units
 
 
-def partition_keys(store: RecordStore, unit: Unit) -> np.ndarray:
+def partition_keys(store: RecordSet, unit: Unit) -> np.ndarray:
     """What decides the rank of every record, see `dpfed.training.worker.indices_of_rank`.
 
     A function of the record's own key, or of its unit's, so that a protected unit has one rank.
@@ -208,7 +208,7 @@ class PartitionRows:
         world_size: how many there are.
     """
 
-    def __init__(self, store: RecordStore, keys: np.ndarray, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, store: RecordSet, keys: np.ndarray, rank: int = 0, world_size: int = 1) -> None:
         self._store = store
         self._keys = keys
         self._rank = rank
@@ -216,7 +216,7 @@ class PartitionRows:
 
     def __call__(self, first: int, end: int) -> np.ndarray:
         """Which of the rows between two are this rank's, ``(end - first,)`` bool."""
-        training = self._store.index.splits[first:end] == 0
+        training = self._store.splits[first:end] == 0
         if self._world_size == 1:
             return training
         return training & (self._keys[first:end] % np.uint64(self._world_size) == self._rank)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from dpfed.data.store.records import RecordStore
+from dpfed.data.record_set import RecordSet
 from dpfed.data.views.record_views import RecordViews
 from dpfed.evaluation.measured import Evaluation, Which
 from dpfed.evaluation.options import EvaluationConfig
@@ -25,7 +25,7 @@ class Evaluator:
         tasks: that are measured (`dpfed.evaluation.tasks.tasks_of`); none: nothing is.
     """
 
-    store: RecordStore
+    store: RecordSet
     views: RecordViews
     options: EvaluationConfig
     tasks: tuple[str, ...]

@@ -21,7 +21,7 @@ from dpfed.evaluation.tasks import class_columns, label_columns
 from dpfed.evaluation.zero_shot import class_embeddings, zero_shot_right
 
 if TYPE_CHECKING:
-    from dpfed.data.store.records import RecordStore
+    from dpfed.data.record_set import RecordSet
 
 Figure = tuple[str, Outcomes, str, float | None]  # name, what came of each query, protocol, chance
 EmbedRows = Callable[[np.ndarray], Tensor]
@@ -30,7 +30,7 @@ EmbedTexts = Callable[[list[str]], Tensor]
 
 def evaluate(
     model: nn.Module,
-    store: RecordStore,
+    store: RecordSet,
     read: ReadImages,
     options: EvaluationConfig,
     tasks: tuple[str, ...],
@@ -95,14 +95,14 @@ def evaluate(
     ]
 
 
-def subset(store: RecordStore, indices: np.ndarray, limit: int) -> np.ndarray:
+def subset(store: RecordSet, indices: np.ndarray, limit: int) -> np.ndarray:
     """The ``limit`` indices with the smallest keys (all for 0): always the same records, whatever their order in the store."""
     if not limit or limit >= len(indices):
         return indices
     return np.sort(indices[np.argsort(store.keys[indices], kind="stable")[:limit]])
 
 
-def _retrieval(store: RecordStore, options: EvaluationConfig, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
+def _retrieval(store: RecordSet, options: EvaluationConfig, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
     indices = store.split(options.split)
     captions = store.captions(indices)
     captioned = np.array([bool(own) for own in captions])
@@ -134,7 +134,7 @@ def _retrieval(store: RecordStore, options: EvaluationConfig, images: EmbedRows,
     ]
 
 
-def _zero_shot(store: RecordStore, options: EvaluationConfig, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
+def _zero_shot(store: RecordSet, options: EvaluationConfig, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
     columns = class_columns(store, options)
     indices = store.split(options.split)
     labelled = np.stack([store.labels[name][indices] >= 0 for name in columns]).any(axis=0)
@@ -159,7 +159,7 @@ def _zero_shot(store: RecordStore, options: EvaluationConfig, images: EmbedRows,
     return figures
 
 
-def _classification(store: RecordStore, options: EvaluationConfig, features: EmbedRows, tasks: tuple[str, ...]) -> list[Figure]:
+def _classification(store: RecordSet, options: EvaluationConfig, features: EmbedRows, tasks: tuple[str, ...]) -> list[Figure]:
     columns = label_columns(store, options)
     sides = []
     for split, limit in (("train", options.bank), (options.split, options.records)):
@@ -196,7 +196,7 @@ def _classification(store: RecordStore, options: EvaluationConfig, features: Emb
     return figures
 
 
-def _labelled(store: RecordStore, columns: list[str], split: str) -> Callable[[int, int], np.ndarray]:
+def _labelled(store: RecordSet, columns: list[str], split: str) -> Callable[[int, int], np.ndarray]:
     """Which of the rows between two are of a split and have one of some labels."""
     of_split = store.within(split)
 
@@ -206,7 +206,7 @@ def _labelled(store: RecordStore, columns: list[str], split: str) -> Callable[[i
     return rows
 
 
-def _clusters(store: RecordStore, indices: np.ndarray) -> np.ndarray:
+def _clusters(store: RecordSet, indices: np.ndarray) -> np.ndarray:
     """What records belong to: their unit, or themselves."""
     if store.units is None:
         return np.arange(len(indices))
@@ -217,7 +217,7 @@ def _shares(right: Tensor, clusters: np.ndarray) -> Outcomes:
     return Outcomes(right.double().numpy(), clusters)
 
 
-def _suffix(store: RecordStore, column: str) -> str:
+def _suffix(store: RecordSet, column: str) -> str:
     return f"[{column}]" if len(store.labels) > 1 else ""
 
 

@@ -11,13 +11,13 @@ from dpfed.evaluation.options import EvaluationConfig
 from dpfed.models.options import ModelConfig
 
 if TYPE_CHECKING:
-    from dpfed.data.store.records import RecordStore
+    from dpfed.data.record_set import RecordSet
 
 HELD_OUT = ("validation", "test")
 CLASS = "{}"  # stands for the class in a template
 
 
-def tasks_of(store: RecordStore, options: EvaluationConfig, model: ModelConfig) -> tuple[str, ...]:
+def tasks_of(store: RecordSet, options: EvaluationConfig, model: ModelConfig) -> tuple[str, ...]:
     """The tasks that `evaluate` is to run: those the options name or, if they name none, all that the records allow.
 
     ``evaluation.split = "none"`` measures nothing.
@@ -101,7 +101,7 @@ def check_templates(templates: Sequence[str]) -> None:
             )
 
 
-def _no_zero_shot(store: RecordStore, options: EvaluationConfig, model: ModelConfig) -> str | None:
+def _no_zero_shot(store: RecordSet, options: EvaluationConfig, model: ModelConfig) -> str | None:
     if reason := _no_text_tower(model, "zero-shot"):
         return reason
     if not class_columns(store, options):
@@ -115,19 +115,19 @@ def _no_text_tower(model: ModelConfig, task: str) -> str | None:
     return None
 
 
-def _no_labels(store: RecordStore, options: EvaluationConfig) -> str | None:
+def _no_labels(store: RecordSet, options: EvaluationConfig) -> str | None:
     if not label_columns(store, options):
         return f"{store.name} has no labels in both its 'train' and its '{options.split}' split"
     return None
 
 
-def label_columns(store: RecordStore, options: EvaluationConfig) -> list[str]:
+def label_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
     """Labels that are in both the training and the held-out split: those that k-NN and the linear probe predict."""
     splits = ("train", options.split)
     return [name for name in store.labels if all(_any_labelled(store, name, split) for split in splits)]
 
 
-def class_columns(store: RecordStore, options: EvaluationConfig) -> list[str]:
+def class_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
     """Labels that zero-shot predicts; those whose classes are called by numbers only when the options ask for the task."""
     asked = "zero_shot" in options.tasks
     return [
@@ -138,7 +138,7 @@ def class_columns(store: RecordStore, options: EvaluationConfig) -> list[str]:
     ]
 
 
-def _any_labelled(store: RecordStore, name: str, split: str) -> bool:
+def _any_labelled(store: RecordSet, name: str, split: str) -> bool:
     """Whether a record of a split has a label; it looks until it finds one."""
     of_split, values = store.within(split), store.labels[name]
     return any((of_split(first, end) & (values[first:end] >= 0)).any() for first, end in blocks(len(store)))

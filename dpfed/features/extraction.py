@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfed.data.store.records import RecordStore
+from dpfed.data.record_set import RecordSet
 from dpfed.data.views.batches import ReadAhead
 from dpfed.data.views.record_views import RecordViews, Tokenizer
 from dpfed.errors import UserError
@@ -45,7 +45,7 @@ class FeatureCache:
     folder: Path | None = None
     progress: Progress = field(default_factory=Silent)
 
-    def features(self, model: nn.Module, views: RecordViews, store: RecordStore, rows: np.ndarray, count: int = 0) -> Features:
+    def features(self, model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> Features:
         """The features of some records.
 
         Args:
@@ -76,7 +76,7 @@ class FeatureCache:
 class _Extraction:
     """Rows of a store -> a shard of features."""
 
-    def __init__(self, model: nn.Module, views: RecordViews, store: RecordStore, count: int) -> None:
+    def __init__(self, model: nn.Module, views: RecordViews, store: RecordSet, count: int) -> None:
         self._model, self._views, self._store, self._count = model, views, store, count
         self._device = next(model.parameters()).device
         self._towers = frozen_towers(model)

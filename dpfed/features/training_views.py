@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import nn
 
+from dpfed.data.record_set import RecordSet
 from dpfed.data.sampling import PartitionRows
-from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ViewMaker
 from dpfed.data.views.record_views import RecordViews
 from dpfed.features.extraction import FeatureCache
@@ -42,7 +42,7 @@ class TrainingViews:
         """What a worker trains of a model: it has the same parameters, and reads what `maker` makes."""
         return from_features(model) if self.from_features else model
 
-    def maker(self, model: nn.Module, store: RecordStore, rows: np.ndarray | PartitionRows) -> ViewMaker:
+    def maker(self, model: nn.Module, store: RecordSet, rows: np.ndarray | PartitionRows) -> ViewMaker:
         """Makes the views of training; features that are not there yet are computed first.
 
         Args:

@@ -28,7 +28,7 @@ class CachedViews(ViewMaker):
         self.__dict__.update(views.__dict__)
         self._features, self._cached, self._texts_are_features = features, cached, texts
 
-    def prefetch(self, batches: Iterable[np.ndarray], device: torch.device) -> None:
+    def prefetch(self, batches: Iterable[np.ndarray], randomness: Randomness, step: int, device: torch.device) -> None:
         """Nothing is read ahead: features are mapped."""
 
     def _images(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> Tensor:
@@ -58,7 +58,7 @@ class FeatureViews(ViewMaker):
     def __init__(self, features: Features, views: int, texts: bool) -> None:
         self._features, self._each, self._captioned = features, np.arange(views), texts
 
-    def prefetch(self, batches: Iterable[np.ndarray], device: torch.device) -> None:
+    def prefetch(self, batches: Iterable[np.ndarray], randomness: Randomness, step: int, device: torch.device) -> None:
         """See `ViewMaker.prefetch`: nothing is read ahead, for features are mapped."""
 
     def __call__(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ from dpfed.runs.records import records_of
 from dpfed.runs.resolution import resolve_defaults
 from dpfed.runs.running import run_job
 from dpfed.runs.starts import starting_weights
-from dpfed.training.trainer import Partition
+from dpfed.training.learner import Partition
 
 
 class InProcessChannel:
@@ -189,7 +189,7 @@ def _connect(job: Job, simulation: Simulation, progress: Progress) -> Federation
     for number, indices in enumerate(_divided(parts.store, simulation)):
         path, model = run.sites / f"site-{number}.jsonl", copy.deepcopy(parts.model)
         partition = Partition(number, indices, terms.sites[number].groups)
-        worker = parts.trainer.worker(job.randomness.for_ranks(), partition, model)
+        worker = parts.learner.worker(job.randomness.for_ranks(), partition, model)
         ledger = Ledger.open(path) if path.exists() else Ledger.create(path, parts.plan)
         ledger.require_current()
         shares = Randomness(job.randomness.key("shares", number))

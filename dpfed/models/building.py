@@ -107,13 +107,17 @@ def _small(model: ModelConfig, objective: ObjectiveConfig, size: int | None, loa
         "bias": bias,
         "unit_length": objective.loss.unit_length,
     }
+    width = getattr(encoder, "features_dim", None)
     if model.kind == "image":
-        head = nn.Sequential(
-            nn.Linear(encoder.features_dim, model.head_hidden), nn.ReLU(), nn.Linear(model.head_hidden, model.embedding)
-        )
+        head = nn.Sequential(_linear(width, model.head_hidden), nn.ReLU(), nn.Linear(model.head_hidden, model.embedding))
         return SimCLRModel(encoder, head, **rest)
     text = _text_encoder(model, load_weights)
-    return TwoTowerModel(encoder, text, nn.Linear(encoder.features_dim, model.embedding, bias=False), **rest)
+    return TwoTowerModel(encoder, text, _linear(width, model.embedding, bias=False), **rest)
+
+
+def _linear(width: int | None, out: int, bias: bool = True) -> nn.Module:
+    """A linear layer; of an encoder of the user's own its width shows when the model is run for the first time."""
+    return nn.LazyLinear(out, bias=bias) if width is None else nn.Linear(width, out, bias=bias)
 
 
 def _text_encoder(model: ModelConfig, load_weights: bool) -> TextTransformer | TextTower:
@@ -128,13 +132,18 @@ def _text_encoder(model: ModelConfig, load_weights: bool) -> TextTransformer | T
 
 def _image_encoder(model: ModelConfig, size: int | None, load_weights: bool) -> Any:
     """Features ``(n, features_dim)`` of images; BatchNorm is a baseline's (`dpfed.discovery`)."""
+    if model.is_own:
+        own = discovery.call_named(model.image, "model.image", model.options)
+        if not isinstance(own, nn.Module):
+            raise discovery.other_part("model.image", model.image, "returns a torch.nn.Module", own)
+        return own
     if model.timm is not None:
         return build_timm(model, size, load_weights)
     anchored = discovery.part("baselines", "anchored_batch_norm") if model.normalisation == "batch" else None
     norm: Norm = anchored.AnchoredBatchNorm if anchored else {"group": group_norm, "layer": layer_norm}[model.normalisation]
     if model.image == "cnn":
-        own: dict[str, Any] = {} if norm is group_norm else {"norm": norm}  # its own GroupNorm has 8 groups
-        encoder: SmallCNN | ResNet = SmallCNN(model.width, features=model.features, **own)
+        plain: dict[str, Any] = {} if norm is group_norm else {"norm": norm}  # its own GroupNorm has 8 groups
+        encoder: SmallCNN | ResNet = SmallCNN(model.width, features=model.features, **plain)
     else:
         encoder = resnet(_DEPTHS[model.image], model.stem, model.width, norm, model.features)
     if model.weight_standardisation:

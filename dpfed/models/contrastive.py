@@ -35,12 +35,7 @@ class _Contrastive(nn.Module):
         else:
             self.register_buffer("fixed_temperature", torch.tensor(float(temperature)))
         self.learn_temperature = learn_temperature
-        if bias is None:
-            self.bias = None
-        elif learn_temperature:
-            self.bias = nn.Parameter(torch.tensor(float(bias)))
-        else:
-            self.register_buffer("bias", torch.tensor(float(bias)))
+        self.set_bias(bias)
 
     @property
     def temperature(self) -> torch.Tensor:
@@ -48,6 +43,35 @@ class _Contrastive(nn.Module):
         if not self.learn_temperature:
             return self.fixed_temperature
         return torch.exp(-self.log_scale).clamp(min=MIN_TEMPERATURE)
+
+    def set_temperature(self, temperature: float) -> None:
+        """Sets the temperature, or where learning starts.
+
+        Raises:
+            UserError: if it is not positive and finite.
+        """
+        if not 0 < temperature < math.inf:
+            raise UserError(f"expected a finite temperature above 0, got {temperature}. [model-temperature]")
+        with torch.no_grad():
+            if self.learn_temperature:
+                self.log_scale.fill_(-math.log(temperature))
+            else:
+                self.fixed_temperature.fill_(temperature)
+
+    def set_bias(self, bias: float | None) -> None:
+        """Sets what is added to every logit of a pairwise loss, or where learning starts; ``None``: nothing is.
+
+        Args:
+            bias: a number.
+        """
+        if hasattr(self, "bias"):
+            del self.bias
+        if bias is None:
+            self.bias = None
+        elif self.learn_temperature:
+            self.bias = nn.Parameter(torch.tensor(float(bias)))
+        else:
+            self.register_buffer("bias", torch.tensor(float(bias)))
 
 
 class SimCLRModel(_Contrastive):

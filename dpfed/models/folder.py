@@ -42,6 +42,8 @@ from dpfed.models.description import (
     MOMENTS,
     TEXT,
     TIMM_CONFIG,
+    WEIGHTS,
+    Part,
     describe,
     described_parts,
     digest_of,
@@ -50,6 +52,7 @@ from dpfed.models.description import (
 from dpfed.models.lora import merged_state
 from dpfed.models.moments import ATTRIBUTE, PublishedHeads, give_heads, has_own_heads, keep_towers, published_heads
 from dpfed.models.options import AdaptationConfig, ModelConfig
+from dpfed.models.own import finish_model
 from dpfed.models.text_tower import FrozenTextTower, TextTokenizer, save_tower_files
 from dpfed.models.timm_encoders import TimmEncoder, local_dir_config
 from dpfed.models.towers import ClipModel
@@ -65,12 +68,14 @@ class ModelFacts:
         objective: temperature and bias, which live in the model.
         image_size: side of the images, pixels.
         preprocessing: of the images.
+        shape: (C, H, W) of what the model reads; ``None``: square colour images.
     """
 
     options: ModelConfig
     objective: ObjectiveConfig
     image_size: int
     preprocessing: Preprocessing
+    shape: tuple[int, int, int] | None = None
 
 
 def save_encoder(
@@ -114,6 +119,7 @@ def save_encoder(
         "model": _described(facts.options),
         "objective": facts.objective.model_dump(mode="json"),
         "image_size": facts.image_size,
+        **({"shape": list(facts.shape)} if facts.shape and facts.options.is_own else {}),
         "normalisation": {"mean": list(preprocessing.mean), "std": list(preprocessing.std)},
         "resize": preprocessing.resize,
         "interpolation": preprocessing.interpolation,
@@ -183,15 +189,35 @@ def load_encoder(folder: str | Path) -> Model:
             raise UserError(f"{path} is not a safetensors file: {error}. [model-safetensors]") from error
         into = heads if part is HEADS else tensors
         into |= {f"{part.prefix}{name}": tensor for name, tensor in found.items()}
-    model = _skeleton(config, objective, description["image_size"])
+    model = _skeleton(config, objective, description["image_size"], description.get("shape"))
     if heads:
         keep_towers(model, description[MOMENTS]["projected"])
     target = model.clip if isinstance(model, ClipModel) else model
     _compare(target.state_dict(), tensors, folder / weight_parts(config)[0].file)
-    target.load_state_dict(tensors, assign=not (config.external or config.pretrained_text))
+    target.load_state_dict(tensors, assign=not (config.external or config.pretrained_text or config.is_own))
     if heads:
         give_heads(model, PublishedHeads(heads))
     return model.requires_grad_(True).eval()
+
+
+def load_weights_into(folder: str | Path, model: nn.Module, shape: tuple[int, int, int]) -> None:
+    """Gives a model of the user's own the weights of a folder.
+
+    Args:
+        folder: that `save_encoder` wrote.
+        model: of the same kind; layers that wait for the width of their input get it.
+        shape: (C, H, W) of what it reads.
+
+    Raises:
+        UserError: if the folder is missing or damaged, or the model is another one.
+    """
+    folder = Path(folder)
+    content = Part(WEIGHTS).read(folder, describe(folder))
+    tokenizer = getattr(model, "tokenizer", None)
+    finish_model(model, torch.zeros(2, *shape), tokenizer(["a", "b"]) if tokenizer else None)
+    tensors = load(content)
+    _compare(_published(dict(model.state_dict())), tensors, folder / WEIGHTS)
+    model.load_state_dict(tensors, strict=False)
 
 
 def weights_digest(folder: str | Path) -> str:
@@ -208,12 +234,17 @@ def weights_digest(folder: str | Path) -> str:
     return str(description[HEADS.hash if HEADS in parts else "sha256"])
 
 
-def _skeleton(config: ModelConfig, objective: ObjectiveConfig, size: int) -> Model:
+def _skeleton(config: ModelConfig, objective: ObjectiveConfig, size: int, shape: Sequence[int] | None) -> Model:
     """The model before its weights are read, without touching the random state of the process."""
     if config.external or config.pretrained_text:  # has constants that are computed when it is built: no meta tensors
         whole = AdaptationConfig(image="full", text="full")
         with torch.random.fork_rng(devices=[]):
             return build_model(config, objective, whole, size, load_weights=False)
+    if config.is_own:
+        with torch.random.fork_rng(devices=[]):
+            model, tokenizer = build_model(config, objective, size=size, load_weights=False), tokenizer_for(config)
+            finish_model(model, torch.zeros(2, *(shape or (3, size, size))), tokenizer(["a", "b"]) if tokenizer else None)
+        return model
     with torch.device("meta"):
         return build_model(config, objective, size=size, load_weights=False)
 

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from dpfed import discovery
 from dpfed.errors import nearest
 from dpfed.schema.conditions import When, only
+from dpfed.schema.named import Arguments, is_name
 from dpfed.schema.section import Items, Section
 
 SIZE = 32  # side of the images, pixels, where neither the user nor the architecture says
@@ -25,8 +26,11 @@ _TEXT = only("model.kind", "image-text")
 _HEAD = only("model.kind", "image")
 # What its parts read.
 _OUR_ENCODER = When(
-    "model.image", lambda model: model.timm is None, "a timm encoder has its own; set model.image = 'cnn' or 'resnet18'"
+    "model.image",
+    lambda model: model.timm is None and not model.is_own,
+    "an encoder of another library has its own; set model.image = 'cnn' or 'resnet18'",
 )
+_OWN = When("model.image", lambda model: model.is_own, "set model.image = 'package.module:function'")
 _RESNET = only("model.image", "resnet18", "resnet34", "resnet50")
 _BATCH_NORM = only("model.normalisation", "batch")
 _OUR_TEXT = When(
@@ -69,8 +73,9 @@ class ModelConfig(Section):
     image: Annotated[str, _OURS] = Field(
         "cnn",
         description="'cnn', 'resnet18', 'resnet34', 'resnet50', or 'timm/NAME' or 'torchvision/NAME', an encoder that does not "
-        "mix records",
+        "mix records; or 'package.module:function', which returns one",
     )
+    options: Annotated[Arguments, _OURS, _OWN] = Field({}, description="arguments of that function")
     stem: Annotated[Literal["cifar", "imagenet"], _OURS, _RESNET] = Field(
         "cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling"
     )
@@ -136,6 +141,11 @@ class ModelConfig(Section):
         return self.image.removeprefix(_TIMM) if ours else None
 
     @property
+    def is_own(self) -> bool:
+        """Whether the image encoder is the user's own."""
+        return self.kind != "open_clip" and is_name(self.image)
+
+    @property
     def pretrained_text(self) -> str | None:
         """Where a pretrained text tower is, in a model that has one beside an image encoder."""
         return self.text if self.kind == "image-text" and self.text != _OWN_TEXT else None
@@ -148,7 +158,7 @@ class ModelConfig(Section):
     @field_validator("image")
     @classmethod
     def _known(cls, image: str) -> str:
-        if image not in _ENCODERS and not image.startswith((_TIMM, _TORCHVISION)):
+        if image not in _ENCODERS and not is_name(image) and not image.startswith((_TIMM, _TORCHVISION)):
             hint = f"did you mean '{_TIMM}{image}'?" if "_" in image else nearest(image, _ENCODERS)
             raise ValueError(f"expected one of {', '.join(_ENCODERS)}, or timm/NAME such as timm/vit_tiny_patch16_224; {hint}")
         return image

@@ -46,19 +46,22 @@ def validate(model: nn.Module) -> None:
             )
 
 
-def random_group(size: int, text: tuple[int, int] | None = None, records: int = 3, views: int = 2) -> Views:
+def random_group(
+    size: int | tuple[int, int, int], text: tuple[int, int] | None = None, records: int = 3, views: int = 2
+) -> Views:
     """A small group of random records, for `check_independence`.
 
     Args:
-        size: side of the images, pixels.
+        size: side of the images, pixels, or (C, H, W).
         text: vocabulary and context of the captions, if the model reads any.
         records: S.
         views: V; a record has one caption.
 
     Returns:
-        ``{"image": (S, V, 3, size, size)[, "text": (S, 1, context)]}``.
+        ``{"image": (S, V, C, H, W)[, "text": (S, 1, context)]}``.
     """
-    group = {"image": torch.randn(records, views, 3, size, size)}
+    shape = (3, size, size) if isinstance(size, int) else size
+    group = {"image": torch.randn(records, views, *shape)}
     if text is not None:
         vocabulary, context = text
         group["text"] = torch.randint(1, vocabulary, (records, 1, context))

@@ -8,15 +8,17 @@ from __future__ import annotations
 import copy
 import importlib
 import pkgutil
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, create_model, model_validator
+from pydantic import Field, ValidationError, create_model, field_validator, model_validator
 
 from dpfed import discovery
 from dpfed.errors import UserError
 from dpfed.objectives.objective import GroupLoss, Objective
 from dpfed.objectives.of_groups import loss_of
-from dpfed.schema.conditions import only
+from dpfed.objectives.own import own_objective
+from dpfed.schema.conditions import When, only
+from dpfed.schema.named import Arguments, is_name
 from dpfed.schema.section import Section
 from dpfed.schema.wording import complaint
 
@@ -41,6 +43,7 @@ def _found() -> dict[str, Objective]:
 
 FOREIGN: dict[str, discovery.Announced] = discovery.announced("losses")
 OBJECTIVES: dict[str, Objective] = _found()
+_OWN = When("objective.name", lambda objective: objective.is_own, "set objective.name = 'package.module:Loss'")
 
 
 def keys_of_losses() -> dict[str, tuple[str, ...]]:
@@ -67,17 +70,25 @@ def _keys_of_losses() -> Any:
         field.description = f"{' and '.join(losses)}: {field.description}"
         fields[key] = (Annotated[field.annotation, only("objective.name", *losses)], field)
     titles = "; ".join(f"{name}: {loss.title}" for name, loss in OBJECTIVES.items())
-    names: Any = Literal[tuple(OBJECTIVES)]  # type: ignore[valid-type]
-    return create_model("KeysOfLosses", __base__=Section, name=(names, Field("infonce", description=titles)), **fields)
+    titles += "; or 'package.module:function', a loss of one group"
+    fields["options"] = (Annotated[Arguments, _OWN], Field({}, description="arguments, if that is a class"))
+    return create_model("KeysOfLosses", __base__=Section, name=(str, Field("infonce", description=titles)), **fields)
 
 
 class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are those of the files in this folder
     """The loss of one group."""
 
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in OBJECTIVES and not is_name(name):
+            raise ValueError(f"expected one of {', '.join(OBJECTIVES)}, or a name such as my_package.losses:decoupled")
+        return name
+
     @model_validator(mode="after")
     def _fits(self) -> ObjectiveConfig:
         try:
-            self.options  # noqa: B018 refuses values that do not go together
+            self.loss_options  # noqa: B018 refuses values that do not go together
         except ValidationError as error:
             raise ValueError(complaint(error)) from None
         return self
@@ -85,14 +96,19 @@ class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are 
     @property
     def loss(self) -> Objective:
         """What `name` names."""
-        return OBJECTIVES[self.name]
+        return own_objective(self.name) if self.is_own else OBJECTIVES[self.name]
 
     @property
-    def options(self) -> Section:
+    def is_own(self) -> bool:
+        """Whether the loss is the user's own."""
+        return is_name(self.name)
+
+    @property
+    def loss_options(self) -> Section:
         """The keys of the loss, and no other's."""
         kind = self.loss.options
         return kind(**{key: getattr(self, key) for key in kind.model_fields})
 
     def group_loss(self, public: int = 0, centring: float = 0.0) -> GroupLoss:
         """The loss of one group, with these options; see `loss_of`."""
-        return loss_of(self.loss, self.options, public, centring)
+        return loss_of(self.loss, self.loss_options, public, centring)

@@ -133,7 +133,7 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, progress: Progress
         measured_on=f"{signal.groups} groups of {stand.title}",
         records_needed=_records_needed(rows[0]),
         memory=_memory(parts.config),
-        memory_there=memory_of(parts.trainer.device),
+        memory_there=memory_of(parts.learner.device),
         remarks=remarks,
     )
 

@@ -114,7 +114,7 @@ def _response(simulated: SimulatedRun, halves: tuple[Tensor, Tensor]) -> float:
     """See `Signal`; two independent halves of the gradient, so that what they do not share adds nothing on average."""
     parts = simulated.parts
     count = min(_RECORDS, max(_FEWEST, _RECORDS * _SIDE**2 // (parts.config.data.size or _SIDE) ** 2))
-    views = parts.views.maker(parts.store)(simulated.indices[:count], Randomness.from_seed(3), 0, parts.trainer.device)
+    views = parts.views.maker(parts.store)(simulated.indices[:count], Randomness.from_seed(3), 0, parts.learner.device)
     vector, generator = TrainableVector(parts.model), torch.Generator().manual_seed(0)
     here = vector.gather()
 

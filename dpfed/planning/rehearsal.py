@@ -225,7 +225,7 @@ def _trained(
     share = groups if plan.bounding.method.public_records else whole
     advance = progress.stage(f"{name}: steps", plan.steps)
     with tempfile.TemporaryDirectory() as temporary:  # a ledger of no privacy: nothing private was read
-        coordinator = parts.trainer.coordinator(randomness, Ledger.create(Path(temporary) / "ledger.jsonl", parts.plan))
+        coordinator = parts.learner.coordinator(randomness, Ledger.create(Path(temporary) / "ledger.jsonl", parts.plan))
         train(ScaledUp(worker, plan, share), coordinator, range(plan.steps), advance=advance)
         with averaged_weights(parts.model, coordinator.post_processors):
             after = [figure.compared(before) for figure in parts.evaluator(parts.model, "trained", plan.steps)]

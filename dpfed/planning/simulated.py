@@ -9,6 +9,7 @@ import numpy as np
 from dpfed.config import Config, DataConfig, EvaluationConfig
 from dpfed.data.generated.procedural import procedural_store
 from dpfed.data.generated.shapes import shapes_store
+from dpfed.data.record_set import RecordSet
 from dpfed.data.sampling import unit_keys
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -19,7 +20,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, import_progress
 from dpfed.runs.build import Parts, build
 from dpfed.runs.resolution import resolve_defaults
-from dpfed.training.trainer import Partition
+from dpfed.training.learner import Partition
 from dpfed.training.worker import Worker
 
 _SEED = 2**32 - 3  # of generated records: others than those that a run, or its public set, is made of
@@ -78,11 +79,11 @@ class SimulatedRun:
             randomness: of its draws.
             groups: how many of the plan's K groups are its own.
         """
-        trainer = self.parts.trainer.replace(plan=plan)
-        return trainer.worker(randomness.for_ranks(), Partition(0, self.indices, groups))
+        learner = self.parts.learner.replace(plan=plan)
+        return learner.worker(randomness.for_ranks(), Partition(0, self.indices, groups))
 
 
-def _opened(stand: Proxy, records: int, stores: str, size: int, progress: Progress) -> RecordStore:
+def _opened(stand: Proxy, records: int, stores: str, size: int, progress: Progress) -> RecordSet:
     """The store of the records that stand in, generated if need be."""
     if stand.path is not None:
         return RecordStore.open(stand.path)
@@ -92,7 +93,7 @@ def _opened(stand: Proxy, records: int, stores: str, size: int, progress: Progre
     return procedural_store(records, stores, size, test=_HELD_OUT, seed=_SEED, progress=generating)
 
 
-def _over(config: Config, store: RecordStore, plan: PrivacyPlan, measured: bool) -> Config:
+def _over(config: Config, store: RecordSet, plan: PrivacyPlan, measured: bool) -> Config:
     """The configuration of the same run over other records."""
     data = DataConfig(source="store", path=str(store.path), size=config.data.size, resize=config.data.resize)
     privacy = config.privacy.model_copy(update={"unit": plan.promise.unit, "per_unit": plan.sampling.per_unit})
@@ -101,7 +102,7 @@ def _over(config: Config, store: RecordStore, plan: PrivacyPlan, measured: bool)
     return over.model_copy(update={"evaluation": evaluation})
 
 
-def _measures(config: Config, store: RecordStore) -> EvaluationConfig:
+def _measures(config: Config, store: RecordSet) -> EvaluationConfig:
     """What can be measured on the held-out public records: what the configuration names, or else all that is possible."""
     splits = [split for split in (config.evaluation.split, "test", "validation") if split != "none"]
     split = next((split for split in splits if len(store.split(split))), None)

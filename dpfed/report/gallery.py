@@ -20,7 +20,7 @@ from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_cap
 from dpfed.files.reading import read_bytes, read_text
 
 if TYPE_CHECKING:
-    from dpfed.data.store.records import RecordStore
+    from dpfed.data.record_set import RecordSet
 
 POOL = 2_000  # records among which neighbours and answers are looked for
 INDEX = "gallery.json"
@@ -95,7 +95,7 @@ class Gallery:
 
 def build_gallery(
     model: nn.Module,
-    store: RecordStore,
+    store: RecordSet,
     read: ReadImages,
     config: Config,
     images_fn: ImagesFn,
@@ -132,14 +132,14 @@ def build_gallery(
     return Gallery(tuple(sections))
 
 
-def _samples(store: RecordStore, indices: np.ndarray, pictures: Tensor, captions: list[list[str]], kind: str) -> Section:
+def _samples(store: RecordSet, indices: np.ndarray, pictures: Tensor, captions: list[list[str]], kind: str) -> Section:
     count = min(6 if any(captions) else 12, len(indices))
     texts = [captions[i][0] if captions[i] else _labels(store, indices[i]) for i in range(count)]
     tiles = tuple(Tile(_png(pictures[i]), text) for i, text in enumerate(texts))
     return Section("Records", f"Some of the {len(indices):,} {kind} that are searched below.", "grid", (Strip("", tiles),))
 
 
-def _labels(store: RecordStore, row: int) -> str:
+def _labels(store: RecordSet, row: int) -> str:
     values = {name: int(column[row]) for name, column in store.labels.items()}
     names = store.label_names
     return ", ".join(names[name][value] for name, value in values.items() if 0 <= value < len(names.get(name, [])))

@@ -20,6 +20,7 @@ from dpfed.budgets.registry import BUDGET_LEDGER, budgets_of, known_by, possible
 from dpfed.budgets.reservations import Reservation
 from dpfed.budgets.spending import note_uncovered, reserve, settle
 from dpfed.config import Config
+from dpfed.data.record_set import RecordSet
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.evaluation.tasks import tasks_of
@@ -35,7 +36,7 @@ _NONE = "none was set (`dpfed budget set STORE`): other runs on the same records
 _AT_SITES = "each site has its own: `dpfed budget show STORE` shows it there"
 
 
-def preflight_budget(folder: str | Path, config: Config, store: RecordStore, plan: PrivacyPlan) -> None:
+def preflight_budget(folder: str | Path, config: Config, store: RecordSet, plan: PrivacyPlan) -> None:
     """Refuses a run that its records' budget does not hold, before anything is written. `hold` decides.
 
     Args:
@@ -104,7 +105,7 @@ def may_have_budget(config: Config) -> bool:
     return possible(own or registry())
 
 
-def hold_sweep(store: RecordStore, plans: dict[Path, tuple[str, PrivacyPlan]]) -> None:
+def hold_sweep(store: RecordSet, plans: dict[Path, tuple[str, PrivacyPlan]]) -> None:
     """Reserves the runs of a sweep that have not begun: all of them, or none. Each takes its own over when it begins.
 
     Args:
@@ -173,7 +174,7 @@ def settle_run(folder: str | Path) -> list[BudgetLedger]:
         return settled(run, ledger_of(run))
 
 
-def settled(run: RunDirectory, ledger: Ledger, store: RecordStore | None = None) -> list[BudgetLedger]:
+def settled(run: RunDirectory, ledger: Ledger, store: RecordSet | None = None) -> list[BudgetLedger]:
     """Writes down what a run was charged, after its last step.
 
     Args:
@@ -193,7 +194,7 @@ def settled(run: RunDirectory, ledger: Ledger, store: RecordStore | None = None)
     return settle(store, _ids(noted), _reservation(run, run.config().name, ledger))
 
 
-def not_covered(run: RunDirectory, store: RecordStore, what: str, why: str | None) -> None:
+def not_covered(run: RunDirectory, store: RecordSet, what: str, why: str | None) -> None:
     """Refuses an exact figure of records under a budget, or notes it with the operator's words.
 
     Args:
@@ -218,7 +219,7 @@ def stated(run: RunDirectory) -> str:
     return "; ".join(one["budget"] for one in noted["budgets"]) + ", over all runs (docs/budget.md says who keeps it)"
 
 
-def _uncovered(config: Config, store: RecordStore, plan: PrivacyPlan) -> Iterator[str]:
+def _uncovered(config: Config, store: RecordSet, plan: PrivacyPlan) -> Iterator[str]:
     """What a run releases of its training records that no epsilon covers."""
     if not plan.private:
         yield "a run without privacy releases exact functions of them"
@@ -274,7 +275,7 @@ def _ids(noted: dict[str, Any]) -> Sequence[str]:
     return [one["id"] for one in noted.get("budgets", ())]
 
 
-def _write(file: Path, store: RecordStore, budgets: Sequence[BudgetLedger]) -> None:
+def _write(file: Path, store: RecordSet, budgets: Sequence[BudgetLedger]) -> None:
     known = _noted(file)
     listed = {one["id"]: one for one in known.get("budgets", ())} | {
         budget.head.id: {"id": budget.head.id, "budget": shown(budget)} for budget in budgets

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,13 @@ from torch import nn
 
 from dpfed.bounding.engines import GroupBatch, choose_engine, exact_arithmetic, require_fitting
 from dpfed.building.engine import engine_for
-from dpfed.building.images import image_size
-from dpfed.building.method import group_loss
+from dpfed.building.images import image_shape, image_size
 from dpfed.building.model import model_of
+from dpfed.building.own import OwnParts, own_parts, said_of_parts
 from dpfed.building.plan import describes, plan_of, sketch_of
 from dpfed.config import AdaptationConfig, Config
 from dpfed.config.configuration import ResolvedConfig
+from dpfed.data.record_set import RecordSet
 from dpfed.data.sampling import protected_count
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.images import ImageViews
@@ -31,12 +33,12 @@ from dpfed.evaluation.tasks import tasks_of
 from dpfed.features.extraction import FeatureCache
 from dpfed.features.towers import frozen_towers
 from dpfed.features.training_views import TrainingViews
-from dpfed.models.building import tokenizer_for
 from dpfed.models.images import preprocessing_of
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.starting import StartingWeights
 from dpfed.models.summary import image_start_of
 from dpfed.models.validation import check_independence, random_group, validate
+from dpfed.objectives import GroupLoss
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
@@ -44,11 +46,12 @@ from dpfed.progress import Progress, Silent, import_progress, signs_of_life
 from dpfed.runs.closed_form import add_moment_heads
 from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
 from dpfed.runs.memory import records_of_a_pass, require_memory
+from dpfed.runs.own import finished_model, open_own, own_loss, tokenizer_of
 from dpfed.runs.preflight import guarded, refuse_inexact, refuse_too_many_ranks, refuse_uncaptioned
 from dpfed.runs.records import public_records_of, records_of
 from dpfed.runs.resolution import changed, pick_device, refuse_engine, resolve_with_start
 from dpfed.runs.starts import starting_weights
-from dpfed.training.trainer import SharedNoise, Trainer
+from dpfed.training.learner import Learner, SharedNoise
 
 if TYPE_CHECKING:
     from dpfed.protocol.terms import Terms
@@ -60,45 +63,49 @@ class Parts:
 
     Attributes:
         config: with every choice made.
-        trainer: the model, the records, the plan, the views, the loss and the optimizer.
+        learner: the model, the records, the plan, the views, the loss and the optimizer.
         evaluator: measures the model.
+        loss: of one group.
         start: the weights that the model starts from, where the configuration names some.
         terms: of the federation, if there is one; then the plan is the federation's, and the records are this party's own.
+        own: the user's own parts in words, by their keys in the configuration.
     """
 
     config: ResolvedConfig
-    trainer: Trainer
+    learner: Learner
     evaluator: Evaluator
+    loss: GroupLoss
     start: StartingWeights | None = None
     terms: Terms | None = None
+    own: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def plan(self) -> PrivacyPlan:
         """What is promised."""
-        return self.trainer.plan
+        return self.learner.plan
 
     @property
     def model(self) -> nn.Module:
         """On its device."""
-        return self.trainer.model
+        return self.learner.model
 
     @property
-    def store(self) -> RecordStore:
+    def store(self) -> RecordSet:
         """The records."""
-        return self.trainer.records
+        return self.learner.records
 
     @property
     def views(self) -> RecordViews:
         """How records become what a whole model reads."""
-        return self.trainer.views.whole
+        return self.learner.views.whole
 
-    def with_trainer(self, **changes: Any) -> Parts:
-        """Parts whose trainer has other attributes."""
-        return dataclasses.replace(self, trainer=self.trainer.replace(**changes))
+    def with_learner(self, **changes: Any) -> Parts:
+        """Parts whose learner has other attributes."""
+        return dataclasses.replace(self, learner=self.learner.replace(**changes))
 
     def dummy_batch(self) -> GroupBatch:
         """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""
-        return _dummy_batch(self.config, self.trainer)
+        return _dummy_batch(self.config, self.learner)
 
 
 def build(
@@ -113,6 +120,7 @@ def build(
     known: PrivacyPlan | None = None,
     start: StartingWeights | None = None,
     features: Path | None = None,
+    given: OwnParts | None = None,
 ) -> Parts:
     """Makes the choices that a configuration leaves open, makes the parts of the run, and checks before any budget is spent
     all that can be checked.
@@ -130,6 +138,7 @@ def build(
         known: the plan of these records, if their number was known before.
         start: the starting weights, if they were found before.
         features: folder for features of frozen towers; ``None``: they go with the process.
+        given: parts of the user's own that were handed over in Python. Those that the configuration names are found.
 
     Raises:
         UserError: for an impossible plan, more workers than groups, starting weights that are not there or do not fit,
@@ -138,33 +147,39 @@ def build(
     """
     exact_arithmetic()
     progress = progress or Silent()
+    own = own_parts(config, given)
+    own_views, config = open_own(config, own, progress)
     config, start = resolve_with_start(config, start)
     if randomness is not None and start is None:
         starting_weights(config)  # says which are missing, before anything that takes seconds
     device = pick_device(config.training.device)
     refuse_engine(config)
     config = _with_pass_records(config, device, progress)
-    require_memory(config, device)
-    tokenizer, agreed = tokenizer_for(config.model), terms.privacy_plan if terms else stand_in_plan
+    if own.model is None:
+        require_memory(config, device)
+    tokenizer, agreed = tokenizer_of(config, own), terms.privacy_plan if terms else stand_in_plan
     _refuse_cached(config)
     sketch = agreed or known or sketch_of(config)
-    model = _model(config, randomness, start, largest_pass(config, sketch), tokenizer, progress)
-    store = _records(config, progress, stand_in=agreed is not None)
+    model = _model(config, own, randomness, start, largest_pass(config, sketch), tokenizer, progress)
+    store = own_views.records if own_views else _records(config, progress, stand_in=agreed is not None)
+    refuse_uncaptioned(store.kind, store.name, config)
     plan = agreed or _plan(config, store, known)
     refuse_too_many_ranks(plan, world_size)
-    views = _views(config, tokenizer)
+    views = dataclasses.replace(own_views, tokenizer=tokenizer) if own_views else _views(config, tokenizer)
+    loss = own_loss(config, own, model, views)
     evaluator = Evaluator(store, views, config.evaluation, tasks_of(store, config.evaluation, config.model))
-    public = public_records_of(config, store, import_progress(progress, "public records"))
+    public = None if own_views else public_records_of(config, _imported(store), import_progress(progress, "public records"))
     noise, method = shared_noise(plan, terms), method_named(config.bounding.method)
     if method.closed_form:
         add_moment_heads(model, config, plan, noise.std or plan.noise_std, tokenizer, noise.parties)
-    trainer = Trainer(
+    learner = Learner(
         plan=plan,
         model=model.to(device),
         records=store,
         views=_training_views(config, plan, views, FeatureCache(features, progress)),
-        engine=functools.partial(engine_for, config=config),
+        engine=functools.partial(engine_for, config=config, loss=loss),
         optimizer=config.optimizer,
+        own_optimizer=own.optimizer,
         microbatch=config.bounding.microbatch,
         public=public,
         rank=rank,
@@ -172,9 +187,9 @@ def build(
         noise=noise,
         released_in_blocks=terms is None,
     )
-    resolved = _with_engine(config, trainer, progress)
-    engine = functools.partial(engine_for, config=resolved)
-    return Parts(resolved, trainer.replace(engine=engine), evaluator, start, terms)
+    resolved = _with_engine(config, learner, loss, progress)
+    engine = functools.partial(engine_for, config=resolved, loss=loss)
+    return Parts(resolved, learner.replace(engine=engine), evaluator, loss, start, terms, said_of_parts(resolved, own))
 
 
 def shared_noise(plan: PrivacyPlan, terms: Terms | None) -> SharedNoise:
@@ -191,6 +206,7 @@ def shared_noise(plan: PrivacyPlan, terms: Terms | None) -> SharedNoise:
 
 def _model(
     config: Config,
+    own: OwnParts,
     randomness: Randomness | None,
     start: StartingWeights | None,
     tried: int,
@@ -207,7 +223,8 @@ def _model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
         frozen = AdaptationConfig(image="frozen", text="frozen") if method.closed_form else None
-        model = model_of(config, fresh, start if fresh else None, frozen)
+        model = finished_model(config, own.model, tokenizer) if own.model is not None else None
+        model = model or model_of(config, fresh, start if fresh else None, frozen)
     validate(model)
     if not method.picks_engine:
         refuse_mixing(model, f"bounding.method = '{method.name}'")
@@ -216,7 +233,7 @@ def _model(
     text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
     trying = signs_of_life(progress.note, "trying the model on noise: does a record change others?")
     with torch.random.fork_rng(devices=[]), trying:
-        check_independence(model, random_group(image_size(config), text, records=2), tried)
+        check_independence(model, random_group(image_shape(config), text, records=2), tried)
     return model
 
 
@@ -238,12 +255,10 @@ def _records(config: Config, progress: Progress, stand_in: bool) -> RecordStore:
     """The records. Their number must suffice for the plan, unless it is one that was made for others."""
     progress.note(f"opening the records: {_source(config)}")
     importing = None if stand_in else guarded(import_progress(progress), config)
-    store = records_of(config, importing, progress.note)
-    refuse_uncaptioned(store.kind, store.name, config)
-    return store
+    return records_of(config, importing, progress.note)
 
 
-def _plan(config: Config, store: RecordStore, known: PrivacyPlan | None) -> PrivacyPlan:
+def _plan(config: Config, store: RecordSet, known: PrivacyPlan | None) -> PrivacyPlan:
     """The plan of these records; one that is known already is not calibrated again."""
     records = protected_count(store, config.privacy.unit)
     if known is not None and known.sampling.records == records and describes(config, known):
@@ -264,27 +279,27 @@ def _with_pass_records(config: Config, device: torch.device, progress: Progress)
     return changed(config, bounding={"pass_records": records_of_a_pass(config, device)})
 
 
-def _with_engine(config: Config, trainer: Trainer, progress: Progress) -> ResolvedConfig:
+def _with_engine(config: Config, learner: Learner, loss: GroupLoss, progress: Progress) -> ResolvedConfig:
     """The configuration with the engine for this model on this machine, and nothing left to choose."""
     method, engine = method_named(config.bounding.method), str(config.bounding.engine)
-    model, precision, loss = trainer.views.trained(trainer.model), config.training.precision, group_loss(config)
+    model, precision = learner.views.trained(learner.model), config.training.precision
     if engine == "auto" and method.picks_engine and config.privacy.noise == "discrete":
         engine = "loop"
     elif engine == "auto" and method.picks_engine:
-        groups, tried = trainer.plan.steps * trainer.plan.groups, copy.deepcopy(model)
+        groups, tried = learner.plan.steps * learner.plan.groups, copy.deepcopy(model)
         with signs_of_life(progress.note, "trying the layerwise engine on noise"):
-            records, batch = config.bounding.pass_records, _dummy_batch(config, trainer)
+            records, batch = config.bounding.pass_records, _dummy_batch(config, learner)
             engine = choose_engine(tried, batch, precision, loss, groups, progress.note, records)
     elif engine == "layerwise":  # it has rules for kinds of layers, and must not misread one
-        require_fitting(model, _dummy_batch(config, trainer), precision, loss)
-    config = changed(config, training={"device": trainer.device.type}, bounding={"engine": engine})
+        require_fitting(model, _dummy_batch(config, learner), precision, loss)
+    config = changed(config, training={"device": learner.device.type}, bounding={"engine": engine})
     refuse_inexact(config)
     return ResolvedConfig.unchecked(**{name: getattr(config, name) for name in Config.model_fields})
 
 
-def _dummy_batch(config: Config, trainer: Trainer) -> GroupBatch:
-    towers = frozen_towers(trainer.model) if trainer.views.from_features else None
-    return dummy_batch(config, trainer.plan, trainer.views.whole.tokenizer, trainer.device, towers)
+def _dummy_batch(config: Config, learner: Learner) -> GroupBatch:
+    towers = frozen_towers(learner.model) if learner.views.from_features else None
+    return dummy_batch(config, learner.plan, learner.views.whole.tokenizer, learner.device, towers)
 
 
 def _refuse_cached(config: Config) -> None:
@@ -301,6 +316,13 @@ def _refuse_cached(config: Config) -> None:
             "views.cached computes the features of a frozen image tower once, and its weights are random: set model.weights or "
             "model.start. [run-views-random]"
         )
+
+
+def _imported(store: RecordSet) -> RecordStore:
+    """The same, which is a record store."""
+    if not isinstance(store, RecordStore):
+        raise ValueError(f"{store.name} is no record store")
+    return store
 
 
 def _source(config: Config) -> str:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from dpfed.bounding.engines import GroupBatch
-from dpfed.building.images import image_size
+from dpfed.building.images import image_shape
 from dpfed.building.method import contrasted
 from dpfed.config import Config
 from dpfed.data.views.record_views import Tokenizer
@@ -38,8 +38,8 @@ def dummy_batch(
         sizes = torch.full((count,), plan.bounding.group_size + public)
     else:
         sizes = torch.poisson(torch.full((count,), float(plan.bounding.group_size)), generator=generator).clamp(1).int()
-    records, size, each = int(sizes.sum()), image_size(config), views_per_image(config)
-    image = (3, size, size) if towers is None else (towers.image_width,)
+    records, each = int(sizes.sum()), views_per_image(config)
+    image = image_shape(config) if towers is None else (towers.image_width,)
     views = {"image": torch.randn(records, each, *image, generator=generator).to(device)}
     if towers is not None and towers.text is not None:
         views["text"] = torch.randn(records, 1, towers.text_width, generator=generator).to(device)
@@ -56,7 +56,7 @@ def largest_pass(config: Config, plan: PrivacyPlan) -> int:
     records = min(expected + math.ceil(4 * math.sqrt(expected)), plan.bounding.cap or plan.sampling.records)
     if plan.bounding.method.whole_batch:
         records = min(records, config.bounding.microbatch)
-    return min(records, _MOST_TRIED, _PIXELS_TRIED // image_size(config) ** 2)
+    return min(records, _MOST_TRIED, max(2, _PIXELS_TRIED // math.prod(image_shape(config)[1:])))
 
 
 def views_per_image(config: Config, augmentations: int | None = None) -> int:
@@ -66,5 +66,7 @@ def views_per_image(config: Config, augmentations: int | None = None) -> int:
         config: of the run.
         augmentations: N_a, further views; default: those of the configuration.
     """
+    if config.views.count is not None and augmentations is None:
+        return config.views.count
     further = config.objective.augmentations if augmentations is None else augmentations
     return further + (1 if config.model.reads_text else 2)

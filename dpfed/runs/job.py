@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import began, environment
 from dpfed.building.model import trained_of
+from dpfed.building.own import OwnParts
 from dpfed.config import Config
 from dpfed.config.configuration import refuse_unmeasured
 from dpfed.data.views.words import WordTokenizer
@@ -63,6 +64,7 @@ def create_job(
     randomness: Randomness | None = None,
     terms: Terms | None = None,
     files: dict[str, str] | None = None,
+    given: OwnParts | None = None,
 ) -> Job:
     """A new run in a directory that must not be in use, for the first of its owners.
 
@@ -72,6 +74,7 @@ def create_job(
         randomness: the run's secret; default: `secret_of` the configuration.
         terms: of the federation that the run is for.
         files: further files of the run, by name.
+        given: parts of the user's own that were handed over in Python.
 
     Raises:
         UserError: see `pretrain`.
@@ -86,6 +89,7 @@ def create_job(
         known=preflight.plan,
         start=preflight.start,
         features=RunDirectory(preflight.folder).features,
+        given=given,
     )
     refuse_unmeasured(parts.config, parts.evaluator.tasks)
     try_step(parts)
@@ -95,7 +99,10 @@ def create_job(
         preflight_budget(preflight.folder, parts.config, parts.store, parts.plan)
     say_what_is_trained(parts, progress)
     origin = origin_of(parts.config, parts.start)
-    files = {RunDirectory.PROVENANCE: began(parts.store, parts.config.data, parts.trainer.public, origin), **(files or {})}
+    files = {
+        RunDirectory.PROVENANCE: began(parts.store, parts.config.data, parts.learner.public, origin, parts.own),
+        **(files or {}),
+    }
     if terms:
         files[RunDirectory.TERMS] = terms.text
     return Job(RunDirectory.create(preflight.folder, parts.config, randomness, files), parts, randomness)
@@ -107,7 +114,9 @@ def secret_of(config: Config) -> Randomness:
     return Randomness.fresh() if seed is None else Randomness.from_seed(seed)
 
 
-def resume_job(run: RunDirectory, progress: Progress, world_size: int = 1, terms: Terms | None = None) -> Job:
+def resume_job(
+    run: RunDirectory, progress: Progress, world_size: int = 1, terms: Terms | None = None, given: OwnParts | None = None
+) -> Job:
     """An unfinished run, for the first of `world_size` processes; they may be more or fewer than before.
 
     Args:
@@ -115,6 +124,7 @@ def resume_job(run: RunDirectory, progress: Progress, world_size: int = 1, terms
         progress: sees the stages.
         world_size: processes that share the work.
         terms: of the federation that the run is for.
+        given: see `create_job`.
 
     Raises:
         UserError: see `resume`; for a federation's run, if no terms are given.
@@ -123,10 +133,10 @@ def resume_job(run: RunDirectory, progress: Progress, world_size: int = 1, terms
         raise UserError(f"{run.path} is a federation's run: restart its server (`flwr run`) to resume it. [resume-federated]")
     randomness = run.randomness()
     run.note_environment(environment())
-    parts = build(run.config(), randomness, progress, world_size=world_size, terms=terms, features=run.features)
+    parts = build(run.config(), randomness, progress, world_size=world_size, terms=terms, features=run.features, given=given)
     return Job(run, parts, randomness)
 
 
 def in_process(job: Job) -> Transport:
     """This process has all records and does all the work."""
-    return InProcess([job.parts.trainer.worker(job.randomness.for_ranks())])
+    return InProcess([job.parts.learner.worker(job.randomness.for_ranks())])

@@ -74,13 +74,13 @@ class Measurement:
         first = next((path for path in paths if path.stem == "step-00000000"), None)
         if first is None or not evaluator.tasks:
             return [], None
-        trainer = self._parts.trainer.replace(model=copy.deepcopy(self._parts.model))
+        learner = self._parts.learner.replace(model=copy.deepcopy(self._parts.model))
         try:
-            trainer.load_weights(first)
+            learner.load_weights(first)
         except DamagedCheckpoint as error:
             self._progress.note(f"the model before training is not measured again: {error}")
             return [], None
-        return evaluator(trainer.model, "untrained", 0), TrainableVector(trainer.model).gather()
+        return evaluator(learner.model, "untrained", 0), TrainableVector(learner.model).gather()
 
     def _record(self, figures: list[Evaluation]) -> None:
         known = {(line["step"], line["evaluation"]["name"]) for line in self._run.metric_lines() if "evaluation" in line}

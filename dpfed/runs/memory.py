@@ -6,6 +6,7 @@ than what training takes: a run that passes may still be too large.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dpfed.building.images import image_size
+from dpfed.building.images import image_shape
 from dpfed.building.method import contrasted
 from dpfed.building.model import model_of
 from dpfed.config import Config
@@ -64,10 +65,10 @@ def needs_of(config: Config) -> Needs:
     """
     parameters, trained, outputs = _count(config)
     views = config.objective.augmentations + (1 if config.model.reads_text else 2)
-    size = image_size(config)
+    pixels = math.prod(image_shape(config))
     kept = _KEPT / (2 if config.training.precision == "bf16" else 1)
-    each = views * (kept * outputs + _FLOAT * 3 * size * size) + _KEPT * _of_a_caption(config.model)
-    images = _FLOAT * 3 * size * size * min(config.bounding.microbatch, config.privacy.batch)
+    each = views * (kept * outputs + _FLOAT * pixels) + _KEPT * _of_a_caption(config.model)
+    images = _FLOAT * pixels * min(config.bounding.microbatch, config.privacy.batch)
     model = _FLOAT * (parameters + _FURTHER_COPIES * trained)
     return Needs(parameters, model, int(each), int(_records_of_a_group(config) * each), images)
 
@@ -85,7 +86,7 @@ def require_memory(config: Config, device: torch.device) -> None:
     try:
         needs = needs_of(config)
     except (UserError, RuntimeError):
-        if config.model.external:  # there are models that cannot be built without memory
+        if config.model.external or config.model.is_own:  # there are models that cannot be built without memory
             return
         raise
     there = memory_of(device)
@@ -148,14 +149,14 @@ def _count(config: Config) -> tuple[int, int, float]:
         if isinstance(output, torch.Tensor) and not any(True for _ in module.children()):
             outputs += output.numel() * _FLOAT
 
-    size = image_size(config)
+    shape = image_shape(config)
     with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
         model = model_of(config, load_weights=False)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         for module in model.modules():
             module.register_forward_hook(add)
-        model.eval().features(torch.empty(1, 3, size, size))
+        model.eval().features(torch.empty(1, *shape))
     anchors = config.model.anchor_count if config.model.normalisation == "batch" else 0  # go through the tower as well
     return parameters, trained, outputs / (1 + anchors)
 

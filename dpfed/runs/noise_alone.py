@@ -35,7 +35,7 @@ def noise_alone(parts: Parts, start: Tensor) -> list[list[Evaluation]]:
     start = start.to(vector.device)
     moved, generator = vector.gather() - start, torch.Generator().manual_seed(0)  # the same figures after an interruption
     closed_form = parts.plan.bounding.method.closed_form
-    noise_std = (parts.trainer.noise.std or parts.plan.noise_std) / parts.plan.divisor
+    noise_std = (parts.learner.noise.std or parts.plan.noise_std) / parts.plan.divisor
     found = []
     for _ in range(_DRAWS):
         if closed_form:

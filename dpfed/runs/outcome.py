@@ -93,7 +93,7 @@ _ALL_EXACT = "Nothing is covered: all that this run wrote is an exact function o
 
 def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger) -> None:
     """Writes results, card and report of a finished run; results.json last, for it marks the run as finished."""
-    views, device = parts.views, parts.trainer.device
+    views, device = parts.views, parts.learner.device
     read = functools.partial(views.read, parts.store)
     gallery = build_gallery(parts.model, parts.store, read, parts.config, views.images.plain, views.tokenizer, device)
     if gallery is not None:
@@ -116,8 +116,8 @@ def rewrite_artifacts(run: RunDirectory, parts: Parts, results: dict[str, Any]) 
     config = parts.config.model_copy(update={"evaluation": own.evaluation})
     tasks = tasks_of(parts.store, own.evaluation, own.model)
     evaluator = dataclasses.replace(parts.evaluator, options=own.evaluation, tasks=tasks)
-    trainer = parts.trainer.replace(plan=ledger.plan)
-    parts = dataclasses.replace(parts, config=config, trainer=trainer, evaluator=evaluator, terms=terms_at(run.terms))
+    learner = parts.learner.replace(plan=ledger.plan)
+    parts = dataclasses.replace(parts, config=config, learner=learner, evaluator=evaluator, terms=terms_at(run.terms))
     results["run"]["ledger"] = ledger.head
     _write_artifacts(run, facts_of_run(run, parts, ledger, results["evaluations"]), results, ledger)
 

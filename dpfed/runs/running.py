@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.building.model import facts_of
-from dpfed.callbacks import Callback
+from dpfed.callbacks import Callback, StepSummary
 from dpfed.errors import UserError, goes_on
 from dpfed.files.atomic import remove_drafts
 from dpfed.models.folder import save_encoder
@@ -36,34 +38,90 @@ def run_job(
     Raises:
         UserError: for a damaged ledger, another plan, a lifetime budget without room; for a folder that cannot be written.
     """
+    with Session(job, progress, connect, callbacks) as session:
+        return session.run()
+
+
+class Session:
+    """A run that is open: its steps are taken by `run`, or one by one in a loop over it. A context manager.
+
+    Args:
+        job: what to do; its directory is locked by the caller.
+        progress: sees the stages.
+        connect: makes the transport, once all is loaded; this process is one of its workers.
+        callbacks: see each step after metrics and evaluation, and before its checkpoint.
+    """
+
+    def __init__(
+        self, job: Job, progress: Progress, connect: Callable[[Job], Transport], callbacks: Iterable[Callback] = ()
+    ) -> None:
+        self._job, self._progress, self._connect = job, progress, connect
+        self._callbacks: list[Callback] = [progress, *callbacks]
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Session:
+        self._stack.callback(self._job.run.forget_times)
+        self._stack.enter_context(_told_of_a_full_disk(self._job.run))
+        self._stack.enter_context(goes_on(lambda: stopped(self._job.run)))
+        return self
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._stack.__exit__(*error)
+
+    def run(self) -> RunDirectory:
+        """Takes the steps that are left, evaluates, and writes model, card and report.
+
+        Raises:
+            UserError: see `run_job`.
+        """
+        steps, measurement = self._begin()
+        steps.run(self._connect(self._job), self._seeing(measurement), _advance(self._progress, steps))
+        return _finish(self._job, steps, measurement, self._progress, self._callbacks)
+
+    def __iter__(self) -> Iterator[StepSummary]:
+        """The steps that are left, each on disk and paid for. Behind the last one the run is finished as by `run`."""
+        steps, measurement = self._begin()
+        advance = _advance(self._progress, steps)
+        for summary in steps.each(self._connect(self._job), self._seeing(measurement)):
+            advance(summary.done)
+            yield summary
+        _finish(self._job, steps, measurement, self._progress, self._callbacks)
+
+    def _begin(self) -> tuple[Steps, Measurement]:
+        run, parts, progress = self._job.run, self._job.parts, self._progress
+        remove_drafts(run.path)
+        steps = open_steps(self._job)
+        for path in steps.damaged:
+            progress.note(f"the checkpoint {path} is damaged: resuming after step {steps.start}; no step is charged twice")
+        if steps.resumed:
+            run.rewind_metrics(steps.start)
+        hold(run, parts, steps.ledger, progress)
+        measurement = Measurement(run, parts, steps, progress, self._callbacks)
+        measurement.before()
+        return steps, measurement
+
+    def _seeing(self, measurement: Measurement) -> list[Callback]:
+        on_the_way = EvaluatedOnTheWay(measurement, self._job.parts.config.evaluation.every)
+        return [MetricsFile(self._job.run, self._progress), on_the_way, *self._callbacks]
+
+
+@contextlib.contextmanager
+def _told_of_a_full_disk(run: RunDirectory) -> Iterator[None]:
     try:
-        with goes_on(lambda: stopped(job.run)):
-            return _run(job, progress, connect, [progress, *callbacks])
+        yield
     except OSError as error:
-        if not str(error.filename or "").startswith(str(job.run.path)):
+        if not str(error.filename or "").startswith(str(run.path)):
             raise
         raise UserError(
-            f"{job.run.path} cannot be written ({error.strerror or error}). What was spent is on record, and no step is lost: "
-            f"fix the folder; then {resuming_command(job.run)} resumes. [run-folder-unwritable]"
+            f"{run.path} cannot be written ({error.strerror or error}). What was spent is on record, and no step is lost: "
+            f"fix the folder; then {resuming_command(run)} resumes. [run-folder-unwritable]"
         ) from error
-    finally:
-        job.run.forget_times()
 
 
-def _run(job: Job, progress: Progress, connect: Callable[[Job], Transport], callbacks: list[Callback]) -> RunDirectory:
+def _finish(
+    job: Job, steps: Steps, measurement: Measurement, progress: Progress, callbacks: list[Callback]
+) -> RunDirectory:
     run, parts = job.run, job.parts
-    remove_drafts(run.path)
-    steps = open_steps(job)
-    for path in steps.damaged:
-        progress.note(f"the checkpoint {path} is damaged: resuming after step {steps.start}; no step is charged twice")
-    if steps.resumed:
-        run.rewind_metrics(steps.start)
-    hold(run, parts, steps.ledger, progress)
-    measurement = Measurement(run, parts, steps, progress, callbacks)
-    measurement.before()
-    written = MetricsFile(run, progress)
-    on_the_way = EvaluatedOnTheWay(measurement, parts.config.evaluation.every)
-    steps.run(connect(job), [written, on_the_way, *callbacks], _advance(progress, steps))
     with steps.averaged_weights():
         last = steps.ledger.release_of(steps.plan.steps - 1)
         if steps.plan.bounding.method.closed_form and last is not None and last.digest == DISCARDED:
@@ -88,7 +146,7 @@ def open_steps(job: Job) -> Steps:
     """
     run, config, plan = job.run, job.parts.config, job.parts.plan
     return Steps(
-        job.parts.trainer,
+        job.parts.learner,
         Files(run.ledger, run.checkpoints, run.releases),
         job.randomness,
         marks={"fixed_seed": config.privacy.seed is not None},

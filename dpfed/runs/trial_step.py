@@ -14,15 +14,15 @@ from torch import Tensor
 
 from dpfed.bounding.engines import GroupBatch
 from dpfed.bounding.engines.loop import LoopEngine
-from dpfed.building.method import group_loss
 from dpfed.config import OptimizerConfig
+from dpfed.data.record_set import RecordSet
 from dpfed.data.store.index import blocks
-from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.models.contract import embeddings_of
 from dpfed.models.parameters import TrainableVector, exact_type
 from dpfed.runs.build import Parts
-from dpfed.training.optimizers import build_optimizer, take_step
+from dpfed.schema.named import in_python
+from dpfed.training.optimizers import Update, take_step
 
 _RECORDS = 4  # of the group that is tried
 _LEAST_SIGNAL = 1e-6  # of the length that the noise is made for: it buries a shorter gradient
@@ -68,8 +68,8 @@ def _few(parts: Parts) -> GroupBatch:
 def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
     """The gradient of the group, clipped; refused where it is nothing beside what it is clipped to."""
     config, plan = parts.config, parts.plan
-    model = parts.trainer.views.trained(parts.model)
-    engine = LoopEngine(model, config.training.precision, group_loss(config))
+    model = parts.learner.views.trained(parts.model)
+    engine = LoopEngine(model, config.training.precision, parts.loss)
     total = engine.zeros()
     model.train()
     with torch.random.fork_rng(devices=[]):
@@ -103,7 +103,7 @@ def _try_weights(parts: Parts, batch: GroupBatch, gradient: Tensor, before: Tens
     generator = torch.Generator().manual_seed(0)  # nothing is released: the noise need not be secret
     noise = torch.randn(vector.numel, generator=generator).to(before) * plan.noise_std
     noisy = (gradient.to(before) + noise) / plan.divisor
-    take_step(build_optimizer(optimizer, vector.parameters), vector.parameters, vector.split(noisy), optimizer.learning_rate)
+    _step(parts, vector, noisy)
     change = vector.gather() - before
     moved, length = (float(torch.linalg.vector_norm(values, dtype=exact_type(values.device))) for values in (change, before))
     inertia = 1 / (1 - optimizer.momentum) if optimizer.name in ("sgd", "lars") else 1.0
@@ -123,12 +123,40 @@ def _try_weights(parts: Parts, batch: GroupBatch, gradient: Tensor, before: Tens
         )
 
 
+def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
+    """Takes a step of the run's optimizer, at its highest learning rate.
+
+    Raises:
+        UserError: for an optimizer of the user's own that cannot do it, or keeps what no checkpoint can.
+    """
+    optimizer, own = parts.config.optimizer, parts.learner.own_optimizer
+    update = Update(optimizer, vector.parameters, parts.plan.steps, own)
+    name = type(update.optimizer).__name__
+    try:
+        take_step(update.optimizer, vector.parameters, vector.split(noisy), None if own else optimizer.learning_rate)
+    except Exception as error:
+        if not own and not optimizer.is_own:
+            raise
+        wants = " It wants a closure, and a private gradient is computed once." if "closure" in str(error) else ""
+        raise UserError(
+            f"the optimizer {name} cannot take a step ({type(error).__name__}: {error}).{wants} Choose another. [optimizer-step]"
+        ) from error
+    kept = [value for state in update.optimizer.state_dict()["state"].values() for value in state.values()]
+    if any(not isinstance(value, Tensor | int | float | None) for value in kept):
+        raise UserError(
+            f"the optimizer {name} keeps something else than tensors and numbers, which no checkpoint holds: choose another. "
+            "[optimizer-state]"
+        )
+
+
 def _growth(share: float, steps: int) -> float:
     """By what the weights' length is multiplied by steps in directions of their own, each a share of that length."""
     return math.exp(min(60.0, 0.5 * steps * math.log1p(share**2))) if math.isfinite(share) else math.inf
 
 
 def _rate(optimizer: OptimizerConfig) -> str:
+    if in_python(optimizer.name):
+        return f"the optimizer '{optimizer.name.rpartition(':')[2]}'"
     decay = f" with weight_decay = {optimizer.weight_decay:g}" if optimizer.weight_decay else ""
     return f"optimizer.learning_rate = {optimizer.learning_rate:g}{decay} (optimizer.name = '{optimizer.name}')"
 
@@ -136,7 +164,7 @@ def _rate(optimizer: OptimizerConfig) -> str:
 @torch.no_grad()
 def _all_finite(parts: Parts, batch: GroupBatch) -> bool:
     """Whether the embeddings and features of a few images of noise are finite numbers."""
-    model = parts.trainer.views.trained(parts.model)
+    model = parts.learner.views.trained(parts.model)
     model.eval()
     found = list(embeddings_of(model, batch.views).values())
     if not parts.config.cached_views:
@@ -144,7 +172,7 @@ def _all_finite(parts: Parts, batch: GroupBatch) -> bool:
     return all(bool(z.isfinite().all()) and float(z.double().square().sum()) < 1e30 for z in found)
 
 
-def refuse_equal_captions(store: RecordStore) -> None:
+def refuse_equal_captions(store: RecordSet) -> None:
     """Refuses captioned records that all say the same: captions distinguish no image from another.
 
     Raises:

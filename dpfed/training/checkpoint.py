@@ -97,7 +97,7 @@ class Checkpoints:
         state = {name: value for name, value in model.state_dict().items() if whole or name not in frozen}
         tensors = {f"model/{name}": value for name, value in state.items()}
         scalars: dict[str, float | int] = {}
-        for index, state in coordinator.optimizer.state_dict()["state"].items():
+        for index, state in coordinator.update.optimizer.state_dict()["state"].items():
             for name, value in state.items():
                 if isinstance(value, Tensor):
                     tensors[f"optimizer/{index}/{name}"] = value
@@ -129,10 +129,11 @@ class Checkpoints:
         for key, value in {**_under("optimizer/", tensors), **json.loads(header["optimizer"])}.items():
             index, name = key.split("/")
             state.setdefault(int(index), {})[name] = value
-        groups = coordinator.optimizer.state_dict()["param_groups"]
-        coordinator.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        optimizer, step = coordinator.update.optimizer, int(header["step"])
+        coordinator.update.skip(step)
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         load_states(coordinator.post_processors, _under(_POST, tensors), f"the checkpoint {path}")
-        return Position(int(header["step"]), int(header["charged"]), header["fingerprint"])
+        return Position(step, int(header["charged"]), header["fingerprint"])
 
 
 def steps_of(path: Path) -> int:

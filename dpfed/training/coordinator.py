@@ -25,12 +25,11 @@ from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.metrics_window import MetricsWindow
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.optimizers import SETTING, build_optimizer, take_step
+from dpfed.training.optimizers import SETTING, OwnOptimizer, Update
 from dpfed.training.options import OptimizerConfig
 from dpfed.training.post_processing import PostProcessor, post_processors
 from dpfed.training.private_metrics import PrivateMetrics
 from dpfed.training.releases import Releases
-from dpfed.training.schedules import learning_rate
 
 DISCARDED = "discarded"  # in the place of a digest
 
@@ -41,6 +40,7 @@ class Coordinator:
     Attributes:
         blocks: how the sum is cut: as the ledger says.
         noise: on the sum.
+        update: the optimizer and its learning rates.
         optimizer: torch's.
         post_processors: what is done with every noisy sum beside the optimizer's step, in order.
         private_metrics: the one of them that takes in the groups' statistics, where the plan releases any.
@@ -55,6 +55,7 @@ class Coordinator:
         ledger: written before anything that depends on a release leaves the process.
         releases: keeps releases until a checkpoint takes them in; without it, a resume must compute them again, exactly.
         noise_std: the standard deviation of the noise that the owners added, if it exceeds the plan's; ``None``: the plan's.
+        own_optimizer: in the place of the one that `config` names.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Coordinator:
         ledger: Ledger,
         releases: Releases | None = None,
         noise_std: float | None = None,
+        own_optimizer: OwnOptimizer | None = None,
     ) -> None:
         config = SETTING if plan.bounding.method.closed_form else config
         self._plan, self._config = plan, config
@@ -76,7 +78,8 @@ class Coordinator:
         self._vector = TrainableVector(model)
         self.blocks = Blocks(self._vector.numel + plan.statistics_count, ledger.block)
         self.noise = SumNoise(plan.noise_of(), randomness, self.blocks, plan.fingerprint)
-        self.optimizer = build_optimizer(config, self._vector.parameters)
+        self.update = Update(config, self._vector.parameters, plan.steps, own_optimizer)
+        self.optimizer = self.update.optimizer
         self.private_metrics = PrivateMetrics(plan, noise_std) if plan.statistics else None
         self.post_processors: list[PostProcessor] = [*filter(None, [self.private_metrics]), *post_processors(config, model)]
         self.ahead = False
@@ -214,13 +217,12 @@ class Coordinator:
             raise UserError(f"step {step}: an owner sent a sum that is not finite; it was not used. [training-sum-infinite]")
 
     def _update(self, step: int, noisy: Tensor) -> StepSummary:
-        rate = learning_rate(self._config, step, self._plan.steps)
         summed, statistics = noisy.split([self._vector.numel, self._plan.statistics_count])
         gradient = summed / self._plan.divisor  # `noisy` itself is being kept
         norm = self._norm(gradient)
         for processor in self.post_processors:
             gradient = processor.gradient(step, gradient)
-        take_step(self.optimizer, self._vector.parameters, self._vector.split(gradient), rate)
+        rate = self.update.take_step(step, self._vector.parameters, self._vector.split(gradient))
         self._require_finite(step)
         for processor in self.post_processors:
             processor.updated(step)
@@ -236,8 +238,9 @@ class Coordinator:
         return math.sqrt(math.fsum(torch.stack(squares).tolist()))
 
     def _skipped(self, step: int) -> StepSummary:
-        steps = self._plan.steps
-        return StepSummary(step, steps, learning_rate(self._config, step, steps), None, self._told(step, None), self._spent)
+        rate = self.update.rate(step)
+        self.update.skip(1)
+        return StepSummary(step, self._plan.steps, rate, None, self._told(step, None), self._spent)
 
     def _spent(self, steps: int) -> float | None:
         return self._ledger.epsilon_after(steps) if self._plan.has_guarantee else None
@@ -251,7 +254,7 @@ class Coordinator:
         if not _all_finite(parameter.detach() for parameter in self._vector.parameters):
             raise UserError(
                 f"step {step}: the parameters are no longer finite. Lower optimizer.learning_rate "
-                f"(now {self._config.learning_rate:g}) or use a warm-up. [optimizer-diverged]"
+                f"(now {self.update.rate(step):g}) or use a warm-up. [optimizer-diverged]"
             )
 
 

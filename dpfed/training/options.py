@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from dpfed.errors import nearest
 from dpfed.schema.conditions import When, only
+from dpfed.schema.named import Arguments, is_name
 from dpfed.schema.section import Section
 
 _WARMS_UP = When(
@@ -16,10 +18,19 @@ _WARMS_UP = When(
 )
 
 
+_NAMES = ("sgd", "adam", "adamw", "lars")
+_OWN = When("optimizer.name", lambda optimizer: optimizer.is_own, "set optimizer.name = 'package.module:Optimizer'")
+
+
 class OptimizerConfig(Section):
     """How the noisy gradient updates the weights (post-processing: costs no privacy)."""
 
-    name: Literal["sgd", "adam", "adamw", "lars"] = Field("adam", description="how the noisy gradient becomes a step")
+    name: str = Field(
+        "adam",
+        description="how the noisy gradient becomes a step: 'sgd', 'adam', 'adamw', 'lars', or 'package.module:Optimizer', "
+        "such as 'torch.optim:RAdam'",
+    )
+    options: Annotated[Arguments, _OWN] = Field({}, description="further arguments of an optimizer of that kind")
     learning_rate: float = Field(1e-3, ge=1e-12, le=1e9, description="size of a step, at the end of the warm-up")
     momentum: Annotated[float, only("optimizer.name", "sgd", "lars")] = Field(0.9, ge=0, lt=1, description="for sgd and lars")
     weight_decay: float = Field(
@@ -30,6 +41,20 @@ class OptimizerConfig(Section):
         "constant", description="learning rate after the warm-up; cosine ends near 0"
     )
     ema: float = Field(0.0, ge=0, lt=1, description="decay of the weights' moving average; 0 is off")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the optimizer is one of another library, or the user's own."""
+        return is_name(self.name)
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in _NAMES and not is_name(name):
+            raise ValueError(
+                f"expected one of {', '.join(_NAMES)}, or a name such as torch.optim:RAdam; {nearest(name, _NAMES)}"
+            )
+        return name
 
     @model_validator(mode="after")
     def _decays(self) -> OptimizerConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +15,10 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.checkpoint import Checkpoints, Position, steps_of
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.loop import train
+from dpfed.training.learner import Learner
+from dpfed.training.loop import taken, train
 from dpfed.training.post_processing import averaged_weights
 from dpfed.training.releases import Releases
-from dpfed.training.trainer import Trainer
 from dpfed.training.transport import Transport
 
 
@@ -41,7 +41,7 @@ class Steps:
     """The private steps of a training that are left. No other process may have the same files open.
 
     Args:
-        trainer: what is trained; its model gets the weights of the last checkpoint, if there is one.
+        learner: what is trained; its model gets the weights of the last checkpoint, if there is one.
         files: of this training; they are made if they are not there.
         randomness: the coordinator's secret, on resume the same as before. With another one, steps that are not charged yet get
             other noise, and the run is not the same bit for bit.
@@ -52,7 +52,7 @@ class Steps:
             before the next one begins, and releases are kept for longer, because these parties refuse to compute a step again.
 
     Attributes:
-        trainer: as given.
+        learner: as given.
         ledger: what was spent.
         coordinator: adds the noise, pays and updates.
         checkpoints: of the training.
@@ -66,7 +66,7 @@ class Steps:
 
     def __init__(
         self,
-        trainer: Trainer,
+        learner: Learner,
         files: Files,
         randomness: Randomness,
         marks: dict[str, bool] | None = None,
@@ -74,14 +74,14 @@ class Steps:
         checkpoint_every: int = 100,
         seen_outside: bool = False,
     ) -> None:
-        self.trainer, self._files, self._every, self._seen_outside = trainer, files, checkpoint_every, seen_outside
+        self.learner, self._files, self._every, self._seen_outside = learner, files, checkpoint_every, seen_outside
         self.checkpoints = Checkpoints(files.checkpoints, keep)
         for folder in (files.checkpoints, files.releases):
             remove_drafts(folder)
         self.resumed = has_begun(files.ledger)
         self.ledger = self._open_ledger(marks or {})
-        self.ledger.note_world_size(trainer.world_size)
-        self.coordinator: Coordinator = trainer.coordinator(randomness, self.ledger, Releases(files.releases))
+        self.ledger.note_world_size(learner.world_size)
+        self.coordinator: Coordinator = learner.coordinator(randomness, self.ledger, Releases(files.releases))
         # Whoever sees parameters waits until they are charged.
         self.coordinator.ahead = not seen_outside
         self.damaged: list[Path] = []
@@ -90,7 +90,7 @@ class Steps:
     @property
     def plan(self) -> PrivacyPlan:
         """What is promised."""
-        return self.trainer.plan
+        return self.learner.plan
 
     def run(
         self, transport: Transport, callbacks: Iterable[Callback] = (), advance: Callable[[int], None] = lambda done: None
@@ -102,17 +102,44 @@ class Steps:
             callbacks: see the steps, in this order, before their checkpoint is saved.
             advance: learns after each step how many are done.
         """
-        if self.resumed:
-            self.ledger.note_resumed(self.start)
-        callbacks = list(callbacks)
-        for callback in callbacks:
-            callback.on_begin(self.start)
+        callbacks = self._begin(callbacks)
         saving = _Saving(self._every, self._save)
         train(transport, self.coordinator, range(self.start, self.plan.steps), [*callbacks, saving], advance)
 
+    def each(self, transport: Transport, callbacks: Iterable[Callback] = ()) -> Iterator[StepSummary]:
+        """Takes the steps one by one, for a loop of the user's own. The checkpoint of a step is saved behind the loop's body.
+
+        Args:
+            transport: adds up the workers' sums.
+            callbacks: see the steps, in this order, before the loop's body.
+
+        Yields:
+            What each step may tell, once it is on disk and charged.
+        """
+        callbacks, saving = self._begin(callbacks), _Saving(self._every, self._save)
+        try:
+            for summary in taken(transport, self.coordinator, range(self.start, self.plan.steps)):
+                self.coordinator.commit()
+                for callback in callbacks:
+                    if callback.is_due(summary):
+                        callback.on_step(summary)
+                yield summary
+                if saving.is_due(summary):
+                    saving.on_step(summary)
+        finally:
+            self.coordinator.commit()
+
+    def _begin(self, callbacks: Iterable[Callback]) -> list[Callback]:
+        if self.resumed:
+            self.ledger.note_resumed(self.start)
+        begun = list(callbacks)
+        for callback in begun:
+            callback.on_begin(self.start)
+        return begun
+
     def averaged_weights(self) -> AbstractContextManager[None]:
         """A block in which the model has the weights that are measured and published."""
-        return averaged_weights(self.trainer.model, self.coordinator.post_processors)
+        return averaged_weights(self.learner.model, self.coordinator.post_processors)
 
     def _open_ledger(self, marks: dict[str, bool]) -> Ledger:
         path, plan, saved = self._files.ledger, self.plan, self.checkpoints.paths()
@@ -124,7 +151,7 @@ class Steps:
             )
         else:
             path.unlink(missing_ok=True)  # a header that a crash cut short: nothing was spent yet
-            ledger = self.trainer.create_ledger(path, marks)
+            ledger = self.learner.create_ledger(path, marks)
         ledger.require_current()
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(
@@ -140,10 +167,10 @@ class Steps:
     def _load_or_save_first(self) -> int:
         """Loads the last checkpoint that is not damaged, or saves the first one; returns how many steps are done."""
         if not self.checkpoints.paths():
-            self.checkpoints.save(Position(0, 0, self.plan.fingerprint), self.trainer.model, self.coordinator)
+            self.checkpoints.save(Position(0, 0, self.plan.fingerprint), self.learner.model, self.coordinator)
             return 0
         newest = self.checkpoints.paths()[-1]
-        position, self.damaged = self.checkpoints.resume(self.trainer.model, self.coordinator)
+        position, self.damaged = self.checkpoints.resume(self.learner.model, self.coordinator)
         seen = max(position.charged, steps_of(newest))
         if position.fingerprint != self.plan.fingerprint or seen > self.ledger.charged:
             raise UserError(
@@ -154,7 +181,7 @@ class Steps:
 
     def _save(self, done: int) -> None:
         position = Position(done, self.ledger.charged, self.plan.fingerprint)
-        self.checkpoints.save(position, self.trainer.model, self.coordinator)
+        self.checkpoints.save(position, self.learner.model, self.coordinator)
         # Should the newest checkpoint be damaged, steps since the one before are taken again, bit for bit, on any machine.
         # A process can also compute older ones again where it computed them first; institutions do not answer twice.
         reserves = self.checkpoints.reserves()

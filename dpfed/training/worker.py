@@ -131,8 +131,6 @@ class Worker:
         self._model.train()
         losses: list[Tensor] = []
         norms = self._add_groups(draw, step, total, losses)
-        if step + 1 < self._plan.steps:
-            self._prefetch(step + 1)
         sensitivity = self._plan.sensitivity_of(step)
         if self._grid is None:
             return BoundedSum(total.float(), sensitivity, self._groups)
@@ -183,7 +181,11 @@ class Worker:
                 views, offsets = self._public_negatives.joined(
                     views, offsets, keys, self._randomness, step, self._vector.device
                 )
+            if end == len(draw):
+                self._prefetch(step + 1)
             norms.append(self._engine.add_clipped(GroupBatch(views, offsets, step), clip, total, *asked))
+        if not ranges:
+            self._prefetch(step + 1)
         return norms
 
     def _drawn(self, step: int) -> StepDraw:
@@ -204,14 +206,16 @@ class Worker:
         )
 
     def _prefetch(self, step: int) -> None:
-        """Lets the first images of the next step be read while the sum is on its way and the coordinator works."""
+        """Lets the first images of the next step be read beside the last gradients, and while the sum is on its way."""
+        if step >= self._plan.steps:
+            return
         draw = self._drawn(step)
         self._drawn_ahead = step, draw
-        self._prefetch_views(draw, draw.microbatches(self._microbatch)[:1], step)
+        self._prefetch_views(draw, draw.microbatches(self._microbatch), step)
 
     def _prefetch_views(self, draw: StepDraw, ranges: list[tuple[int, int]], step: int) -> None:
         """Says whose images, and whose public negatives', will be asked for, in order."""
-        self._prefetch_images([draw.between(*groups) for groups in ranges], self._vector.device)
+        self._prefetch_images([draw.between(*groups) for groups in ranges], self._randomness, step, self._vector.device)
         if self._public_negatives and draw.keys is not None:
             keys = [draw.keys[first:end] for first, end in ranges]
             self._public_negatives.prefetch(keys, self._randomness, step, self._vector.device)

@@ -160,7 +160,7 @@ def test_every_spread_is_the_longest_sum_over_sensitivity(name):
 
 def test_a_worker_sums_whole_numbers_whose_length_is_the_plans(tiny):
     parts = build(parse_config(tiny), Randomness.from_seed(5), world_size=2)
-    worker, seen = parts.trainer.worker(Randomness.from_seed(5)), []
+    worker, seen = parts.learner.worker(Randomness.from_seed(5)), []
     add = worker._engine.add_clipped
 
     def watched(batch, clip_norm, into):

@@ -89,7 +89,7 @@ class Oracle:
         self.plan = plan
         self.parts = build(config, Randomness.from_seed(SEED))
         self.randomness = Randomness.from_seed(SEED).for_ranks()
-        self.views = self.parts.trainer.worker(self.randomness)._views
+        self.views = self.parts.learner.worker(self.randomness)._views
         self.model = copy.deepcopy(self.parts.model).double().train()
 
     @property
@@ -272,10 +272,10 @@ def remove(rank, config, folder, gone):
         link = Link()
         parts = build(config, Randomness.from_seed(SEED), rank=link.rank, world_size=link.size)
         for missing in [None, *gone]:
-            partition = parts.trainer.partition
+            partition = parts.learner.partition
             indices = np.asarray(partition.indices)
             partition = dataclasses.replace(partition, indices=indices[indices != missing])
-            worker = parts.trainer.worker(Randomness.from_seed(SEED).for_ranks(), partition=partition)
+            worker = parts.learner.worker(Randomness.from_seed(SEED).for_ranks(), partition=partition)
             own = worker.bounded_sum(STEP).values
             collective = Collective(link, parts.model, worker)
             if link.rank == 0:

@@ -127,9 +127,9 @@ def assembled(tiny_public, path, **public):
 
 def test_a_public_set_is_opened_and_its_fingerprint_becomes_part_of_the_configuration(tiny_public, public_store):
     parts = build(parse_config(tiny_public), RANDOMNESS)
-    assert parts.trainer.public.path == public_store.path and parts.config.public.digest == public_store.contents
+    assert parts.learner.public.path == public_store.path and parts.config.public.digest == public_store.contents
     tiny_public["bounding"], tiny_public["public"] = {}, {}
-    assert build(parse_config(tiny_public), RANDOMNESS).trainer.public is None
+    assert build(parse_config(tiny_public), RANDOMNESS).learner.public is None
 
 
 def test_a_store_that_is_not_marked_public_is_refused(tiny_public, tmp_path):
@@ -148,7 +148,7 @@ def test_a_store_with_fewer_records_than_join_a_group_is_refused(tiny_public, tm
     stored(tmp_path / "mine", range(2))
     with pytest.raises(UserError, match="= 3 .* has 2 .*public-few-records"):
         assembled(tiny_public, tmp_path / "mine")
-    assert assembled(tiny_public, tmp_path / "mine", records=2).trainer.public is not None
+    assert assembled(tiny_public, tmp_path / "mine", records=2).learner.public is not None
 
 
 @pytest.mark.parametrize("path", ["/nowhere/at/all", "s3://bucket/store"])
@@ -204,7 +204,7 @@ def test_squares_that_were_not_made_as_the_model_wants_them_are_refused(tiny_pub
             image = random.integers(0, 256, (20, 30, 3), dtype=np.uint8)
             writer.add(RecordInput(str(number), image, ("a caption",)))
     assert RecordStore.open(tmp_path / "squares").resized
-    assert assembled(tiny_public, tmp_path / "squares").trainer.public is not None
+    assert assembled(tiny_public, tmp_path / "squares").learner.public is not None
     tiny_public["data"]["resize"] = "pad"
     with pytest.raises(UserError, match="resize 'pad'.*view-made-squares"):
         assembled(tiny_public, tmp_path / "squares")

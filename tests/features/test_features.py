@@ -166,15 +166,15 @@ def test_training_on_them_is_training_on_images(engine, tiny, tmp_path):
     cached = parts_of(tree)
     tree["views"], tree["bounding"]["engine"] = {}, "loop"
     plain = parts_of(tree)
-    sums = [parts.trainer.worker(SECRET).bounded_sum(1).numbers() for parts in (cached, plain)]
+    sums = [parts.learner.worker(SECRET).bounded_sum(1).numbers() for parts in (cached, plain)]
     assert len(sums[0]) == TrainableVector(cached.model).numel and sums[0].any()
     assert (sums[0] - sums[1]).norm() < 1e-3 * sums[1].norm()
 
 
 def test_neighbours_stay_within_the_bound(parts):
-    whole, rows = parts.trainer.worker(SECRET), parts.store.split("train")
+    whole, rows = parts.learner.worker(SECRET), parts.store.split("train")
     for gone in whole._drawn(0).indices[:4]:
-        fewer = parts.trainer.worker(SECRET)
+        fewer = parts.learner.worker(SECRET)
         keep_only(fewer, rows[rows != gone], parts.store.keys)
         moved = (whole.bounded_sum(0).numbers() - fewer.bounded_sum(0).numbers()).norm()
         assert 0 < moved <= parts.plan.sensitivity

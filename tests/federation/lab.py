@@ -19,7 +19,7 @@ from dpfed.protocol.journal import Journal
 from dpfed.protocol.messages import Packet
 from dpfed.protocol.terms import Terms
 from dpfed.runs.build import build
-from dpfed.training.trainer import Partition
+from dpfed.training.learner import Partition
 
 SITES = 3
 Tamper = Callable[[Packet, Packet], Packet | None]
@@ -90,7 +90,7 @@ class Lab:
         """A worker with a site's records and its own copy of the model, and that copy."""
         model = copy.deepcopy(self.parts.model)
         partition = Partition(number, self.indices[number], self.terms.sites[number].groups)
-        return self.parts.trainer.worker(Randomness.from_seed(5).for_ranks(), model=model, partition=partition), model
+        return self.parts.learner.worker(Randomness.from_seed(5).for_ranks(), model=model, partition=partition), model
 
     def site(self, number: int, terms: Terms | None = None) -> SiteWorker:
         """A site that was just started."""

@@ -33,7 +33,7 @@ def test_a_federation_adds_it_once_for_whoever_is_to_add_it(discrete, tmp_path, 
     if trust == "central":
         assert torch.equal(total.values, clean.values) and total.noise_std == 0
     ledger = Ledger.create(tmp_path / "coordinator.jsonl", lab.plan)
-    noisy = lab.parts.trainer.coordinator(Randomness.from_seed(9), ledger)._release(0, total)
+    noisy = lab.parts.learner.coordinator(Randomness.from_seed(9), ledger)._release(0, total)
     variance = (noisy.double() - clean.numbers()).square().mean().item() / lab.plan.noise_std**2
     assert variance == pytest.approx(1 if trust == "central" else SITES, rel=6 * (2 / noisy.numel()) ** 0.5)
     if trust == "central":
@@ -72,7 +72,7 @@ def test_shares_of_it_are_added_up_as_whole_numbers(discrete, tmp_path, trust, d
     assert error == pytest.approx(len(arrived) / lab.terms.trust_model.honest, rel=6 * (2 / total.values.numel()) ** 0.5)
     assert total.noise_std >= lab.plan.noise.multiplier * lab.plan.sensitivity
     ledger = Ledger.create(tmp_path / "coordinator.jsonl", lab.plan)
-    noisy = lab.parts.trainer.coordinator(Randomness.from_seed(9), ledger)._release(0, total)
+    noisy = lab.parts.learner.coordinator(Randomness.from_seed(9), ledger)._release(0, total)
     assert torch.equal(noisy, expected)  # nobody adds noise a second time
 
 
@@ -83,7 +83,7 @@ def test_shares_are_enough_where_one_partys_noise_would_be_a_little_more(discret
     total = lab.server.aggregate(0)
     promised = multiplier * lab.plan.sensitivity
     assert promised <= total.noise_std < lab.plan.noise_std * (1 - 1e-9) < promised * (1 + 5e-9)
-    lab.parts.trainer.coordinator(Randomness.from_seed(9), Ledger.create(tmp_path / "coordinator.jsonl", lab.plan)).apply(
+    lab.parts.learner.coordinator(Randomness.from_seed(9), Ledger.create(tmp_path / "coordinator.jsonl", lab.plan)).apply(
         0, total
     )
 

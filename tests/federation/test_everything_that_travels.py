@@ -27,7 +27,7 @@ HEADERS = {  # all that a site ever says
 
 def taken(lab, folder):
     """Two steps of a federation; the parameters after them."""
-    coordinator = lab.parts.trainer.coordinator(Randomness.from_seed(9), Ledger.create(folder / "coordinator.jsonl", lab.plan))
+    coordinator = lab.parts.learner.coordinator(Randomness.from_seed(9), Ledger.create(folder / "coordinator.jsonl", lab.plan))
     for step in range(STEPS):
         coordinator.apply(step, lab.server.aggregate(step))
     return torch.cat([parameter.detach().flatten() for parameter in lab.parts.model.parameters()])

@@ -28,7 +28,7 @@ def agreed(tiny_moments, aligned_start):
 
 def released(lab, missing_from=2):
     """Runs both rounds, without the last site from one on; returns the noisy sums, as the coordinator's model has them."""
-    coordinator = lab.parts.trainer.coordinator(Randomness.from_seed(7), lab.server._paid)
+    coordinator = lab.parts.learner.coordinator(Randomness.from_seed(7), lab.server._paid)
     for step in range(2):
         lab.wire.gone = {"node2"} if step >= missing_from else set()
         train(lab.server, coordinator, [step])
@@ -60,7 +60,7 @@ def test_two_rounds_release_the_sites_moments_with_the_noise_of_the_terms(agreed
 def test_a_round_that_too_few_sites_live_through_releases_nothing_and_is_charged(agreed, tmp_path, lost):
     lab = Lab(agreed, tmp_path, trust="secure", **MODES["secure"])
     coordinator, layout = (
-        lab.parts.trainer.coordinator(Randomness.from_seed(7), lab.server._paid),
+        lab.parts.learner.coordinator(Randomness.from_seed(7), lab.server._paid),
         lab.parts.model.moments.layout,
     )
     for step in range(2):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-import dpfed.training.trainer as trainers
+import dpfed.training.learner as trainers
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.cli import main
 from dpfed.config import parse_config
@@ -32,7 +32,7 @@ from dpfed.progress import Silent
 from dpfed.protocol.terms import Terms
 from dpfed.runs.build import build
 from dpfed.training.loop import train
-from dpfed.training.trainer import Partition
+from dpfed.training.learner import Partition
 from dpfed.training.transport import InProcess
 from tests.cluster.processes import Processes, pretrain
 from tests.federation.lab import Wire
@@ -60,11 +60,11 @@ def locally(config, tmp_path, monkeypatch):
     assert parts.plan.apportioned(counts) == [parts.plan.groups_of(number, SITES) for number in range(SITES)]
     owners = Randomness.from_seed(SEED).for_ranks()
     workers = [
-        parts.trainer.worker(owners, partition=Partition(number, indices[sites == number], groups))
+        parts.learner.worker(owners, partition=Partition(number, indices[sites == number], groups))
         for number, groups in enumerate(parts.plan.apportioned(counts))
     ]
     ledger = Ledger.create(tmp_path / "local.jsonl", parts.plan)
-    train(InProcess(workers), parts.trainer.coordinator(Randomness.from_seed(SEED), ledger), range(parts.plan.steps))
+    train(InProcess(workers), parts.learner.coordinator(Randomness.from_seed(SEED), ledger), range(parts.plan.steps))
     yield digests(ledger.path)
     torch.set_num_threads(threads)
 
@@ -75,7 +75,7 @@ def digests(ledger: Path) -> list[str]:
 
 def divided_as_sites(rank, *arguments):
     """A process of a cluster in which records are divided, not groups, and a record's owner is its site."""
-    trainers.Trainer.divides_groups = False
+    trainers.Learner.divides_groups = False
     trainers.partition_keys = lambda store, privacy: site_of_records(store, SITES, SKEW).astype(np.uint64)
     sys.argv = ["dpfed", *map(str, arguments)]
     main()

@@ -39,7 +39,7 @@ def test_the_sum_has_the_figures_of_all_sites_with_the_noise_of_the_mode(progres
         assert total.noise_std >= lab.plan.noise_std
         assert (total.values - clean.numbers())[-2:].abs().min() > 0
         assert (total.values - clean.numbers()).std() == pytest.approx(total.noise_std, rel=0.1)
-    coordinator = lab.parts.trainer.coordinator(
+    coordinator = lab.parts.learner.coordinator(
         Randomness.from_seed(9), Ledger.create(tmp_path / "coordinator.jsonl", lab.plan)
     )
     assert coordinator.apply(0, total).window is None

@@ -41,11 +41,11 @@ def test_centres_draw_nothing_and_change_no_other_weight(tiny_public, model):
 def test_the_first_sum_pulls_the_centres_to_the_embeddings(tiny_public):
     tiny_public["bounding"]["clip_norm"] = 1e3  # no clipping: the sum is that of the gradients
     parts = parts_of(tiny_public, centring=0.3)
-    total = parts.trainer.worker(RANDOMNESS).bounded_sum(0).numbers().float()
+    total = parts.learner.worker(RANDOMNESS).bounded_sum(0).numbers().float()
     named = [(name, parameter) for name, parameter in parts.model.named_parameters() if parameter.requires_grad]
     assert [name for name, _ in named][-1] == "centres.table.weight"
     pull = -total[-4 * 16 :].view(2, 2, 16) / 0.3
-    indices, (image, text) = parts.trainer.worker(RANDOMNESS)._drawn(0).indices, (0, 1)
+    indices, (image, text) = parts.learner.worker(RANDOMNESS)._drawn(0).indices, (0, 1)
     views = parts.views.maker(parts.store)(indices, RANDOMNESS, 0, torch.device("cpu"))
     with torch.no_grad():
         z = embeddings_of(parts.model.train(), views)

@@ -42,7 +42,7 @@ def test_of_as_many_public_records_the_sum_is_that_of_the_private_run(config, sh
     plan = declared_plan(config, None, Silent())
     imitation = imitation_of(config, plan, shapes, 600)
     transport, worker = transport_of(imitation, plan)
-    own = imitation.parts.trainer.worker(Randomness.from_seed(1).for_ranks())
+    own = imitation.parts.learner.worker(Randomness.from_seed(1).for_ranks())
     for step in range(2):
         rehearsed, private = transport.aggregate(step), own.bounded_sum(step)
         assert torch.equal(rehearsed.values, private.values)
@@ -65,7 +65,7 @@ def test_of_fewer_public_records_noise_over_signal_is_that_of_the_private_run(co
 def test_the_noise_is_the_private_plans_whatever_the_number_of_public_records(config, shapes, tmp_path, records):
     plan = declared_plan(config, None, Silent())
     imitation = imitation_of(config, plan, shapes, records)
-    coordinator = imitation.parts.trainer.coordinator(Randomness.from_seed(1), Ledger.create(tmp_path / "ledger", plan))
+    coordinator = imitation.parts.learner.coordinator(Randomness.from_seed(1), Ledger.create(tmp_path / "ledger", plan))
     transport, _ = transport_of(imitation, plan)
     total = transport.aggregate(0)
     clean = total.numbers()

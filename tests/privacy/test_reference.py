@@ -75,7 +75,7 @@ def test_gradients_keep_their_length_unless_they_are_not_finite():
 def test_the_sum_is_that_of_the_plain_gradients(without, engine):
     without["bounding"]["engine"] = engine
     parts, randomness = build(parse_config(without), Randomness.from_seed(5)), Randomness.from_seed(5)
-    worker = parts.trainer.worker(randomness)
+    worker = parts.learner.worker(randomness)
     total = worker.bounded_sum(0)
     rows = parts.store.split("train")
     draw = draw_step(parts.plan, randomness, 0, rows, parts.store.keys[rows], parts.plan.groups)

@@ -87,7 +87,7 @@ def card_of(tiny, tmp_path):
         store = RecordStore.open(parts.store.path)
         store.unit_name = unit_name
         plan = parts.plan.replace(**plan)
-        parts = parts.with_trainer(records=store, plan=plan)
+        parts = parts.with_learner(records=store, plan=plan)
         return privacy_card(card_facts(parts, Ledger.create(tmp_path / f"{marks}.jsonl", plan, marks)))
 
     return write

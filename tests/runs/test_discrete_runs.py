@@ -36,7 +36,7 @@ def test_neighbours_integers_are_as_close_as_the_plan_says(discrete, world_size,
     """Clipped to 1e-5, every group is as long as it may be."""
     discrete["bounding"] |= changes
     whole = build(parse_config(discrete), Randomness.from_seed(5))
-    parts = [whole.trainer.replace(rank=rank, world_size=world_size) for rank in range(world_size)]
+    parts = [whole.learner.replace(rank=rank, world_size=world_size) for rank in range(world_size)]
 
     def workers(gone: int):
         for one in parts:

@@ -86,8 +86,8 @@ def test_closed_form_draws_are_as_long_as_the_release(tiny_moments, tmp_path, mo
     tiny_moments["privacy"] = {"noise_multiplier": 900.0}  # hardly anything but noise
     parts, secret = build(parse_config(tiny_moments), Randomness.from_seed(0)), Randomness.from_seed(1)
     start = TrainableVector(parts.model).gather()
-    coordinator = parts.trainer.coordinator(secret, Ledger.create(tmp_path / "ledger.jsonl", parts.plan))
-    train(InProcess([parts.trainer.worker(secret)]), coordinator, range(parts.plan.steps))
+    coordinator = parts.learner.coordinator(secret, Ledger.create(tmp_path / "ledger.jsonl", parts.plan))
+    train(InProcess([parts.learner.worker(secret)]), coordinator, range(parts.plan.steps))
     released, drawn = TrainableVector(parts.model).gather(), []
     keeping = lambda model, *_: drawn.append(TrainableVector(model).gather()) or []  # noqa: E731
     noise_alone(dataclasses.replace(parts, evaluator=keeping), start)

@@ -27,7 +27,7 @@ def test_ledger_and_card_say_how_many_owners_shared_a_run(tiny, tmp_path):
     job = create_job(Preflight.of(parse_config(tiny), tmp_path / "run", world_size=3), Silent())
 
     def connect(job):
-        ranks = [job.parts.trainer.replace(rank=number) for number in range(3)]
+        ranks = [job.parts.learner.replace(rank=number) for number in range(3)]
         return InProcess([rank.worker(job.randomness.for_ranks()) for rank in ranks])
 
     with job.run.locked():

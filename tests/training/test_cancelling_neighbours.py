@@ -59,7 +59,7 @@ def moved(parts, seed) -> float:
     drawn = worker_room.draw_step(parts.plan, randomness, 0, rows, keys[rows], parts.plan.groups).indices
     sums = []
     for gone in (None, *drawn[:: len(drawn) // 3]):
-        worker = parts.trainer.worker(randomness)
+        worker = parts.learner.worker(randomness)
         keep_only(worker, rows if gone is None else rows[rows != gone], keys)
         sums.append(worker.bounded_sum(0).numbers())
     return max((sums[0] - less).norm().item() / parts.plan.sensitivity for less in sums[1:])

@@ -311,7 +311,7 @@ def test_groups_that_hold_no_record_count_in_the_divisor(tiny):
     tiny["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 30, "steps": 3}
     parts = build(parse_config(tiny), Randomness.from_seed(5))
     worker, randomness, indices = (
-        parts.trainer.worker(Randomness.from_seed(5)),
+        parts.learner.worker(Randomness.from_seed(5)),
         Randomness.from_seed(5),
         parts.store.split("train"),
     )

@@ -14,7 +14,7 @@ from dpfed.evaluation.evaluator import Evaluator
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.training import coordinator as coordinators
-from dpfed.training import trainer as trainers
+from dpfed.training import learner as trainers
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.post_processing import MovingAverage, PostProcessor, averaged_weights, load_states, states_of
 from tests.killed import killed

@@ -60,7 +60,7 @@ def moved_by_the_adversary(tiny) -> tuple[float, PrivacyPlan]:
     indices, keys = parts.store.split("train"), parts.store.keys[parts.store.split("train")]
     draw = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, indices, keys, parts.plan.groups)
     target = next(draw.members(g) for g in range(len(draw)) if len(draw.members(g)) >= 3)[0]
-    hostile = parts.with_trainer(model=TurnsRound(pictures(parts, [target])))
+    hostile = parts.with_learner(model=TurnsRound(pictures(parts, [target])))
     one, other = sums(hostile, int(np.flatnonzero(indices == target)[0]), 0)
     return (one - other).norm().item(), parts.plan
 

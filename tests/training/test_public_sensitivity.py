@@ -40,7 +40,7 @@ class Adversary(torch.nn.Module):
 @pytest.fixture
 def parts(tiny_public):
     tiny_public["views"] = {}
-    return build(parse_config(tiny_public), RANDOMNESS).with_trainer(model=Adversary())
+    return build(parse_config(tiny_public), RANDOMNESS).with_learner(model=Adversary())
 
 
 def draw_of(parts) -> StepDraw:
@@ -49,7 +49,7 @@ def draw_of(parts) -> StepDraw:
 
 
 def sum_of(parts, kept) -> torch.Tensor:
-    one = parts.trainer.worker(RANDOMNESS)
+    one = parts.learner.worker(RANDOMNESS)
     keep_only(one, kept, parts.store.keys)
     return one.bounded_sum(0).numbers()
 
@@ -63,7 +63,7 @@ def moved(parts, count: int = 8) -> list[float]:
 
 @pytest.mark.parametrize("microbatch", [1, 32, 4096])
 def test_every_adversarial_record_reaches_c_and_no_more(parts, microbatch):
-    found = moved(parts.with_trainer(microbatch=microbatch))
+    found = moved(parts.with_learner(microbatch=microbatch))
     assert parts.plan.sensitivity == parts.plan.bounding.clip_norm
     assert max(found) <= parts.plan.sensitivity
     assert min(found) == pytest.approx(parts.plan.bounding.clip_norm, rel=1e-3)  # so noise for less than C is too little
@@ -104,15 +104,15 @@ def test_a_group_is_its_record_and_its_keys_public_ones(tiny_public, tmp_path, m
     tiny_public["public"] = {"path": str(tmp_path / "public")}
     parts, step, cpu = build(parse_config(tiny_public), RANDOMNESS), 3, torch.device("cpu")
     seen = Seen()
-    one = parts.trainer.worker(RANDOMNESS)
+    one = parts.learner.worker(RANDOMNESS)
     one._engine = seen
     one.bounded_sum(step)
     indices, keys = parts.store.split("train"), parts.store.keys
     draw = worker_room.draw_step(parts.plan, RANDOMNESS, step, indices, keys[indices], parts.plan.groups)
     own_views = parts.views.maker(parts.store)
-    public_views = parts.views.maker(parts.trainer.public)
+    public_views = parts.views.maker(parts.learner.public)
     public_negatives, apart = (
-        PublicNegatives(public_views, parts.trainer.public.split("train"), 3),
+        PublicNegatives(public_views, parts.learner.public.split("train"), 3),
         Randomness(RANDOMNESS.key("public")),
     )
     assert len(seen.groups) == len(draw) > 20
@@ -128,7 +128,7 @@ def test_a_workers_sum_is_that_of_its_records_own_terms(tiny_public):
     tiny_public["bounding"]["clip_norm"] = 0.5
     tiny_public["public"] |= {"centring": 0.0}  # `tests/bounding/methods/test_public.py` has centres
     parts, seen, expected = build(parse_config(tiny_public), RANDOMNESS), Seen(), 0
-    one = parts.trainer.worker(RANDOMNESS)
+    one = parts.learner.worker(RANDOMNESS)
     one._engine = seen
     one.bounded_sum(0)
     trained = TrainableVector(parts.model).parameters
@@ -136,7 +136,7 @@ def test_a_workers_sum_is_that_of_its_records_own_terms(tiny_public):
         loss = added("infonce", parts.model(views), 1, parts.model.temperature, None)
         gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, trained)]).double()
         expected = expected + gradient * min(1.0, 0.5 / gradient.norm().item())
-    found = parts.trainer.worker(RANDOMNESS).bounded_sum(0).numbers()
+    found = parts.learner.worker(RANDOMNESS).bounded_sum(0).numbers()
     assert (found - expected).norm() <= 1e-3 * expected.norm()  # the clip norm leaves room for rounding
 
 
@@ -147,7 +147,7 @@ def test_a_record_that_was_not_drawn_changes_nothing(parts):
 
 
 def test_an_empty_step_gives_zeros(parts):
-    one = parts.trainer.worker(RANDOMNESS)
+    one = parts.learner.worker(RANDOMNESS)
     keep_only(one, np.zeros(0, int), parts.store.keys)
     result = one.bounded_sum(0)
     assert not result.values.any() and result.groups == parts.plan.sampling.batch
@@ -158,7 +158,7 @@ def test_companions_that_depend_on_other_records_break_the_bound(parts, monkeypa
     by_key = PublicNegatives.of
     places = lambda self, keys, *rest: by_key(self, np.arange(len(keys), dtype=np.uint64), *rest)  # noqa: E731
     monkeypatch.setattr(PublicNegatives, "of", places)
-    assert max(moved(parts.with_trainer(microbatch=4096))) > parts.plan.sensitivity * 1.02
+    assert max(moved(parts.with_learner(microbatch=4096))) > parts.plan.sensitivity * 1.02
 
 
 def test_two_private_records_in_a_group_break_the_bound(parts, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_divisor_that_counts_what_was_drawn_breaks_the_bound(parts):
     """What is released is the sum over B. Over the number of groups instead, one record moves every other one's part."""
     indices, drawn = parts.store.split("train"), draw_of(parts).indices
     assert (
-        parts.plan.divisor == parts.plan.sampling.batch == parts.trainer.worker(RANDOMNESS).bounded_sum(0).groups != len(drawn)
+        parts.plan.divisor == parts.plan.sampling.batch == parts.learner.worker(RANDOMNESS).bounded_sum(0).groups != len(drawn)
     )
 
     class Turned(Adversary):
@@ -194,7 +194,7 @@ def test_a_divisor_that_counts_what_was_drawn_breaks_the_bound(parts):
 
     model = Turned()
     model.mark = parts.views.images.plain(parts.views.read(parts.store, drawn[:1])).sum()
-    hostile, batch = parts.with_trainer(model=model), parts.plan.sampling.batch
+    hostile, batch = parts.with_learner(model=model), parts.plan.sampling.batch
     whole, without = sum_of(hostile, indices), sum_of(hostile, indices[indices != drawn[0]])
     bound = parts.plan.sensitivity / parts.plan.divisor
     assert (whole / batch - without / batch).norm() <= bound * (1 + 1e-6)
@@ -205,7 +205,7 @@ def test_workers_together_have_one_owners_sum(parts):
     """A record's group is a function of the record, so it does not matter who holds it."""
     for world_size in (2, 3):
         total = sum(
-            parts.with_trainer(rank=k, world_size=world_size).trainer.worker(RANDOMNESS).bounded_sum(0).numbers()
+            parts.with_learner(rank=k, world_size=world_size).learner.worker(RANDOMNESS).bounded_sum(0).numbers()
             for k in range(world_size)
         )
         assert torch.equal(total, sum_of(parts, parts.store.split("train")))
@@ -217,7 +217,7 @@ def unit_sums(parts, per_unit: int):
     units = np.array([record_key(f"person {row % 120}") for row in range(len(parts.store))], np.uint64)
     plan = parts.plan.replace(records=120, batch=40, unit="user", per_unit=per_unit)
     draw = worker_room.draw_step(plan, RANDOMNESS, 0, indices, parts.store.keys[indices], plan.groups, units[indices])
-    template, results = parts.trainer.worker(RANDOMNESS), []
+    template, results = parts.learner.worker(RANDOMNESS), []
     for kept in (indices, indices[~(units == draw.keys[3])[indices]]):
         one = Worker(
             plan=plan,
@@ -255,7 +255,7 @@ def test_a_group_for_every_record_of_a_unit_breaks_the_bound(parts, monkeypatch)
 
 
 def test_a_worker_has_companions_exactly_where_the_plan_says_so(parts, tiny):
-    one = parts.trainer.worker(RANDOMNESS)
+    one = parts.learner.worker(RANDOMNESS)
     rest = dict(engine=one._engine, views=one._views, indices=np.arange(2), keys=one._keys[:2], microbatch=8)
     with pytest.raises(ValueError, match="public records"):
         Worker(parts.plan, parts.model, randomness=RANDOMNESS, **rest)

@@ -42,7 +42,7 @@ def parts(tiny: dict, files: Path) -> Parts:
 
 @pytest.mark.parametrize("steps", [[0, 1, 2, 3, 4, 5], [2, 2, 0, 5, 4]], ids=["in order", "in any order"])
 def test_sums_are_the_same_to_the_bit(parts: Parts, steps: list[int]) -> None:
-    ahead, plain = (parts.trainer.worker(Randomness.from_seed(2)) for _ in range(2))
+    ahead, plain = (parts.learner.worker(Randomness.from_seed(2)) for _ in range(2))
     plain._prefetch_images = lambda *_: None
     for step in steps:
         plain._drawn_ahead = None  # draws afresh
@@ -50,7 +50,7 @@ def test_sums_are_the_same_to_the_bit(parts: Parts, steps: list[int]) -> None:
 
 
 def test_only_the_next_step_and_no_step_after_the_last_is_begun(parts: Parts) -> None:
-    worker = parts.trainer.worker(Randomness.from_seed(2))
+    worker = parts.learner.worker(Randomness.from_seed(2))
     reading = worker._views._read
     worker.bounded_sum(3)
     [(indices, _)] = reading._begun
@@ -85,7 +85,7 @@ def test_what_was_expected_is_read_two_ahead_and_once() -> None:
 
 
 def test_a_threads_error_surfaces_and_the_next_step_goes_on(parts: Parts) -> None:
-    worker, plain = (parts.trainer.worker(Randomness.from_seed(2)) for _ in range(2))
+    worker, plain = (parts.learner.worker(Randomness.from_seed(2)) for _ in range(2))
     reading, failing = worker._views._read, [True]
     read = reading._read
 

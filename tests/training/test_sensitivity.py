@@ -18,7 +18,7 @@ from tests.training.records_of_worker import keep_only
 
 def sum_of(parts, kept, step: int = 0) -> torch.Tensor:
     """The sum of some training records."""
-    one = parts.trainer.worker(Randomness.from_seed(5))
+    one = parts.learner.worker(Randomness.from_seed(5))
     keep_only(one, kept, parts.store.keys)
     return one.bounded_sum(step).numbers()
 
@@ -58,8 +58,8 @@ def test_stores_one_record_apart_give_sums_within_the_bound(kind, request, shape
 
     whole = parts_of(indices)
     gone = drawn_of(whole, randomness).min()  # an early one: all others move up
-    fewer = parts_of(np.delete(indices, gone)).with_trainer(plan=whole.plan, model=whole.model)
-    sums = [parts.trainer.worker(randomness).bounded_sum(0).numbers() for parts in (whole, fewer)]
+    fewer = parts_of(np.delete(indices, gone)).with_learner(plan=whole.plan, model=whole.model)
+    sums = [parts.learner.worker(randomness).bounded_sum(0).numbers() for parts in (whole, fewer)]
     assert 0 < (sums[0] - sums[1]).norm() <= whole.plan.sensitivity * (1 + 1e-6)
 
 
@@ -122,7 +122,7 @@ def test_an_adversarial_neighbour_reaches_2c_and_no_more(tiny):
     indices, keys = parts.store.split("train"), parts.store.keys[parts.store.split("train")]
     draw = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, indices, keys, parts.plan.groups)
     target = next(draw.members(g) for g in range(len(draw)) if len(draw.members(g)) >= 3)[0]
-    hostile = parts.with_trainer(model=Adversary(pictures(parts, [target])))
+    hostile = parts.with_learner(model=Adversary(pictures(parts, [target])))
     with_all, without = sums(hostile, int(np.flatnonzero(indices == target)[0]), 0)
     moved = (with_all - without).norm().item()
     assert moved <= parts.plan.sensitivity * (1 + 1e-6)
@@ -132,7 +132,7 @@ def test_an_adversarial_neighbour_reaches_2c_and_no_more(tiny):
 
 def test_views_and_captions_of_the_others_stay_as_they_are(tiny):
     parts = parts_with(tiny)
-    maker, randomness = parts.trainer.worker(Randomness.from_seed(5))._views, Randomness.from_seed(5)
+    maker, randomness = parts.learner.worker(Randomness.from_seed(5))._views, Randomness.from_seed(5)
     indices = parts.store.split("train")[:20]
     every = maker(indices, randomness, 3, torch.device("cpu"))
     fewer = maker(np.delete(indices, 4), randomness, 3, torch.device("cpu"))
@@ -143,7 +143,7 @@ def test_views_and_captions_of_the_others_stay_as_they_are(tiny):
 
 def test_empty_steps_give_zeros_of_the_right_size(tiny):
     parts = parts_with(tiny)
-    one: Worker = parts.trainer.worker(Randomness.from_seed(0))
+    one: Worker = parts.learner.worker(Randomness.from_seed(0))
     keep_only(one, np.zeros(0, int), parts.store.keys)
     result = one.bounded_sum(0)
     assert not result.values.any() and result.groups == parts.plan.groups and result.sensitivity == parts.plan.sensitivity
@@ -152,15 +152,15 @@ def test_empty_steps_give_zeros_of_the_right_size(tiny):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_owners_share_records_and_groups_without_overlap(tiny, world_size):
     parts = parts_with(tiny)
-    everybody = [parts.with_trainer(rank=k, world_size=world_size) for k in range(world_size)]
-    workers = [one.trainer.worker(Randomness.from_seed(5)) for one in everybody]
-    assert all(np.array_equal(np.asarray(one.trainer.partition.indices), parts.store.split("train")) for one in everybody)
+    everybody = [parts.with_learner(rank=k, world_size=world_size) for k in range(world_size)]
+    workers = [one.learner.worker(Randomness.from_seed(5)) for one in everybody]
+    assert all(np.array_equal(np.asarray(one.learner.partition.indices), parts.store.split("train")) for one in everybody)
     total = workers[0].bounded_sum(0)
     for one in workers[1:]:
         total = total + one.bounded_sum(0)
     assert total.groups == parts.plan.groups and total.sensitivity == parts.plan.sensitivity
     drawn = [one._drawn(0).indices for one in workers]
-    alone = parts.trainer.worker(Randomness.from_seed(5))
+    alone = parts.learner.worker(Randomness.from_seed(5))
     assert sorted(np.concatenate(drawn)) == sorted(drawn_of(parts, Randomness.from_seed(5)))
     assert total.values.any() and torch.equal(total.values, alone.bounded_sum(0).values)
 
@@ -169,7 +169,7 @@ def test_the_microbatch_does_not_change_the_sum(tiny):
     results = []
     for microbatch in (1, 16, 4096):
         parts = parts_with(tiny, microbatch=microbatch)
-        results.append(parts.trainer.worker(Randomness.from_seed(5)).bounded_sum(0).values)
+        results.append(parts.learner.worker(Randomness.from_seed(5)).bounded_sum(0).values)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
@@ -204,7 +204,7 @@ def sums_of_units(parts, per_unit: int) -> tuple[torch.Tensor, torch.Tensor, Pri
     group = next(draw.members(g) for g in range(len(draw)) if len(np.unique(units[draw.members(g)])) >= 3)
     gone = units == units[group[0]]
     model = Adversary(pictures(parts, np.flatnonzero(gone)))
-    template = parts.with_trainer(model=model).trainer.worker(Randomness.from_seed(5))
+    template = parts.with_learner(model=model).learner.worker(Randomness.from_seed(5))
     results = []
     for kept in (indices, indices[~gone[indices]]):
         one = Worker(
@@ -251,7 +251,7 @@ def test_units_drawn_by_record_keys_move_the_sum_beyond_2c(tiny, monkeypatch):
 
 def test_a_worker_needs_units_just_where_the_plan_protects_them(tiny):
     parts = parts_with(tiny)
-    one = parts.trainer.worker(Randomness.from_seed(0))
+    one = parts.learner.worker(Randomness.from_seed(0))
     rest = dict(model=parts.model, engine=one._engine, views=one._views, indices=np.arange(2), keys=one._keys[:2], microbatch=8)
     with pytest.raises(ValueError, match="not given"):
         Worker(parts.plan.replace(unit="user"), randomness=Randomness.from_seed(0), **rest)

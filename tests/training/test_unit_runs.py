@@ -62,7 +62,7 @@ def test_persons_are_counted_and_protected(protecting, tmp_path):
 def test_a_step_of_a_run_draws_at_most_one_record_of_a_person(protecting):
     parts = build(parse_config(protecting))
     drawn = []
-    worker = parts.trainer.worker(Randomness.from_seed(1))
+    worker = parts.learner.worker(Randomness.from_seed(1))
     make = worker._views
     worker._views = lambda rows, *rest: drawn.append(rows) or make(rows, *rest)
     worker.bounded_sum(0)

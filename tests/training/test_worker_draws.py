@@ -26,7 +26,7 @@ def test_no_draw_of_a_record_is_used_twice(parts, monkeypatch):
         made.update((purpose, step, key) for key in keys.tolist())
         return per_record(self, purpose, step, keys, columns)
 
-    worker = parts.trainer.worker(Randomness.from_seed(5))
+    worker = parts.learner.worker(Randomness.from_seed(5))
     monkeypatch.setattr(Randomness, "per_record", watched)
     worker.bounded_sum(3)
     assert set(made.values()) == {1}
@@ -54,7 +54,7 @@ class Coin:
 def test_dropout_repeats_with_step_and_owner_only(parts):
     def drawn(rank, step):
         torch.rand(rank + step + 1)  # whatever was drawn before
-        own, coin = parts.with_trainer(rank=rank, world_size=2).trainer.worker(Randomness.from_seed(5)), Coin(parts.model)
+        own, coin = parts.with_learner(rank=rank, world_size=2).learner.worker(Randomness.from_seed(5)), Coin(parts.model)
         own._engine = coin
         own.bounded_sum(step)
         assert coin.seen and all(training for training, _ in coin.seen)

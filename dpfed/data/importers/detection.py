@@ -20,6 +20,7 @@ from dpfed.data.importers.torchvision_sets import Cifar10Importer, FashionMnistI
 from dpfed.data.importers.webdataset import WebDatasetImporter
 from dpfed.errors import UserError, nearest
 from dpfed.paths import is_store, local_path
+from dpfed.schema.named import is_name
 
 _PACKED = frozenset({".zip", ".7z", ".rar", ".gz", ".bz2", ".xz", ".zst", ".lz4"})
 # The most particular first: a folder of anything is recognised last.
@@ -64,6 +65,8 @@ def refuse_unknown(source: str) -> None:
     Raises:
         UserError: naming those that are near.
     """
+    if is_name(source):
+        return
     sources = ["shapes", "scenes", "procedural", "store", *importers()]
     if source not in sources:
         raise UserError(f"unknown data.source {source!r}; {nearest(source, sources)} (folder: images). [data-source-unknown]")

@@ -46,7 +46,7 @@ def store_at_hand(data: DataConfig) -> Path | None:
     Raises:
         UserError: where there is nothing.
     """
-    if data.from_nothing:
+    if data.from_nothing or data.is_own:
         return None
     path = local_path(os.path.expanduser(given_path(data)), "data.path")
     if data.source == "store":

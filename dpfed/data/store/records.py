@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from dpfed.data.store.index import Index, blocks
+from dpfed.data.record_set import RecordSet, split_number
+from dpfed.data.store.index import Index
 from dpfed.data.store.layout import INDEX, RECORDS, Layout, damaged, read_layout
 from dpfed.data.store.mapped import Damage, MappedBatches, check_index, starts_of
 from dpfed.data.store.pictures import Pictures
-from dpfed.data.store.record import SPLITS
-from dpfed.errors import UserError, nearest
+from dpfed.errors import UserError
 from dpfed.paths import local_path
 
 if TYPE_CHECKING:  # torch takes seconds and half a gigabyte, and whoever imports or counts records does without
     from torch import Tensor
 
 
-class RecordStore:
+class RecordStore(RecordSet):
     """Records on disk, by index. Open one with `RecordStore.open`.
 
     Attributes:
@@ -47,6 +47,7 @@ class RecordStore:
         keys: ``(N,)`` uint64, a stable hash of each record's id; unique. As units and labels, it is mapped.
         units: ``(N,)`` uint64, the same for records that share a unit; ``None`` when the source names no units.
         unit_name: what a unit is called, such as ``"person"``; ``None``: there are none.
+        splits: ``(N,)`` int8, the number of each record's split.
         labels: name -> ``(N,)`` int64, -1 where a record has none.
         label_names: name -> what the numbers mean.
         left_out: how many records were left out as unreadable when the store was written.
@@ -69,7 +70,7 @@ class RecordStore:
         self.contents_key: str | None = header["contents"].get("key")
         self.index, self.batches = index, batches
         self.pictures = Pictures(path, self.size, batches)
-        self.keys, self.units, self.labels = index.keys, index.units, index.labels
+        self.keys, self.units, self.labels, self.splits = index.keys, index.units, index.labels, index.splits
 
     @classmethod
     def open(cls, path: str | Path) -> RecordStore:
@@ -110,11 +111,6 @@ class RecordStore:
         return hashlib.blake2b(json.dumps(self._layout.header, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     @property
-    def training_records(self) -> int:
-        """How many training records the store holds."""
-        return self.count("train")
-
-    @property
     def training_units(self) -> int | None:
         """How many units the training records have; ``None`` when the store names no units."""
         return None if self.units is None else self._layout.training_units
@@ -128,56 +124,10 @@ class RecordStore:
     def __reduce__(self) -> tuple[Callable[..., RecordStore], tuple[Path]]:
         return RecordStore.open, (self.path,)  # another process maps the files itself
 
-    def split(self, name: str) -> np.ndarray:
-        """Rows of a split.
-
-        Args:
-            name: ``"train"``, ``"validation"`` or ``"test"``.
-
-        Returns:
-            ``(n,)`` int64, ascending; none when the store has no such records.
-
-        Raises:
-            UserError: for any other name.
-        """
-        return self.index.rows(_number(name))
-
     def count(self, name: str) -> int:
         """How many records a split has, by the header, which `Index` checks; see `split`."""
-        _number(name)
+        split_number(name)
         return self._layout.splits[name]
-
-    def smallest(self, rows: Callable[[int, int], np.ndarray], count: int) -> np.ndarray:
-        """Of some rows, those with the smallest keys: always the same records, whatever their order in the store.
-
-        Args:
-            rows: which of the rows between two are meant, ``(end - first,)`` bool; it is asked for one block after the other.
-            count: how many.
-
-        Returns:
-            ``(n,)`` int64, in the order of their keys; fewer where there are fewer.
-        """
-        chosen, keys = np.zeros(0, np.int64), np.zeros(0, np.uint64)
-        for first, end in blocks(len(self)):
-            own = first + np.flatnonzero(rows(first, end))
-            chosen, keys = np.append(chosen, own), np.append(keys, self.keys[own])
-            if len(keys) > count:
-                order = np.argsort(keys, kind="stable")[:count]
-                chosen, keys = chosen[order], keys[order]
-        return chosen[np.argsort(keys, kind="stable")]
-
-    def within(self, name: str) -> Callable[[int, int], np.ndarray]:
-        """Which of the rows between two are of a split, ``(end - first,)`` bool."""
-        number = _number(name)
-        return lambda first, end: self.index.splits[first:end] == number
-
-    def share_units(self, first: str, second: str) -> bool:
-        """Whether a unit has records in both of two splits."""
-        units, within = self.units, self.within(first)
-        if units is None:
-            return False
-        others = np.unique(units[self.split(second)])
-        return any(np.isin(units[at:end][within(at, end)], others).any() for at, end in blocks(len(self)))
 
     def ids(self, indices: np.ndarray) -> list[str]:
         """The records' ids, one for each index."""
@@ -228,9 +178,3 @@ def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:
             if not path.exists():  # otherwise another process was faster, and its store will do
                 raise
     return RecordStore.open(path)
-
-
-def _number(split: str) -> int:
-    if split not in SPLITS:
-        raise UserError(f"unknown split {split!r}; {nearest(split, SPLITS)} [split-unknown]")
-    return SPLITS.index(split)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfed.data.store.records import RecordStore
+from dpfed.data.record_set import RecordSet
 from dpfed.data.transfer import to_device
 from dpfed.data.views.images import ImageViews
 from dpfed.data.views.texts import TextViews
@@ -73,7 +73,7 @@ class ViewMaker:
 
     def __init__(
         self,
-        store: RecordStore,
+        store: RecordSet,
         read: Callable[[np.ndarray], Tensor],
         views: ImageViews,
         count: int,
@@ -103,16 +103,18 @@ class ViewMaker:
             result["text"] = to_device(self._texts(self._tokenizer, indices, randomness, step), device)
         return result
 
-    def prefetch(self, batches: Iterable[np.ndarray], device: torch.device) -> None:
+    def prefetch(self, batches: Iterable[np.ndarray], randomness: Randomness, step: int, device: torch.device) -> None:
         """Says for which indices views will be asked next, in order, so that their images can be read meanwhile.
 
         Raw images that are computed on the CPU are a copy in memory: nothing is gained, and nothing is read ahead.
 
         Args:
             batches: ``(n,)`` indices of each call.
+            randomness: of these calls.
+            step: training step.
             device: where the views will be made.
         """
-        if self._store.size is None or device.type != "cpu":
+        if getattr(self._store, "size", None) is None or device.type != "cpu":
             self._read.prefetch(batches)
 
     def _images(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> Tensor:

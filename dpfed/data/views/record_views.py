@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from dpfed.data.record_set import RecordSet
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ViewMaker
 from dpfed.data.views.images import ImageViews
@@ -51,17 +52,19 @@ class RecordViews:
     tokenizer: Tokenizer | None = None
     texts: TextViews | None = None
 
-    def read(self, store: RecordStore, indices: np.ndarray) -> Tensor:
+    def read(self, store: RecordSet, indices: np.ndarray) -> Tensor:
         """Images of some records, as the model expects them: uint8 ``(n, 3, size, size)``.
 
         Args:
             store: the records.
             indices: ``(n,)`` of the store.
         """
+        if not isinstance(store, RecordStore):
+            raise ValueError(f"the images of {store.name} are not those of a record store")
         wanted = self.preprocessing
         return store.images(indices, self.size, resize=wanted.resize, interpolation=wanted.interpolation)
 
-    def maker(self, store: RecordStore, count: int | None = None) -> ViewMaker:
+    def maker(self, store: RecordSet, count: int | None = None) -> ViewMaker:
         """Makes the views of training.
 
         Args:

@@ -25,7 +25,7 @@ from dpfed.protocol.terms import Terms
 from dpfed.runs.build import build
 from dpfed.runs.resolution import resolve_defaults, resolve_model_defaults
 from dpfed.runs.starts import start_is_there, starting_weights
-from dpfed.training.trainer import Partition
+from dpfed.training.learner import Partition
 
 
 def site_config(terms: Terms, settings: SiteSettings) -> Config:
@@ -156,7 +156,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     # The store may have grown since the site was made.
     refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
     partition = Partition(number, PartitionRows(parts.store, parts.store.keys), terms.sites[number].groups)
-    worker = parts.trainer.worker(randomness, partition)
+    worker = parts.learner.worker(randomness, partition)
     ledger = Ledger.open(folder.ledger)
     for budget in reserve_site(folder, terms, parts.store):
         log(f"lifetime budget {shown(budget)}: {percent(budget.filter.part(budget.spent))} of it is taken")

@@ -128,10 +128,10 @@ def test_a_worker_repeats_its_steps_and_draws_new_noise_in_each(tiny):
     tiny["bounding"] = {"method": "released", "microbatch": 32, "options": {"slots": 8}}
     tiny["privacy"] = {"noise_multiplier": 1.0, "batch": 60, "steps": 6}
     parts = build(parse_config(tiny), Randomness.from_seed(5))
-    sums = [parts.trainer.worker(Randomness.from_seed(5)).bounded_sum(step) for step in (0, 0, 1)]
+    sums = [parts.learner.worker(Randomness.from_seed(5)).bounded_sum(step) for step in (0, 0, 1)]
     assert torch.equal(sums[0].values, sums[1].values) and not torch.equal(sums[0].values, sums[2].values)
     assert sums[0].sensitivity == parts.plan.sensitivity and sums[0].groups == parts.plan.groups == 1
-    elsewhere = parts.trainer.worker(Randomness.from_seed(5))
+    elsewhere = parts.learner.worker(Randomness.from_seed(5))
     elsewhere._randomness = Randomness.from_seed(5)
     secret = np.random.default_rng(0).bytes(32)
     elsewhere._engine = engine_for(parts.model, parts.plan, Randomness(secret), 0, config=parts.config)

@@ -40,7 +40,7 @@ def calibrated(parts, clip_norm, noise="gaussian"):
 
 
 def with_plan(parts, plan):
-    parts = parts.with_trainer(plan=plan)
+    parts = parts.with_learner(plan=plan)
     if plan.bounding.method.closed_form:  # its heads are laid out for the plan's grid
         heads = parts.model.moments
         heads.layout = layout_of(plan, heads.layout.dimensions, heads.layout.towers)
@@ -52,11 +52,11 @@ def moved(parts, step, count=4):
     indices, keys = parts.store.split("train"), parts.store.keys
 
     def total(kept):
-        worker = parts.trainer.worker(RANDOMNESS)
+        worker = parts.learner.worker(RANDOMNESS)
         keep_only(worker, kept, keys)
         return worker.bounded_sum(step).numbers()
 
-    drawn = parts.trainer.worker(RANDOMNESS)._drawn(step).indices
+    drawn = parts.learner.worker(RANDOMNESS)._drawn(step).indices
     whole = total(indices)
     return [(whole - total(indices[indices != gone])).norm().item() for gone in drawn[:count]], whole.norm().item()
 

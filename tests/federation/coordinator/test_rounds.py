@@ -45,7 +45,7 @@ def noise_in(lab: Lab, step: int, total, sites=range(SITES)) -> torch.Tensor:
     """The noise of a released sum: what the owners added, and what the coordinator adds to it."""
     clean = lab.clean(step, sites)
     ledger, releases = Ledger.create(lab.folder / f"coordinator-{step}.jsonl", lab.plan), Releases(lab.folder / f"kept-{step}")
-    coordinator, before = lab.parts.trainer.coordinator(Randomness.from_seed(9), ledger, releases), lab.parts.model.state_dict()
+    coordinator, before = lab.parts.learner.coordinator(Randomness.from_seed(9), ledger, releases), lab.parts.model.state_dict()
     before = {name: value.clone() for name, value in before.items()}
     coordinator.apply(step, total)
     lab.parts.model.load_state_dict(before)
@@ -71,12 +71,12 @@ def test_the_same_update_as_three_owners_in_one_process(lab, tmp_path):
 
     def trained(parts, transport, name):
         ledger = Ledger.create(tmp_path / f"{name}.jsonl", one.plan)
-        train(transport, parts.trainer.coordinator(Randomness.from_seed(3), ledger), range(one.plan.steps))
+        train(transport, parts.learner.coordinator(Randomness.from_seed(3), ledger), range(one.plan.steps))
         return torch.cat([p.detach().flatten() for p in parts.model.parameters()])
 
     before = torch.cat([p.detach().flatten() for p in one.parts.model.parameters()])
     workers = [one.worker(number) for number in range(SITES)]
-    own = one.parts.with_trainer(model=workers[0][1])
+    own = one.parts.with_learner(model=workers[0][1])
 
     class Shared(InProcess):
         def aggregate(self, step):
@@ -198,7 +198,7 @@ def test_a_step_with_too_few_sites_is_discarded_and_paid_for(lab, trust, tmp_pat
     before = [p.detach().clone() for p in one.parts.model.parameters()]
     summaries, keeping = [], Callback()
     keeping.on_step = summaries.append
-    train(one.server, one.parts.trainer.coordinator(Randomness.from_seed(9), ledger), range(1), [keeping])
+    train(one.server, one.parts.learner.coordinator(Randomness.from_seed(9), ledger), range(1), [keeping])
     assert (ledger.charged, ledger.release_of(0).digest) == (1, DISCARDED)
     assert summaries[0].noisy_gradient_norm is None
     assert all(torch.equal(a, b) for a, b in zip(before, one.parts.model.parameters(), strict=True))

@@ -24,7 +24,7 @@ from dpfed.privacy.ledger import Ledger  # noqa: E402
 from dpfed.protocol.journal import Journal  # noqa: E402
 from dpfed.protocol.terms import Terms  # noqa: E402
 from dpfed.runs.build import build
-from dpfed.training.trainer import Partition  # noqa: E402
+from dpfed.training.learner import Partition  # noqa: E402
 from tests.patience import Patience  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,7 +78,7 @@ def clean(parties, terms, names, released):
         vector = TrainableVector(parts.model)
         vector.assign(released)
         partition = Partition(number, parts.store.split("train"), terms.sites[number].groups)
-        total += parts.trainer.worker(randomness, partition=partition).bounded_sum(1).numbers()
+        total += parts.learner.worker(randomness, partition=partition).bounded_sum(1).numbers()
     return total, parts.model.moments.layout
 
 

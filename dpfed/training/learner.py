@@ -15,8 +15,8 @@ from torch import nn
 from dpfed.bounding.engines import Engine
 from dpfed.bounding.engines.loop import LoopEngine
 from dpfed.data.public_records import PublicNegatives
+from dpfed.data.record_set import RecordSet
 from dpfed.data.sampling import PartitionRows, partition_keys, unit_keys
-from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.features.training_views import TrainingViews
 from dpfed.models.parameters import TrainableVector
@@ -26,6 +26,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.checkpoint import load_weights
 from dpfed.training.coordinator import Coordinator
+from dpfed.training.optimizers import OwnOptimizer
 from dpfed.training.options import OptimizerConfig
 from dpfed.training.post_processing import post_processors
 from dpfed.training.private_metrics import PrivateMetrics
@@ -48,7 +49,7 @@ def loop_over_groups(model: nn.Module, plan: PrivacyPlan, randomness: Randomness
         UserError: for another method.
     """
     if not plan.bounding.method.picks_engine:
-        raise UserError(f"method '{plan.bounding.method_name}' has an engine of its own: give `engine`. [trainer-engine]")
+        raise UserError(f"method '{plan.bounding.method_name}' has an engine of its own: give `engine`. [learner-engine]")
     return LoopEngine(model)
 
 
@@ -83,17 +84,18 @@ class SharedNoise:
 
 
 @dataclass(frozen=True)
-class Trainer:
+class Learner:
     """What is trained, on which records, by which loss, and what is promised.
 
     Attributes:
         plan: what is promised.
         model: on its device; `coordinator` updates it in place.
-        records: the store.
+        records: a store, or others.
         views: makes what the model reads.
         engine: a function ``(model, plan, randomness, rank) -> Engine``, which knows the loss. Default: InfoNCE, one group
             after the other.
         optimizer: what is done with noisy averages.
+        own_optimizer: an optimizer of the user's own, in the place of the one that is named there.
         microbatch: records whose views are in memory at a time.
         public: the store of public records that join every group, where the method has any.
         rank: which of the processes that share the work this is.
@@ -104,12 +106,13 @@ class Trainer:
 
     plan: PrivacyPlan
     model: nn.Module
-    records: RecordStore
+    records: RecordSet
     views: TrainingViews
     engine: MakeEngine = loop_over_groups
     optimizer: OptimizerConfig = OptimizerConfig()
+    own_optimizer: OwnOptimizer | None = None
     microbatch: int = 1024
-    public: RecordStore | None = None
+    public: RecordSet | None = None
     rank: int = 0
     world_size: int = 1
     noise: SharedNoise = SharedNoise()
@@ -173,7 +176,9 @@ class Trainer:
             ledger: of this plan.
             releases: keeps noisy sums until a checkpoint takes them in.
         """
-        return Coordinator(self.plan, self.model, self.optimizer, randomness, ledger, releases, self.noise.std)
+        return Coordinator(
+            self.plan, self.model, self.optimizer, randomness, ledger, releases, self.noise.std, self.own_optimizer
+        )
 
     def create_ledger(self, path: str | Path, marks: dict[str, bool] | None = None) -> Ledger:
         """A ledger for this training: what it spends is written there before anything leaves.
@@ -194,8 +199,8 @@ class Trainer:
         private_metrics = [PrivateMetrics(self.plan)] if self.plan.statistics else []
         load_weights(checkpoint, self.model, [*private_metrics, *post_processors(self.optimizer, self.model)])
 
-    def replace(self, **changes: Any) -> Trainer:
-        """A trainer with other attributes."""
+    def replace(self, **changes: Any) -> Learner:
+        """A learner with other attributes."""
         return dataclasses.replace(self, **changes)
 
     def _public_negatives(self) -> PublicNegatives | None:

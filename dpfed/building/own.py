@@ -1,0 +1,79 @@
+"""Parts of a run that are the user's own: handed over in Python, or found by the names in a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from dpfed import discovery
+from dpfed.config import Config
+from dpfed.data.items.records import Records
+from dpfed.data.items.views import Views
+from dpfed.schema.named import is_name
+from dpfed.training.optimizers import OwnOptimizer
+
+
+@dataclass(frozen=True)
+class OwnParts:
+    """Parts of a run that are the user's own; ``None``: the part is one of dpfed's.
+
+    Attributes:
+        records: the records.
+        model: the model that is trained, in place. An encoder by name is a part of a model that dpfed builds.
+        views: random views of the records.
+        loss: of one group's embeddings (`dpfed.objectives.own.OwnLoss`).
+        optimizer: with its own learning rates. One by name has those of the configuration.
+    """
+
+    records: Records | None = None
+    model: nn.Module | None = None
+    views: Views | None = None
+    loss: Callable[..., Tensor] | None = None
+    optimizer: OwnOptimizer | None = None
+
+
+def own_parts(config: Config, given: OwnParts | None = None) -> OwnParts:
+    """The user's own parts of a run.
+
+    Args:
+        config: may name some.
+        given: those that were handed over.
+
+    Raises:
+        UserError: for a name that leads to nothing, or to something else.
+    """
+    given = given or OwnParts()
+    records, views, loss = given.records, given.views, given.loss
+    if records is None and config.data.is_own:
+        records = discovery.call_named(config.data.source, "data.source", config.data.options)
+        if not isinstance(records, Records):
+            raise discovery.other_part("data.source", config.data.source, "returns dpfed.Records", records)
+    if views is None and config.views.transform is not None:
+        plain = None if config.views.plain is None else discovery.named(config.views.plain, "views.plain")
+        transform = discovery.object_named(config.views.transform, "views.transform", config.views.options)
+        views = Views(transform, config.views.count, plain)
+    if loss is None and config.objective.is_own:
+        loss = discovery.object_named(config.objective.name, "objective.name", config.objective.options)
+    return OwnParts(records, given.model, views, loss, given.optimizer)
+
+
+def said_of_parts(config: Config, given: OwnParts) -> dict[str, str]:
+    """The user's own parts in words, by their key in the configuration: name, version, and hash of the module's file.
+
+    Args:
+        config: of the run.
+        given: the parts.
+    """
+    model = given.model
+    encoder = getattr(model, "encoder", None) or getattr(model, "image_encoder", None) or model
+    optimizer = None if given.optimizer is None else given.optimizer.make
+    named = {
+        "data.source": (config.data.source, given.records and given.records.source),
+        "views.transform": (config.views.transform, given.views and given.views.transform),
+        "model.image": (config.model.image, encoder),
+        "objective.name": (config.objective.name, given.loss),
+        "optimizer.name": (config.optimizer.name, optimizer),
+    }
+    return {key: discovery.said_of(value, name) for key, (name, value) in named.items() if is_name(name) and name is not None}

@@ -1,0 +1,1 @@
+"""Records out of any map-style data set, read and augmented in processes."""

@@ -1,0 +1,178 @@
+"""What an item of a data set holds: its image, and where its captions, labels, key and unit are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dpfed.data.store.record import is_text
+
+Part: TypeAlias = "str | int | Callable[[Any], Any]"
+"""Where a part of an item is: a column, a place in a tuple, or a function of the item."""
+
+_IMAGES = ("image", "img", "jpg", "png", "pixel_values")  # columns that hold the image, where nobody says
+_DTYPES = (torch.uint8, torch.uint16, torch.float16, torch.float32, torch.float64)
+_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F"}
+
+
+class BrokenItem(Exception):
+    """An item that is not what it has to be; the text says what it is, in a few words."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the parts of an item are.
+
+    Attributes:
+        image: ``None``: the item itself, the first of a tuple, or the column ``image``.
+        captions: a text, or several; ``None``: the second of a tuple if it is one, otherwise there are none.
+        labels: by name. Without any, the second of a tuple or the column ``label``, if that is a whole number.
+        key: what tells a record from all others, wherever it stands; ``None``: its contents.
+        unit: what several records share, such as a person; ``None``: nothing.
+    """
+
+    image: Part | None = None
+    captions: Part | None = None
+    labels: Mapping[str, Part] | None = None
+    key: Part | None = None
+    unit: Part | None = None
+
+    def image_of(self, item: Any) -> Image.Image | Tensor:
+        """The image of an item.
+
+        Raises:
+            BrokenItem: if it is none.
+        """
+        return image_of(_image_part(item) if self.image is None else part_of(item, self.image))
+
+    def captions_of(self, item: Any) -> list[str]:
+        """The texts of an item.
+
+        Raises:
+            BrokenItem: if `captions` leads to something else, or to none.
+        """
+        if self.captions is None:
+            second = _second(item)
+            texts = [second] if isinstance(second, str) else second
+            is_texts = isinstance(texts, list | tuple) and texts and all(isinstance(text, str) for text in texts)
+            return list(texts) if is_texts else []
+        found = part_of(item, self.captions)
+        texts = [found] if isinstance(found, str) else list(found) if isinstance(found, list | tuple) else []
+        if not texts or not all(is_text(text) and text.strip() for text in texts):
+            raise BrokenItem("its caption is empty, or not a text or a list of texts")
+        return texts
+
+    def labels_of(self, item: Any) -> dict[str, Any]:
+        """The labels of an item by name, as they stand there; ``None``: it has none."""
+        if self.labels is not None:
+            return {name: _plain(part_of(item, part)) for name, part in self.labels.items()}
+        second = item.get("label") if isinstance(item, Mapping) else _second(item)
+        second = _plain(second)
+        return {"label": second} if isinstance(second, int) and not isinstance(second, bool) else {}
+
+
+def part_of(item: Any, part: Part) -> Any:
+    """A part of an item.
+
+    Raises:
+        BrokenItem: if it has no such part.
+    """
+    if callable(part):
+        return part(item)
+    try:
+        return item[part]
+    except (LookupError, TypeError) as error:
+        have = f"it has {', '.join(map(repr, item))}" if isinstance(item, Mapping) else f"it is {described(item)}"
+        raise BrokenItem(f"it has no {part!r}; {have}") from error
+
+
+def image_of(value: Any) -> Image.Image | Tensor:
+    """An image in one of two forms.
+
+    Args:
+        value: a PIL image; an array ``(H, W)``, ``(H, W, 3)`` or ``(C, H, W)``; a tensor ``(C, H, W)``.
+
+    Returns:
+        A PIL image, or a tensor ``(C, H, W)`` of uint8, uint16 or floats.
+
+    Raises:
+        BrokenItem: for anything else.
+    """
+    if isinstance(value, Image.Image):
+        if value.mode not in _MODES:
+            raise BrokenItem(f"its image has the mode {value.mode}, expected one such as RGB, L or I;16")
+        return value
+    if isinstance(value, np.ndarray):
+        if value.dtype == np.uint8 and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] == 3)):
+            return Image.fromarray(value)
+        if value.dtype not in (np.uint8, np.uint16, np.float16, np.float32, np.float64):
+            raise BrokenItem(f"its image is an array of {value.dtype}, expected uint8, uint16 or floats")
+        value = torch.from_numpy(np.ascontiguousarray(value[None] if value.ndim == 2 else value))
+    if not isinstance(value, Tensor):
+        raise BrokenItem(f"its image is {described(value)}, expected a PIL image, an array or a tensor (C, H, W)")
+    if value.dtype not in _DTYPES:
+        raise BrokenItem(f"its image is {described(value)}, expected uint8, uint16 or floats")
+    if value.dim() != 3 or 0 in value.shape:
+        raise BrokenItem(f"its image is {described(value)}, expected a shape (C, H, W)")
+    if value.is_floating_point() and not bool(value.isfinite().all()):
+        raise BrokenItem("its image has numbers that are not finite")
+    return value
+
+
+def content_of(image: Image.Image | Tensor) -> bytes:
+    """The contents of an image as bytes: equal for equal images, and for no others."""
+    if isinstance(image, Tensor):
+        pixels = image.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return f"{image.dtype} {tuple(image.shape)}\n".encode() + pixels
+    palette = image.getpalette() if image.mode == "P" else None
+    return f"{image.mode} {image.size} {palette}\n".encode() + image.tobytes()
+
+
+def hashed(*parts: bytes) -> bytes:
+    """16 bytes that tell some contents from all others."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+def described(value: Any) -> str:
+    """A value in a few words: what it is, and not what it holds."""
+    if isinstance(value, Tensor):
+        return f"a tensor {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
+def _image_part(item: Any) -> Any:
+    if isinstance(item, Mapping):
+        column = next((name for name in _IMAGES if name in item), None)
+        if column is None:
+            raise BrokenItem(f"none of its columns {', '.join(map(repr, item))} is called 'image': say which is, by image=")
+        return item[column]
+    if isinstance(item, tuple | list):
+        if not item:
+            raise BrokenItem("it is an empty tuple")
+        return item[0]
+    return item
+
+
+def _second(item: Any) -> Any:
+    return item[1] if isinstance(item, tuple | list) and len(item) > 1 else None
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and tensors of one number as Python's."""
+    if isinstance(value, np.generic) or (isinstance(value, Tensor) and value.dim() == 0):
+        return value.item()
+    return value

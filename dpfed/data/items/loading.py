@@ -1,0 +1,255 @@
+"""Reads items and makes their views in processes: torch's `DataLoader`, which is told step by step what to read.
+
+Every random generator that a transform may use is seeded for each view, by the record's own key and the step: so a view is a
+function of the record and its own draws, wherever and among whichever others it is made.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from dpfed.data.items.item import BrokenItem, Parts, described
+from dpfed.data.processes import cores
+from dpfed.errors import UserError
+
+Transform = Callable[[Any], Any]
+_CHUNK = 16  # records that travel together between two processes
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for.
+
+    Attributes:
+        rows: ``(n,)`` of the data set.
+        seeds: ``(n, V)`` uint64, of each view; ``None``: the plain image.
+    """
+
+    rows: np.ndarray
+    seeds: np.ndarray | None = None
+
+    def same_as(self, other: Request) -> bool:
+        """Whether both ask for the same."""
+        if (self.seeds is None) != (other.seeds is None) or not np.array_equal(self.rows, other.rows):
+            return False
+        return self.seeds is None or other.seeds is None or np.array_equal(self.seeds, other.seeds)
+
+    def chunks(self) -> Iterator[Request]:
+        """The same in pieces."""
+        for first in range(0, len(self.rows), _CHUNK):
+            seeds = None if self.seeds is None else self.seeds[first : first + _CHUNK]
+            yield Request(self.rows[first : first + _CHUNK], seeds)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an item becomes what a model reads.
+
+    Attributes:
+        items: the data set.
+        parts: of an item.
+        transform: makes a random view of an image, or a list of views.
+        plain: makes the image without augmentation.
+    """
+
+    items: Sequence[Any]
+    parts: Parts
+    transform: Transform
+    plain: Transform
+
+    def views(self, row: int, seeds: np.ndarray | None) -> Tensor:
+        """``(V, C, H, W)`` float32: the views of one record.
+
+        Args:
+            row: of the data set.
+            seeds: ``(V,)`` uint64, or one for a transform that makes all views at once; ``None``: the plain image.
+        """
+        image = self.parts.image_of(self.items[row])
+        if seeds is None:
+            return tensor_of(self.plain(image), "plain")[None]
+        made = []
+        for seed in seeds.tolist():
+            seed_generators(seed)
+            made.append(self.transform(image))
+        made = list(made[0]) if len(made) == 1 and isinstance(made[0], list | tuple) else made
+        tensors = [tensor_of(one, "transform") for one in made]
+        if len({one.shape for one in tensors}) != 1:
+            shapes = ", ".join(str(tuple(one.shape)) for one in tensors)
+            raise BrokenItem(f"its views have different shapes: {shapes}")
+        return torch.stack(tensors)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong in another process."""
+
+    row: int
+    said: str
+
+
+class _Reads(Dataset[Any]):
+    """Answers requests in a process of the loader."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+
+    def __getitem__(self, request: Request) -> Any:
+        return answer(self._recipe, request)
+
+
+def answer(recipe: Recipe, request: Request) -> Tensor | Failure:
+    """``(n, V, C, H, W)``, or what went wrong with the first item that failed."""
+    made: list[Tensor] = []
+    for number, row in enumerate(request.rows.tolist()):
+        try:
+            views = recipe.views(row, None if request.seeds is None else request.seeds[number])
+            if made and views.shape != made[0].shape:
+                raise BrokenItem(f"its views are {tuple(views.shape[1:])}, and those of others {tuple(made[0].shape[1:])}")
+            made.append(views)
+        except BrokenItem as error:
+            return Failure(row, str(error))
+        except Exception as error:  # whatever a foreign transform or data set raises
+            return Failure(row, f"{type(error).__name__}: {error}")
+    return torch.stack(made)
+
+
+class _Queue(Sampler[Request]):
+    """What the loader's processes are to do next."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+
+class ItemLoader:
+    """Reads ahead what will be asked for, in processes.
+
+    Args:
+        recipe: how an item becomes what a model reads.
+        workers: processes; 0: everything is done in this one; ``None``: as many as there are cores.
+    """
+
+    def __init__(self, recipe: Recipe, workers: int | None = None) -> None:
+        self._recipe, self._workers = recipe, cores() if workers is None else workers
+        self._queue = _Queue()
+        self._loader: DataLoader[Any] | None = None
+        self._coming: Iterator[Any] = iter(())
+        self._expected: deque[Request] = deque()
+
+    def prefetch(self, requests: Sequence[Request]) -> None:
+        """Says what will be asked for next, in order. What was begun already is kept."""
+        if self._workers == 0 or _is_coming(requests, self._expected):
+            return
+        self._expected = deque(requests)
+        self._queue.requests = [chunk for request in requests for chunk in request.chunks()]
+        self._coming = iter(self._started())
+
+    def __call__(self, request: Request) -> Tensor:
+        """``(n, V, C, H, W)`` float32.
+
+        Raises:
+            UserError: if an item cannot be read, or a transform fails; it says at which place of the data set.
+        """
+        if self._workers == 0:
+            with generators_kept():
+                return _unfailed(answer(self._recipe, request))
+        if not self._expected or not request.same_as(self._expected[0]):
+            self.prefetch([request])
+        self._expected.popleft()
+        try:
+            parts = [_unfailed(next(self._coming)) for _ in request.chunks()]
+        except RuntimeError as error:  # a process of the loader died
+            self.close()
+            raise UserError(
+                f"a process that reads items ended ({str(error).splitlines()[0]}). Start again, with fewer processes "
+                "(Records(workers=...)) if memory is short. [items-process]"
+            ) from error
+        except UserError:
+            self.close()
+            raise
+        if len({part.shape[1:] for part in parts}) > 1:
+            shapes = " and ".join(sorted({str(tuple(part.shape[2:])) for part in parts}))
+            raise UserError(f"the views of some records are {shapes}: make them all one size. [items-sizes]")
+        return torch.cat(parts)
+
+    def close(self) -> None:
+        """Ends the processes; they start again when something is asked for."""
+        self._expected.clear()
+        self._coming, self._loader = iter(()), None
+
+    def _started(self) -> DataLoader[Any]:
+        if self._loader is None:
+            self._loader = DataLoader(
+                _Reads(self._recipe),
+                batch_size=None,
+                sampler=self._queue,
+                num_workers=self._workers,
+                persistent_workers=True,
+                prefetch_factor=4,
+                collate_fn=_as_it_is,
+                generator=torch.Generator(),  # the process's own must not move: dropout draws from it
+            )
+        return self._loader
+
+
+def _is_coming(requests: Sequence[Request], expected: deque[Request]) -> bool:
+    """Whether these are the next that come anyway."""
+    return len(requests) <= len(expected) and all(map(Request.same_as, requests, expected))
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _unfailed(found: Tensor | Failure) -> Tensor:
+    if isinstance(found, Failure):
+        raise UserError(f"item {found.row:,} of the records cannot be used: {found.said}. [items-broken]")
+    return found
+
+
+def tensor_of(view: Any, what: str) -> Tensor:
+    """A view as a float32 tensor.
+
+    Raises:
+        BrokenItem: if it is something else than a tensor ``(C, H, W)`` of finite floats.
+    """
+    if not isinstance(view, Tensor) or not view.is_floating_point() or view.dim() != 3:
+        end = "; let it end with v2.ToImage() and v2.ToDtype(torch.float32, scale=True)"
+        raise BrokenItem(f"{what} gave {described(view)}, expected a tensor (C, H, W) of floats{end}")
+    if not bool(view.isfinite().all()):
+        raise BrokenItem(f"{what} gave numbers that are not finite")
+    return view.detach().float().as_subclass(Tensor)
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds every generator that a transform may use without having one of its own: of torch, numpy and Python."""
+    torch.default_generator.manual_seed(seed & (2**63 - 1))
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 what a foreign transform uses
+    random.seed(seed)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """A block after which these generators go on as if nothing had been drawn."""
+    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.set_rng_state(kept[0])
+        np.random.set_state(kept[1])  # noqa: NPY002
+        random.setstate(kept[2])

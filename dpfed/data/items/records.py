@@ -1,0 +1,300 @@
+"""Records out of any map-style data set: of torch, of Hugging Face, a list of images, or a record store."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfed.data.items.item import Part, Parts, content_of, described
+from dpfed.data.items.scanning import Scanned, length_of, scan
+from dpfed.data.items.store_items import StoreItems
+from dpfed.data.record_set import RecordSet
+from dpfed.data.store.record import SPLITS, record_key
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+
+
+@dataclass(frozen=True)
+class _Index:
+    """What was read of all records."""
+
+    keys: np.ndarray
+    units: np.ndarray | None
+    labels: dict[str, np.ndarray]
+    label_names: dict[str, list[str]]
+    captions: list[tuple[str, ...]]
+    equal: int
+
+
+class Records(RecordSet):
+    """Records of a data set with ``len()`` and ``[]``; each is read once when they are opened.
+
+    An item is an image, a tuple that begins with one, or a mapping. Images are PIL images, arrays ``(H, W)``, ``(H, W, 3)`` or
+    ``(C, H, W)``, or tensors ``(C, H, W)`` of uint8, uint16 or floats with any number of channels. Random transforms do not
+    belong into the data set: give them to `Views`.
+
+    Args:
+        data: the training records.
+        image: where an item has its image: a column, a place in a tuple, or a function of the item. Default: the item itself,
+            the first of a tuple, or the column ``image``.
+        caption: where it has its text, or a list of texts. Default: the second of a tuple, if that is a text.
+        label: where it has its class, or a mapping from names of labels to that; read for k-NN and the linear probe alone.
+            Default: the second of a tuple, or the column ``label``, if that is a whole number.
+        key: what tells a record from all others, wherever it stands in the data set. Default: a hash of image and captions.
+        unit: what several records share, such as a person. `Privacy(unit="user")` protects all records of one together.
+        validation: a data set of held-out records, on which the model is measured.
+        test: another one.
+        name: what the data set is called, on the card too. Default: the name of its class.
+        public: anyone may see the records.
+        workers: processes that read items and make views; 0: this process does it. Default: as many as there are cores.
+
+    Attributes:
+        source: the data set as it was given.
+        equal: how many records have an image and captions that another one has, too; each of them counts.
+
+    Raises:
+        UserError: for a data set without a length, or keys that are equal or that are positions; when the records are opened.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        image: Part | None = None,
+        caption: Part | None = None,
+        label: Part | Mapping[str, Part] | None = None,
+        key: Part | None = None,
+        unit: Part | None = None,
+        validation: Any = None,
+        test: Any = None,
+        name: str | None = None,
+        public: bool = False,
+        workers: int | None = None,
+    ) -> None:
+        labels = label if isinstance(label, Mapping) or label is None else {"label": label}
+        self.parts = Parts(image, caption, labels, key, unit)
+        self.store = data if isinstance(data, RecordStore) else None
+        if self.store is not None:
+            self._refuse_twice(validation, test, image, caption, label, key, unit)
+            self.parts = Parts("image", "captions", {}, None, None)
+            public = self.store.public
+        self.items = StoreItems(self.store) if self.store is not None else _Joined([data, validation, test])
+        self.name = name or (self.store.name if self.store is not None else type(data).__name__)
+        self.public, self.workers = public, workers
+        self.source = data
+        self.path = Path(f"records of {self.name}") if self.store is None else self.store.path
+        self.advance: Callable[[int], None] = lambda done: None
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        """The held-out splits that there are."""
+        return tuple(split for number, split in enumerate(SPLITS) if number and bool((self.splits == number).any()))
+
+    def __repr__(self) -> str:
+        return f"Records({self.name!r}, {len(self):,} records)"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("Records do not travel to other processes: give a configuration a function that makes them")
+
+    @property
+    def keys(self) -> np.ndarray:  # type: ignore[override]
+        """See `RecordSet`, as for all that follows."""
+        return self._index.keys if self.store is None else self.store.keys
+
+    @property
+    def units(self) -> np.ndarray | None:  # type: ignore[override]
+        """See `RecordSet`."""
+        return self._index.units if self.store is None else self.store.units
+
+    @property
+    def unit_name(self) -> str | None:  # type: ignore[override]
+        """See `RecordSet`."""
+        if self.store is not None:
+            return self.store.unit_name
+        unit = self.parts.unit
+        return None if unit is None else unit if isinstance(unit, str) else "user"
+
+    @property
+    def labels(self) -> dict[str, np.ndarray]:  # type: ignore[override]
+        """See `RecordSet`."""
+        return self._index.labels if self.store is None else self.store.labels
+
+    @property
+    def label_names(self) -> dict[str, list[str]]:  # type: ignore[override]
+        """See `RecordSet`."""
+        return self._index.label_names if self.store is None else self.store.label_names
+
+    @property
+    def equal(self) -> int:
+        """How many records have an image and captions that another one has, too."""
+        return self._index.equal if self.store is None else 0
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """See `RecordSet`."""
+        if self.store is not None:
+            return self.store.kind
+        return "image-text" if all(self._index.captions) else "image"
+
+    @functools.cached_property
+    def splits(self) -> np.ndarray:  # type: ignore[override]
+        """See `RecordSet`."""
+        return self.items.splits
+
+    @functools.cached_property
+    def contents(self) -> str:  # type: ignore[override]
+        """See `RecordSet`: a plain hash, which leaves this machine for public records only."""
+        if self.store is not None:
+            return self.store.contents
+        order = np.argsort(self.keys, kind="stable")
+        parts = [self.keys[order], self.splits[order], *(() if self.units is None else (self.units[order],))]
+        return hashlib.blake2b(b"".join(np.ascontiguousarray(part).tobytes() for part in parts), digest_size=16).hexdigest()
+
+    @property
+    def fingerprint(self) -> str:
+        """See `RecordSet`."""
+        return self.contents if self.store is None else self.store.fingerprint
+
+    def captions(self, indices: np.ndarray) -> list[list[str]]:
+        """See `RecordSet`."""
+        if self.store is not None:
+            return self.store.captions(indices)
+        return [list(self._index.captions[row]) for row in np.asarray(indices).tolist()]
+
+    def encoded(self, indices: np.ndarray) -> list[bytes]:
+        """See `RecordSet`."""
+        if self.store is not None:
+            return self.store.encoded(indices)
+        return [content_of(self.parts.image_of(self.items[row])) for row in np.asarray(indices).tolist()]
+
+    @functools.cached_property
+    def _index(self) -> _Index:
+        return self._read(scan(self.items, self.parts, self.workers, self.advance))
+
+    def _read(self, scanned: list[Scanned]) -> _Index:
+        if not scanned:
+            raise UserError(f"the data set {self.name} has no items. [records-none]")
+        labels, names = _numbered([one.labels for one in scanned], self._class_names())
+        units = None
+        if self.parts.unit is not None:
+            units = np.array([record_key(f"unit {one.unit}") for one in scanned], np.uint64)
+        keys, equal = self._keys(scanned)
+        captions = [one.captions for one in scanned]
+        if any(captions) and not all(captions):
+            missing = sum(not own for own in captions)
+            raise UserError(f"{missing:,} of {len(captions):,} records of {self.name} have no caption. [records-uncaptioned]")
+        return _Index(keys, units, labels, names, captions, equal)
+
+    def _keys(self, scanned: list[Scanned]) -> tuple[np.ndarray, int]:
+        """The records' keys, and how many records are equal to another one."""
+        counts = Counter(one.content for one in scanned)
+        equal = sum(count for count in counts.values() if count > 1)
+        if self.parts.key is not None:
+            given = [str(one.key) for one in scanned]
+            if len(given) > 1 and given == [str(place) for place in range(len(given))]:
+                raise UserError(
+                    "the keys are the positions 0, 1, 2, ...: a record's key must not change when others come or go. Give a "
+                    "name that the record keeps, or leave key= out: its contents are its key then. [records-key-position]"
+                )
+            if twice := [name for name, count in Counter(given).items() if count > 1]:
+                raise UserError(
+                    f"{len(twice):,} keys are those of several records, and a key has to tell a record from all others: give "
+                    "another, or leave key= out. [records-key-twice]"
+                )
+            return np.array([record_key(name) for name in given], np.uint64), equal
+        # Of equal records the first, second, ... have keys of their own: what the others are called does not change with one more.
+        seen: Counter[bytes] = Counter()
+        keys = np.empty(len(scanned), np.uint64)
+        for row, one in enumerate(scanned):
+            keys[row] = record_key(f"{one.content.hex()} {seen[one.content]}")
+            seen[one.content] += 1
+        return keys, equal
+
+    def _class_names(self) -> Mapping[str, Sequence[str]]:
+        """The names of the classes of a torchvision or Hugging Face data set."""
+        features = getattr(self.source, "features", None)
+        found: dict[str, Sequence[str]] = {}
+        for name, part in (self.parts.labels or {"label": "label"}).items():
+            feature = features.get(part) if isinstance(features, Mapping) and isinstance(part, str) else None
+            classes = getattr(feature, "names", None) or getattr(self.source, "classes", None)
+            if classes is not None and all(isinstance(one, str) for one in classes):
+                found[name] = classes
+        return found
+
+    @staticmethod
+    def _refuse_twice(*given: Any) -> None:
+        if any(one is not None for one in given):
+            raise UserError(
+                "a record store has captions, labels, units, keys and held-out splits of its own: leave these arguments of "
+                "Records out. [records-store]"
+            )
+
+
+class _Joined(Sequence[Any]):
+    """The training items, and behind them those that are held out."""
+
+    def __init__(self, sets: Sequence[Any]) -> None:
+        self._sets = list(sets)
+        for one, split in zip(self._sets, SPLITS, strict=True):
+            if one is None and split == "train":
+                raise UserError("expected a data set, got None. [records-no-length]")
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        lengths = [0 if one is None else length_of(one) for one in self._sets]
+        return np.cumsum(lengths).tolist()
+
+    @property
+    def splits(self) -> np.ndarray:
+        """``(N,)`` int8."""
+        return np.repeat(np.arange(len(SPLITS), dtype=np.int8), np.diff([0, *self._ends]))
+
+    def __len__(self) -> int:
+        if [0 if one is None else length_of(one) for one in self._sets] != np.diff([0, *self._ends]).tolist():
+            return sum(0 if one is None else length_of(one) for one in self._sets)
+        return int(self._ends[-1])
+
+    def __getitem__(self, row: Any) -> Any:
+        which = int(np.searchsorted(self._ends, row, side="right"))
+        return self._sets[which][int(row) - (self._ends[which - 1] if which else 0)]
+
+
+def _numbered(
+    given: Sequence[Mapping[str, Any]], known: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
+    """Classes as numbers, and the names of the numbers."""
+    labels: dict[str, np.ndarray] = {}
+    names: dict[str, list[str]] = {}
+    for name in dict.fromkeys(key for own in given for key in own):
+        values = [own.get(name) for own in given]
+        classes = known.get(name)
+        numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+        if classes is not None and len(numbers) == len(values) and all(-1 <= number < len(classes) for number in numbers):
+            labels[name], names[name] = np.array(values, np.int64), list(classes)
+            continue
+        kinds = {type(value) for value in values if value is not None}
+        if not kinds <= {int, str} or len(kinds) > 1:
+            wrong = (
+                next(value for value in values if value is not None and not isinstance(value, int | str))
+                if kinds - {int, str}
+                else "numbers and texts"
+            )
+            raise UserError(
+                f"the label '{name}' is {wrong if isinstance(wrong, str) else described(wrong)} of some records: expected whole "
+                "numbers, or texts, and None where there is none. [records-label]"
+            )
+        found = sorted({value for value in values if value is not None and value != -1})
+        place = {value: number for number, value in enumerate(found)}
+        labels[name] = np.array([place.get(value, -1) for value in values], np.int64)
+        names[name] = [str(value) for value in found]
+    return labels, names

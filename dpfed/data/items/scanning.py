@@ -1,0 +1,142 @@
+"""Reads every item of a data set once: what its key is, its captions and labels, and the shape of its image.
+
+Some are read a second time, in another order: an item that comes out differently is no function of its record.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader, Dataset
+
+from dpfed.data.items.item import BrokenItem, Part, Parts, content_of, described, hashed, part_of
+from dpfed.data.items.loading import Failure
+from dpfed.data.processes import cores
+from dpfed.errors import UserError
+
+_CHUNK = 64
+_AGAIN = 256  # items that are read a second time
+_SMALL = 64  # items that this process reads by itself
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What an item says of its record.
+
+    Attributes:
+        content: hash of image and captions.
+        captions: texts.
+        labels: by name, as they stand in the item.
+        key: as it stands there; ``None``: the content is the key.
+        unit: as it stands there.
+    """
+
+    content: bytes
+    captions: tuple[str, ...]
+    labels: dict[str, Any] = field(default_factory=dict)
+    key: Any = None
+    unit: Any = None
+
+
+class _Scan(Dataset[Any]):
+    def __init__(self, items: Sequence[Any], parts: Parts) -> None:
+        self._items, self._parts = items, parts
+
+    def __getitem__(self, rows: list[int]) -> list[Scanned | Failure]:
+        return [self._one(row) for row in rows]
+
+    def _one(self, row: int) -> Scanned | Failure:
+        parts = self._parts
+        try:
+            item = self._items[row]
+            if item is None:
+                raise BrokenItem("it is None")
+            captions = tuple(parts.captions_of(item))
+            content = hashed(content_of(parts.image_of(item)), *(caption.encode() for caption in captions))
+            key, unit = (None if part is None else _name(part_of(item, part), part) for part in (parts.key, parts.unit))
+            return Scanned(content, captions, parts.labels_of(item), key, unit)
+        except BrokenItem as error:
+            return Failure(row, str(error))
+        except Exception as error:  # whatever a foreign data set raises
+            return Failure(row, f"{type(error).__name__}: {error}")
+
+
+def scan(
+    items: Sequence[Any], parts: Parts, workers: int | None = None, advance: Callable[[int], None] = lambda done: None
+) -> list[Scanned]:
+    """Reads every item of a data set.
+
+    Args:
+        items: the data set.
+        parts: of an item.
+        workers: processes; ``None``: as many as there are cores.
+        advance: learns how many were read.
+
+    Raises:
+        UserError: for a data set that is none, has no length, or whose items are broken or come out differently.
+    """
+    count = length_of(items)
+    workers = 0 if count <= _SMALL else cores() if workers is None else workers
+    read: list[Scanned] = []
+    for found in _in_order(items, parts, list(range(count)), workers):
+        read.append(found)
+        if len(read) % _CHUNK == 0 or len(read) == count:
+            advance(len(read))
+    again = random.Random(0).sample(range(count), min(count, _AGAIN))
+    for row, found in zip(again, _in_order(items, parts, again, min(workers, 1)), strict=True):
+        if found != read[row]:
+            raise UserError(
+                f"item {row:,} was read twice and came out differently: an item has to be a function of its record alone. Take "
+                "random transforms and shuffling out of the data set, and give the transform as views=. [records-unsteady]"
+            )
+    if length_of(items) != count:
+        raise UserError(
+            f"the data set had {count:,} items, and now has {length_of(items):,}: it must not change. [records-length]"
+        )
+    return read
+
+
+def length_of(items: Any) -> int:
+    """How many items a map-style data set has.
+
+    Raises:
+        UserError: if it does not say, or is none.
+    """
+    if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
+        raise UserError(
+            f"expected a data set with len() and [], got {described(items)}: read an iterable data set into a list, or into a "
+            "record store (`dpfed data import`). [records-no-length]"
+        )
+    try:
+        return int(len(items))
+    except TypeError as error:
+        raise UserError(f"the data set does not tell its length ({error}): give one that does. [records-no-length]") from error
+
+
+def _in_order(items: Sequence[Any], parts: Parts, rows: list[int], workers: int) -> Iterator[Scanned]:
+    chunks = [rows[first : first + _CHUNK] for first in range(0, len(rows), _CHUNK)]
+    reads = _Scan(items, parts)
+    loaded = DataLoader(reads, batch_size=None, sampler=chunks, num_workers=workers, collate_fn=_as_it_is) if workers else None
+    for found in loaded if loaded is not None else map(reads.__getitem__, chunks):
+        for one in found:
+            if isinstance(one, Failure):
+                raise UserError(f"item {one.row:,} of the records cannot be used: {one.said}. [records-item]")
+            yield one
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _name(value: Any, part: Part) -> str:
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, bytes):
+        return value.hex()
+    if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+        what = "a function" if callable(part) else repr(part)
+        raise BrokenItem(f"{what} gives {described(value)}, expected a text or a whole number")
+    return str(value)

@@ -1,0 +1,40 @@
+"""A record store as a data set: its images as they are stored."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from dpfed.data.decoding import decode
+from dpfed.data.store.records import RecordStore
+
+
+class StoreItems(Sequence[Any]):
+    """The images of a store, by row, at their stored size.
+
+    Args:
+        store: the records; each process opens it anew.
+    """
+
+    def __init__(self, store: RecordStore) -> None:
+        self._store = store
+
+    @functools.cached_property
+    def splits(self) -> np.ndarray:
+        """``(N,)`` int8."""
+        return self._store.splits
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def __getitem__(self, row: Any) -> Any:
+        stored = self._store.encoded(np.array([row]))[0]
+        size = self._store.size
+        if size is not None:
+            pixels = np.frombuffer(stored, np.uint8).reshape(3, size, size)
+            return {"image": Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))}
+        return {"image": decode(stored)}

@@ -1,0 +1,277 @@
+"""The library's front: a model, records, views, a loss and a promise of the user's own become a run like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.building.own import OwnParts
+from dpfed.callbacks import Callback, StepSummary
+from dpfed.config import Config, OptimizerConfig
+from dpfed.config.reading import parse_config
+from dpfed.data.items.item import described
+from dpfed.data.items.records import Records
+from dpfed.data.items.views import Views
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.losses import Loss
+from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
+from dpfed.models.own import as_model
+from dpfed.own_encoder import OwnEncoder
+from dpfed.progress import Progress, Silent
+from dpfed.runs.job import Job, create_job, in_process, resume_job
+from dpfed.runs.preflight import Preflight
+from dpfed.runs.resolution import changed
+from dpfed.runs.running import Session, run_job
+from dpfed.schema.named import called
+from dpfed.training.optimizers import MakeOptimizer, MakeSchedule, OwnOptimizer
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The promise, and the mechanism that keeps it. Give `epsilon` or `noise_multiplier`.
+
+    Attributes:
+        epsilon: of the whole run; the noise is calibrated.
+        noise_multiplier: sigma, the standard deviation of the noise over the sensitivity; epsilon follows.
+        batch: B, expected records (or units) of a step; each is drawn with q = B/N.
+        steps: T.
+        group_size: S, expected records of a group, which are contrasted with each other.
+        clip_norm: C, the largest L2 norm of a group's gradient.
+        clipping: ``"fixed"`` to `clip_norm`, ``"automatic"`` (normalised) or ``"adaptive"``.
+        delta: default 1/(N ln N).
+        unit: ``"record"``, or ``"user"``: all records that share a unit (`Records(unit=...)`).
+        per_unit: the most records of a unit that take part in a step.
+        method: one of docs/methods.md.
+        options: of the method.
+        accountant: ``"pld"``, or ``"rdp"`` as in the papers.
+        noise: ``"gaussian"``, or ``"discrete"``: proven to the last bit.
+        seed: for tests only; a seed voids the secrecy of the noise, and the card says so.
+    """
+
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    batch: int = 1024
+    steps: int = 100
+    group_size: int = 16
+    clip_norm: float = 1.0
+    clipping: Literal["fixed", "automatic", "adaptive"] = "fixed"
+    delta: float | None = None
+    unit: Literal["record", "user"] = "record"
+    per_unit: int = 1
+    method: str = "group"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    accountant: Literal["pld", "rdp"] = "pld"
+    noise: Literal["gaussian", "discrete"] = "gaussian"
+    seed: int | None = None
+
+    def sections(self) -> dict[str, dict[str, Any]]:
+        """The same as sections of a configuration; what is left at its default is left out."""
+        bounding = ("group_size", "clip_norm", "clipping", "method", "options")
+        found: dict[str, dict[str, Any]] = {"privacy": {}, "bounding": {}}
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if value != getattr(Privacy(), name):
+                found["bounding" if name in bounding else "privacy"][name] = dict(value) if name == "options" else value
+        return found
+
+
+class Run(RunDirectory):
+    """A finished run: its folder, and the encoder that it trained."""
+
+    def __init__(self, path: str | Path, encoder: OwnEncoder) -> None:
+        super().__init__(path)
+        self._encoder = encoder
+
+    def encoder(self) -> OwnEncoder:
+        """The trained encoder, in evaluation mode."""
+        return self._encoder
+
+
+class Trainer:
+    """Pretrains a model of your own on records of your own under differential privacy.
+
+    Args:
+        model: an encoder (any module from images to features), a `SimCLR` or a `TwoTower` around encoders, or another model of
+            the contract. It is trained in place.
+        records: a data set with ``len()`` and ``[]``, `Records` of one, or a `RecordStore`.
+        privacy: the promise.
+        views: a transform, or `Views`. Default: crops, flips and colours of square images of `size` pixels.
+        loss: one of `dpfed.losses`, or any function of the embeddings of one group: ``loss(image (S, V, D))``, and of models
+            that read text ``loss(image (S, V, D), text (S, W, D))``. It gives a scalar, the mean over the group's records.
+            Default: InfoNCE.
+        optimizer: a function of the parameters that gives a torch optimizer with learning rates of its own, or keys of the
+            section ``[optimizer]`` as a mapping. Default: Adam with a rate of 1e-3.
+        schedule: a function of that optimizer that gives a torch scheduler, which is stepped after each step.
+        callbacks: look on while the model trains.
+        size: side of the images of the default views, pixels.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
+        precision: ``"fp32"`` or ``"bf16"``, of the forward pass.
+        progress: sees the stages.
+        name: of the run, on its card.
+        settings: further keys of a configuration by section, such as ``{"training": {"checkpoint_every": 10}}``.
+
+    Attributes:
+        config: what a configuration says of all this.
+        model: the model.
+
+    Raises:
+        UserError: for a part that is of another kind, or settings that do not go together.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        records: Any,
+        *,
+        privacy: Privacy,
+        views: Views | Callable[[Any], Any] | None = None,
+        loss: Loss | Callable[..., Tensor] | None = None,
+        optimizer: MakeOptimizer | Mapping[str, Any] | None = None,
+        schedule: MakeSchedule | None = None,
+        callbacks: Iterable[Callback] = (),
+        size: int | None = None,
+        device: str = "auto",
+        precision: str = "fp32",
+        progress: Progress | None = None,
+        name: str = "run",
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        if not isinstance(privacy, Privacy):
+            raise UserError(f"expected dpfed.Privacy(epsilon=..., batch=..., steps=...), got {described(privacy)}. [own-privacy]")
+        self.model = as_model(model)
+        self._records = records if isinstance(records, Records) else Records(records)
+        self._views = views if isinstance(views, Views) or views is None else Views(views)
+        self._callbacks, self._progress = list(callbacks), progress or Silent()
+        own_loss = None if loss is None or (isinstance(loss, Loss) and loss.objective) else loss
+        if isinstance(loss, Loss) and loss.objective:
+            _prepare(self.model, loss, privacy.group_size)
+        make, tree = _optimizer(optimizer, schedule)
+        self._own = OwnParts(self._records, self.model, self._views, own_loss, make)
+        sections = privacy.sections()
+        objective = {"name": called(own_loss)} if own_loss is not None else dict(loss.objective) if isinstance(loss, Loss) else {}
+        sections |= {
+            "data": {"source": called(self._records.source), **({"size": size} if size and views is None else {})},
+            "model": {"kind": "image-text" if reads_text(self.model) else "image", "image": called(_encoder_of(self.model))},
+            "objective": objective,
+            "optimizer": tree,
+            "training": {"device": device, "precision": precision},
+            "evaluation": {"split": _held_out(self._records)},
+        }
+        if self._views is not None:
+            sections["views"] = {"transform": called(self._views.transform)}
+            sections["views"] |= {} if self._views.count is None else {"count": self._views.count}
+            sections["views"] |= {} if self._views.plain is None else {"plain": called(self._views.plain)}
+        for section, keys in (settings or {}).items():
+            sections[section] = {**sections.get(section, {}), **keys}
+        self.config: Config = parse_config({"name": name, **{key: tree for key, tree in sections.items() if tree}}, "Trainer")
+
+    def fit(self, folder: str | Path) -> Run:
+        """Trains, evaluates, and writes model, card and report into a run's folder. The same line resumes and finds it again.
+
+        Args:
+            folder: of the run; it must not be in use by another one.
+
+        Raises:
+            UserError: before anything is spent, for whatever can be known to be wrong by then.
+        """
+        run = RunDirectory(folder)
+        if not RunDirectory.unused(folder) and RunDirectory.open(folder).finished:
+            self._refuse_another(run)
+            return self._finished(RunDirectory.open(folder))
+        job = self._job(folder)
+        with job.run.locked():
+            return self._finished(run_job(job, self._progress, callbacks=self._callbacks))
+
+    @contextmanager
+    def open(self, folder: str | Path) -> Iterator[Session]:
+        """Opens a run for a loop of your own: a step is on disk and paid for before the loop's body sees it.
+
+        When the last step is over, the run is evaluated, and model, card and report are written. Whoever leaves the block
+        before resumes later, by the same lines.
+
+        Args:
+            folder: of the run.
+
+        Yields:
+            The steps that are left: iterate over them.
+        """
+        job = self._job(folder)
+        with job.run.locked(), Session(job, self._progress, in_process, self._callbacks) as session:
+            yield session
+
+    def _job(self, folder: str | Path) -> Job:
+        if RunDirectory.unused(folder):
+            return create_job(Preflight.of(self.config, folder, progress=self._progress), self._progress, given=self._own)
+        run = RunDirectory.open(folder)
+        self._refuse_another(run)
+        return resume_job(run, self._progress, given=self._own)
+
+    def _refuse_another(self, run: RunDirectory) -> None:
+        """Refuses a folder with a run of other parts or settings."""
+        kept, mine = run.config(), self.config
+        views = {"shape": kept.views.shape, "count": mine.views.count or kept.views.count}
+        if mine.views.transform is None:
+            views |= {"transform": kept.views.transform, "options": kept.views.options}
+        data = {"size": kept.data.size if self._views is not None else mine.data.size or kept.data.size, "resize": kept.data.resize}
+        bias = {"bias": kept.objective.bias} if mine.objective.bias is None else {}
+        passes = {"pass_records": kept.bounding.pass_records} if mine.bounding.pass_records is None else {}
+        run.refuse_another(changed(mine, views=views, data=data, objective=bias, bounding=passes))
+
+    def _finished(self, run: RunDirectory) -> Run:
+        encoder = OwnEncoder.of(self.model, run, self._records, self._views, run.config())
+        return Run(run.path, encoder)
+
+
+def reads_text(model: nn.Module) -> bool:
+    """Whether a model has a text tower."""
+    return callable(getattr(model, "embed_text", None))
+
+
+def _encoder_of(model: nn.Module) -> nn.Module:
+    found = getattr(model, "encoder", None) or getattr(model, "image_encoder", None)
+    return found if isinstance(found, nn.Module) else model
+
+
+def _held_out(records: Records) -> str:
+    return next((split for split in ("validation", "test") if split in records.held_out), "none")
+
+
+def _optimizer(
+    given: MakeOptimizer | Mapping[str, Any] | None, schedule: MakeSchedule | None
+) -> tuple[OwnOptimizer | None, dict[str, Any]]:
+    """An optimizer of the user's own, and what the configuration says of it."""
+    if given is None or isinstance(given, Mapping):
+        if schedule is not None:
+            raise UserError("a schedule of your own needs an optimizer of your own: give optimizer=, a function. [own-schedule]")
+        return None, dict(given or {})
+    if isinstance(given, OptimizerConfig):
+        return None, given.model_dump(exclude_defaults=True)
+    if isinstance(given, torch.optim.Optimizer) or not callable(given):
+        raise UserError(
+            f"expected a function that makes the optimizer of the parameters it is called with, such as lambda parameters: "
+            f"torch.optim.AdamW(parameters, 1e-3), got {described(given)}. [own-optimizer]"
+        )
+    if schedule is not None and not callable(schedule):
+        raise UserError(f"expected a function of the optimizer as schedule, got {described(schedule)}. [own-schedule]")
+    return OwnOptimizer(given, schedule), {"name": called(given)}
+
+
+def _prepare(model: nn.Module, loss: Loss, group_size: int) -> None:
+    """Gives a model the temperature and the bias of a loss."""
+    if isinstance(model, SimCLRModel | TwoTowerModel):
+        loss.prepare(model, group_size)
+        if loss.temperature is not None:
+            model.set_temperature(loss.temperature)
+    elif loss.temperature is not None:
+        raise UserError(f"{type(model).__name__} has a temperature of its own: leave it out of the loss. [own-temperature]")
+
+
+__all__ = ["Privacy", "Run", "StepSummary", "Trainer"]

@@ -1,0 +1,122 @@
+"""Dpfed's own losses as objects that can be called: the same that configurations name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfed.objectives import OBJECTIVES
+
+
+class Loss:
+    """A loss of one group.
+
+    Attributes:
+        objective: what the section ``[objective]`` of a configuration says of it; empty: it is not one of those.
+        temperature: that the model gets; ``None``: it keeps its own.
+    """
+
+    objective: Mapping[str, Any] = {}
+    temperature: float | None = None
+
+    def __call__(self, image: Tensor, text: Tensor | None = None) -> Tensor:
+        """The mean over the records of a group.
+
+        Args:
+            image: ``(S, V, D)`` embeddings of the records' views.
+            text: ``(S, W, D)``, of models that read text.
+
+        Returns:
+            A scalar.
+        """
+        raise NotImplementedError
+
+    def prepare(self, model: nn.Module, group_size: int) -> None:
+        """Gives a model what the loss reads of it.
+
+        Args:
+            model: a `SimCLR` or `TwoTower`.
+            group_size: S.
+        """
+
+
+class _Named(Loss):
+    """One of those that configurations name."""
+
+    name: str
+
+    def __init__(self, temperature: float | None = None, **options: Any) -> None:
+        self.temperature, self._options = temperature, {key: value for key, value in options.items() if value is not None}
+        keys = {"temperature": temperature} if temperature is not None and self._contrasts else {}
+        self.objective = {"name": self.name, **keys, **self._options}
+
+    def __repr__(self) -> str:
+        said = {key: value for key, value in self.objective.items() if key != "name"}
+        return f"{type(self).__name__}({', '.join(f'{key}={value}' for key, value in said.items())})"
+
+    @property
+    def _contrasts(self) -> bool:
+        return "temperature" in OBJECTIVES[self.name].options.model_fields
+
+    def __call__(self, image: Tensor, text: Tensor | None = None) -> Tensor:
+        """See `Loss`."""
+        objective = OBJECTIVES[self.name]
+        embeddings = {"image": image} if text is None else {"image": image, "text": text}
+        if objective.unit_length:
+            embeddings = {name: nn.functional.normalize(z, dim=-1) for name, z in embeddings.items()}
+        given = {key: value for key, value in self.objective.items() if key in objective.options.model_fields}
+        temperature = torch.tensor(self.temperature or 0.1, device=image.device)
+        bias = None if objective.bias is None else self._options.get("bias", objective.bias(len(image)))
+        present = torch.ones(len(image), dtype=torch.bool, device=image.device)
+        offset = None if bias is None else torch.tensor(float(bias), device=image.device)
+        return objective.loss(embeddings, present, temperature, offset, options=objective.options(**given)) / len(image)
+
+    def prepare(self, model: nn.Module, group_size: int) -> None:
+        """See `Loss`."""
+        objective = OBJECTIVES[self.name]
+        model.unit_length = objective.unit_length  # type: ignore[assignment]
+        if objective.bias is not None:
+            model.set_bias(self._options.get("bias", objective.bias(group_size)))  # type: ignore[operator]
+
+
+class InfoNCE(_Named):
+    """Softmax contrast inside one group (DP-GCL, equation 12).
+
+    Args:
+        temperature: divides the cosine similarities; default: the model's.
+    """
+
+    name = "infonce"
+
+    def __init__(self, temperature: float | None = None) -> None:
+        super().__init__(temperature)
+
+
+class SigLIP(_Named):
+    """Each pair of a group is one binary decision (Zhai et al. 2023).
+
+    Args:
+        temperature: divides the cosine similarities; default: the model's.
+        bias: added to every logit; default: -ln(S - 1).
+    """
+
+    name = "siglip"
+
+    def __init__(self, temperature: float | None = None, bias: float | None = None) -> None:
+        super().__init__(temperature, bias=bias)
+
+
+class BarlowTwins(_Named):
+    """The correlations of two views' dimensions (Zbontar et al. 2021).
+
+    Args:
+        redundancy: weight of the correlations of different dimensions; default: that of the configuration.
+    """
+
+    name = "barlow_twins"
+
+    def __init__(self, redundancy: float | None = None) -> None:
+        super().__init__(None, redundancy=redundancy)

@@ -1,0 +1,116 @@
+"""A loss of the user's own: any function of the embeddings of one group, which sees the rows of that group and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dpfed.errors import UserError
+from dpfed.objectives.objective import Objective
+from dpfed.schema.section import NoOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def own_objective(name: str) -> Objective:
+    """What is known of a loss of the user's own before it is loaded.
+
+    Args:
+        name: in the configuration.
+    """
+    return Objective(title=name, loss=_not_loaded, options=NoOptions)
+
+
+def _not_loaded(*given: Any, **options: Any) -> Tensor:
+    raise ValueError("a loss of the user's own is given to the engine as it is")
+
+
+class OwnLoss:
+    """The loss of one group by a function of its embeddings.
+
+    Args:
+        function: ``loss(image (S, V, D))``, or of models that read text ``loss(image (S, V, D), text (S, W, D))``: a scalar,
+            the mean over the S records, as the losses of torch are.
+    """
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self.function = function
+
+    def __call__(
+        self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None = None, **ignored: Any
+    ) -> Tensor:
+        """See `GroupLoss`: the sum over the records that are present."""
+        rows = {
+            name: embeddings[name] if bool(present.all()) else embeddings[name][present]
+            for name in _ORDER
+            if name in embeddings
+        }
+        return self.function(*rows.values()) * len(next(iter(rows.values())))
+
+
+_ORDER = ("image", "text")
+
+
+def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
+    """Tries a loss on embeddings of noise.
+
+    Args:
+        function: see `OwnLoss`.
+        rows: embeddings of one group, ``(S, V, D)`` each.
+
+    Raises:
+        UserError: for a loss that fails, is no scalar, is not finite, has no gradient, has parameters of its own, or remembers
+            what it was called with before.
+    """
+    import torch
+
+    name = getattr(function, "__name__", type(function).__name__)
+    if not callable(function):
+        raise UserError(
+            f"expected a function of the embeddings of one group as loss, got {type(function).__name__}. [loss-own]"
+        )
+    if isinstance(function, torch.nn.Module) and any(one.requires_grad for one in function.parameters()):
+        raise UserError(
+            f"the loss {name} has parameters of its own, which nothing would train privately: make them a part of the model, or "
+            "set requires_grad_(False). [loss-parameters]"
+        )
+    with torch.random.fork_rng(devices=[]):
+        others = [torch.randn_like(one) for one in rows]
+        first = _value(function, name, rows, gradient=True)
+        _value(function, name, others)
+        _value(function, name, [one[:2] for one in others])
+        again = _value(function, name, rows)
+    if not torch.equal(first, again):
+        raise UserError(
+            f"the loss {name} gives another value for the same embeddings after others: it keeps a queue, an average or a counter, "
+            "or draws at random. It must be a function of one group's embeddings alone. [loss-remembers]"
+        )
+
+
+def _value(function: Callable[..., Tensor], name: str, rows: Sequence[Tensor], gradient: bool = False) -> Tensor:
+    import torch
+
+    given = [one.detach().clone().requires_grad_() for one in rows]
+    shapes = " and ".join(str(tuple(one.shape)) for one in given)
+    try:
+        found = function(*given)
+    except Exception as error:
+        said = str(error).splitlines()[0] if str(error) else ""
+        raise UserError(
+            f"the loss {name} failed on embeddings {shapes} of one group (S, V, D): {type(error).__name__}: {said}. [loss-fails]"
+        ) from error
+    if not isinstance(found, torch.Tensor) or found.dim() != 0:
+        what = f"a tensor {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise UserError(
+            f"the loss {name} gave {what} for one group, expected a scalar: the mean over its records. [loss-no-scalar]"
+        )
+    if not bool(found.isfinite()):
+        raise UserError(f"the loss {name} is {float(found)} on embeddings of noise {shapes}. [loss-not-finite]")
+    if gradient:
+        parts = torch.autograd.grad(found, given, allow_unused=True) if found.requires_grad else [None]
+        if all(one is None or not bool(one.any()) for one in parts):
+            raise UserError(f"the loss {name} has no gradient: nothing would be learnt. [loss-no-gradient]")
+        if not all(one is None or bool(one.isfinite().all()) for one in parts):
+            raise UserError(f"the gradient of the loss {name} is not finite on embeddings of noise. [loss-not-finite]")
+    return found.detach()

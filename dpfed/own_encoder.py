@@ -1,0 +1,103 @@
+"""A trained encoder of the user's own, with the images prepared as its records were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.config import Config
+from dpfed.data.items.item import BrokenItem, described, image_of
+from dpfed.data.items.loading import generators_kept, tensor_of
+from dpfed.data.items.records import Records
+from dpfed.data.items.views import Views, plain_like, simclr_transform
+from dpfed.errors import UserError
+from dpfed.models.contract import method_of
+from dpfed.models.folder import load_weights_into
+
+_TOGETHER = 64  # images in a pass
+
+
+class OwnEncoder:
+    """Turns images, and captions where the model has a text tower, into vectors.
+
+    Attributes:
+        module: the encoder as it was given, trained, in evaluation mode: images ``(n, C, H, W)`` -> features ``(n, F)``.
+        model: the whole model, with its heads.
+        plain: makes ``(C, H, W)`` of an image, as evaluation does.
+    """
+
+    def __init__(self, model: nn.Module, plain: Callable[[Any], Tensor], tokenizer: Any = None) -> None:
+        self.model, self.plain, self._tokenizer = model.eval(), plain, tokenizer
+        self.module: nn.Module = getattr(model, "encoder", None) or getattr(model, "image_encoder", None) or model
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, run: RunDirectory, records: Records, views: Views | None, config: Config
+    ) -> OwnEncoder:
+        """The encoder of a finished run.
+
+        Args:
+            model: gets the weights that the run published.
+            run: that trained it.
+            records: of the run.
+            views: of the run; ``None``: the default ones.
+            config: of the run.
+        """
+        channels, height, width = config.views.shape or (3, 0, 0)
+        transform = simclr_transform(height) if views is None else views.transform
+        plain = plain_like(transform, (channels, height, width)) if views is None or views.plain is None else views.plain
+        load_weights_into(run.model, model, (channels, height, width))
+        return cls(model, plain, getattr(model, "tokenizer", None))
+
+    def features(self, images: Any) -> Tensor:
+        """Features of images, for k-NN, probes and other models.
+
+        Args:
+            images: an image as the data set gives it, or a list of them.
+
+        Returns:
+            ``(n, F)`` float32 on the CPU; n is 1 for one image.
+        """
+        return self._run("features", images)
+
+    def embed_images(self, images: Any) -> Tensor:
+        """``(n, D)`` embeddings of unit length in the space of the contrast; see `features`."""
+        return self._run("embed_images", images)
+
+    @torch.inference_mode()
+    def embed_text(self, captions: str | Iterable[str]) -> Tensor:
+        """``(n, D)`` embeddings of unit length of one caption, or of several.
+
+        Raises:
+            UserError: if the model has no text tower.
+        """
+        if self._tokenizer is None:
+            raise UserError("this encoder has no text tower. [model-folder-no-text]")
+        texts = [captions] if isinstance(captions, str) else list(captions)
+        return method_of(self.model, "embed_text")(self._tokenizer(texts).to(self._device)).float().cpu()
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @torch.inference_mode()
+    def _run(self, method: str, images: Any) -> Tensor:
+        many = list(images) if isinstance(images, list | tuple) or (isinstance(images, Tensor) and images.dim() == 4) else [images]
+        embed, found = method_of(self.model, method), []
+        for first in range(0, len(many), _TOGETHER):
+            with generators_kept():
+                ready = torch.stack([self._ready(one, number) for number, one in enumerate(many[first : first + _TOGETHER], first)])
+            found.append(embed(ready.to(self._device)).float().cpu())
+        if not found:
+            raise UserError("there is no image: give at least one. [model-no-image]")
+        return torch.cat(found)
+
+    def _ready(self, image: Any, number: int) -> Tensor:
+        try:
+            return tensor_of(self.plain(image_of(image)), "plain")
+        except BrokenItem as error:
+            raise UserError(f"image {number} ({described(image)}) cannot be used: {error}. [model-image]") from error

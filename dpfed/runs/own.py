@@ -1,0 +1,131 @@
+"""Parts of the user's own in a run: opened, tried and refused before anything is spent."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import nn
+
+from dpfed.building.images import image_shape
+from dpfed.building.method import group_loss
+from dpfed.building.own import OwnParts
+from dpfed.config import Config
+from dpfed.data.items.records import Records
+from dpfed.data.items.views import ItemViews, Views, simclr_transform
+from dpfed.data.store.records import RecordStore
+from dpfed.data.views.record_views import RecordViews, Tokenizer
+from dpfed.data.views.texts import TextViews
+from dpfed.errors import UserError
+from dpfed.models.building import tokenizer_for
+from dpfed.models.contract import embeddings_of
+from dpfed.models.options import SIZE
+from dpfed.models.own import OwnTokenizer, finish_model
+from dpfed.objectives import GroupLoss
+from dpfed.objectives.own import OwnLoss, refuse_unfit
+from dpfed.privacy.method import method_named
+from dpfed.progress import Progress
+from dpfed.runs.records import records_of
+from dpfed.runs.resolution import changed
+
+_TRANSFORM = "dpfed.data.items.views:simclr_transform"
+
+
+def open_own(config: Config, own: OwnParts, progress: Progress) -> tuple[ItemViews | None, Config]:
+    """Opens records of the user's own, or tries views of the user's own.
+
+    Args:
+        config: of the run.
+        own: its own parts.
+        progress: sees the items that are read.
+
+    Returns:
+        The views, with the records; ``None``: all is dpfed's. And the configuration with the shape and number of views.
+
+    Raises:
+        UserError: for records that are not steady, or a transform that is not; for a method that has no views of its own.
+    """
+    if own.records is None and own.views is None:
+        return None, config
+    _refuse_methods(config)
+    if own.views is None and config.views.transform is None:
+        config = changed(config, views={"transform": _TRANSFORM, "options": {"size": config.data.size or SIZE}})
+        own = OwnParts(own.records, own.model, _default_views(config), own.loss, own.optimizer)
+    records = own.records or _of_store(config, progress)
+    if records.store is None:
+        records.advance = progress.stage("reading the records once", len(records))
+    progress.note(f"opening the records: {records.name}, {len(records.keys):,} records")
+    if records.equal:
+        progress.note(f"{records.equal:,} records have the contents of another one; each of them counts")
+    assert own.views is not None
+    default = 1 if config.model.reads_text else 2
+    progress.note("trying the transform: does a view depend on its image and its draws alone?")
+    views = ItemViews.of(records, own.views, default)
+    shape = views.shape
+    if not config.model.reads_text and views.count < 2:
+        raise UserError(
+            f"images alone are contrasted view with view: give Views(count=2) or more, got {views.count}. [views-few]"
+        )
+    config = changed(config, views={"shape": shape, "count": views.count}, data={"size": shape[1], "resize": "crop"})
+    return dataclasses.replace(views, texts=TextViews(config.text_views)), config
+
+
+def tokenizer_of(config: Config, own: OwnParts) -> Tokenizer | None:
+    """What turns captions into tokens: of the user's own model, or of the configuration's."""
+    found = getattr(own.model, "tokenizer", None)
+    return found if isinstance(found, OwnTokenizer) else tokenizer_for(config.model)
+
+
+def finished_model(config: Config, model: nn.Module, tokenizer: Tokenizer | None) -> nn.Module:
+    """A model of the user's own, of which all layers know their widths.
+
+    Raises:
+        UserError: see `finish_model`.
+    """
+    tokens = None if tokenizer is None else tokenizer(["one text", "another"])
+    finish_model(model, torch.zeros(2, *image_shape(config)), tokens)
+    return model
+
+
+def own_loss(config: Config, own: OwnParts, model: nn.Module, views: RecordViews) -> GroupLoss:
+    """The loss of one group; one of the user's own is tried on what the model makes of noise.
+
+    Raises:
+        UserError: see `dpfed.objectives.own.refuse_unfit`.
+    """
+    loss = group_loss(config, own.loss)
+    if isinstance(loss, OwnLoss):
+        if method_named(config.bounding.method).public_records:
+            raise UserError(
+                "bounding.method = 'public' needs a loss of dpfed's: what a record adds beside public ones must be known. "
+                "[loss-public]"
+            )
+        device, records, count = next(model.parameters()).device, 4, views.count
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            given = {"image": torch.randn(records, count, *image_shape(config), device=device)}
+            if views.tokenizer is not None:
+                texts = count if views.texts is not None and views.texts.active else 1
+                shape = (records, texts, views.tokenizer.context)
+                given["text"] = torch.randint(1, views.tokenizer.vocabulary, shape, device=device)
+            embeddings = embeddings_of(model, given)
+        refuse_unfit(loss.function, *(embeddings[name] for name in ("image", "text") if name in embeddings))
+    return loss
+
+
+def _of_store(config: Config, progress: Progress) -> Records:
+    store = records_of(config, None, progress.note)
+    assert isinstance(store, RecordStore)
+    return Records(store)
+
+
+def _default_views(config: Config) -> Views:
+    return Views(simclr_transform(config.data.size or SIZE), config.views.count)
+
+
+def _refuse_methods(config: Config) -> None:
+    method = method_named(config.bounding.method)
+    if method.public_records or method.closed_form:
+        raise UserError(
+            f"bounding.method = '{method.name}' makes its own views of a record store: import the records (`dpfed data import`), "
+            "and leave the transform out. [views-method]"
+        )
