@@ -27,6 +27,7 @@ from dpfed.models.own import as_model
 from dpfed.own_encoder import OwnEncoder
 from dpfed.progress import Progress, Silent
 from dpfed.runs.job import Job, create_job, in_process, resume_job
+from dpfed.runs.own import refuse_methods
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.resolution import changed
 from dpfed.runs.running import Session, run_job
@@ -172,6 +173,7 @@ class Trainer:
         for section, keys in (settings or {}).items():
             sections[section] = {**sections.get(section, {}), **keys}
         self.config: Config = parse_config({"name": name, **{key: tree for key, tree in sections.items() if tree}}, "Trainer")
+        refuse_methods(self.config)
 
     def fit(self, folder: str | Path) -> Run:
         """Trains, evaluates, and writes model, card and report into a run's folder. The same line resumes and finds it again.

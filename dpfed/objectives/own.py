@@ -106,7 +106,7 @@ def _value(function: Callable[..., Tensor], name: str, rows: Sequence[Tensor], g
             f"the loss {name} gave {what} for one group, expected a scalar: the mean over its records. [loss-no-scalar]"
         )
     if not bool(found.isfinite()):
-        raise UserError(f"the loss {name} is {float(found)} on embeddings of noise {shapes}. [loss-not-finite]")
+        raise UserError(f"the loss {name} is {float(found.detach())} on embeddings of noise {shapes}. [loss-not-finite]")
     if gradient:
         parts = torch.autograd.grad(found, given, allow_unused=True) if found.requires_grad else [None]
         if all(one is None or not bool(one.any()) for one in parts):

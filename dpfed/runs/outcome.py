@@ -44,6 +44,7 @@ from dpfed.report.facts import (
     CardFacts,
     Mark,
     foreign_loss,
+    own_part,
     shared_unit,
 )
 from dpfed.report.gallery import Gallery, build_gallery
@@ -295,6 +296,7 @@ def _not_protected(parts: Parts, trained: Trained, disclosed: Collection[str]) -
     shared = (SHARED_PASSES,) if parts.config.bounding.engine == "layerwise" else ()
     name = parts.config.objective.name
     starting += (foreign_loss(FOREIGN[name].said),) if name in FOREIGN else ()
+    starting += tuple(filter(None, (own_part(key, said) for key, said in parts.own.items())))
     return (*starting, *always, *shared, *([AUDITS] if AUDITED in disclosed else []))
 
 

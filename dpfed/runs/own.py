@@ -47,7 +47,7 @@ def open_own(config: Config, own: OwnParts, progress: Progress) -> tuple[ItemVie
     """
     if own.records is None and own.views is None:
         return None, config
-    _refuse_methods(config)
+    refuse_methods(config)
     if own.views is None and config.views.transform is None:
         config = changed(config, views={"transform": _TRANSFORM, "options": {"size": config.data.size or SIZE}})
         own = OwnParts(own.records, own.model, _default_views(config), own.loss, own.optimizer)
@@ -122,7 +122,12 @@ def _default_views(config: Config) -> Views:
     return Views(simclr_transform(config.data.size or SIZE), config.views.count)
 
 
-def _refuse_methods(config: Config) -> None:
+def refuse_methods(config: Config) -> None:
+    """Refuses methods that make views of their own.
+
+    Raises:
+        UserError: saying what to do.
+    """
     method = method_named(config.bounding.method)
     if method.public_records or method.closed_form:
         raise UserError(

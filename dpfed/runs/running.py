@@ -9,6 +9,7 @@ from typing import Any
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.building.model import facts_of
 from dpfed.callbacks import Callback, StepSummary
+from dpfed.data.items.views import ItemViews
 from dpfed.errors import UserError, goes_on
 from dpfed.files.atomic import remove_drafts
 from dpfed.models.folder import save_encoder
@@ -61,6 +62,8 @@ class Session:
 
     def __enter__(self) -> Session:
         self._stack.callback(self._job.run.forget_times)
+        if isinstance(views := self._job.parts.views, ItemViews):
+            self._stack.callback(views.loader.close)
         self._stack.enter_context(_told_of_a_full_disk(self._job.run))
         self._stack.enter_context(goes_on(lambda: stopped(self._job.run)))
         return self

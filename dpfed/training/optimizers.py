@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -85,8 +86,12 @@ class Update:
 
     def skip(self, steps: int) -> None:
         """Moves the learning rates on by some steps, of which nothing else is known: they were taken before, or left out."""
-        for _ in range(steps if self._scheduler is not None else 0):
-            self._scheduler.step()  # type: ignore[union-attr]
+        if self._scheduler is None:
+            return
+        with warnings.catch_warnings():  # torch warns of a scheduler that moves on before the optimizer does
+            warnings.filterwarnings("ignore", message=".*lr_scheduler.step", category=UserWarning)
+            for _ in range(steps):
+                self._scheduler.step()
 
 
 def build_optimizer(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

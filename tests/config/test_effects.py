@@ -26,11 +26,12 @@ from dpfed.runs.running import run_job
 from dpfed.schema.conditions import When
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-SCHEMA = frozenset(leaves(Config().model_dump())) | {"bounding.options"}
+OPTIONS = frozenset(f"{section}.options" for section in ("data", "model", "views", "objective", "optimizer"))
+SCHEMA = frozenset(leaves(Config().model_dump())) | {"bounding.options"} | OPTIONS
 
 ALWAYS = frozenset(
     """
-    name data.source data.size data.resize views.crop_scale views.crop_ratio views.flip views.grayscale views.blur model.kind
+    name data.source data.size data.resize views.transform model.kind
     model.start objective.name bounding.method bounding.options bounding.microbatch privacy.unit
     privacy.seed privacy.not_covered
     training.device training.precision
@@ -124,7 +125,9 @@ OTHERS = {
 # Without an effect these are refused by the plan, too; of the last ones there is no other value that a run could try.
 ELSEWHERE = frozenset(
     "privacy.epsilon privacy.noise_multiplier privacy.per_unit bounding.max_batch bounding.max_group_size bounding.engine "
-    "model.text evaluation.tasks".split()
+    "model.text evaluation.tasks views.crop_scale views.crop_ratio views.flip views.grayscale views.blur views.count views.plain "
+    "views.shape".split()
+    + [*OPTIONS]
 )
 # Where they have no effect, the first would be learnt without any gradient, and the second draws views that nothing looks at,
 # which moves the other draws.
@@ -250,7 +253,7 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant, monkey
         ({"data": {"source": "folder", "path": "x", "half": "first"}}, "set data.source = 'shapes' or 'scenes'"),
         ({"views": {"hue": 0.2}}, "'views.hue' has no effect with views.jitter = 0.0 (the default)"),
         ({"text_views": {"word_swap": 0.3}}, "set model.kind = 'image-text' or 'open_clip', or leave it out"),
-        ({"model": {"image": "timm/test_vit", "width": 8}}, "a timm encoder has its own; set model.image = 'cnn'"),
+        ({"model": {"image": "timm/test_vit", "width": 8}}, "an encoder of another library has its own; set model.image = 'cnn'"),
         ({"model": {"image": "timm/test_vit"}, "adaptation": {"rank": 3}}, "is trained in full by default; set"),
         ({"model": {"image": "timm/test_vit"}, "adaptation": {"text": "full"}}, "set model.kind = 'open_clip'"),
         ({"model": {"weights": "w.safetensors"}}, "set model.kind = 'open_clip' or model.image = 'timm/NAME'"),

@@ -22,8 +22,8 @@ def test_a_key_of_a_loss_is_one_of_the_configuration_and_reaches_the_loss(name, 
     limits = [one for one in there.metadata if not isinstance(one, When)]
     assert (there.annotation, there.default, limits) == (declared.annotation, declared.default, declared.metadata)
     assert str(there.description).endswith(str(declared.description)) and name in str(there.description)
-    assert getattr(parse_config({"objective": {"name": name, key: another(key)}}).objective.options, key) == another(key)
-    assert getattr(ObjectiveConfig(name=name).options, key) == declared.default
+    assert getattr(parse_config({"objective": {"name": name, key: another(key)}}).objective.loss_options, key) == another(key)
+    assert getattr(ObjectiveConfig(name=name).loss_options, key) == declared.default
 
 
 @pytest.mark.parametrize(("name", "key"), OWN)

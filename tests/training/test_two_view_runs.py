@@ -28,6 +28,6 @@ def test_statistics_of_two_views_train_both_kinds_of_model(tiny, tmp_path):
     """A private run from one end to the other, with options of the loss."""
     tiny["objective"] = {"name": "barlow_twins", "redundancy": 0.01}
     run = pretrain(parse_config(tiny), tmp_path / "pairs")
-    assert run.finished and run.config().objective.options.model_dump().items() >= {"redundancy": 0.01}.items()
+    assert run.finished and run.config().objective.loss_options.model_dump().items() >= {"redundancy": 0.01}.items()
     tiny["model"], tiny["evaluation"] = {"kind": "image", "width": 8, "embedding": 16, "head_hidden": 16}, {"split": "none"}
     assert pretrain(parse_config(tiny), tmp_path / "images").finished

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms import v2
 
 from dpfed.data.items.item import described
 from dpfed.data.items.loading import ItemLoader, Recipe, Request, Transform, answer, generators_kept
@@ -61,6 +60,8 @@ def simclr_transform(size: int) -> Transform:
     Args:
         size: side of a view, pixels.
     """
+    from torchvision.transforms import v2  # takes a second, and most runs make no such views
+
     return v2.Compose(
         [
             v2.ToImage(),
@@ -81,6 +82,8 @@ def plain_like(transform: Transform, shape: Shape) -> Transform:
         transform: of training.
         shape: (C, H, W) of a view.
     """
+    from torchvision.transforms import v2
+
     channels, height, width = shape
     steps = list(getattr(transform, "transforms", []))
     normalise = [step for step in steps if type(step).__name__ == "Normalize"]
@@ -104,6 +107,8 @@ class _Colours:
         self._mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(channels)
 
     def __call__(self, image: Any) -> Tensor:
+        from torchvision.transforms import v2
+
         if not isinstance(image, Tensor) and self._mode is not None and image.mode not in ("I;16", "I", "F"):
             image = image.convert(self._mode)
         found = v2.functional.to_image(image)

@@ -1,0 +1,139 @@
+"""Records of any data set: keys are functions of the records, items come out alike, and what is broken is said in a sentence."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dpfed import Records, UserError
+from dpfed.data.items.item import content_of, image_of
+from tests.own_parts import Pictures, picture
+
+
+def of(items, **options) -> Records:
+    return Records(items, workers=0, **options)
+
+
+def test_keys_do_not_change_with_the_order():
+    numbers = list(range(30))
+    keys = dict(zip(numbers, of([picture(n) for n in numbers]).keys.tolist(), strict=True))
+    random.Random(1).shuffle(numbers)
+    assert of([picture(n) for n in numbers]).keys.tolist() == [keys[n] for n in numbers]
+
+
+def test_a_record_more_or_less_changes_no_other_key():
+    all_of_them = of([picture(n) for n in range(20)]).keys.tolist()
+    assert of([picture(n) for n in range(20) if n != 7]).keys.tolist() == all_of_them[:7] + all_of_them[8:]
+
+
+def test_equal_records_are_counted_and_have_keys_of_their_own():
+    records = of([picture(1), picture(2), picture(1), picture(1)])
+    assert records.equal == 3 and len(set(records.keys.tolist())) == 4
+    assert set(of([picture(1), picture(2), picture(1)]).keys) < set(records.keys)
+
+
+def test_processes_read_what_this_one_reads():
+    items = Pictures(150)
+    assert np.array_equal(Records(items, workers=2).keys, of(items).keys)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.uint16, torch.float32])
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_tensors_of_any_channels_are_images(kind, channels):
+    images = [torch.full((channels, 4, 6), n).to(kind) for n in range(4)]
+    assert len(set(of(images).keys.tolist())) == 4
+
+
+def test_an_array_and_its_picture_are_the_same_record():
+    pixels = np.asarray(picture(3))
+    assert content_of(image_of(pixels)) == content_of(picture(3))
+
+
+def test_parts_of_items_are_found_by_column_place_and_function():
+    rows = [{"img": picture(n), "words": f"number {n}", "who": f"p{n // 2}", "kind": "ab"[n % 2]} for n in range(6)]
+    records = of(rows, caption="words", unit="who", label={"kind": "kind"}, key=lambda row: row["words"])
+    assert records.kind == "image-text" and records.captions(np.array([2])) == [["number 2"]]
+    assert len(set(records.units.tolist())) == 3 and records.unit_name == "who" and records.training_units == 3
+    assert records.labels["kind"].tolist() == [0, 1] * 3 and records.label_names == {"kind": ["a", "b"]}
+
+
+def test_classes_of_torchvision_are_named():
+    records = of(Pictures(4))
+    assert records.label_names == {"label": ["dark", "bright"]} and records.labels["label"].tolist() == [0, 1, 0, 1]
+
+
+def test_held_out_records_stand_behind_the_others():
+    records = of(Pictures(6), validation=Pictures(2, 50), test=Pictures(3, 80))
+    assert [records.count(split) for split in ("train", "validation", "test")] == [6, 2, 3]
+    assert records.split("test").tolist() == [8, 9, 10] and records.held_out == ("validation", "test")
+
+
+class Shuffles(Pictures):
+    def __getitem__(self, place):
+        return super().__getitem__(random.randrange(len(self)))
+
+
+class Augments(Pictures):
+    def __getitem__(self, place):
+        return torch.rand(3, 4, 4), 0
+
+
+class Grows(Pictures):
+    def __getitem__(self, place):
+        self.numbers.append(0)
+        return super().__getitem__(place)
+
+
+@pytest.mark.parametrize("culprit", [Shuffles, Augments, Grows])
+def test_a_data_set_whose_items_change_is_refused(culprit):
+    with pytest.raises(UserError, match="records-(unsteady|length)"):
+        of(culprit(20)).keys  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        (iter([1]), "expected a data set with len"),
+        (None, "got None"),
+        ([], "no items"),
+        ([picture(0), None], "item 1 of the records cannot be used: it is None"),
+        (["text"], "its image is a str"),
+        ([torch.zeros(4, 4)], r"expected a shape \(C, H, W\)"),
+        ([torch.zeros(3, 4, 4, dtype=torch.int64)], "expected uint8, uint16 or floats"),
+        ([torch.full((3, 4, 4), torch.nan)], "not finite"),
+        ([{"picture": picture(0)}], "say which is, by image="),
+        ([()], "empty tuple"),
+    ],
+)
+def test_items_that_are_no_images_are_said(items, said):
+    with pytest.raises(UserError, match=said):
+        of(items).keys  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"key": "place"}, "the keys are the positions"),
+        ({"key": "same"}, "4 keys|1 keys are those of several"),
+        ({"key": "missing"}, "it has no 'missing'; it has 'image'"),
+        ({"key": "nothing"}, "expected a text or a whole number"),
+        ({"caption": "blank"}, "its caption is empty"),
+        ({"label": "mixed"}, "numbers and texts"),
+        ({"unit": lambda row: 1 / 0}, "ZeroDivisionError"),
+    ],
+)
+def test_parts_that_are_wrong_are_said(options, said):
+    rows = [
+        {"image": picture(n), "place": n, "same": "x", "nothing": None, "blank": " ", "mixed": ["a", 1][n % 2]} for n in range(4)
+    ]
+    with pytest.raises(UserError, match=said):
+        of(rows, **options).keys  # noqa: B018
+
+
+def test_pixels_tell_records_apart_that_have_equal_bytes():
+    one, other = torch.zeros(1, 2, 8, dtype=torch.uint8), torch.zeros(1, 4, 4, dtype=torch.uint8)
+    assert content_of(one) != content_of(other) and content_of(Image.new("L", (2, 8))) != content_of(Image.new("L", (8, 2)))

@@ -1,0 +1,142 @@
+"""Parts that the promise cannot hold with, or that cannot train, are refused before anything is spent."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import dpfed
+from tests.own_parts import Pictures, augment, contrast, encoder
+
+PRIVACY = dpfed.Privacy(epsilon=8, batch=16, steps=4, group_size=4)
+RECORDS = dpfed.Records(Pictures(60), workers=0)
+
+
+def refused(tmp_path, said: str, **changes) -> None:
+    parts = {"model": encoder(), "records": RECORDS, "views": dpfed.Views(augment()), "loss": contrast, "privacy": PRIVACY}
+    with pytest.raises(dpfed.UserError, match=said):
+        dpfed.Trainer(**{**parts, **changes}).fit(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+class Queue:
+    """A loss with a queue of earlier embeddings."""
+
+    def __init__(self) -> None:
+        self.kept = torch.zeros(0)
+
+    def __call__(self, z):
+        extra = self.kept.mean() if len(self.kept) else 0.0
+        self.kept = z.detach().flatten()
+        return contrast(z) * (1 + extra)
+
+
+class Learnt(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, z):
+        return contrast(z) * self.scale
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (Queue(), "loss-remembers"),
+        (lambda z: contrast(z) + torch.rand(()), "loss-remembers"),
+        (Learnt(), "has parameters of its own"),
+        (lambda z: z.sum(dim=(1, 2)), r"gave a tensor \(4,\)"),
+        (lambda z: 1.0, "gave float"),
+        (lambda z: contrast(z) * torch.nan, "is nan on embeddings of noise"),
+        (lambda z: contrast(z.detach()) + 0 * z.sum(), "has no gradient"),
+        (lambda z: contrast(z.detach()), "has no gradient"),
+        (lambda z, labels: contrast(z), "failed on embeddings"),
+        (lambda z: 1 / 0, "ZeroDivisionError"),
+        (3, "expected a function|got an? int"),
+    ],
+)
+def test_a_loss_that_cannot_be_kept_private_or_learnt_from(tmp_path, loss, said):
+    refused(tmp_path, said, loss=loss)
+
+
+class Remembers(nn.Module):
+    """Adds the mean of the batch before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.last = encoder(), None
+
+    def forward(self, x):
+        z = self.net(x)
+        found = z if self.last is None else z + self.last
+        self.last = z.detach().mean(0)
+        return found
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = encoder()
+
+    def forward(self, x):
+        return self.net(x), None
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten()), "replace it by GroupNorm"),
+        (Remembers(), "model-"),
+        (Pair(), "gave a tuple"),
+        (nn.Conv2d(3, 8, 3), r"gave a tensor \(2, 8, .*expected features"),
+        (nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten()), "the encoder Sequential failed on images"),
+        (encoder().half(), "are float16|float16 and float32"),
+        (encoder, "expected a torch.nn.Module as model, got a function"),
+    ],
+)
+def test_a_model_that_mixes_or_does_not_fit(tmp_path, model, said):
+    refused(tmp_path, said, model=model)
+
+
+OTHER = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimizer": lambda parameters: torch.optim.SGD(OTHER.parameters(), 0.1)}, "optimizer-other-parameters"),
+        ({"optimizer": lambda parameters: torch.optim.SGD(parameters[:1], 0.1)}, "optimizer-other-parameters"),
+        ({"optimizer": lambda parameters: torch.optim.LBFGS(parameters)}, "wants a closure"),
+        ({"optimizer": lambda parameters: 3}, "expected a torch.optim.Optimizer"),
+        ({"optimizer": torch.optim.SGD(OTHER.parameters(), 0.1)}, "expected a function that makes the optimizer"),
+        ({"optimizer": lambda parameters: torch.optim.SGD(parameters, 1e30)}, "lower it"),
+        ({"optimizer": {"name": "adamm"}}, "expected one of sgd, adam"),
+        ({"schedule": lambda optimizer: None}, "needs an optimizer of your own"),
+        (
+            {"optimizer": lambda p: torch.optim.SGD(p, 0.1), "schedule": torch.optim.lr_scheduler.ReduceLROnPlateau},
+            "step\\(\\) takes no figure",
+        ),
+    ],
+)
+def test_an_optimizer_that_does_not_fit(tmp_path, changes, said):
+    refused(tmp_path, said, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"privacy": 8}, "expected dpfed.Privacy"),
+        ({"privacy": dpfed.Privacy(epsilon=8, batch=16, steps=4, group_size=1)}, "learns nothing from"),
+        ({"privacy": dpfed.Privacy(epsilon=8, batch=600, steps=4)}, "batch"),
+        ({"privacy": dpfed.Privacy(epsilon=8, batch=16, steps=4, unit="user")}, "names no units|name no units"),
+        ({"privacy": dpfed.Privacy(batch=16, steps=4)}, "give exactly one of privacy.epsilon"),
+        ({"privacy": dpfed.Privacy(epsilon=8, method="moments")}, "makes its own views"),
+        ({"views": dpfed.Views(augment(), count=1)}, "view with view"),
+        ({"settings": {"training": {"kept": 3}}}, "kept"),
+        ({"settings": {"evaluation": {"split": "test"}}}, "test"),
+    ],
+)
+def test_settings_that_do_not_go_together(tmp_path, changes, said):
+    refused(tmp_path, said, **changes)
