@@ -52,3 +52,26 @@ def contrast(z: Tensor) -> Tensor:
     """InfoNCE in one direction."""
     z = nn.functional.normalize(z, dim=-1)
     return nn.functional.cross_entropy(z[:, 0] @ z[:, 1].T / 0.2, torch.arange(len(z), device=z.device))
+
+
+def photos(count: int = 80) -> Any:
+    """What a configuration calls for its records."""
+    from dpfed import Records
+
+    return Records(Pictures(count), validation=Pictures(20, 900), workers=0)
+
+
+def small(width: int = 8) -> nn.Module:
+    """What a configuration calls for its encoder."""
+    return encoder(width=width)
+
+
+class Scaled:
+    """A loss with an option."""
+
+    def __init__(self, temperature: float = 0.2) -> None:
+        self.temperature = temperature
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """See `contrast`."""
+        return contrast(z * self.temperature) + z.square().mean()

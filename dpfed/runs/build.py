@@ -155,8 +155,7 @@ def build(
     device = pick_device(config.training.device)
     refuse_engine(config)
     config = _with_pass_records(config, device, progress)
-    if own.model is None:
-        require_memory(config, device)
+    require_memory(config, device)
     tokenizer, agreed = tokenizer_of(config, own), terms.privacy_plan if terms else stand_in_plan
     _refuse_cached(config)
     sketch = agreed or known or sketch_of(config)

@@ -83,10 +83,12 @@ def require_memory(config: Config, device: torch.device) -> None:
     Raises:
         UserError: saying how much is needed and how much there is.
     """
+    if config.model.is_own:  # it cannot be counted without memory for it
+        return
     try:
         needs = needs_of(config)
     except (UserError, RuntimeError):
-        if config.model.external or config.model.is_own:  # there are models that cannot be built without memory
+        if config.model.external:  # there are models that cannot be built without memory
             return
         raise
     there = memory_of(device)
@@ -109,7 +111,7 @@ def records_of_a_pass(config: Config, device: torch.device) -> int | None:
         config: its defaults resolved.
         device: of the training.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or config.model.is_own:
         return None
     try:
         needs = needs_of(config)

@@ -17,6 +17,7 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import AUDITED, LABELLED_FIGURES, uses_labelled_bank, with_origin
 from dpfed.artifacts.verification import ledger_of
 from dpfed.building.model import trained_of
+from dpfed.data.items.views import ItemViews
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.models.folder import weights_digest
 from dpfed.models.moments import ATTRIBUTE, MomentHeads
@@ -96,7 +97,9 @@ def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger) -> None:
     """Writes results, card and report of a finished run; results.json last, for it marks the run as finished."""
     views, device = parts.views, parts.learner.device
     read = functools.partial(views.read, parts.store)
-    gallery = build_gallery(parts.model, parts.store, read, parts.config, views.images.plain, views.tokenizer, device)
+    own = isinstance(views, ItemViews)  # whose images may have any number of channels
+    plain, tokenizer = views.images.plain, views.tokenizer
+    gallery = None if own else build_gallery(parts.model, parts.store, read, parts.config, plain, tokenizer, device)
     if gallery is not None:
         gallery.write(run.gallery)
     facts = facts_of_run(run, parts, ledger)
