@@ -26,10 +26,13 @@ _HOMES = {
     "Encoder": "dpfed.encoder",
     "load": "dpfed.encoder",
 }
-__all__ = ["__version__", *_HOMES]
+_ROOMS = ("callbacks",)
+__all__ = ["__version__", *_HOMES, *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"dpfed.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'dpfed' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -82,13 +82,16 @@ def simulate(
     return run_simulation(Preflight.of(config, folder, simulation.sites, progress, resume), simulation, progress)
 
 
-def run_simulation(preflight: Preflight, simulation: Simulation, progress: Progress) -> RunDirectory:
+def run_simulation(
+    preflight: Preflight, simulation: Simulation, progress: Progress, callbacks: Iterable[Callback] = ()
+) -> RunDirectory:
     """Begins the run of a preflight with simulated sites, or resumes the one that is there.
 
     Args:
         preflight: of the run.
         simulation: with which sites.
         progress: sees the stages.
+        callbacks: look on while the model trains.
 
     Raises:
         UserError: see `simulate`.
@@ -96,7 +99,7 @@ def run_simulation(preflight: Preflight, simulation: Simulation, progress: Progr
     if preflight.there:
         run = RunDirectory.open(preflight.folder)
         run.refuse_another(resolve_defaults(preflight.config))
-        return resume_simulation(run, progress, simulation)
+        return resume_simulation(run, progress, simulation, callbacks)
     simulation.refuse(preflight.config)
     config, randomness = resolve_defaults(preflight.config), secret_of(preflight.config)
     starting_weights(config)  # before records are read
@@ -104,7 +107,7 @@ def run_simulation(preflight: Preflight, simulation: Simulation, progress: Progr
     files = {RunDirectory.SIMULATION: simulation.model_dump_json() + "\n"}
     job = create_job(dataclasses.replace(preflight, config=config), progress, randomness, terms, files)
     with job.run.locked():
-        return run_job(job, progress, lambda job: _connect(job, simulation, progress))
+        return run_job(job, progress, lambda job: _connect(job, simulation, progress), callbacks)
 
 
 def _agreed(config: Config, simulation: Simulation, parties: list[Identity], progress: Progress) -> Terms:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.building.model import facts_of
-from dpfed.callbacks import Callback
+from dpfed.callbacks import Callback, RunInfo
+from dpfed.config import Config
 from dpfed.errors import UserError, goes_on
 from dpfed.files.atomic import remove_drafts
+from dpfed.files.toml_file import leaves
 from dpfed.models.folder import save_encoder
 from dpfed.progress import Progress
 from dpfed.runs.budgeting import hold, settle_at_end
@@ -36,9 +40,10 @@ def run_job(
     Raises:
         UserError: for a damaged ledger, another plan, a lifetime budget without room; for a folder that cannot be written.
     """
+    callbacks = [progress, *callbacks]
     try:
-        with goes_on(lambda: stopped(job.run)):
-            return _run(job, progress, connect, [progress, *callbacks])
+        with goes_on(lambda: stopped(job.run)), _telling_of_the_end(callbacks):
+            return _run(job, progress, connect, callbacks)
     except OSError as error:
         if not str(error.filename or "").startswith(str(job.run.path)):
             raise
@@ -50,6 +55,18 @@ def run_job(
         job.run.forget_times()
 
 
+@contextlib.contextmanager
+def _telling_of_the_end(callbacks: list[Callback]) -> Iterator[None]:
+    """Tells callbacks of a run that ends early. What they raise then would hide why it ended."""
+    try:
+        yield
+    except BaseException:
+        for callback in callbacks:
+            with contextlib.suppress(Exception):
+                callback.on_stop()
+        raise
+
+
 def _run(job: Job, progress: Progress, connect: Callable[[Job], Transport], callbacks: list[Callback]) -> RunDirectory:
     run, parts = job.run, job.parts
     remove_drafts(run.path)
@@ -58,6 +75,9 @@ def _run(job: Job, progress: Progress, connect: Callable[[Job], Transport], call
         progress.note(f"the checkpoint {path} is damaged: resuming after step {steps.start}; no step is charged twice")
     if steps.resumed:
         run.rewind_metrics(steps.start)
+    known = RunInfo(parts.config.name, steps.start, run.path, run.identity[:16], _effective(parts.config))
+    for callback in callbacks:
+        callback.on_run(known)
     hold(run, parts, steps.ledger, progress)
     measurement = Measurement(run, parts, steps, progress, callbacks)
     measurement.before()
@@ -78,6 +98,12 @@ def _run(job: Job, progress: Progress, connect: Callable[[Job], Transport], call
     for callback in callbacks:
         callback.on_end()
     return run
+
+
+def _effective(config: Config) -> dict[str, Any]:
+    """Every key that has an effect, by its dotted name, with its value."""
+    idle = config.without_effect()
+    return {key: value for key, value in leaves(config.model_dump()).items() if key not in idle}
 
 
 def open_steps(job: Job) -> Steps:
