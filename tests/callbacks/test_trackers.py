@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import sys
 import pytest
 
 import dpfed
-from dpfed.callbacks import MLflow, TensorBoard, WandB, trackers
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.callbacks import MLflow, StepSummary, TensorBoard, WandB, trackers
 from dpfed.callbacks.tracker import sendable
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
@@ -267,6 +269,30 @@ def test_simulated_sites_report_too(config, dpfed, tmp_path):
     code, _, error = dpfed("pretrain", "tiny.toml", "--run", "run", *words)
     assert code == 0, error
     assert boards(tmp_path / "run" / "tensorboard").Scalars("training/epsilon")[-1].step == 6
+
+
+def test_rank_0_of_a_cluster_reports(config, tmp_path):
+    """Callbacks travel to the process that leads, as Ray sends them."""
+    from dpfed.cluster.torchrun import process_group
+    from dpfed.cluster.work import Task, work
+    from dpfed.progress import Silent
+
+    task = pickle.loads(pickle.dumps(Task(tmp_path / "run", config, callbacks=tuple(all_trackers()))))
+    with process_group():
+        work(task, Silent())
+    run = RunDirectory.open(tmp_path / "run")
+    assert dict(on_tensorboard(run)).keys() == dict(on_wandb(run)).keys() == dict(on_mlflow(run)).keys() == expected(run).keys()
+
+
+def test_a_training_without_a_run_has_trackers_too(shapes, tmp_path):
+    tracker = TensorBoard(tmp_path / "boards", every=1)
+    tracker.on_begin(0)
+    for step in range(3):
+        tracker.on_step(StepSummary(step, 3, 0.1, 1.0))
+    assert [point.step for point in boards(tmp_path / "boards").Scalars("training/learning_rate")] == [1, 2, 3]
+    for other in (TensorBoard(), MLflow()):
+        with pytest.raises(dpfed.UserError, match="has no folder"):
+            other.on_begin(0)
 
 
 def test_what_a_tracker_raises_is_one_sentence(config, tmp_path, monkeypatch):
