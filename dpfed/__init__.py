@@ -21,7 +21,7 @@ _HOMES = {
     "StoreWriter": "dpfed.data.store.writing",
     "RecordInput": "dpfed.data.store.record",
     "build_model": "dpfed.models.building",
-    "pretrain": "dpfed.runs.pretraining",
+    "pretrain": "dpfed.console.library",
     "resume": "dpfed.federation.simulation",
     "Encoder": "dpfed.encoder",
     "load": "dpfed.encoder",

@@ -17,6 +17,7 @@ import numpy as np
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.callbacks import Callback
 from dpfed.config import Config
+from dpfed.console.library import shown
 from dpfed.data.sampling import unit_keys
 from dpfed.data.store.division import site_of_records
 from dpfed.data.store.records import RecordStore
@@ -130,21 +131,22 @@ def _agreed(config: Config, simulation: Simulation, parties: list[Identity], pro
     return Terms.agree(config, cards, parties[0].signing_key, **options)
 
 
-def resume(folder: str | Path, progress: Progress | None = None, callbacks: Iterable[Callback] = ()) -> RunDirectory:
+def resume(folder: str | Path, progress: Progress | bool | None = None, callbacks: Iterable[Callback] = ()) -> RunDirectory:
     """Resumes a run that was interrupted, of one process or of a simulated federation; a finished run is returned as it is.
 
     Args:
         folder: of the run.
-        progress: sees the stages.
+        progress: ``False``: nothing is shown; ``None``: bars in terminals and notebooks (`shown`).
         callbacks: look on while the model trains.
 
     Raises:
         UserError: if the run, its ledger or its checkpoint is damaged, or another process holds it.
     """
     run = RunDirectory.open(folder)
-    if run.simulation.is_file():
-        return resume_simulation(run, progress or Silent(), callbacks=callbacks)
-    return resume_alone(run.path, progress, callbacks)
+    with shown(progress) as seen:
+        if run.simulation.is_file():
+            return resume_simulation(run, seen, callbacks=callbacks)
+        return resume_alone(run.path, seen, callbacks)
 
 
 def resume_simulation(
