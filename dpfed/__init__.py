@@ -11,8 +11,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Trainer": "dpfed.library",
-    "Privacy": "dpfed.library",
+    "Trainer": "dpfed.trainer",
+    "Privacy": "dpfed.trainer",
     "Records": "dpfed.data.items.records",
     "Views": "dpfed.data.items.views",
     "SimCLR": "dpfed.models.own",
@@ -27,7 +27,7 @@ _HOMES = {
     "StoreWriter": "dpfed.data.store.writing",
     "RecordInput": "dpfed.data.store.record",
     "build_model": "dpfed.models.building",
-    "pretrain": "dpfed.runs.pretraining",
+    "pretrain": "dpfed.console.library",
     "resume": "dpfed.federation.simulation",
     "Encoder": "dpfed.encoder",
     "load": "dpfed.encoder",

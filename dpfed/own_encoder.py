@@ -35,9 +35,7 @@ class OwnEncoder:
         self.module: nn.Module = getattr(model, "encoder", None) or getattr(model, "image_encoder", None) or model
 
     @classmethod
-    def of(
-        cls, model: nn.Module, run: RunDirectory, records: Records, views: Views | None, config: Config
-    ) -> OwnEncoder:
+    def of(cls, model: nn.Module, run: RunDirectory, records: Records, views: Views | None, config: Config) -> OwnEncoder:
         """The encoder of a finished run.
 
         Args:
@@ -86,11 +84,15 @@ class OwnEncoder:
 
     @torch.inference_mode()
     def _run(self, method: str, images: Any) -> Tensor:
-        many = list(images) if isinstance(images, list | tuple) or (isinstance(images, Tensor) and images.dim() == 4) else [images]
+        many = (
+            list(images) if isinstance(images, list | tuple) or (isinstance(images, Tensor) and images.dim() == 4) else [images]
+        )
         embed, found = method_of(self.model, method), []
         for first in range(0, len(many), _TOGETHER):
             with generators_kept():
-                ready = torch.stack([self._ready(one, number) for number, one in enumerate(many[first : first + _TOGETHER], first)])
+                ready = torch.stack(
+                    [self._ready(one, number) for number, one in enumerate(many[first : first + _TOGETHER], first)]
+                )
             found.append(embed(ready.to(self._device)).float().cpu())
         if not found:
             raise UserError("there is no image: give at least one. [model-no-image]")

@@ -15,8 +15,8 @@ from dpfed.data.views.record_views import RecordViews
 from dpfed.features.training_views import TrainingViews
 from dpfed.models.validation import validate
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.loop import train
 from dpfed.training.learner import Learner
+from dpfed.training.loop import train
 from dpfed.training.transport import InProcess
 
 

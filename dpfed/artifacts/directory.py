@@ -23,10 +23,13 @@ from dpfed.files.locking import noted_lock
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.files.toml_file import leaves, read_toml
 from dpfed.paths import is_store, path_of
+from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.metrics_window import MetricsWindow
+from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.protocol.journal import Journal
 from dpfed.report.audit import is_audit
+from dpfed.report.results import most_telling, results_of, shown
 
 
 class RunDirectory:
@@ -169,6 +172,42 @@ class RunDirectory:
     def finished(self) -> bool:
         """Whether training and evaluation are done."""
         return self.results.is_file()
+
+    @property
+    def epsilon(self) -> float | None:
+        """What the run has spent so far; ``None``: nothing yet, or no epsilon bounds it. The card says what it holds for.
+
+        Raises:
+            UserError: for a damaged file.
+        """
+        if self.finished:
+            spent: float | None = self._results()["privacy"]["epsilon"]
+            return spent
+        spent = Ledger.open(self.ledger).epsilon if self.ledger.is_file() else None
+        return spent if spent is not None and math.isfinite(spent) else None
+
+    def __repr__(self) -> str:
+        """Epsilon, the figures that matter most, and the folder; a damaged run has only its folder."""
+        name = type(self).__name__
+        try:
+            if not self.finished:
+                return f"{name}({str(self.path)!r}, {'unfinished' if self._config.is_file() else 'no run is there'})"
+            results = self._results()
+            privacy = results["privacy"]
+            promise = f"epsilon {round_up(privacy['epsilon'])} at delta {round_up(privacy['delta'])}"
+            told = [promise if privacy["guarantee"] else "no privacy guarantee"]
+            for figure in most_telling(results_of(results["evaluations"]), 2):
+                before = "" if figure.untrained is None else f" (before training {shown(figure.untrained)})"
+                told.append(f"{figure.name} {shown(figure.trained)}{before}")
+            return f"{name}({str(self.path)!r}: {'; '.join(told)})"
+        except (UserError, KeyError, TypeError, ValueError):
+            return f"{name}({str(self.path)!r}, damaged)"
+
+    def _results(self) -> dict[str, Any]:
+        results = _json_of(self.results)
+        if not isinstance(results, dict) or not isinstance(results.get("privacy"), dict):
+            raise UserError(f"{self.results} is damaged: restore it. [run-json-damaged]")
+        return results
 
     @property
     def has_key(self) -> bool:

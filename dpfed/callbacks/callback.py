@@ -7,8 +7,9 @@ figures of an evaluation are exact, and no epsilon covers them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -78,6 +79,25 @@ def _given(epsilon: float | None, done: int) -> float | None:
     return epsilon
 
 
+@dataclass(frozen=True)
+class RunInfo:
+    """Which run a callback looks at. It never leaves the machine by itself.
+
+    Attributes:
+        name: of the run.
+        done: steps that are over; 0 for a new run.
+        folder: of the run; ``None``: the training has none.
+        identity: tells the run from any other, and stays the same when it is resumed; empty: not known.
+        config: every key that has an effect, such as ``privacy.epsilon``, with its value. Some say where private records lie.
+    """
+
+    name: str
+    done: int
+    folder: Path | None = None
+    identity: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Callback:
     """Looks on while a model trains. Subclass it, and override what you need.
 
@@ -97,6 +117,9 @@ class Callback:
             return step.is_reported
         return step.done % self.every == 0 or step.done == step.steps
 
+    def on_run(self, run: RunInfo) -> None:
+        """A run begins or resumes: nothing is measured or spent yet. `dpfed.training.steps.Steps` does not call this."""
+
     def on_begin(self, done: int) -> None:
         """Steps begin, or go on after an interruption.
 
@@ -112,3 +135,6 @@ class Callback:
 
     def on_end(self) -> None:
         """A run is over, and all of its files are written. `dpfed.training.steps.Steps` by itself does not call this."""
+
+    def on_stop(self) -> None:
+        """A run was interrupted or failed; it may be resumed. `dpfed.training.steps.Steps` by itself does not call this."""

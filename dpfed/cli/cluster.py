@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ from dpfed.errors import UserError
 
 if TYPE_CHECKING:
     from dpfed.artifacts.directory import RunDirectory
+    from dpfed.callbacks import Callback
     from dpfed.config import Config
     from dpfed.progress import Progress
 
@@ -42,7 +44,13 @@ Restarts = Annotated[int | None, _option("Restarts after a worker's death; defau
 
 
 def run_on_cluster(
-    kind: str, folder: Path, config: Config | None, resume: bool, progress: Progress, **options: str | int | None
+    kind: str,
+    folder: Path,
+    config: Config | None,
+    resume: bool,
+    progress: Progress,
+    callbacks: Sequence[Callback] = (),
+    **options: str | int | None,
 ) -> RunDirectory | None:
     """Begins or resumes a run in the processes that the options ask for.
 
@@ -52,6 +60,7 @@ def run_on_cluster(
         config: of the run; ``None``: the run is there.
         resume: resume the run if it exists.
         progress: sees the stages.
+        callbacks: look on in the process of rank 0.
         options: ``workers``, ``gpus``, ``cpus`` and ``restarts``; ``None``: not given.
 
     Returns:
@@ -60,7 +69,7 @@ def run_on_cluster(
     from dpfed.cluster.work import Task
     from dpfed.runs.records import with_absolute_paths
 
-    task = Task(folder.absolute(), config and with_absolute_paths(config), resume)
+    task = Task(folder.absolute(), config and with_absolute_paths(config), resume, callbacks=tuple(callbacks))
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if kind == "torchrun":
         from dpfed.cluster.torchrun import take_part

@@ -26,10 +26,20 @@ from dpfed.cli.parties import Colluders, Drops, Federated, Skew, TrustMode, simu
 
 if TYPE_CHECKING:
     from dpfed.artifacts.directory import RunDirectory
+    from dpfed.callbacks import Callback
     from dpfed.progress import Progress
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
+ReportTo = Annotated[
+    str | None,
+    typer.Option(
+        "--report-to",
+        metavar="NAMES",
+        help="Send figures to tensorboard, wandb or mlflow, or several: a,b.",
+        show_default=False,
+    ),
+]
 
 
 def pretrain(
@@ -42,6 +52,7 @@ def pretrain(
     run: Annotated[Path | None, typer.Option("--run", help="Where the run goes; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run if it exists.")] = False,
     as_json: Json = False,
+    report_to: ReportTo = None,
     cluster: Cluster = None,
     workers: Workers = None,
     gpus_per_worker: GpusPerWorker = None,
@@ -62,6 +73,7 @@ def pretrain(
         say(f"{loaded.name}: the run goes to {folder}", as_json)
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
     simulation = simulated(federated, cluster, trust=trust, drops=drops, colluders=colluders, skew=skew)
+    callbacks = _trackers(report_to, another_process(cluster))
     finished = resume and _finished(folder)
 
     def work(progress: Progress) -> RunDirectory | None:
@@ -73,12 +85,12 @@ def pretrain(
         if simulation is not None:
             from dpfed.federation.simulation import run_simulation
 
-            return run_simulation(preflight, simulation, progress)
+            return run_simulation(preflight, simulation, progress, callbacks)
         if cluster is None:
             from dpfed.runs.pretraining import run_pretraining
 
-            return run_pretraining(preflight, progress)
-        return run_on_cluster(cluster, folder, loaded, resume, progress, **options)
+            return run_pretraining(preflight, progress, callbacks)
+        return run_on_cluster(cluster, folder, loaded, resume, progress, callbacks, **options)
 
     _watch(work, as_json, another_process(cluster), folder if finished else None)
 
@@ -86,6 +98,7 @@ def pretrain(
 def resume(
     run: RunFolder,
     as_json: Json = False,
+    report_to: ReportTo = None,
     cluster: Cluster = None,
     workers: Workers = None,
     gpus_per_worker: GpusPerWorker = None,
@@ -99,6 +112,7 @@ def resume(
     from dpfed.artifacts.directory import RunDirectory
 
     finished = RunDirectory.open(run).finished
+    callbacks = [] if finished else _trackers(report_to, another_process(cluster))
     if finished and not another_process(cluster):
         _say_finished(run, as_json)
     elif not another_process(cluster):
@@ -108,12 +122,21 @@ def resume(
         if not finished:
             progress.note("loading PyTorch")
         if cluster is not None and not (finished and cluster == "ray"):  # a finished run needs no cluster
-            return run_on_cluster(cluster, run, None, True, progress, **options)
+            return run_on_cluster(cluster, run, None, True, progress, callbacks, **options)
         from dpfed.federation.simulation import resume
 
-        return resume(run, progress)
+        return resume(run, progress, callbacks)
 
     _watch(work, as_json, another_process(cluster))
+
+
+def _trackers(names: str | None, silently: bool) -> list[Callback]:
+    """The trackers of ``--report-to``; none in a process whose run another one leads."""
+    if names is None or silently:
+        return []
+    from dpfed.callbacks import trackers
+
+    return trackers(names)
 
 
 def _finished(folder: Path) -> bool:

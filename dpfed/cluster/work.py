@@ -11,6 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.callbacks import Callback
 from dpfed.cluster.collective import Collective
 from dpfed.cluster.link import MARK_BYTES, Link
 from dpfed.config import Config, read_back
@@ -37,12 +38,14 @@ class Task:
         config: of the run, with absolute paths; ``None``: the run is there.
         resume: whether to resume a run that is there.
         beside: a folder that the launcher made beside the run's; who does not see it is on other storage.
+        callbacks: look on in the process of rank 0, which may be on another machine.
     """
 
     folder: Path
     config: Config | None = None
     resume: bool = True
     beside: Path | None = None
+    callbacks: tuple[Callback, ...] = ()
 
     def check(self) -> None:
         """Refuses a run that is not there, or one that nobody asked to continue with.
@@ -93,7 +96,7 @@ def _lead(link: Link, task: Task, progress: Progress) -> None:
                 link.broadcast(job.run.identity.encode())
                 link.broadcast(job.randomness.for_ranks().master)
                 link.agree(_mark(job.parts))
-                run_job(job, progress, lambda job: _join(link, job.parts, job.randomness.for_ranks()))
+                run_job(job, progress, lambda job: _join(link, job.parts, job.randomness.for_ranks()), task.callbacks)
     except UserError:
         end()
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import shlex
 import sys
@@ -85,7 +86,7 @@ class TerminalProgress(Progress):
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
         """See `Progress`."""
-        if not self._bars.console.is_terminal:
+        if not draws(self._bars.console):
             return _lines(self._bars.console, name, total)
         throughput = Throughput()
         task = self._bars.add_task(name, total=total, throughput=throughput)
@@ -108,6 +109,11 @@ class TerminalProgress(Progress):
         if figures:
             when = f"after step {figures[0].step}" if figures[0].step else "before training"
             self._bars.console.print(f"[dim]{when}:[/] {values}", highlight=False, soft_wrap=True)
+
+
+def draws(out: Console) -> bool:
+    """Whether bars can be drawn: in a terminal, and in a notebook that has the widgets for it."""
+    return out.is_terminal or (out.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 
 def _lines(out: Console, name: str, total: int | None) -> Callable[[int], None]:
@@ -157,7 +163,7 @@ def watching(as_json: bool = False) -> Iterator[TerminalProgress | logs.JsonProg
         return
     out = beside if as_json else console
     columns = (TextColumn("{task.description:>14}"), BarColumn(bar_width=32), MofNCompleteColumn(), _Times())
-    with Bars(*columns, console=out, disable=not out.is_terminal) as bars:
+    with Bars(*columns, console=out, disable=not draws(out)) as bars:
         yield TerminalProgress(bars)
 
 

@@ -45,7 +45,8 @@ class DataConfig(Section):
 
     source: str = Field(
         "shapes",
-        description="'shapes', 'scenes' or 'procedural' (generated), 'store', an importer's name, or 'package.module:function', which returns dpfed.Records",
+        description="'shapes', 'scenes' or 'procedural' (generated), 'store', an importer, or 'package.module:function', "
+        "which returns dpfed.Records",
     )
     options: Annotated[Arguments, _OWN] = Field({}, description="arguments of that function")
     path: Annotated[str | None, _READ] = Field(None, description="a record store, or what the importer reads")

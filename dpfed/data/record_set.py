@@ -1,4 +1,4 @@
-"""What training, evaluation and budgets read of records, whoever holds them: a record store, or a data set of the user's own."""
+"""What training, evaluation and budgets read of records: of a record store, or of a data set of the user's own."""
 
 from __future__ import annotations
 

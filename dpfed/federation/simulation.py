@@ -17,6 +17,7 @@ import numpy as np
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.callbacks import Callback
 from dpfed.config import Config
+from dpfed.console.library import shown
 from dpfed.data.sampling import unit_keys
 from dpfed.data.store.division import site_of_records
 from dpfed.data.store.records import RecordStore
@@ -33,6 +34,7 @@ from dpfed.protocol.identity import Identity
 from dpfed.protocol.journal import ArrivalLog, Journal
 from dpfed.protocol.messages import Packet
 from dpfed.protocol.terms import Terms
+from dpfed.runs.build import record_store
 from dpfed.runs.job import Job, create_job, resume_job, secret_of
 from dpfed.runs.preflight import Preflight, guarded
 from dpfed.runs.pretraining import resume as resume_alone
@@ -82,13 +84,16 @@ def simulate(
     return run_simulation(Preflight.of(config, folder, simulation.sites, progress, resume), simulation, progress)
 
 
-def run_simulation(preflight: Preflight, simulation: Simulation, progress: Progress) -> RunDirectory:
+def run_simulation(
+    preflight: Preflight, simulation: Simulation, progress: Progress, callbacks: Iterable[Callback] = ()
+) -> RunDirectory:
     """Begins the run of a preflight with simulated sites, or resumes the one that is there.
 
     Args:
         preflight: of the run.
         simulation: with which sites.
         progress: sees the stages.
+        callbacks: look on while the model trains.
 
     Raises:
         UserError: see `simulate`.
@@ -96,7 +101,7 @@ def run_simulation(preflight: Preflight, simulation: Simulation, progress: Progr
     if preflight.there:
         run = RunDirectory.open(preflight.folder)
         run.refuse_another(resolve_defaults(preflight.config))
-        return resume_simulation(run, progress, simulation)
+        return resume_simulation(run, progress, simulation, callbacks)
     simulation.refuse(preflight.config)
     config, randomness = resolve_defaults(preflight.config), secret_of(preflight.config)
     starting_weights(config)  # before records are read
@@ -104,7 +109,7 @@ def run_simulation(preflight: Preflight, simulation: Simulation, progress: Progr
     files = {RunDirectory.SIMULATION: simulation.model_dump_json() + "\n"}
     job = create_job(dataclasses.replace(preflight, config=config), progress, randomness, terms, files)
     with job.run.locked():
-        return run_job(job, progress, lambda job: _connect(job, simulation, progress))
+        return run_job(job, progress, lambda job: _connect(job, simulation, progress), callbacks)
 
 
 def _agreed(config: Config, simulation: Simulation, parties: list[Identity], progress: Progress) -> Terms:
@@ -127,21 +132,22 @@ def _agreed(config: Config, simulation: Simulation, parties: list[Identity], pro
     return Terms.agree(config, cards, parties[0].signing_key, **options)
 
 
-def resume(folder: str | Path, progress: Progress | None = None, callbacks: Iterable[Callback] = ()) -> RunDirectory:
+def resume(folder: str | Path, progress: Progress | bool | None = None, callbacks: Iterable[Callback] = ()) -> RunDirectory:
     """Resumes a run that was interrupted, of one process or of a simulated federation; a finished run is returned as it is.
 
     Args:
         folder: of the run.
-        progress: sees the stages.
+        progress: ``False``: nothing is shown; ``None``: bars in terminals and notebooks (`shown`).
         callbacks: look on while the model trains.
 
     Raises:
         UserError: if the run, its ledger or its checkpoint is damaged, or another process holds it.
     """
     run = RunDirectory.open(folder)
-    if run.simulation.is_file():
-        return resume_simulation(run, progress or Silent(), callbacks=callbacks)
-    return resume_alone(run.path, progress, callbacks)
+    with shown(progress) as seen:
+        if run.simulation.is_file():
+            return resume_simulation(run, seen, callbacks=callbacks)
+        return resume_alone(run.path, seen, callbacks)
 
 
 def resume_simulation(
@@ -186,7 +192,7 @@ def _connect(job: Job, simulation: Simulation, progress: Progress) -> Federation
     coordinator, *parties = _identities(job.randomness, simulation.sites)
     run.sites.mkdir(exist_ok=True)
     sites = {}
-    for number, indices in enumerate(_divided(parts.store, simulation)):
+    for number, indices in enumerate(_divided(record_store(parts.store), simulation)):
         path, model = run.sites / f"site-{number}.jsonl", copy.deepcopy(parts.model)
         partition = Partition(number, indices, terms.sites[number].groups)
         worker = parts.learner.worker(job.randomness.for_ranks(), partition, model)

@@ -22,6 +22,7 @@ class _Contrastive(nn.Module):
     """Holds temperature and bias, fixed (buffers) or learnt (parameters; of the temperature the logarithm of its inverse)."""
 
     fixed_temperature: torch.Tensor
+    bias: torch.Tensor | None
 
     def __init__(self, temperature: float, learn_temperature: bool, bias: float | None, unit_length: bool) -> None:
         super().__init__()

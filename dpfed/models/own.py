@@ -119,8 +119,8 @@ class OwnTokenizer:
         known = vocabulary or getattr(function, "vocabulary", None) or getattr(function, "vocab_size", None)
         if not isinstance(known, int) or known <= int(tokens.max()):
             raise UserError(
-                f"TwoTower: the tokenizer does not say how many tokens there are (it says {known!r}): give vocabulary=, which is "
-                "larger than every token. [model-vocabulary]"
+                f"TwoTower: the tokenizer does not say how many tokens there are (it says {known!r}): give vocabulary=, "
+                "a number that is larger than every token. [model-vocabulary]"
             )
         self.vocabulary = known
 
@@ -205,7 +205,7 @@ def _tried(model: nn.Module, views: dict[str, Tensor]) -> None:
         shapes = ", ".join(f"'{name}': {tuple(view.shape)}" for name, view in views.items())
         said = str(error).splitlines()[0] if str(error) else ""
         raise UserError(
-            f"{type(model).__name__}.forward failed on views {{{shapes}}}: {type(error).__name__}: {said}. [model-forward-fails]"
+            f"{type(model).__name__}.forward failed on views {{{shapes}}}: {type(error).__name__}: {said}. [model-forward]"
         ) from error
 
 

@@ -72,7 +72,7 @@ def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
         )
     if isinstance(function, torch.nn.Module) and any(one.requires_grad for one in function.parameters()):
         raise UserError(
-            f"the loss {name} has parameters of its own, which nothing would train privately: make them a part of the model, or "
+            f"the loss {name} has parameters of its own, which nothing would train privately: move them into the model, or "
             "set requires_grad_(False). [loss-parameters]"
         )
     with torch.random.fork_rng(devices=[]):
@@ -83,7 +83,7 @@ def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
         again = _value(function, name, rows)
     if not torch.equal(first, again):
         raise UserError(
-            f"the loss {name} gives another value for the same embeddings after others: it keeps a queue, an average or a counter, "
+            f"the loss {name} gives another value for the same embeddings after others: it keeps a queue, a mean or a counter, "
             "or draws at random. It must be a function of one group's embeddings alone. [loss-remembers]"
         )
 
@@ -98,7 +98,7 @@ def _value(function: Callable[..., Tensor], name: str, rows: Sequence[Tensor], g
     except Exception as error:
         said = str(error).splitlines()[0] if str(error) else ""
         raise UserError(
-            f"the loss {name} failed on embeddings {shapes} of one group (S, V, D): {type(error).__name__}: {said}. [loss-fails]"
+            f"the loss {name} failed on embeddings {shapes} of a group (S, V, D): {type(error).__name__}: {said}. [loss-fails]"
         ) from error
     if not isinstance(found, torch.Tensor) or found.dim() != 0:
         what = f"a tensor {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__

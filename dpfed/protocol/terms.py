@@ -25,6 +25,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.protocol.cards import KEY, SiteCard, hidden_text
 from dpfed.protocol.identity import is_exchange_key
 from dpfed.protocol.trust import Mode, Trust
+from dpfed.schema.named import is_name
 from dpfed.schema.section import Items
 
 # Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
@@ -126,6 +127,7 @@ class Terms(Section):
         terms.trust_model  # noqa: B018 refuses numbers that cannot be
         config, sites = terms.run_config(), terms.sites
         _refuse_foreign_loss(config)
+        _refuse_own_parts(config)
         counts = [(site.units or 0) if plan.promise.unit == "user" else site.records for site in sites]
         _check(describes(config, plan), "the plan is not the configuration's")
         unnamed = plan.bounding.method.public_records and config.public.source == "store" and config.public.digest is None
@@ -197,6 +199,21 @@ def _refuse_foreign_loss(config: Config) -> None:
         f"objective.name = {loss}: the terms of a federation cannot hold another package's code. Set one of {known}. "
         "[terms-foreign-loss]"
     )
+
+
+def _refuse_own_parts(config: Config) -> None:
+    """Refuses parts by name: a site would import and call whatever a coordinator names."""
+    named = {
+        "model.image": config.model.image,
+        "views.transform": config.views.transform,
+        "objective.name": config.objective.name,
+    }
+    for key, name in named.items():
+        if is_name(name):
+            raise UserError(
+                f"{key} = {name!r}: the terms of a federation cannot name code, for a site would run whatever its coordinator "
+                "names. Choose one of dpfed's own parts. [terms-own-parts]"
+            )
 
 
 def _check(condition: bool, message: str) -> None:

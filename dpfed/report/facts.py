@@ -98,19 +98,19 @@ def foreign_loss(said: str) -> str:
 
 _OWN_PARTS = {
     "data.source": (
-        "That each item of the data set {said} is a function of its own record. Every item was read, some of them twice and in "
-        "another order, and came out alike. A data set that changes later, or rarely, would not be noticed."
+        "That each item of the data set {said} is a function of its own record. Every item was read, some of them twice and "
+        "in another order, and came out alike. A data set that changes later, or rarely, would not be noticed."
     ),
     "views.transform": (
-        "That a view by {said} is a function of its image and of the random numbers that the record draws. It was tried twice, in "
-        "another order, alone and in another process, and gave the same bits. What it does rarely would not be noticed."
+        "That a view by {said} is a function of its image and of the random numbers that the record draws. It was tried twice, "
+        "in another order, alone and in another process, and gave the same bits. What it does rarely would not be noticed."
     ),
     "model.image": (
-        "That the model with {said} embeds each record by itself. It was tried on noise: no embedding moved with another record. "
+        "That the model with {said} embeds each record by itself. It was tried on noise: none moved with another record. "
         "What it does rarely, or with other inputs than noise, would not be noticed."
     ),
     "objective.name": (
-        "That the loss {said} keeps nothing from one group for the next. It sees the embeddings of one group at a time, and gave "
+        "That the loss {said} keeps nothing from one group for the next. It sees one group at a time, and gave "
         "the same value again after others."
     ),
 }

@@ -21,6 +21,7 @@ from dpfed.building.own import OwnParts, own_parts, said_of_parts
 from dpfed.building.plan import describes, plan_of, sketch_of
 from dpfed.config import AdaptationConfig, Config
 from dpfed.config.configuration import ResolvedConfig
+from dpfed.data.items.records import Records
 from dpfed.data.record_set import RecordSet
 from dpfed.data.sampling import protected_count
 from dpfed.data.store.records import RecordStore
@@ -167,7 +168,7 @@ def build(
     views = dataclasses.replace(own_views, tokenizer=tokenizer) if own_views else _views(config, tokenizer)
     loss = own_loss(config, own, model, views)
     evaluator = Evaluator(store, views, config.evaluation, tasks_of(store, config.evaluation, config.model))
-    public = None if own_views else public_records_of(config, _imported(store), import_progress(progress, "public records"))
+    public = None if own_views else public_records_of(config, record_store(store), import_progress(progress, "public records"))
     noise, method = shared_noise(plan, terms), method_named(config.bounding.method)
     if method.closed_form:
         add_moment_heads(model, config, plan, noise.std or plan.noise_std, tokenizer, noise.parties)
@@ -317,10 +318,15 @@ def _refuse_cached(config: Config) -> None:
         )
 
 
-def _imported(store: RecordSet) -> RecordStore:
-    """The same, which is a record store."""
+def record_store(records: RecordSet) -> RecordStore:
+    """The record store that some records are.
+
+    Raises:
+        UserError: if they are a data set of the user's own.
+    """
+    store = records.store if isinstance(records, Records) else records
     if not isinstance(store, RecordStore):
-        raise ValueError(f"{store.name} is no record store")
+        raise UserError(f"{records.name} is a data set, and a record store is needed here: import it. [records-no-store]")
     return store
 
 

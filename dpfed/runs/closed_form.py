@@ -6,8 +6,8 @@ from torch import nn
 
 from dpfed.building.images import image_size
 from dpfed.config import Config
+from dpfed.data.views.record_views import Tokenizer
 from dpfed.errors import UserError
-from dpfed.models.building import Tokenizer
 from dpfed.models.moment_heads import MomentNoise
 from dpfed.models.moment_layout import MomentLayout, dimensions_for
 from dpfed.models.moments import MomentHeads, feature_widths, give_heads, keep_towers

@@ -131,6 +131,6 @@ def refuse_methods(config: Config) -> None:
     method = method_named(config.bounding.method)
     if method.public_records or method.closed_form:
         raise UserError(
-            f"bounding.method = '{method.name}' makes its own views of a record store: import the records (`dpfed data import`), "
+            f"bounding.method = '{method.name}' makes its own views of a record store: import the records, "
             "and leave the transform out. [views-method]"
         )

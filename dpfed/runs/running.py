@@ -8,10 +8,12 @@ from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.building.model import facts_of
-from dpfed.callbacks import Callback, StepSummary
+from dpfed.callbacks import Callback, RunInfo, StepSummary
+from dpfed.config import Config
 from dpfed.data.items.views import ItemViews
 from dpfed.errors import UserError, goes_on
 from dpfed.files.atomic import remove_drafts
+from dpfed.files.toml_file import leaves
 from dpfed.models.folder import save_encoder
 from dpfed.progress import Progress
 from dpfed.runs.budgeting import hold, settle_at_end
@@ -66,6 +68,7 @@ class Session:
             self._stack.callback(views.loader.close)
         self._stack.enter_context(_told_of_a_full_disk(self._job.run))
         self._stack.enter_context(goes_on(lambda: stopped(self._job.run)))
+        self._stack.enter_context(_telling_of_the_end(self._callbacks))
         return self
 
     def __exit__(self, *error: Any) -> bool | None:
@@ -98,6 +101,9 @@ class Session:
             progress.note(f"the checkpoint {path} is damaged: resuming after step {steps.start}; no step is charged twice")
         if steps.resumed:
             run.rewind_metrics(steps.start)
+        known = RunInfo(parts.config.name, steps.start, run.path, run.identity[:16], _effective(parts.config))
+        for callback in self._callbacks:
+            callback.on_run(known)
         hold(run, parts, steps.ledger, progress)
         measurement = Measurement(run, parts, steps, progress, self._callbacks)
         measurement.before()
@@ -121,9 +127,19 @@ def _told_of_a_full_disk(run: RunDirectory) -> Iterator[None]:
         ) from error
 
 
-def _finish(
-    job: Job, steps: Steps, measurement: Measurement, progress: Progress, callbacks: list[Callback]
-) -> RunDirectory:
+@contextlib.contextmanager
+def _telling_of_the_end(callbacks: list[Callback]) -> Iterator[None]:
+    """Tells callbacks of a run that ends early. What they raise then would hide why it ended."""
+    try:
+        yield
+    except BaseException:
+        for callback in callbacks:
+            with contextlib.suppress(Exception):
+                callback.on_stop()
+        raise
+
+
+def _finish(job: Job, steps: Steps, measurement: Measurement, progress: Progress, callbacks: list[Callback]) -> RunDirectory:
     run, parts = job.run, job.parts
     with steps.averaged_weights():
         last = steps.ledger.release_of(steps.plan.steps - 1)
@@ -139,6 +155,12 @@ def _finish(
     for callback in callbacks:
         callback.on_end()
     return run
+
+
+def _effective(config: Config) -> dict[str, Any]:
+    """Every key that has an effect, by its dotted name, with its value."""
+    idle = config.without_effect()
+    return {key: value for key, value in leaves(config.model_dump()).items() if key not in idle}
 
 
 def open_steps(job: Job) -> Steps:

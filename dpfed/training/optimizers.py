@@ -28,8 +28,8 @@ class OwnOptimizer:
 
     Attributes:
         make: gives the optimizer of some parameters.
-        schedule: gives the scheduler of an optimizer, whose `step` is called after each step; ``None``: the optimizer's learning
-            rates stay.
+        schedule: gives the scheduler of an optimizer, whose `step` is called after each step; ``None``: the learning rates
+            stay.
     """
 
     make: MakeOptimizer
@@ -152,9 +152,8 @@ def _made(own: OwnOptimizer, parameters: list[nn.Parameter]) -> torch.optim.Opti
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if held != {id(parameter) for parameter in parameters}:
         raise UserError(
-            f"the optimizer holds {len(held)} parameters, and the model trains {len(parameters)} others or more: give a function "
-            "that makes it of the parameters it is called with, such as lambda parameters: torch.optim.AdamW(parameters, 1e-3). "
-            "[optimizer-other-parameters]"
+            f"the optimizer holds {len(held)} parameters, and the model trains {len(parameters)} others: give a function "
+            "of the parameters, such as lambda parameters: AdamW(parameters, 1e-3). [optimizer-other-parameters]"
         )
     return optimizer
 

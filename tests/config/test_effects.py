@@ -125,8 +125,8 @@ OTHERS = {
 # Without an effect these are refused by the plan, too; of the last ones there is no other value that a run could try.
 ELSEWHERE = frozenset(
     "privacy.epsilon privacy.noise_multiplier privacy.per_unit bounding.max_batch bounding.max_group_size bounding.engine "
-    "model.text evaluation.tasks views.crop_scale views.crop_ratio views.flip views.grayscale views.blur views.count views.plain "
-    "views.shape".split()
+    "model.text evaluation.tasks views.crop_scale views.crop_ratio views.flip views.grayscale views.blur views.count "
+    "views.plain views.shape".split()
     + [*OPTIONS]
 )
 # Where they have no effect, the first would be learnt without any gradient, and the second draws views that nothing looks at,
@@ -253,7 +253,10 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant, monkey
         ({"data": {"source": "folder", "path": "x", "half": "first"}}, "set data.source = 'shapes' or 'scenes'"),
         ({"views": {"hue": 0.2}}, "'views.hue' has no effect with views.jitter = 0.0 (the default)"),
         ({"text_views": {"word_swap": 0.3}}, "set model.kind = 'image-text' or 'open_clip', or leave it out"),
-        ({"model": {"image": "timm/test_vit", "width": 8}}, "an encoder of another library has its own; set model.image = 'cnn'"),
+        (
+            {"model": {"image": "timm/test_vit", "width": 8}},
+            "an encoder of another library has its own; set model.image = 'cnn'",
+        ),
         ({"model": {"image": "timm/test_vit"}, "adaptation": {"rank": 3}}, "is trained in full by default; set"),
         ({"model": {"image": "timm/test_vit"}, "adaptation": {"text": "full"}}, "set model.kind = 'open_clip'"),
         ({"model": {"weights": "w.safetensors"}}, "set model.kind = 'open_clip' or model.image = 'timm/NAME'"),

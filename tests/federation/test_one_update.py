@@ -31,8 +31,8 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.protocol.terms import Terms
 from dpfed.runs.build import build
-from dpfed.training.loop import train
 from dpfed.training.learner import Partition
+from dpfed.training.loop import train
 from dpfed.training.transport import InProcess
 from tests.cluster.processes import Processes, pretrain
 from tests.federation.lab import Wire

@@ -7,13 +7,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from tests.own_parts import SIDE, Pictures, augment, picture
 from torchvision.transforms import v2
 
 from dpfed import Records, UserError, Views
 from dpfed.data.items.loading import Request
 from dpfed.data.items.views import ItemViews, simclr_transform
 from dpfed.privacy.randomness import Randomness
+from tests.own_parts import SIDE, Pictures, augment, picture
 
 SECRET = Randomness.from_seed(4)
 

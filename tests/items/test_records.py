@@ -1,4 +1,4 @@
-"""Records of any data set: keys are functions of the records, items come out alike, and what is broken is said in a sentence."""
+"""Records of any data set: keys are functions of the records, items come out alike, and what is broken is said."""
 
 from __future__ import annotations
 
@@ -122,13 +122,14 @@ def test_items_that_are_no_images_are_said(items, said):
         ({"key": "missing"}, "it has no 'missing'; it has 'image'"),
         ({"key": "nothing"}, "expected a text or a whole number"),
         ({"caption": "blank"}, "its caption is empty"),
-        ({"label": "mixed"}, "numbers and texts"),
+        ({"label": "mixed"}, "is int or str"),
         ({"unit": lambda row: 1 / 0}, "ZeroDivisionError"),
     ],
 )
 def test_parts_that_are_wrong_are_said(options, said):
     rows = [
-        {"image": picture(n), "place": n, "same": "x", "nothing": None, "blank": " ", "mixed": ["a", 1][n % 2]} for n in range(4)
+        {"image": picture(n), "place": n, "same": "x", "nothing": None, "blank": " ", "mixed": ["a", 1][n % 2]}
+        for n in range(4)
     ]
     with pytest.raises(UserError, match=said):
         of(rows, **options).keys  # noqa: B018

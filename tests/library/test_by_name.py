@@ -75,7 +75,11 @@ def test_own_views_of_a_record_store(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("section", "keys", "said"),
     [
-        ("data", {"source": "nowhere.at.all:photos"}, "data.source = 'nowhere.at.all:photos' cannot be imported .*no such module"),
+        (
+            "data",
+            {"source": "nowhere.at.all:photos"},
+            "data.source = 'nowhere.at.all:photos' cannot be imported .*no such module",
+        ),
         ("data", {"source": "tests.own_parts:nothing"}, "has no 'nothing'"),
         ("data", {"source": "tests.own_parts:small"}, "expected something that returns dpfed.Records, got Sequential"),
         ("data", {"source": "tests.own_parts:photos", "options": {"many": 3}}, "data.source = .* failed: TypeError"),

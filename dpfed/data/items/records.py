@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfed.data.items.item import Part, Parts, content_of, described
+from dpfed.data.items.item import Part, Parts, content_of
 from dpfed.data.items.scanning import Scanned, length_of, scan
 from dpfed.data.items.store_items import StoreItems
 from dpfed.data.record_set import RecordSet
@@ -212,7 +212,7 @@ class Records(RecordSet):
                     "another, or leave key= out. [records-key-twice]"
                 )
             return np.array([record_key(name) for name in given], np.uint64), equal
-        # Of equal records the first, second, ... have keys of their own: what the others are called does not change with one more.
+        # Of equal records the first, second, ... have keys of their own, which do not change with one more.
         seen: Counter[bytes] = Counter()
         keys = np.empty(len(scanned), np.uint64)
         for row, one in enumerate(scanned):
@@ -284,14 +284,9 @@ def _numbered(
             continue
         kinds = {type(value) for value in values if value is not None}
         if not kinds <= {int, str} or len(kinds) > 1:
-            wrong = (
-                next(value for value in values if value is not None and not isinstance(value, int | str))
-                if kinds - {int, str}
-                else "numbers and texts"
-            )
             raise UserError(
-                f"the label '{name}' is {wrong if isinstance(wrong, str) else described(wrong)} of some records: expected whole "
-                "numbers, or texts, and None where there is none. [records-label]"
+                f"the label '{name}' is {' or '.join(sorted(kind.__name__ for kind in kinds))}: expected whole numbers, or "
+                "texts, and None where a record has none. [records-label]"
             )
         found = sorted({value for value in values if value is not None and value != -1})
         place = {value: number for number, value in enumerate(found)}

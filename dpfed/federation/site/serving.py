@@ -22,7 +22,7 @@ from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.method import method_named
 from dpfed.protocol.terms import Terms
-from dpfed.runs.build import build
+from dpfed.runs.build import build, record_store
 from dpfed.runs.resolution import resolve_defaults, resolve_model_defaults
 from dpfed.runs.starts import start_is_there, starting_weights
 from dpfed.training.learner import Partition
@@ -152,13 +152,14 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     number = terms.number_of(identity.signing_key)
     folder.refuse_cost(terms.privacy_plan)  # its operator may have lowered the budget since
     parts = build(site_config(terms, settings), randomness, terms=terms, features=folder.features)
-    folder.refuse_other_records(parts.store)
+    store = record_store(parts.store)
+    folder.refuse_other_records(store)
     # The store may have grown since the site was made.
-    refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
-    partition = Partition(number, PartitionRows(parts.store, parts.store.keys), terms.sites[number].groups)
+    refuse_too_few(terms.sites[number].records, store, f"{folder.card} declares")
+    partition = Partition(number, PartitionRows(store, store.keys), terms.sites[number].groups)
     worker = parts.learner.worker(randomness, partition)
     ledger = Ledger.open(folder.ledger)
-    for budget in reserve_site(folder, terms, parts.store):
+    for budget in reserve_site(folder, terms, store):
         log(f"lifetime budget {shown(budget)}: {percent(budget.filter.part(budget.spent))} of it is taken")
     ledger.require_current()
     if ledger.plan.fingerprint != terms.privacy_plan.fingerprint:

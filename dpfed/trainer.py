@@ -16,16 +16,16 @@ from dpfed.building.own import OwnParts
 from dpfed.callbacks import Callback, StepSummary
 from dpfed.config import Config, OptimizerConfig
 from dpfed.config.reading import parse_config
+from dpfed.console.library import shown
 from dpfed.data.items.item import described
 from dpfed.data.items.records import Records
 from dpfed.data.items.views import Views
-from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.losses import Loss
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.own import as_model
 from dpfed.own_encoder import OwnEncoder
-from dpfed.progress import Progress, Silent
+from dpfed.progress import Progress
 from dpfed.runs.job import Job, create_job, in_process, resume_job
 from dpfed.runs.own import refuse_methods
 from dpfed.runs.preflight import Preflight
@@ -115,7 +115,7 @@ class Trainer:
         size: side of the images of the default views, pixels.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
         precision: ``"fp32"`` or ``"bf16"``, of the forward pass.
-        progress: sees the stages.
+        progress: ``False``: nothing is shown; ``None``: bars in terminals and notebooks; or who sees the stages.
         name: of the run, on its card.
         settings: further keys of a configuration by section, such as ``{"training": {"checkpoint_every": 10}}``.
 
@@ -141,23 +141,27 @@ class Trainer:
         size: int | None = None,
         device: str = "auto",
         precision: str = "fp32",
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         name: str = "run",
         settings: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         if not isinstance(privacy, Privacy):
-            raise UserError(f"expected dpfed.Privacy(epsilon=..., batch=..., steps=...), got {described(privacy)}. [own-privacy]")
+            raise UserError(
+                f"expected dpfed.Privacy(epsilon=..., batch=..., steps=...), got {described(privacy)}. [own-privacy]"
+            )
         self.model = as_model(model)
         self._records = records if isinstance(records, Records) else Records(records)
         self._views = views if isinstance(views, Views) or views is None else Views(views)
-        self._callbacks, self._progress = list(callbacks), progress or Silent()
+        self._callbacks, self._progress = list(callbacks), progress
         own_loss = None if loss is None or (isinstance(loss, Loss) and loss.objective) else loss
         if isinstance(loss, Loss) and loss.objective:
             _prepare(self.model, loss, privacy.group_size)
         make, tree = _optimizer(optimizer, schedule)
         self._own = OwnParts(self._records, self.model, self._views, own_loss, make)
         sections = privacy.sections()
-        objective = {"name": called(own_loss)} if own_loss is not None else dict(loss.objective) if isinstance(loss, Loss) else {}
+        objective = (
+            {"name": called(own_loss)} if own_loss is not None else dict(loss.objective) if isinstance(loss, Loss) else {}
+        )
         sections |= {
             "data": {"source": called(self._records.source), **({"size": size} if size and views is None else {})},
             "model": {"kind": "image-text" if reads_text(self.model) else "image", "image": called(_encoder_of(self.model))},
@@ -188,9 +192,10 @@ class Trainer:
         if not RunDirectory.unused(folder) and RunDirectory.open(folder).finished:
             self._refuse_another(run)
             return self._finished(RunDirectory.open(folder))
-        job = self._job(folder)
-        with job.run.locked():
-            return self._finished(run_job(job, self._progress, callbacks=self._callbacks))
+        with shown(self._progress) as progress:
+            job = self._job(folder, progress)
+            with job.run.locked():
+                return self._finished(run_job(job, progress, callbacks=self._callbacks))
 
     @contextmanager
     def open(self, folder: str | Path) -> Iterator[Session]:
@@ -205,26 +210,28 @@ class Trainer:
         Yields:
             The steps that are left: iterate over them.
         """
-        job = self._job(folder)
-        with job.run.locked(), Session(job, self._progress, in_process, self._callbacks) as session:
-            yield session
+        with shown(self._progress) as progress:
+            job = self._job(folder, progress)
+            with job.run.locked(), Session(job, progress, in_process, self._callbacks) as session:
+                yield session
 
-    def _job(self, folder: str | Path) -> Job:
+    def _job(self, folder: str | Path, progress: Progress) -> Job:
         if RunDirectory.unused(folder):
-            return create_job(Preflight.of(self.config, folder, progress=self._progress), self._progress, given=self._own)
+            return create_job(Preflight.of(self.config, folder, progress=progress), progress, given=self._own)
         run = RunDirectory.open(folder)
         self._refuse_another(run)
-        return resume_job(run, self._progress, given=self._own)
+        return resume_job(run, progress, given=self._own)
 
     def _refuse_another(self, run: RunDirectory) -> None:
         """Refuses a folder with a run of other parts or settings."""
         kept, mine = run.config(), self.config
-        views = {"shape": kept.views.shape, "count": mine.views.count or kept.views.count}
+        views: dict[str, object] = {"shape": kept.views.shape, "count": mine.views.count or kept.views.count}
         if mine.views.transform is None:
             views |= {"transform": kept.views.transform, "options": kept.views.options}
-        data = {"size": kept.data.size if self._views is not None else mine.data.size or kept.data.size, "resize": kept.data.resize}
-        bias = {"bias": kept.objective.bias} if mine.objective.bias is None else {}
-        passes = {"pass_records": kept.bounding.pass_records} if mine.bounding.pass_records is None else {}
+        size = kept.data.size if self._views is not None else mine.data.size or kept.data.size
+        data: dict[str, object] = {"size": size, "resize": kept.data.resize}
+        bias: dict[str, object] = {"bias": kept.objective.bias} if mine.objective.bias is None else {}
+        passes: dict[str, object] = {"pass_records": kept.bounding.pass_records} if mine.bounding.pass_records is None else {}
         run.refuse_another(changed(mine, views=views, data=data, objective=bias, bounding=passes))
 
     def _finished(self, run: RunDirectory) -> Run:
@@ -252,7 +259,9 @@ def _optimizer(
     """An optimizer of the user's own, and what the configuration says of it."""
     if given is None or isinstance(given, Mapping):
         if schedule is not None:
-            raise UserError("a schedule of your own needs an optimizer of your own: give optimizer=, a function. [own-schedule]")
+            raise UserError(
+                "a schedule of your own needs an optimizer of your own: give optimizer=, a function. [own-schedule]"
+            )
         return None, dict(given or {})
     if isinstance(given, OptimizerConfig):
         return None, given.model_dump(exclude_defaults=True)

@@ -1,0 +1,132 @@
+"""MLflow: a tracking server, or files beside the run's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dpfed.callbacks.callback import RunInfo
+from dpfed.callbacks.tracker import Picture, Rows, Tracker, sendable
+from dpfed.errors import UserError
+
+_TAG = "dpfed.run"  # by which a resumed run finds its own
+_ALWAYS = "training/learning_rate"  # every row of a step has it
+_RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+_AT_ONCE = 100  # parameters of one request
+_LONGEST = 500  # characters of a parameter
+
+
+class MLflow(Tracker):
+    """Sends figures to MLflow.
+
+    A resumed run continues its own one there. Neither the user's name nor the program is sent; times of figures are numbers of
+    steps.
+
+    Args:
+        uri: of the tracking server or store; ``None``: as MLFLOW_TRACKING_URI says, or the folder ``mlruns`` beside the run's.
+        experiment: ``None``: as MLFLOW_EXPERIMENT_NAME says, or ``dpfed``.
+        run_id: of the run at MLflow; ``None``: a resumed run finds its own.
+        every: steps between two rows; ``None``: as often as metrics.jsonl gets a line.
+
+    Raises:
+        UserError: if the package mlflow is missing, or cannot reach such a store.
+    """
+
+    title = "MLflow"
+    package = "mlflow-skinny"
+    module = "mlflow"
+
+    def __init__(
+        self, uri: str | None = None, experiment: str | None = None, run_id: str | None = None, every: int | None = None
+    ) -> None:
+        super().__init__(every)
+        # Chosen here: on a cluster, another process with another environment sends.
+        self._uri = uri or os.environ.get("MLFLOW_TRACKING_URI")
+        self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "dpfed"
+        self._given, self._id, self._seen = run_id, "", -1
+        self._client: Any = None
+        if self._uri and not self._uri.startswith(("file:", "/", ".")):
+            with self._accepting(), _asked_once():
+                self._connect(self._uri).get_experiment_by_name(self._experiment)
+
+    def _import(self) -> Any:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # its makers would learn what is called
+        return super()._import()
+
+    def _connect(self, uri: str) -> Any:
+        return self._import().MlflowClient(tracking_uri=uri)
+
+    def _open(self, run: RunInfo) -> None:
+        if (uri := self._uri) is None:
+            if run.folder is None:
+                raise UserError("this training has no folder: give MLflow a store, as in MLflow('mlruns'). [tracker-folder]")
+            uri = (run.folder.absolute().parent / "mlruns").as_uri()
+        if ":" not in uri or uri.startswith("file:"):
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # the only store that needs no database
+        client = self._client = self._connect(uri)
+        experiment = client.get_experiment_by_name(self._experiment)
+        where = experiment.experiment_id if experiment else client.create_experiment(self._experiment)
+        self._id, self._seen = self._given or self._own(where, run.identity), -1
+        if self._id:
+            client.update_run(self._id, status="RUNNING")
+            self._seen = max((point.step for point in client.get_metric_history(self._id, _ALWAYS)), default=-1)
+            return
+        # Unlike mlflow.start_run, this adds neither the user's name nor that of the program.
+        self._id = client.create_run(where, run_name=run.name, tags={_TAG: run.identity}).info.run_id
+        config = list(sendable(run.config).items())
+        for first in range(0, len(config), _AT_ONCE):
+            client.log_batch(self._id, params=self._parameters(config[first : first + _AT_ONCE]))
+
+    def _own(self, experiment: str, identity: str) -> str:
+        """The run at MLflow that belongs to a run; "" for none."""
+        if not identity:
+            return ""
+        found = self._client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{identity}'", max_results=1)
+        return str(found[0].info.run_id) if found else ""
+
+    def _parameters(self, config: Iterable[tuple[str, Any]]) -> list[Any]:
+        param = self._import().entities.Param
+        return [param(_named(key), str(value)[:_LONGEST]) for key, value in config]
+
+    def _write(self, rows: Rows) -> None:
+        metric = self._import().entities.Metric
+        points = [
+            metric(_named(name), value, step + 1, step)  # a time of 0 would be replaced by that of the clock
+            for step, figures in rows.items()
+            if step > self._seen
+            for name, value in figures.items()
+        ]
+        if points:
+            self._client.log_batch(self._id, metrics=points)
+
+    def _add(self, card: Path | None, shown: list[Picture]) -> None:
+        if card is not None:
+            self._client.log_artifact(self._id, str(card))
+        for picture in shown:
+            self._client.log_artifact(self._id, str(picture.path), "gallery")
+
+    def _close(self, finished: bool) -> None:
+        if self._id:
+            self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")
+            self._id = ""
+
+
+@contextlib.contextmanager
+def _asked_once() -> Iterator[None]:
+    """A server that is not there is said at once, where nothing has begun; in a run it may take minutes to come back."""
+    given = os.environ.get(_RETRIES)
+    os.environ[_RETRIES] = given or "1"
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[_RETRIES]
+
+
+def _named(name: str) -> str:
+    """A name as MLflow takes it: ``knn_accuracy[shape]`` is ``knn_accuracy.shape``, ``R@10`` is ``R_at_10``."""
+    return re.sub(r"[^\w\-. :/]", "_", name.replace("[", ".").replace("]", "").replace("@", "_at_"))
