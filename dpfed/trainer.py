@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -157,6 +157,7 @@ class Trainer:
         if isinstance(loss, Loss) and loss.objective:
             _prepare(self.model, loss, privacy.group_size)
         make, tree = _optimizer(optimizer, schedule)
+        self._schedules = schedule is not None
         self._own = OwnParts(self._records, self.model, self._views, own_loss, make)
         sections = privacy.sections()
         objective = (
@@ -198,7 +199,7 @@ class Trainer:
                 return self._finished(run_job(job, progress, callbacks=self._callbacks))
 
     @contextmanager
-    def open(self, folder: str | Path) -> Iterator[Session]:
+    def open(self, folder: str | Path, manual: bool = False) -> Iterator[Session]:
         """Opens a run for a loop of your own: a step is on disk and paid for before the loop's body sees it.
 
         When the last step is over, the run is evaluated, and model, card and report are written. Whoever leaves the block
@@ -206,12 +207,22 @@ class Trainer:
 
         Args:
             folder: of the run.
+            manual: the loop's body steps the optimizer: a step leaves the noisy mean gradient in ``.grad`` of the parameters,
+                and `Session.optimizer` is the run's optimizer, whose state checkpoints keep.
 
         Yields:
             The steps that are left: iterate over them.
+
+        Raises:
+            UserError: see `fit`; if `manual` is given with what follows the optimizer's steps by itself.
         """
+        if manual and (self.config.optimizer.ema or self._schedules):
+            raise UserError(
+                "manual=True leaves schedules and averages of weights to the loop: leave them out here. [own-manual]"
+            )
         with shown(self._progress) as progress:
             job = self._job(folder, progress)
+            job = replace(job, parts=job.parts.with_learner(manual=manual))
             with job.run.locked(), Session(job, progress, in_process, self._callbacks) as session:
                 yield session
 

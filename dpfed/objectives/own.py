@@ -34,6 +34,8 @@ class OwnLoss:
             the mean over the S records, as the losses of torch are.
     """
 
+    batches = False  # `torch.func.vmap` need not be able to
+
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self.function = function
 

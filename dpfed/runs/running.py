@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.building.model import facts_of
 from dpfed.callbacks import Callback, RunInfo, StepSummary
@@ -61,6 +63,7 @@ class Session:
         self._job, self._progress, self._connect = job, progress, connect
         self._callbacks: list[Callback] = [progress, *callbacks]
         self._stack = contextlib.ExitStack()
+        self._steps: Steps | None = None
 
     def __enter__(self) -> Session:
         self._stack.callback(self._job.run.forget_times)
@@ -84,6 +87,13 @@ class Session:
         steps.run(self._connect(self._job), self._seeing(measurement), _advance(self._progress, steps))
         return _finish(self._job, steps, measurement, self._progress, self._callbacks)
 
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The run's optimizer, while its steps are taken."""
+        if self._steps is None:
+            raise ValueError("the optimizer is there within the loop over the steps")
+        return self._steps.coordinator.optimizer
+
     def __iter__(self) -> Iterator[StepSummary]:
         """The steps that are left, each on disk and paid for. Behind the last one the run is finished as by `run`."""
         steps, measurement = self._begin()
@@ -96,7 +106,7 @@ class Session:
     def _begin(self) -> tuple[Steps, Measurement]:
         run, parts, progress = self._job.run, self._job.parts, self._progress
         remove_drafts(run.path)
-        steps = open_steps(self._job)
+        steps = self._steps = open_steps(self._job)
         for path in steps.damaged:
             progress.note(f"the checkpoint {path} is damaged: resuming after step {steps.start}; no step is charged twice")
         if steps.resumed:

@@ -56,6 +56,7 @@ class Coordinator:
         releases: keeps releases until a checkpoint takes them in; without it, a resume must compute them again, exactly.
         noise_std: the standard deviation of the noise that the owners added, if it exceeds the plan's; ``None``: the plan's.
         own_optimizer: in the place of the one that `config` names.
+        manual: see `Update`.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Coordinator:
         releases: Releases | None = None,
         noise_std: float | None = None,
         own_optimizer: OwnOptimizer | None = None,
+        manual: bool = False,
     ) -> None:
         config = SETTING if plan.bounding.method.closed_form else config
         self._plan, self._config = plan, config
@@ -78,7 +80,7 @@ class Coordinator:
         self._vector = TrainableVector(model)
         self.blocks = Blocks(self._vector.numel + plan.statistics_count, ledger.block)
         self.noise = SumNoise(plan.noise_of(), randomness, self.blocks, plan.fingerprint)
-        self.update = Update(config, self._vector.parameters, plan.steps, own_optimizer)
+        self.update = Update(config, self._vector.parameters, plan.steps, own_optimizer, manual)
         self.optimizer = self.update.optimizer
         self.private_metrics = PrivateMetrics(plan, noise_std) if plan.statistics else None
         self.post_processors: list[PostProcessor] = [*filter(None, [self.private_metrics]), *post_processors(config, model)]

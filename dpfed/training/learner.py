@@ -96,6 +96,7 @@ class Learner:
             after the other.
         optimizer: what is done with noisy averages.
         own_optimizer: an optimizer of the user's own, in the place of the one that is named there.
+        manual: whether the user steps the optimizer (`Update`).
         microbatch: records whose views are in memory at a time.
         public: the store of public records that join every group, where the method has any.
         rank: which of the processes that share the work this is.
@@ -111,6 +112,7 @@ class Learner:
     engine: MakeEngine = loop_over_groups
     optimizer: OptimizerConfig = OptimizerConfig()
     own_optimizer: OwnOptimizer | None = None
+    manual: bool = False
     microbatch: int = 1024
     public: RecordSet | None = None
     rank: int = 0
@@ -177,7 +179,15 @@ class Learner:
             releases: keeps noisy sums until a checkpoint takes them in.
         """
         return Coordinator(
-            self.plan, self.model, self.optimizer, randomness, ledger, releases, self.noise.std, self.own_optimizer
+            plan=self.plan,
+            model=self.model,
+            config=self.optimizer,
+            randomness=randomness,
+            ledger=ledger,
+            releases=releases,
+            noise_std=self.noise.std,
+            own_optimizer=self.own_optimizer,
+            manual=self.manual,
         )
 
     def create_ledger(self, path: str | Path, marks: dict[str, bool] | None = None) -> Ledger:

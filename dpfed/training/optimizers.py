@@ -44,6 +44,7 @@ class Update:
         parameters: that it updates.
         steps: length of the run.
         own: the user's own.
+        manual: the user steps the optimizer: a step leaves the noisy mean in ``.grad`` of the parameters.
 
     Attributes:
         optimizer: torch's.
@@ -53,12 +54,17 @@ class Update:
     """
 
     def __init__(
-        self, config: OptimizerConfig, parameters: list[nn.Parameter], steps: int, own: OwnOptimizer | None = None
+        self,
+        config: OptimizerConfig,
+        parameters: list[nn.Parameter],
+        steps: int,
+        own: OwnOptimizer | None = None,
+        manual: bool = False,
     ) -> None:
         self._config, self._steps = config, steps
         self.optimizer = build_optimizer(config, parameters) if own is None else _made(own, parameters)
         self._scheduler = None if own is None or own.schedule is None else _scheduled(own.schedule, self.optimizer)
-        self._has_own_rate = own is not None
+        self._has_own_rate, self._manual = own is not None, manual
 
     def rate(self, step: int) -> float:
         """The learning rate of a step; of an own optimizer, that of its first group of parameters now."""
@@ -80,6 +86,10 @@ class Update:
             The learning rate.
         """
         rate = self.rate(step)
+        if self._manual:
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.grad = part
+            return rate
         take_step(self.optimizer, parameters, parts, None if self._has_own_rate else rate)
         self.skip(1)
         return rate

@@ -107,11 +107,11 @@ class Steps:
         train(transport, self.coordinator, range(self.start, self.plan.steps), [*callbacks, saving], advance)
 
     def each(self, transport: Transport, callbacks: Iterable[Callback] = ()) -> Iterator[StepSummary]:
-        """Takes the steps one by one, for a loop of the user's own. The checkpoint of a step is saved behind the loop's body.
+        """Takes the steps one by one, for a loop of the user's own. Callbacks and checkpoint come behind the loop's body.
 
         Args:
             transport: adds up the workers' sums.
-            callbacks: see the steps, in this order, before the loop's body.
+            callbacks: see the steps, in this order.
 
         Yields:
             What each step may tell, once it is on disk and charged.
@@ -120,10 +120,10 @@ class Steps:
         try:
             for summary in taken(transport, self.coordinator, range(self.start, self.plan.steps)):
                 self.coordinator.commit()
+                yield summary
                 for callback in callbacks:
                     if callback.is_due(summary):
                         callback.on_step(summary)
-                yield summary
                 if saving.is_due(summary):
                     saving.on_step(summary)
         finally:

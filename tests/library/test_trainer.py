@@ -97,6 +97,23 @@ def test_a_loop_of_ones_own_sees_paid_steps_and_gives_the_same_run(whole, tmp_pa
     assert same(weights(trainer().fit(tmp_path / "run")), weights(whole))
 
 
+def test_a_loop_may_step_the_optimizer_itself(tmp_path):
+    plain = {"schedule": None}
+    wanted = weights(trainer(**plain).fit(tmp_path / "fit"))
+    for stop in (2, None):  # the loop is left in the middle, and resumed
+        mine = trainer(**plain, weights=0 if stop else 4)
+        with mine.open(tmp_path / "manual", manual=True) as steps:
+            for step in steps:
+                assert all(parameter.grad is not None for parameter in mine.model.parameters())
+                steps.optimizer.step()
+                steps.optimizer.zero_grad()
+                if step.done == stop:
+                    break
+    assert same(weights(trainer(**plain).fit(tmp_path / "manual")), wanted)
+    with pytest.raises(dpfed.UserError, match="leaves schedules"), trainer().open(tmp_path / "other", manual=True):
+        pass
+
+
 def test_processes_that_read_change_no_bit(whole, tmp_path):
     run = trainer(records=dpfed.Records(Pictures(120), validation=Pictures(40, 500), workers=2)).fit(tmp_path / "run")
     assert same(weights(run), weights(whole))

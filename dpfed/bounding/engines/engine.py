@@ -188,12 +188,17 @@ def draws(module: nn.Module) -> bool:
 
 
 class LossOfViews(nn.Module):
-    """Model and objective as one function of a group's views, at the chosen precision."""
+    """Model and objective as one function of a group's views, at the chosen precision.
+
+    Attributes:
+        batches: whether `torch.func.vmap` can batch the loss of a group; one of the user's own need not.
+    """
 
     def __init__(self, model: nn.Module, precision: Precision, loss: GroupLoss) -> None:
         super().__init__()
         self.model = model
         self._loss = loss
+        self.batches: bool = getattr(loss, "batches", True)
         self._device = next(model.parameters()).device.type
         self._bf16 = precision == "bf16"
 

@@ -53,7 +53,7 @@ class LayerwiseEngine(Engine):
     Args:
         model: every trainable parameter is read once, by a function that has a rule.
         precision: of the forward pass.
-        loss: of one group; torch.func.vmap must be able to batch it.
+        loss: of one group; unless it says otherwise, torch.func.vmap must be able to batch it.
         records: of a usual pass; by default few on CPUs.
         group_size: S, expected records in a group.
         check_every: steps after which the device is asked again, briefly, at the weights of then; ``None``: never.

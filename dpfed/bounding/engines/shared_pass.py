@@ -83,7 +83,7 @@ def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, inputs: PassIn
     """One forward and one backward pass.
 
     Args:
-        loss: model and objective; torch.func.vmap must be able to batch the loss.
+        loss: model and objective.
         views: of the records of all groups, and of fillers.
         grouping: which record is whose.
         inputs: see `PassInputs`.
@@ -105,8 +105,7 @@ def _run_pass(loss: LossOfViews, views: Views, grouping: Grouping, inputs: PassI
     scalars = [scalar.of_groups(grouping.places) for scalar in inputs.scalars]
     temperature, bias = scalars
     assert temperature is not None  # only the bias may be missing
-    in_dims = (0, 0, *(None if scalar is None else 0 for scalar in scalars))
-    losses = vmap(loss.of, in_dims)(by_group, grouping.present, temperature, bias)[: grouping.count]
+    losses = _losses(loss, by_group, grouping, temperature, bias)
     if grouping.batched:  # an empty place has no loss, whatever the objective makes of it
         losses = losses.where(grouping.is_group[: grouping.count], 0.0)
     losses.sum().backward()
@@ -115,6 +114,19 @@ def _run_pass(loss: LossOfViews, views: Views, grouping: Grouping, inputs: PassI
         terms.extend(scalar.terms(values, grouping))
     _check_once(terms, inputs.names)
     return side_by_side(terms), losses.detach()
+
+
+def _losses(loss: LossOfViews, by_group: Views, grouping: Grouping, temperature: Tensor, bias: Tensor | None) -> Tensor:
+    """``(G,)``: the loss of each group; one of the user's own is called for one group after the other."""
+    if loss.batches:
+        in_dims = (0, 0, 0, None if bias is None else 0)
+        return vmap(loss.of, in_dims)(by_group, grouping.present, temperature, bias)[: grouping.count]
+    losses = []
+    for group, is_there in enumerate(grouping.is_group[: grouping.count].tolist()):
+        rows = {name: z[group] for name, z in by_group.items()}
+        given = rows, grouping.present[group], temperature[group], None if bias is None else bias[group]
+        losses.append(loss.of(*given) if is_there else next(iter(rows.values())).sum() * 0.0)
+    return torch.stack(losses)
 
 
 def _check_once(terms: list[Term], names: list[str]) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from dpfed.data.items.item import BrokenItem, Parts, described
+from dpfed.data.items.item import BrokenItem, Parts, described, is_finite
 from dpfed.data.processes import cores
 from dpfed.errors import UserError
 
@@ -67,8 +67,8 @@ class Recipe:
     transform: Transform
     plain: Transform
 
-    def views(self, row: int, seeds: np.ndarray | None) -> Tensor:
-        """``(V, C, H, W)`` float32: the views of one record.
+    def views(self, row: int, seeds: np.ndarray | None) -> list[Tensor]:
+        """The V views of one record, each ``(C, H, W)`` float32.
 
         Args:
             row: of the data set.
@@ -76,7 +76,7 @@ class Recipe:
         """
         image = self.parts.image_of(self.items[row])
         if seeds is None:
-            return tensor_of(self.plain(image), "plain")[None]
+            return [tensor_of(self.plain(image), "plain")]
         made = []
         for seed in seeds.tolist():
             seed_generators(seed)
@@ -86,7 +86,7 @@ class Recipe:
         if len({one.shape for one in tensors}) != 1:
             shapes = ", ".join(str(tuple(one.shape)) for one in tensors)
             raise BrokenItem(f"its views have different shapes: {shapes}")
-        return torch.stack(tensors)
+        return tensors
 
 
 @dataclass(frozen=True)
@@ -110,17 +110,19 @@ class _Reads(Dataset[Any]):
 def answer(recipe: Recipe, request: Request) -> Tensor | Failure:
     """``(n, V, C, H, W)``, or what went wrong with the first item that failed."""
     made: list[Tensor] = []
+    count = 1
     for number, row in enumerate(request.rows.tolist()):
         try:
             views = recipe.views(row, None if request.seeds is None else request.seeds[number])
-            if made and views.shape != made[0].shape:
-                raise BrokenItem(f"its views are {tuple(views.shape[1:])}, and those of others {tuple(made[0].shape[1:])}")
-            made.append(views)
+            if made and (len(views), views[0].shape) != (count, made[0].shape):
+                raise BrokenItem(f"its views are {tuple(views[0].shape)}, and those of others {tuple(made[0].shape)}")
+            made += views
+            count = len(views)
         except BrokenItem as error:
             return Failure(row, str(error))
         except Exception as error:  # whatever a foreign transform or data set raises
             return Failure(row, f"{type(error).__name__}: {error}")
-    return torch.stack(made)
+    return torch.stack(made).unflatten(0, (-1, count))
 
 
 class _Queue(Sampler[Request]):
@@ -231,7 +233,7 @@ def tensor_of(view: Any, what: str) -> Tensor:
     if not isinstance(view, Tensor) or not view.is_floating_point() or view.dim() != 3:
         end = "; let it end with v2.ToImage() and v2.ToDtype(torch.float32, scale=True)"
         raise BrokenItem(f"{what} gave {described(view)}, expected a tensor (C, H, W) of floats{end}")
-    if not bool(view.isfinite().all()):
+    if not is_finite(view):
         raise BrokenItem(f"{what} gave numbers that are not finite")
     return view.detach().float().as_subclass(Tensor)
 

@@ -1,0 +1,45 @@
+"""The page on parts of your own does what it says: its code is run as it stands, with a small model and few steps."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import torch
+
+import dpfed
+from tests.own_parts import picture
+
+PAGE = Path(__file__).parents[2] / "docs" / "library.md"
+SMALLER = {
+    "vit_tiny_patch16_224": "test_vit",
+    "224": "160",
+    "batch=1024, steps=300, group_size=16": "batch=16, steps=2, group_size=4",
+    "batch=1024, steps=300": "batch=32, steps=2",
+}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_code_of_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+    for number in range(48):
+        folder = tmp_path / "photos" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        picture(number).save(folder / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for block in blocks("python"):
+        for given, small in SMALLER.items():
+            block = block.replace(given, small)
+        exec(block, names)  # noqa: S102 our own page
+    assert names["features"].shape == (48, 64) and "epsilon 8" in capsys.readouterr().out
+    assert names["decoupled"](torch.randn(5, 2, 8)).dim() == 0 and names["records"].unit_name == "patient"
+
+
+def test_the_configuration_of_the_page_is_one():
+    (text,) = blocks("toml")
+    config = dpfed.parse_config(tomllib.loads(text))
+    assert config.data.is_own and config.model.is_own and config.objective.is_own and config.optimizer.is_own
