@@ -179,8 +179,9 @@ def test_a_cpu_records_nothing():
     assert recording_on(torch.device("cpu")) is None and callable(CudaGraph)
 
 
-def test_a_recording_wrong_only_for_a_repeated_batch_is_caught():
+def test_a_recording_wrong_only_for_a_repeated_batch_is_caught(monkeypatch):
     """Sabotage: it remembers a batch, and adds it twice the next time, after others."""
+    plain_kernels(monkeypatch)
     model = model_of(NAMES["cnn"])
     engine = LayerwiseEngine(model, group_size=4, if_unlike="go on")
     engine._padding, seen = Padding.on("cpu", 4, 16, 3 * 32 * 32), set()
