@@ -46,7 +46,7 @@ grpc.channel_ready_future(grpc.insecure_channel(f"127.0.0.1:{port}")).result(tim
 """
 
 
-def test_processes_of_a_local_federation_reach_each_other_where_a_proxy_is_set(tmp_path, monkeypatch) -> None:
+def test_a_local_federation_connects_where_a_proxy_is_set(tmp_path, monkeypatch) -> None:
     pytest.importorskip("grpc")
     for name in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(name, NOWHERE)
@@ -104,7 +104,7 @@ def test_paths(path: str) -> None:
 
 
 @pytest.mark.parametrize("words", [["watch"], ["resume"], ["data", "inspect"]])
-def test_a_valid_name_is_never_called_invalid_and_the_advice_works(tmp_path, words):
+def test_no_valid_name_is_called_invalid_and_the_advice_works(tmp_path, words):
     place = tmp_path / "für alle"
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [sys.executable, "-m", "dpfed", *words, str(place)]

@@ -158,7 +158,7 @@ def test_exact_sample_clipping_is_the_loop_over_records(name, augmentations):
 
 @pytest.mark.parametrize("kind", [LogitEngine, SampleEngine])
 @pytest.mark.parametrize("name", list(MODELS))
-def test_without_clipping_the_sum_is_the_gradient_of_the_objective(name, kind):
+def test_without_clipping_the_sum_is_the_objectives_gradient(name, kind):
     model, batch = case(name, augmentations=2)
     z, parameters = in_float64(model, batch)
     loss = group_loss(z, torch.ones(COUNT, dtype=torch.bool), model.temperature, None)
@@ -194,7 +194,7 @@ def test_adapted_open_clip_towers_agree_with_the_loop_over_pairs(tmp_path, adapt
         assert_close(run(LogitEngine(model, 3, norms), batch, clip_norm)[0], expected)
 
 
-def test_auto_is_exact_where_a_full_batch_is_small_whatever_was_drawn():
+def test_auto_is_exact_where_a_full_batch_is_small():
     model, batch = case("cnn")
     small, large = LogitEngine(model, COUNT), LogitEngine(model, 100_000)
     for engine in (small, large):
@@ -202,7 +202,7 @@ def test_auto_is_exact_where_a_full_batch_is_small_whatever_was_drawn():
     assert (small.norms, large.norms) == ("exact", "bound")
 
 
-def test_a_weight_that_is_also_used_outside_its_layer_keeps_its_whole_gradient():
+def test_a_weight_used_outside_its_layer_keeps_its_gradient():
     class Tied(torch.nn.Module):
         def __init__(self):
             super().__init__()
