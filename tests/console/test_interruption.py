@@ -82,9 +82,9 @@ try:
     signal.raise_signal(NUMBER)
 finally:
     with contextlib.suppress(RuntimeError):
-        time.sleep(2)
+        time.sleep(0.8)  # the signal would come again after 0.05, 0.1, 0.2 and 0.4 seconds
         raise RuntimeError
-    time.sleep(0.5)
+    time.sleep(0.2)
     print("cleared away")
 """
     assert ended(body, number) == (code, "cleared away\n", "stopped.")

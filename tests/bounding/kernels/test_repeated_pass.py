@@ -184,14 +184,14 @@ def test_a_recording_wrong_only_for_a_repeated_batch_is_caught(monkeypatch):
     plain_kernels(monkeypatch)
     model = model_of(NAMES["cnn"])
     engine = LayerwiseEngine(model, group_size=4, if_unlike="go on")
-    engine._padding, seen = Padding.on("cpu", 4, 16, 3 * 32 * 32), set()
+    engine._padding, seen = Padding.on("cpu", 4, 16, 3 * 32 * 32), [None]
     zeros = engine.zeros().long()
 
     def remembering(batch, groups, clip, into):
         figures, mark = engine._add(batch, groups, clip, into), batch.views["image"].sum().item()
-        if mark in seen:
+        if mark in seen[:-1] and mark != seen[-1]:  # the same batch twice in a row does not show it
             engine._add(batch, groups, clip, into)
-        seen.add(mark)
+        seen.append(mark)
         return figures
 
     views = batches(False)[0].views
