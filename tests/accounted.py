@@ -1,10 +1,12 @@
 """Epsilons of dp_accounting, kept for a session: its search for one promise's noise takes longer than a small run.
 
 What is kept is a function of the library's own event alone, so a mechanism that is broken on purpose has another one.
+The library computes one step's curve anew for every number of steps; here a process computes it once.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from pathlib import Path
@@ -44,12 +46,27 @@ class Kept:
         place = Path(folder or "", hashlib.sha256(key.encode()).hexdigest())
         if folder and place.exists():
             return float.fromhex(place.read_text())
+        _keep_curves()
         found = float(_fresh(*self._made_of).compose(self._event).get_epsilon(delta))
         if folder:
             draft = place.with_suffix(f".{os.getpid()}")
             draft.write_text(found.hex())
             draft.replace(place)
         return found
+
+
+@functools.cache
+def _keep_curves() -> None:
+    """One step's Rényi curve and loss distribution, from its rate and its noise: from now on each is computed once."""
+    from dp_accounting.pld import privacy_loss_distribution
+    from dp_accounting.rdp import rdp_privacy_accountant
+
+    curve = functools.cache(rdp_privacy_accountant._compute_rdp_poisson_subsampled_gaussian)
+    rdp_privacy_accountant._compute_rdp_poisson_subsampled_gaussian = lambda q, noise_multiplier, orders: curve(
+        q, noise_multiplier, tuple(orders)
+    )
+    kept = functools.lru_cache(64)(privacy_loss_distribution.from_gaussian_mechanism)
+    privacy_loss_distribution.from_gaussian_mechanism = kept
 
 
 def keep() -> None:

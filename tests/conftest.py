@@ -182,6 +182,14 @@ def undrawn() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unsynced() -> Iterator[None]:
+    """Nobody waits for the disk, for no test cuts the power; those that ask what is synced, and when, watch the calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="module")
 def drawn(undrawn) -> Iterator[None]:
     """Reports have their charts."""

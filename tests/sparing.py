@@ -20,3 +20,15 @@ def halved(*axes: Iterable[Any]) -> list[Any]:
     numbered = itertools.product(*(enumerate(axis) for axis in axes))
     cases = [(sum(number for number, _ in case), tuple(value for _, value in case)) for case in numbered]
     return [pytest.param(*values, marks=[pytest.mark.slow] * (places % 2)) for places, values in cases]
+
+
+def pairwise(*axes: Iterable[Any]) -> list[Any]:
+    """All combinations as parameters; those that show no new pair of values of two axes are marked as slow."""
+    parts, met = [], set()
+    cases = list(itertools.product(*(list(axis) for axis in axes)))
+    while cases:
+        pairs = [set(itertools.combinations(enumerate(values), 2)) - met for values in cases]
+        best = max(range(len(cases)), key=lambda case: len(pairs[case]))
+        parts.append(pytest.param(*cases.pop(best), marks=[pytest.mark.slow] * (not pairs[best])))
+        met |= pairs[best]
+    return parts

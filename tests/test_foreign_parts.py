@@ -81,7 +81,8 @@ def package(tmp_path):
 
 def test_a_foreign_loss_trains_and_the_card_names_it(package, tiny, tmp_path):
     run = package()
-    config = dpfed.parse_config(tiny)
+    tiny["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 60, "steps": 2}
+    config = dpfed.parse_config(tiny | {"evaluation": {"split": "none"}})
     source = tmp_path / "config.toml"
     source.write_text(config.dump(defaults=False).replace('name = "tiny"', 'name = "foreign"'))
     done = run("pretrain", source, "--run", tmp_path / "run", "--set", "objective.name=decoupled", "--json")

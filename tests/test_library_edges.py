@@ -115,7 +115,7 @@ def test_what_is_no_caption_is_refused_in_a_sentence(encoder, captions, expected
         encoder.embed_text(captions)
 
 
-def test_an_image_model_has_no_captions_and_a_foreign_one_no_features(encoder):
+def test_image_models_have_no_captions_foreign_ones_no_features(encoder):
     with pytest.raises(UserError, match="model-folder-no-text"):
         Encoder(encoder.model, 16, None).embed_text("a")
     with pytest.raises(UserError, match="Linear has no method features"):
@@ -223,7 +223,7 @@ def test_a_model_of_ones_own_is_told_the_contract(name, shapes, tmp_path):
         (torch.ones(1), r"has a tensor \(1,\)"),
     ],
 )
-def test_a_model_without_a_temperature_is_refused_before_anything_is_drawn(temperature, expected, shapes):
+def test_a_model_without_a_temperature_is_refused_undrawn(temperature, expected, shapes):
     model = Odd(lambda z: {"image": z}, temperature=temperature)
     learner = Learner(dpfed.PrivacyPlan.calibrate(**PLAN), model, shapes, VIEWS)
     with pytest.raises(UserError, match=expected):

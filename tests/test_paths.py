@@ -14,6 +14,7 @@ from dpfed.errors import UserError
 from dpfed.federation.demo.processes import Processes
 from dpfed.paths import is_url, local_path, proxy_hint, without_proxy
 from tests.patience import at_most, run_to_end
+from tests.sparing import sparing
 
 NOWHERE = "http://me:secret@127.0.0.1:9"
 HOSTS = "localhost,127.0.0.1,::1"
@@ -46,7 +47,7 @@ grpc.channel_ready_future(grpc.insecure_channel(f"127.0.0.1:{port}")).result(tim
 """
 
 
-def test_processes_of_a_local_federation_reach_each_other_where_a_proxy_is_set(tmp_path, monkeypatch) -> None:
+def test_a_local_federation_connects_where_a_proxy_is_set(tmp_path, monkeypatch) -> None:
     pytest.importorskip("grpc")
     for name in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(name, NOWHERE)
@@ -103,11 +104,11 @@ def test_paths(path: str) -> None:
     assert not is_url(path)
 
 
-@pytest.mark.parametrize("words", [["watch"], ["resume"], ["data", "inspect"]])
-def test_a_valid_name_is_never_called_invalid_and_the_advice_works(tmp_path, words):
+@pytest.mark.parametrize("words", sparing(["watch", "resume", "data inspect"], "watch"))
+def test_no_valid_name_is_called_invalid_and_the_advice_works(tmp_path, words):
     place = tmp_path / "für alle"
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, "-m", "dpfed", *words, str(place)]
+    command = [sys.executable, "-m", "dpfed", *words.split(), str(place)]
     done = subprocess.run(command, env=environment, capture_output=True)
     assert done.returncode == 2 and b"[path-encoding]" in done.stderr and b"set PYTHONUTF8=1" in done.stderr, done.stderr
     done = subprocess.run(command, env=environment | {"PYTHONUTF8": "1"}, capture_output=True)

@@ -83,7 +83,7 @@ def phase(run, cluster, name):
         until(lambda: (busy() > 40_000) == (name == "collective") or None, name, 60)
 
 
-def test_a_job_that_a_fourth_machine_submits_trains_on_two_and_cuts_of_seconds_cost_only_time(cluster, network, place):
+def test_a_job_from_a_fourth_machine_survives_short_cuts(cluster, network, place):
     run = Run(cluster, place, "cuts", where=cluster.desk)
     run.reaches(2)
     for where in ("between", "computing", "collective"):
@@ -99,9 +99,7 @@ def test_a_job_that_a_fourth_machine_submits_trains_on_two_and_cuts_of_seconds_c
     run.ends()
 
 
-def test_a_machine_that_is_cut_off_for_minutes_is_waited_for_and_takes_part_again_when_ray_is_started_there(
-    cluster, network, place
-):
+def test_a_machine_cut_off_for_minutes_takes_part_again(cluster, network, place):
     run, lost = Run(cluster, place, "long"), cluster.workers[1]
     run.reaches(3)
     before = run.charged
@@ -116,7 +114,7 @@ def test_a_machine_that_is_cut_off_for_minutes_is_waited_for_and_takes_part_agai
     run.ends()
 
 
-def test_a_range_of_workers_goes_on_without_a_machine_that_is_gone_for_good(cluster, network, place):
+def test_a_range_of_workers_goes_on_without_a_lost_machine(cluster, network, place):
     run = Run(cluster, place, "gone", workers="1-2")
     run.reaches(3)
     before = run.charged
@@ -128,7 +126,7 @@ def test_a_range_of_workers_goes_on_without_a_machine_that_is_gone_for_good(clus
 
 
 @pytest.mark.parametrize("clock", [0, 600])
-def test_when_the_heads_machine_restarts_the_run_is_submitted_again_and_loses_nothing(cluster, network, place, clock):
+def test_a_run_survives_the_restart_of_the_heads_machine(cluster, network, place, clock):
     if clock and no_other_clock():
         pytest.skip(no_other_clock())
     run = Run(cluster, place, f"head{clock}")

@@ -63,7 +63,7 @@ def test_a_site_that_gets_another_address_comes_back_by_itself(federation):
     seconds_until(federation.in_step(*ALL), "all sites after another address")
 
 
-def test_a_coordinator_whose_machine_restarts_goes_on_and_pays_for_the_open_step(federation, network):
+def test_a_restarted_coordinator_goes_on_and_pays_the_open_step(federation, network):
     opened = federation.journal("opened")[-1]["step"]
     federation.coordinator.kill()
     time.sleep(5)

@@ -21,7 +21,7 @@ with process_group():
 
 
 @pytest.mark.slow
-def test_machines_whose_own_names_stand_for_loopback_reduce_over_their_network_through_a_short_cut(network):
+def test_machines_named_as_loopback_reduce_over_their_network(network):
     machines = [network.machine(f"gpu{number}") for number in range(2)]
     setting = {"MASTER_ADDR": machines[0].address, "MASTER_PORT": "29500", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     ranks = [

@@ -57,7 +57,7 @@ class TestHub:
         content = (dest / "README.md").read_text()
         return content, yaml.safe_load(content.split("---\n")[1])
 
-    def test_the_card_is_inside_the_page_and_the_metadata_says_the_same(self, finished, tmp_path):
+    def test_the_card_is_in_the_page_and_in_the_metadata(self, finished, tmp_path):
         content, metadata = self.page(finished, tmp_path / "hub", license="cc-by-nc-4.0")
         results = json.loads(finished.results.read_text())["privacy"]
         assert metadata["license"] == "cc-by-nc-4.0" and metadata["library_name"] == "dpfed"
@@ -74,7 +74,7 @@ class TestHub:
         assert library.load(tmp_path / "hub").features
         assert ModelCard(content).data.to_dict()["privacy"] == metadata["privacy"]  # the hub's own reading of the page
 
-    def test_figures_of_public_records_are_on_it_and_those_of_private_ones_are_not(self, finished, tmp_path):
+    def test_public_records_figures_are_on_it_private_ones_are_not(self, finished, tmp_path):
         _, metadata = self.page(finished, tmp_path / "public")
         [result] = metadata["model-index"][0]["results"]
         shown = {metric["type"]: metric["value"] for metric in result["metrics"]}

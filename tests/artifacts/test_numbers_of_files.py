@@ -35,7 +35,7 @@ def write(run, **privacy):
 
 
 @pytest.mark.parametrize("said", [math.nan, math.inf, 3.0, "3", True, None])
-def test_a_ledger_is_not_believed_beside_results_that_count_no_steps(run, said):
+def test_no_ledger_is_believed_beside_results_without_steps(run, said):
     write(run)
     assert ledger_of(run).charged == 2
     write(run, steps_charged=said)

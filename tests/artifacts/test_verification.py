@@ -64,7 +64,7 @@ def test_every_byte_of_the_card_counts(run, tmp_path):
             assert error.code == "run-card-unreadable"
 
 
-def test_the_card_the_model_and_the_ledger_of_another_run_are_noticed(run, runs):
+def test_card_model_and_ledger_of_another_run_are_noticed(run, runs):
     other = runs[1]
     assert len(wrong(other.card, run)) == 3  # the card, its hash of the ledger, its model
     shutil.rmtree(run.model)
@@ -74,7 +74,7 @@ def test_the_card_the_model_and_the_ledger_of_another_run_are_noticed(run, runs)
     assert "the card is the one that the ledger names" in wrong(run.card, run)
 
 
-def test_a_ledger_with_a_line_less_or_a_changed_one_is_refused_by_its_number(run):
+def test_a_lost_or_changed_ledger_line_is_refused_by_number(run):
     lines = run.ledger.read_text().splitlines(keepends=True)
     for number in range(1, len(lines) - 1):
         run.ledger.write_text("".join(lines[:number] + lines[number + 1 :]))
@@ -94,7 +94,7 @@ def test_a_ledger_with_a_line_less_or_a_changed_one_is_refused_by_its_number(run
     assert wrong(run.card, run) == []
 
 
-def test_no_card_is_written_again_and_nothing_is_shown_of_a_ledger_that_lost_lines(run, dpfed):
+def test_a_ledger_that_lost_lines_writes_no_card_shows_nothing(run, dpfed):
     """Otherwise `dpfed evaluate` would write a card with a smaller epsilon than was spent."""
     lines, card = run.ledger.read_text().splitlines(keepends=True), run.card.read_bytes()
     run.ledger.write_text("".join(lines[:-2]))

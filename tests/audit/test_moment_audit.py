@@ -9,6 +9,7 @@ from dpfed.building.plan import plan_of
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.models.building import build_model
 from dpfed.privacy.randomness import Randomness
+from tests.sparing import sparing
 
 EXPERIMENTS = 80
 
@@ -28,7 +29,7 @@ def claimed(request, tmp_path):
     return config, plan_of(500, config)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", sparing([1, 2], 2))
 def test_a_sound_run_is_not_accused_and_its_canary_is_seen(claimed, world_size):
     found = audit_claim(*claimed, world_size=world_size, experiments=EXPERIMENTS)
     (only,) = found.findings

@@ -59,7 +59,7 @@ def test_a_sound_mechanism_is_not_accused_and_no_noise_is_caught(monkeypatch):
     assert not sound.contradicted and 0 < sound.shown < sound.claim
     assert sound.moved == pytest.approx(2.0, rel=1e-3)
     sabotage.fixed_noise(monkeypatch)
-    broken = audit_claim(*config_and_plan(), experiments=QUICK)
+    broken = audit_claim(*config_and_plan(), experiments=QUICK // 2)
     assert broken.contradicted and broken.shown > broken.claim
 
 

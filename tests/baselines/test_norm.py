@@ -119,7 +119,7 @@ def test_records_that_are_not_public_are_no_anchors(tmp_path):
         anchor_images(str(tmp_path / "private"), 2, 16)
 
 
-def test_generated_anchors_are_no_records_of_the_generated_data_set(shapes):
+def test_generated_anchors_are_no_records_of_the_data_set(shapes):
     anchors = anchor_images(None, 8, 32)
     assert torch.equal(anchors, anchor_images(None, 8, 32))
     records = shapes.images(shapes.split("train"), 32)

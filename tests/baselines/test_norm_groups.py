@@ -34,7 +34,7 @@ def model():
     return build_model(BATCH, ObjectiveConfig(), size=16)
 
 
-def test_a_record_leaves_the_gradients_of_other_groups_as_they_are(model, monkeypatch):
+def test_a_record_leaves_other_groups_gradients_as_they_are(model, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     seen = []
     grad = torch.autograd.grad

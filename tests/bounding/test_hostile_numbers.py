@@ -10,7 +10,7 @@ from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
 from dpfed.baselines.whole_batch.jacobians import LayerFactors
 from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.bounding.clipping import clip_factors
-from dpfed.bounding.engines import ENGINES, GroupBatch
+from dpfed.bounding.engines import ENGINES, GroupBatch, LayerwiseEngine, LoopEngine
 from dpfed.bounding.engines.gradient_cache import BatchEngine
 from dpfed.bounding.engines.shared_pass import add_up
 from dpfed.bounding.layer_rules.grouping import Grouping
@@ -134,7 +134,8 @@ class Scaled(nn.Module):
 
 RECORDS = 6
 PIECES = {  # of which each is clipped to C; a weight of a similarity is at most 2 / temperature, for each of two directions
-    **{name: lambda model, engine=engine: (engine(model), 2) for name, engine in ENGINES.items()},
+    "loop": lambda model: (LoopEngine(model), 2),
+    "layerwise": lambda model: (LayerwiseEngine(model, if_unlike="go on"), 2),  # asked again for each of these models
     "batch": lambda model: (BatchEngine(model, "fp32", group_loss, 4), 2),
     "sample, exact": lambda model: (SampleEngine(model, RECORDS, "exact"), RECORDS),
     "sample, bound": lambda model: (SampleEngine(model, RECORDS, "bound"), RECORDS),

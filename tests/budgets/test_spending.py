@@ -353,7 +353,7 @@ def test_a_store_that_cannot_be_written_begins_no_run(store, reservation, monkey
 
 
 @pytest.mark.parametrize("command", [("set", "--epsilon", 8, "--delta", 1e-6), ("settle",)])
-def test_on_a_full_disk_the_sentence_fits_each_command_and_its_advice_works(command, store, reservation, monkeypatch, dpfed):
+def test_on_a_full_disk_each_commands_advice_works(command, store, reservation, monkeypatch, dpfed):
     if command[0] == "settle":
         set_budget(store, 8, 1e-6)
         monkeypatch.setattr("dpfed.runs.budgeting.settle_run", lambda path: reserve(store, [reservation(1)]))

@@ -56,7 +56,7 @@ def test_pretrain_leaves_the_documented_layout_and_a_table(run):
     assert several  # the terminal shows the two figures that count, results.json all
 
 
-def test_what_is_finished_is_said_to_be_so_and_needs_no_cluster_and_no_federation(run, dpfed):
+def test_a_finished_run_needs_no_cluster_and_no_federation(run, dpfed):
     folder, before = run
     table = before.stdout[before.stdout.index("tiny: epsilon") :]
     for more in ((), ("--cluster", "ray", "--workers", "2")):
@@ -87,7 +87,7 @@ def test_evaluate_and_report_of_a_run(run, dpfed):
     assert (folder / "both.html").exists()
 
 
-def test_a_measurement_that_is_refused_names_the_options_of_this_command(run, dpfed):
+def test_a_refused_measurement_names_the_options_of_its_command(run, dpfed):
     """There is no --set here: the configuration of a run that is there stays."""
     folder, _ = run
     for wrong, code_of in (("--split validation", "eval-empty"), ("--task zero_shot", "")):
@@ -182,7 +182,7 @@ def test_calibrate_gives_the_json_that_scripts_read(dpfed):
         (["privacy", "calibrate", "--records", "10", "--batch", "20", "--steps", "5", "--epsilon", "1"], "batch"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_sentence_exit_code_2_and_nothing_written(run, tmp_path, monkeypatch, capsys, arguments, fact):
+def test_a_mistake_is_one_sentence_code_2_and_nothing_written(run, tmp_path, monkeypatch, capsys, arguments, fact):
     folder, _ = run
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     names = {"config": folder / "tiny.toml", "run": folder / "run", "folder": tmp_path}

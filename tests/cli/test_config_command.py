@@ -72,7 +72,7 @@ def test_every_importer_is_a_source():
     assert there <= shown and (shown == there or importlib.util.find_spec("dpfed.reproduce") is None)
 
 
-def test_keys_say_which_others_decide_whether_they_have_an_effect():
+def test_keys_say_which_others_give_them_an_effect():
     assert KEYS["data.records"].depends_on == ("data.source",)
     assert KEYS["data.source"].depends_on == KEYS["privacy.unit"].depends_on == ()
     assert KEYS["privacy.batch"].depends_on == ("bounding.method",)

@@ -68,7 +68,7 @@ def places(folder: Path):
     yield from ("/proc/run", "/proc/1/a/b", "/dev/null", "/dev/null/run")
 
 
-def test_a_place_where_no_run_can_be_made_is_refused_and_nothing_is_left_there(tmp_path, tiny_config, nothing_is_opened):
+def test_a_place_that_takes_no_run_is_refused_and_left_as_it_was(tmp_path, tiny_config, nothing_is_opened):
     names = list(places(tmp_path))
     before = sorted(tmp_path.rglob("*"))
     for name in names:
@@ -84,7 +84,7 @@ def test_the_number_of_records_is_the_stores(shapes, tiny_config):
     assert known_plan(tiny_config).sampling.records == 600
 
 
-def test_an_import_of_too_few_records_ends_when_their_number_is_known(tiny_config):
+def test_an_import_of_too_few_records_ends_early(tiny_config):
     seen = []
     advance = guarded(lambda *at: seen.append(at), tiny_config)
     with pytest.raises(UserError, match="batch must lie in 2..59"):
@@ -118,7 +118,7 @@ def test_larger_squares_than_the_default_are_not_shrunk_unasked(squares):
         assert known_plan(parse_config({**tree, "data": {**tree["data"], "size": size}})).sampling.records == 550
 
 
-def test_a_task_that_the_records_do_not_allow_is_refused_with_a_way_out_that_works(squares):
+def test_an_impossible_task_is_refused_with_advice_that_works(squares):
     tree = {"data": {"source": "store", "path": str(squares), "size": 32}, "privacy": GOOD, "bounding": {"group_size": 4}}
     with pytest.raises(UserError, match="names 'knn', but clinic has no labels .*: leave evaluation.tasks out"):
         known_plan(parse_config({**tree, "evaluation": {"tasks": ["knn"]}}))
@@ -175,7 +175,7 @@ for words in json.loads(sys.stdin.read()):
 """
 
 
-def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path, squares):
+def test_no_torch_is_imported_and_the_answer_comes_soon(tmp_path, squares):
     (tmp_path / "empty.toml").write_text("")
     (tmp_path / "wrong.toml").write_text("[privacy]\nepsilon = -1.0\n")
     commands = [

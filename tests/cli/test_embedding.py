@@ -73,7 +73,7 @@ def pictures(tmp_path):
     return folder
 
 
-def test_files_and_folders_are_embedded_by_their_paths_and_what_is_wrong_is_refused(run_of, pictures, dpfed, tmp_path):
+def test_files_and_folders_are_embedded_and_mistakes_refused(run_of, pictures, dpfed, tmp_path):
     run, out = run_of("image"), tmp_path / "features.parquet"
     code, shown, error = dpfed("embed", run, pictures / "b.png", pictures, "--out", out)
     assert code == 0 and "3 x " in shown, error

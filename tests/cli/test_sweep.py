@@ -84,7 +84,7 @@ def test_every_run_is_trained_once_with_its_changes_and_compared(base, swept, mo
     assert before == contents(small) | contents(large)
 
 
-def test_an_interrupted_run_is_resumed_and_a_finished_one_left_alone(base, tmp_path):
+def test_interrupted_runs_are_resumed_finished_ones_left_alone(base, tmp_path):
     file = written(tmp_path)
     with killed(Coordinator, "apply", 5):  # the second of the second run's three steps
         sweep(base, file, tmp_path / "runs")
@@ -109,7 +109,7 @@ def test_the_joint_promise_is_the_sum_of_epsilons_and_of_deltas(swept):
     assert delta <= float(stated[1]) < 1.01 * delta
 
 
-def test_no_joint_promise_is_made_where_a_run_makes_none_or_another_unit_is_protected(swept):
+def test_no_joint_promise_without_each_runs_or_of_other_units(swept):
     first, second = swept[1].runs
     void = RunView(**{**vars(second), "card_markdown": "# Privacy card of large: no privacy guarantee holds\n\nNone.\n"})
     assert joint_promise([first, void]).startswith("No joint promise") and "large" in joint_promise([first, void])
@@ -145,7 +145,7 @@ def test_a_bad_entry_is_refused_before_anything_is_trained(base, tmp_path, text,
     assert "\n" not in str(caught.value) and not (tmp_path / "runs").exists()
 
 
-def test_kept_runs_of_another_configuration_are_refused_and_left_as_they_are(base, swept):
+def test_kept_runs_of_another_configuration_are_left_alone(base, swept):
     tmp_path, file = swept[0], swept[0] / "sweep.toml"
     before = contents(tmp_path / "runs")
     other = base.model_copy(update={"privacy": base.privacy.model_copy(update={"delta": 1e-3})})

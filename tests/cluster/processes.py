@@ -24,8 +24,11 @@ from tests.undrawn import undraw
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
-    ["dpfed.cluster.torchrun", "dpfed.console.terminal", "dpfed.runs.pretraining", "pandas", "tests.undrawn", "tests.accounted"]
-)  # pyarrow takes pandas
+    ["dpfed.cluster.torchrun", "dpfed.console.terminal", "dpfed.runs.pretraining", "tests.undrawn", "tests.accounted"]
+    # What a run imports on its way, which would take each process seconds.
+    + ["dp_accounting.pld", "dp_accounting.rdp", "pandas", "PIL.Image", "PIL.JpegImagePlugin", "pyarrow.pandas_compat"]
+    + ["torch._dynamo", "torch.onnx", "scipy.signal", "rich._emoji_codes"]
+)
 
 _PATIENCE = 60.0  # seconds of a quiet machine; far below the hours after which torch.distributed gives up
 

@@ -134,7 +134,7 @@ def test_another_unit_is_refused_in_a_sentence(read):
 
 @pytest.mark.parametrize("value", [0.0, 1e-30, 9e-6, 1e10, float("nan"), float("inf"), -1.0])
 @pytest.mark.parametrize(("key", "tree"), [("clip_norm", {}), ("stability", {"clipping": "automatic"})])
-def test_a_clip_norm_or_a_stability_that_nobody_means_is_refused_with_what_to_begin_with(key, tree, value):
+def test_a_hopeless_clip_norm_or_stability_is_refused_with_help(key, tree, value):
     with pytest.raises(UserError) as refused:
         parse_config({"bounding": {**tree, key: value}})
     said = str(refused.value)

@@ -134,7 +134,7 @@ ELSEWHERE = frozenset(
 BREAKS = {"objective.learn_temperature", "objective.augmentations"}
 
 
-def test_every_key_of_the_schema_has_a_condition_or_always_an_effect():
+def test_every_key_has_a_condition_or_always_an_effect():
     conditional = {key for key in SCHEMA if deciding(key)}
     assert conditional == SCHEMA - ALWAYS and SCHEMA >= ALWAYS
     assert {other for key in SCHEMA for other in deciding(key)} <= SCHEMA
@@ -280,7 +280,7 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant, monkey
         ({"evaluation": {"tasks": ["knn"], "match": "unit"}, "model": {"kind": "image-text"}}, "['knn']: add 'retrieval'"),
     ],
 )
-def test_what_has_no_effect_is_refused_and_what_would_give_it_one_is_said(tree, said, tmp_path):
+def test_idle_keys_are_refused_with_what_would_give_them_effect(tree, said, tmp_path):
     with pytest.raises(UserError, match=re.escape(said)) as caught:
         parse_config(tree)
     assert "--set" not in str(caught.value) and "\n" not in str(caught.value)
@@ -307,7 +307,7 @@ def test_a_method_says_in_its_own_file_which_keys_it_reads(tmp_path, monkeypatch
         parse_config({"bounding": {"max_batch": 50}})
 
 
-def test_a_file_that_dpfed_wrote_may_hold_idle_keys_and_is_read_without_them():
+def test_idle_keys_of_a_file_that_dpfed_wrote_are_dropped():
     tree = {"data": {"source": "store", "path": "/x", "records": 50}, "model": {"kind": "image", "text_width": 24, "width": 8}}
     assert Config.unchecked(**tree).data.records == 50
     assert read_back(tree, "old.toml") == Config(data={"source": "store", "path": "/x"}, model={"width": 8})
@@ -397,12 +397,12 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
 
 
 @pytest.mark.parametrize(("before", "after", "lost"), STEPS_OF)
-def test_a_step_from_one_configuration_to_another_takes_the_effect_from_these_keys_alone(before, after, lost):
+def test_a_changed_choice_takes_the_effect_from_these_keys_alone(before, after, lost):
     idle = [Config.unchecked(**tree).without_effect().keys() for tree in (before, after)]
     assert idle[1] - idle[0] == set(lost.split())
 
 
-def test_what_the_command_line_is_told_to_type_gives_a_valid_configuration(shapes):
+def test_the_advice_for_the_command_line_is_valid(shapes):
     over = ["data.source=store", f"data.path={shapes.path}"]
     with pytest.raises(UserError) as caught:
         load_config(CONFIGS / "cifar10-cpu.toml", over)
@@ -410,7 +410,7 @@ def test_what_the_command_line_is_told_to_type_gives_a_valid_configuration(shape
     assert load_config(CONFIGS / "cifar10-cpu.toml", [*over, "data.validation=", "data.public="]).data.source == "store"
 
 
-def test_settings_of_tasks_that_the_records_do_not_allow_are_refused_before_a_run_begins(tiny, tmp_path, monkeypatch):
+def test_settings_of_impossible_tasks_are_refused_before_a_run(tiny, tmp_path, monkeypatch):
     tiny["evaluation"] = {"bank": 50, "templates": ["one {}"]}
     config = parse_config(tiny)  # as far as the configuration tells, everything may be measured
     refuse_unmeasured(config, ("retrieval", "zero_shot", "linear"))

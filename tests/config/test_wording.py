@@ -55,7 +55,7 @@ def test_every_error_that_a_section_can_raise_is_in_plain_words():
     assert kinds - {"missing", "extra_forbidden"} <= _WORDS.keys()
 
 
-def test_whole_configurations_are_refused_in_plain_words_that_name_the_key():
+def test_configurations_are_refused_in_words_that_name_the_key():
     for name, field in Config.model_fields.items():
         for key in [name, *(f"{name}.{key}" for key in getattr(field.annotation, "model_fields", ()))]:
             for value in WRONG:
@@ -111,7 +111,7 @@ def test_what_was_given_and_what_was_expected(tree, said):
 
 
 @pytest.mark.parametrize("tree", ["config.toml", None, 3, [("data", {})], {1: 2}])
-def test_what_is_no_configuration_at_all_is_refused_in_a_sentence(tree):
+def test_what_is_no_configuration_is_refused_in_a_sentence(tree):
     with pytest.raises(UserError, match="config-keys"):
         parse_config(tree)
 
@@ -157,7 +157,7 @@ def test_no_value_becomes_one_of_another_type(key, value):
         "privacy.steps=" + "9" * 5000,
     ],
 )
-def test_an_assignment_that_says_more_or_less_than_one_value_is_refused(tmp_path, assignment):
+def test_an_assignment_of_more_or_less_than_one_value_is_refused(tmp_path, assignment):
     path = tmp_path / "base.toml"
     path.write_text("[privacy]\nepsilon = 8.0\n")
     with pytest.raises(UserError) as caught:
@@ -185,7 +185,7 @@ def test_no_assignment_swallows_another(tmp_path, assignments):
     assert load_config(path, ["privacy={steps=7}", "privacy.epsilon=4"]).privacy.steps == 7
 
 
-def test_words_that_are_no_toml_are_texts_and_texts_may_hold_any_sign(tmp_path):
+def test_words_that_are_no_toml_are_texts_of_any_sign(tmp_path):
     path = tmp_path / "base.toml"
     path.write_text("")
     for text in ("../some where", "a#b", "s3://bucket/a=b", "it's", "[draft", 'a"b'):

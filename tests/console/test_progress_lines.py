@@ -9,7 +9,7 @@ from dpfed.console.terminal import _lines
 from dpfed.progress import signs_of_life
 
 
-def test_a_line_has_the_time_left_of_an_ordinary_step_and_the_time_so_far(monkeypatch):
+def test_a_line_has_an_ordinary_steps_time_left_and_time_so_far(monkeypatch):
     out, now = io.StringIO(), [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     advance = _lines(Console(file=out, width=40), "steps", 40)

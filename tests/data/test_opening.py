@@ -91,7 +91,7 @@ def test_mistakes_are_named(tmp_path: Path, options: dict[str, str], named: str)
     assert not (tmp_path / "stores").exists()
 
 
-def test_a_run_that_imports_its_own_records_says_what_it_does_not_use(tmp_path: Path, pictures) -> None:
+def test_a_run_that_imports_records_says_what_it_does_not_use(tmp_path: Path, pictures) -> None:
     pictures.file(tmp_path / "a.png")
     (tmp_path / "t.csv").write_text("filepath,note,label\na.png,x,NA\n")
     said: list[str] = []

@@ -68,7 +68,7 @@ def test_fewer_public_records_than_join_a_group_are_a_mistake():
 
 
 @pytest.mark.parametrize("trial", range(10))
-def test_every_drawn_record_makes_a_group_and_leaves_all_others_as_they_are(trial):
+def test_every_drawn_record_makes_a_group_and_changes_no_other(trial):
     p, key, indices = plan(), keys(400, trial), np.arange(400)
     draw = draw_step(p, RANDOMNESS, 3, indices, key, p.groups)
     assert len(draw) == len(draw.indices) and np.array_equal(draw.keys, key[draw.indices])
@@ -125,7 +125,7 @@ def assembled(tiny_public, path, **public):
     return build(parse_config({**tiny_public, "public": {"path": str(path), **public}}), RANDOMNESS)
 
 
-def test_a_public_set_is_opened_and_its_fingerprint_becomes_part_of_the_configuration(tiny_public, public_store):
+def test_an_opened_public_sets_fingerprint_is_configured(tiny_public, public_store):
     parts = build(parse_config(tiny_public), RANDOMNESS)
     assert parts.learner.public.path == public_store.path and parts.config.public.digest == public_store.contents
     tiny_public["bounding"], tiny_public["public"] = {}, {}
@@ -138,7 +138,7 @@ def test_a_store_that_is_not_marked_public_is_refused(tiny_public, tmp_path):
         assembled(tiny_public, tmp_path / "mine")
 
 
-def test_images_without_captions_are_refused_where_the_model_reads_text(tiny_public, tmp_path):
+def test_images_without_captions_are_refused_if_text_is_read(tiny_public, tmp_path):
     stored(tmp_path / "mine", range(8), kind="image")
     with pytest.raises(UserError, match="public-no-captions"):
         assembled(tiny_public, tmp_path / "mine")
@@ -167,7 +167,7 @@ def test_a_store_that_has_changed_is_refused(tiny_public, tmp_path):
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_images_that_are_also_among_the_private_ones_are_refused_without_saying_how_many(tiny_public, tmp_path, shapes, split):
+def test_images_also_among_private_ones_are_refused_uncounted(tiny_public, tmp_path, shapes, split):
     shared = shapes.images(shapes.split(split)[:2], shapes.size).permute(0, 2, 3, 1).numpy()
     with StoreWriter(tmp_path / "mine", name="mine", kind="image-text", size=shapes.size, public=True) as writer:
         for number in range(6):
@@ -197,7 +197,7 @@ def test_original_files_of_any_length_are_compared(tmp_path, shared):
     assert share_images(public, private) and not share_images(public, files("others", (3, 4, 5)))
 
 
-def test_squares_that_were_not_made_as_the_model_wants_them_are_refused(tiny_public, tmp_path):
+def test_squares_made_otherwise_than_the_model_wants_are_refused(tiny_public, tmp_path):
     random = np.random.default_rng(0)
     with StoreWriter(tmp_path / "squares", name="squares", kind="image-text", size=16, public=True) as writer:
         for number in range(8):
@@ -210,7 +210,7 @@ def test_squares_that_were_not_made_as_the_model_wants_them_are_refused(tiny_pub
         assembled(tiny_public, tmp_path / "squares")
 
 
-def test_a_store_that_was_exchanged_after_the_run_was_settled_is_not_opened(tiny_public, public_store, tmp_path, shapes):
+def test_a_store_exchanged_after_the_run_settled_is_not_opened(tiny_public, public_store, tmp_path, shapes):
     resolved = resolve_defaults(parse_config(tiny_public))
     moved = resolved.public.model_copy(update={"path": str(stored(tmp_path / "other", range(8)).path)})
     with pytest.raises(UserError, match="public-changed"):
@@ -229,7 +229,7 @@ def test_generated_public_records_are_no_others(tmp_path):
     assert half.path != public.path and not share_images(half, RecordStore.open(tmp_path / "half"))
 
 
-def test_procedural_public_records_have_the_size_of_the_run_and_are_no_records_of_it(tmp_path):
+def test_procedural_public_records_fit_the_run_and_are_not_of_it(tmp_path):
     tree = {
         "data": {"source": "procedural", "records": 32, "size": 16, "stores": str(tmp_path)},
         "model": {"kind": "image-text", "width": 8},

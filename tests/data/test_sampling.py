@@ -43,7 +43,7 @@ def test_taking_a_record_out_changes_at_most_one_group(trial, cap):
         assert before != after
 
 
-def test_chunks_of_a_shuffled_batch_change_two_groups_and_break_2c():
+def test_chunks_of_a_shuffled_batch_break_2c():
     """The grouping of the paper's Algorithm 1 moves the sum by 4C, however the two data sets' shuffles are coupled."""
     before = [frozenset("abcx"), frozenset("yz")]  # six records in chunks of four; x, in the full chunk, leaves
     rest = frozenset("abcyz")
@@ -119,7 +119,7 @@ def test_microbatches_cover_all_groups_in_order_and_divide_none(records):
 
 
 @pytest.mark.parametrize("method", ["batch", "sample", "logit"])
-def test_the_cap_of_a_whole_batch_holds_and_one_record_more_changes_one_place(method):
+def test_a_whole_batchs_cap_holds_and_a_record_changes_one_place(method):
     """At the cap, whoever comes pushes one other out; the sensitivities of these methods are for that."""
     options = {"logit": {"temperature": 0.5, "candidates": 1, "directions": 2, "spread_out": 0.0}}.get(method, {})
     p = PrivacyPlan.of(400, 120, 1, 1.0, 10, 1.0, 1e-5, method_name=method, max_batch=121, options=options)
@@ -136,7 +136,7 @@ def test_the_cap_of_a_whole_batch_holds_and_one_record_more_changes_one_place(me
 
 
 @pytest.mark.parametrize("cap", [2, 4])
-def test_who_stays_at_a_groups_cap_does_not_depend_on_other_groups(cap):
+def test_who_stays_at_a_cap_does_not_depend_on_other_groups(cap):
     """Every group keeps of its own members those that it would keep if it were alone."""
     key, randomness = keys(400), Randomness.from_seed(7)
     p = plan(group_size=8, cap=cap)
@@ -156,7 +156,7 @@ def test_every_record_gets_its_turn_where_groups_are_capped():
     assert stayed.sum() > 200 * 7 and stayed.min() > 200 * 0.25  # about 0.4 each: none is always pushed out
 
 
-def test_groups_and_samples_are_new_in_every_step_and_independent():
+def test_groups_and_samples_are_new_and_independent_in_each_step():
     """Who is drawn, and who is grouped with whom, in one step says nothing about another."""
     p, key, randomness = plan(records=400, batch=400, group_size=20), keys(400), Randomness.from_seed(8)
     by_step = []

@@ -36,7 +36,7 @@ def test_every_page_has_its_place_in_the_navigation():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_tutorial_begins_with_what_it_needs_how_long_it_takes_and_the_notebook_to_run(path):
+def test_a_tutorial_begins_with_needs_time_and_notebook(path):
     lead = "".join(json.loads(path.read_text())["cells"][0]["source"])
     assert "pip install" in lead and re.search(r"\bminutes\b", lead.split("\n\n", 1)[1]) and f"({path.name})" in lead
 
@@ -53,7 +53,7 @@ def test_the_reference_has_every_module():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_tutorials_are_executed_without_an_error_and_name_no_place_of_this_machine(path):
+def test_tutorials_run_and_name_no_place_of_this_machine(path):
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     assert all(cell["execution_count"] for cell in cells) and any(cell["outputs"] for cell in cells)
     outputs = [output for cell in cells for output in cell["outputs"]]

@@ -78,7 +78,7 @@ def texts_of(source):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_has_none_of_the_worst_patterns_and_no_endless_sentence(page):
+def test_a_page_has_no_worst_pattern_and_no_endless_sentence(page):
     text = page.read_text(encoding="utf-8")
     assert not wrong(text)
     assert not [sentence for sentence in sentences(text) if len(re.findall(r"[^\W\d_]{2,}", sentence)) > MOST]

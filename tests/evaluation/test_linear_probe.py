@@ -44,7 +44,7 @@ def test_finds_the_minimum(l2):
     np.testing.assert_allclose(weight.numpy(), scipy_fit(x, y, 3, l2), atol=2e-3)
 
 
-def test_scores_separable_classes_whatever_their_scale_and_numbers():
+def test_scores_separable_classes_at_any_scale_and_number():
     x, y = data()
     x = torch.cat([x, 100 * torch.nn.functional.one_hot(y, 3)], dim=1) * torch.logspace(-4, 4, 11) + 7
     labels = torch.tensor([10, 3, 77])[y]

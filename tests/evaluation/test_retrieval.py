@@ -70,7 +70,7 @@ def test_equals_sorting_with_several_captions_for_an_image(most):
 @pytest.mark.parametrize("chunk", [1, 7, 60, None])
 @pytest.mark.parametrize("levels", [None, 4])
 @pytest.mark.parametrize("seed", range(4))
-def test_equals_sorting_whatever_is_right_with_ties_and_in_any_chunks(seed, levels, chunk):
+def test_equals_sorting_with_ties_and_in_any_chunks(seed, levels, chunk):
     given = many_to_many(levels=levels, seed=seed)
     assert retrieval_metrics(*given, chunk=chunk) == pytest.approx(expected_metrics(*given))
 
@@ -159,7 +159,7 @@ print(json.dumps({"peak": peak, "ranks": found[asked].tolist(), "direct": direct
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_against_a_hundred_thousand_fit_into_memory():
+def test_a_hundred_thousand_squared_fit_into_memory():
     done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert found["peak"] < 3  # GiB; the matrix of similarities alone would take 37

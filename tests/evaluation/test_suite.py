@@ -75,7 +75,7 @@ def run(store, network=None, **sections):
     return measured(network or Model(), store, parse_config({"model": {"kind": "image-text"}, **sections}), tokenizer)
 
 
-def test_a_perfect_model_scores_perfectly_on_all_that_the_store_allows():
+def test_a_perfect_model_scores_perfectly_on_every_task():
     found = run(Store())
     assert set(found) == {
         *(f"{d}_{m}" for d in ("image_to_text", "text_to_image") for m in ("R@1", "R@5", "R@10")),
@@ -113,7 +113,7 @@ def test_images_with_equal_captions_are_all_right():
     assert "40 images against 20 captions, equal ones counted once" in found["text_to_image_R@1"].protocol
 
 
-def test_any_record_of_the_unit_is_right_where_the_config_says_so():
+def test_any_record_of_the_unit_is_right_if_the_config_says_so():
     """The model knows the person (three records each), not the record: that is enough for units, not for records."""
     store = Store()
     store.units, store.unit_name = (np.arange(120) // 3).astype(np.uint64) << np.uint64(40), "person"
@@ -126,7 +126,7 @@ def test_any_record_of_the_unit_is_right_where_the_config_says_so():
     assert run(store, network, evaluation={"tasks": ["retrieval"]})["image_to_text_R@1"].value < 0.2
 
 
-def test_units_are_refused_where_there_are_none_before_anything_is_measured():
+def test_missing_units_are_refused_before_anything_is_measured():
     store = Store()
     with pytest.raises(UserError, match="eval-no-units"):
         run(store, evaluation={"match": "unit"})
@@ -168,7 +168,7 @@ def test_zero_shot_finds_the_class_that_the_image_shows():
 
 
 @pytest.mark.parametrize(("names", "chosen"), [(["cube", "ring"], True), (["0", "1"], False), ([], False)])
-def test_zero_shot_is_chosen_where_classes_have_names_that_are_words(names, chosen):
+def test_zero_shot_is_chosen_where_class_names_are_words(names, chosen):
     store = Store()
     store.label_names["shape"] = names
     tasks = allowed(store, parse_config({"model": {"kind": "image-text"}}))
@@ -176,7 +176,7 @@ def test_zero_shot_is_chosen_where_classes_have_names_that_are_words(names, chos
     assert "zero_shot" not in allowed(store, parse_config({"model": {"kind": "image"}}))
 
 
-def test_a_template_without_a_class_is_refused_before_anything_is_measured():
+def test_a_template_without_a_class_is_refused_at_once():
     store, *_ = named(["cube", "ring"])
     wrong = {"model": {"kind": "image-text"}, "evaluation": {"templates": ["a {}", "a photo"]}}
     with pytest.raises(UserError, match=r"'a photo'.*\[eval-template"):
@@ -185,7 +185,7 @@ def test_a_template_without_a_class_is_refused_before_anything_is_measured():
     assert "zero_shot" not in allowed(store, parse_config(wrong))
 
 
-def test_held_out_figures_never_read_training_images_for_retrieval():
+def test_held_out_retrieval_reads_no_training_images():
     store = Store()
     run(store, evaluation={"tasks": ["retrieval"]})
     assert set(np.concatenate(store.seen)) == set(store.split("test"))
@@ -209,7 +209,7 @@ def test_an_impossible_task_is_refused_and_never_chosen(store, sections, reason)
 
 
 @pytest.mark.parametrize("tasks", [[], ["linear"]])
-def test_an_empty_split_is_refused_unless_nothing_is_to_be_measured(tasks):
+def test_an_empty_split_is_refused_unless_nothing_is_measured(tasks):
     with pytest.raises(UserError, match="eval-empty"):
         run(Store(), evaluation={"tasks": tasks, "split": "validation"})
     assert allowed(Store(), parse_config({"evaluation": {"split": "none"}})) == ()

@@ -57,7 +57,7 @@ def test_they_are_the_models_own(parts, tmp_path):
     assert torch.equal(features.text_means(positions), shard.text_means[[5, 3]])
 
 
-def test_a_records_features_are_a_function_of_that_record_bit_by_bit(parts, tmp_path):
+def test_a_records_features_are_a_function_of_that_record_alone(parts, tmp_path):
     rows = parts.store.split("train")[:150]
     whole = features_of(parts, rows, tmp_path / "kept", count=2)
     fewer = features_of(parts, np.delete(rows, 4), tmp_path / "kept", count=2)

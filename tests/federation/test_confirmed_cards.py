@@ -86,7 +86,7 @@ def test_after_joining_only_members_can_be_confirmed(sites, agree, tmp_path):
     assert sites[0].confirmed() == [sites[1].own_card().fingerprint]
 
 
-def test_nine_invented_members_of_ten_are_counted_and_the_promise_without_them_is_told(sites, agree, tmp_path):
+def test_the_promise_without_nine_invented_members_is_told(sites, agree, tmp_path):
     """The coordinator knows all shares of the noise but one: what is left is this site's own."""
     cards = [sites[0].card, *(invented(tmp_path, f"sham-{number}") for number in range(9))]
     terms = agree(cards, trust="secure", drops=0, colluders=1)
@@ -114,7 +114,7 @@ def test_the_statement_says_when_the_promise_holds(sites, agree):
 
 
 @pytest.mark.parametrize("sites_, drops, colluders", [(3, 0, 1), (3, 1, 0), (10, 0, 1), (10, 3, 1), (10, 2, 3), (200, 20, 1)])
-def test_what_is_left_of_the_noise_is_what_honest_sites_add_to_the_narrowest_sum(sites_, drops, colluders):
+def test_honest_sites_noise_in_the_narrowest_sum_is_what_is_left(sites_, drops, colluders):
     trust = Trust("secure", sites_, drops, colluders)
     for honest in range(1, sites_ + 1):
         part, others = trust.noise_if_honest(honest), sites_ - honest
@@ -143,7 +143,7 @@ def test_the_commands(sites, agree):
     assert json.loads((sites[0].path / "confirmed.json").read_text()) == sorted([south, west])
 
 
-def test_a_worst_case_beyond_the_sites_budget_is_refused_until_cards_are_confirmed(shapes, agree, tiny, tmp_path):
+def test_a_worst_case_over_budget_waits_for_confirmed_cards(shapes, agree, tiny, tmp_path):
     """The coordinator's plan fits the budget; what holds if the unknown members lie does not."""
     made = [SiteFolder.create(tmp_path / f"own-{name}", name, shapes.path, budget=8.0) for name in ("north", "south", "west")]
     terms = agree([site.card for site in made], trust="distributed", drops=0, colluders=1)

@@ -76,7 +76,7 @@ def test_shares_of_it_are_added_up_as_whole_numbers(discrete, tmp_path, trust, d
     assert torch.equal(noisy, expected)  # nobody adds noise a second time
 
 
-def test_shares_are_enough_where_one_partys_noise_would_be_a_little_more(discrete, tmp_path):
+def test_shares_suffice_where_one_partys_noise_would_be_more(discrete, tmp_path):
     """Each grid rounds the deviation up, by another amount: with this multiplier, one party's more than three parties'."""
     multiplier = discrete["privacy"]["noise_multiplier"] = 2.4
     lab = Lab(discrete, tmp_path, trust="distributed", drops=0, colluders=0)
@@ -110,7 +110,7 @@ def test_a_sum_that_is_too_large_is_refused_on_the_grid_too(discrete, tmp_path, 
 
 
 @pytest.mark.parametrize("trust", ["distributed", "secure"])
-def test_the_integers_of_neighbours_at_one_site_are_as_close_as_the_plan_says(discrete, tmp_path, trust):
+def test_neighbours_integers_at_a_site_are_as_close_as_planned(discrete, tmp_path, trust):
     """What a record moves at its site, in steps of the exact sum, against the noise of the honest sites together."""
     discrete["bounding"]["clip_norm"] = 1e-5  # every group is as long as it may be
     lab = Lab(discrete, tmp_path, trust=trust, drops=0, colluders=1)

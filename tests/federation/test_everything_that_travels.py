@@ -34,7 +34,7 @@ def taken(lab, folder):
 
 
 @pytest.mark.parametrize("trust", MODES)
-def test_all_that_leaves_a_site_or_the_server_follows_from_noisy_sums(trust, tiny, shapes, tmp_path, monkeypatch):
+def test_all_that_leaves_a_party_follows_from_noisy_sums(trust, tiny, shapes, tmp_path, monkeypatch):
     tiny["privacy"] = {"noise_multiplier": 1.3, "accountant": "rdp", "batch": 60, "steps": STEPS}
     noise, seen, sums = Noise(monkeypatch), [], []
     for number, store in enumerate(stores(shapes, tmp_path / "records")):

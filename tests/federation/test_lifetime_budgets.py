@@ -53,7 +53,7 @@ def budget_of(store):
     return found.budget
 
 
-def test_two_federations_and_a_run_over_one_store_share_its_budget(store, join, config, tmp_path):
+def test_federations_and_a_run_over_a_store_share_its_budget(store, join, config, tmp_path):
     budget = set_budget(store, 3, 1e-5)
     first = join(1)
     plan = first.terms().privacy_plan
@@ -75,7 +75,7 @@ def test_two_federations_and_a_run_over_one_store_share_its_budget(store, join, 
     late.join(Terms.load(tmp_path / f"federation-{number}" / "terms.json"))
 
 
-def test_a_site_that_is_served_again_reserves_nothing_more_and_a_copy_of_it_is_refused(store, join, tmp_path):
+def test_a_site_served_again_reserves_no_more_and_no_copy_may(store, join, tmp_path):
     set_budget(store, 10, 1e-5)
     site = join(1)
     spent = budget_of(store).spent
@@ -87,7 +87,7 @@ def test_a_site_that_is_served_again_reserves_nothing_more_and_a_copy_of_it_is_r
         load_site(copy, print)
 
 
-def test_a_site_that_joined_before_the_budget_was_set_is_counted_when_it_is_served(store, join):
+def test_a_site_that_joined_before_the_budget_is_counted_later(store, join):
     site = join(1)
     Ledger.open(site.ledger).charge(Release(0, "digest"))
     budget = set_budget(store, 10, 1e-5)
@@ -96,7 +96,7 @@ def test_a_site_that_joined_before_the_budget_was_set_is_counted_when_it_is_serv
     assert budget_of(store).spent == budget.filter.curve(plan.mechanism, plan.steps)
 
 
-def test_a_site_that_is_stopped_after_the_last_step_gives_the_rest_back(store, join, monkeypatch):
+def test_a_site_stopped_after_the_last_step_gives_the_rest_back(store, join, monkeypatch):
     budget, site = set_budget(store, 10, 1e-5), join(1)
     plan = site.terms().privacy_plan
     monkeypatch.setattr(serving, "serve", lambda *_: None)

@@ -45,7 +45,7 @@ def clean(lab, missing_from):
 
 
 @pytest.mark.parametrize(("mode", "missing_from"), halved(MODES, [2, 1, 0]))
-def test_two_rounds_release_the_sites_moments_with_the_noise_of_the_terms(agreed, tmp_path, mode, missing_from):
+def test_two_rounds_release_the_moments_with_the_terms_noise(agreed, tmp_path, mode, missing_from):
     lab = Lab(agreed, tmp_path, trust=mode, **MODES[mode])
     noise = released(lab, missing_from) - clean(lab, missing_from)
     std = shared_noise(lab.plan, lab.terms).std or lab.plan.noise_std
@@ -57,7 +57,7 @@ def test_two_rounds_release_the_sites_moments_with_the_noise_of_the_terms(agreed
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_round_that_too_few_sites_live_through_releases_nothing_and_is_charged(agreed, tmp_path, lost):
+def test_a_round_of_too_few_sites_is_charged_and_never_released(agreed, tmp_path, lost):
     lab = Lab(agreed, tmp_path, trust="secure", **MODES["secure"])
     coordinator, layout = (
         lab.parts.learner.coordinator(Randomness.from_seed(7), lab.server._paid),

@@ -28,7 +28,7 @@ def of_the_workers(lab, threshold: float) -> BoundedSum:
 
 
 @pytest.mark.parametrize("trust", ["central", "distributed", "secure", "local"])
-def test_the_sum_has_the_figures_of_all_sites_with_the_noise_of_the_mode(progress, tmp_path, trust):
+def test_the_sum_has_all_sites_figures_with_the_modes_noise(progress, tmp_path, trust):
     lab = Lab(progress, tmp_path, trust=trust, drops=0, colluders=0)
     lab.server.set_clip_threshold(3.0)
     total, clean = lab.server.aggregate(0), of_the_workers(lab, 3.0)
@@ -49,7 +49,7 @@ def test_the_sum_has_the_figures_of_all_sites_with_the_noise_of_the_mode(progres
 
 
 @pytest.mark.parametrize("longer", [False, True])
-def test_a_site_may_send_as_long_a_sum_as_its_groups_can_have_with_their_figures_and_no_longer(progress, tmp_path, longer):
+def test_a_sites_sum_is_as_long_as_its_groups_and_figures_can_be(progress, tmp_path, longer):
     """Every group at a corner of its box: all gradients of length C in one direction, and all figures at one end."""
     lab = Lab(progress, tmp_path, drops=0)
     statistics, groups = lab.plan.statistics, lab.terms.sites[0].groups

@@ -29,12 +29,12 @@ def test_the_terms_say_which_public_records_are_agreed_on(lab, public_store):
     assert dict(statement(lab.terms))["public records"] == f"3 join every group, of fingerprint {public_store.contents}"
 
 
-def test_terms_without_the_fingerprint_of_the_public_records_are_refused(tiny_public, tmp_path):
+def test_terms_without_the_public_records_digest_are_refused(tiny_public, tmp_path):
     with pytest.raises(UserError, match="no fingerprint.*terms-contradiction"):
         Lab(tiny_public, tmp_path)
 
 
-def test_the_grid_of_secure_sums_has_room_for_more_groups_than_expected(lab):
+def test_the_secure_grid_has_room_for_more_groups_than_expected(lab):
     longest = (2 * lab.plan.sampling.batch + 100) * lab.plan.bounding.clip_norm
     assert lab.plan.longest_sum == longest and grid_of(lab.terms).spacing * 2**31 > longest
 

@@ -41,7 +41,7 @@ def samples(text):
     return found
 
 
-def test_every_figure_is_there_with_the_value_that_the_page_shows(monitor, tmp_path):
+def test_every_figure_is_there_with_the_pages_value(monitor, tmp_path):
     answer = monitor.get("/metrics")
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=")
     found, expected = samples(answer.text), {}

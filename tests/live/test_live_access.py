@@ -10,7 +10,7 @@ def access(**given):
     return Access.of(**({"port": 0, "token_file": None} | given))
 
 
-def test_tokens_are_new_each_time_or_of_a_file_that_nobody_else_reads(tmp_path):
+def test_tokens_are_new_or_of_a_file_that_nobody_else_reads(tmp_path):
     assert access().token != access().token
     file = tmp_path / "token"
     file.write_text("a" * 32 + "\n")

@@ -71,7 +71,7 @@ def test_the_page_until_ctrl_c(make, tmp_path):
 
 
 @pytest.mark.parametrize("words", [("privacy", "ledger"), ("report",), ("resume",)])
-def test_a_site_in_the_place_of_a_run_is_called_one_and_the_advice_works(dpfed, tmp_path, plan, words):
+def test_a_site_given_as_a_run_is_named_and_the_advice_works(dpfed, tmp_path, plan, words):
     kit = tmp_path / "north"
     (kit / "site").mkdir(parents=True)
     (kit / "site" / "site.toml").write_text('name = "north"\nbudget = 8.0\n')

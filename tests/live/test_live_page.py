@@ -134,7 +134,7 @@ def test_whatever_a_run_says_is_text(make, tmp_path):
     assert "&lt;script&gt;" in pages[1]
 
 
-def test_names_that_are_no_text_hide_no_other_run_and_steer_no_terminal(make, tmp_path, dpfed):
+def test_names_that_are_no_text_hide_no_run_and_steer_nothing(make, tmp_path, dpfed):
     make("good")
     half, steering = json.loads('"\\ud800"'), "\x1b]0;x\x07"
     make("other").path.rename(tmp_path / "runs" / os.fsdecode(b"\xff"))

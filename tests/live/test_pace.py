@@ -96,7 +96,7 @@ def test_a_run_whose_process_died_here_is_stopped_at_once(make):
 
 
 @pytest.mark.parametrize(("set_back", "state"), [(5.0, "running"), (3600.0, "stopped")])
-def test_a_clock_that_is_set_back_revives_no_run_of_another_machine(make, set_back, state):
+def test_a_clock_set_back_revives_no_run_of_another_machine(make, set_back, state):
     """Clocks of two machines may differ by seconds."""
     run = make(done=3)
     (run.path / ".lock-holder").write_text("another machine")

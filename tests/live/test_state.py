@@ -120,7 +120,7 @@ def test_a_damaged_file_is_named_and_the_others_are_seen(make, tmp_path, name, t
     assert bad.state == "damaged" and name in bad.trouble and good.state == "running"
 
 
-def test_runs_are_found_below_a_folder_but_nothing_hidden_or_linked(make, tmp_path):
+def test_runs_are_found_in_a_folder_but_none_hidden_or_linked(make, tmp_path):
     make("sweep/a")
     make("b")
     make(".hidden/inside/c")

@@ -41,7 +41,7 @@ def test_embeddings_have_the_contracts_shape_and_unit_length(config):
         assert torch.allclose(embedding.norm(dim=2), torch.ones(3, 2), atol=1e-5)
 
 
-def test_learnt_temperature_starts_right_and_stops_at_a_hundredth():
+def test_learnt_temperature_starts_right_and_ends_at_0_01():
     model = built(CNN, temperature=0.2, learn_temperature=True)
     assert model.temperature.item() == pytest.approx(0.2)
     assert model.temperature.requires_grad and model.temperature.dim() == 0

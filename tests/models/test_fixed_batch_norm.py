@@ -25,7 +25,7 @@ def by_the_batch(self, x):
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "test_byobnet"])
-def test_features_are_those_of_stock_timm_in_evaluation_mode_in_every_mode(name, tmp_path):
+def test_features_are_stock_timms_of_evaluation_in_every_mode(name, tmp_path):
     model = encoder_of(tmp_path, name=name)
     stock = timm.create_model(name, num_classes=0, checkpoint_path=image_weights(tmp_path, name)).eval()
     images, before = torch.randn(4, 3, 32, 32), {key: value.clone() for key, value in model.state_dict().items()}

@@ -154,7 +154,7 @@ def test_mixing_between_towers_and_views_is_caught(between):
         check_independence(Between(), random_group(SIZE, TEXT))
 
 
-def test_the_layer_is_named_also_behind_a_gate_that_is_still_closed():
+def test_the_layer_is_named_even_behind_a_closed_gate():
     with pytest.raises(UserError, match=r"^Mixing at 'image' .*\[model-mixes"):
         check_independence(Own(image=learnt_gate(0.0)), random_group(SIZE))
 

@@ -76,7 +76,7 @@ def test_an_adapted_model_starts_as_the_model_that_it_adapts(architecture):
 
 
 @pytest.mark.parametrize("content", [SMALL, SIGLIP], ids=["clip", "timm"])
-def test_merged_weights_are_the_adapted_function_under_the_stock_names(architecture, content):
+def test_merged_weights_are_the_adapted_function_in_stock_names(architecture, content):
     name = architecture(content)
     model = clip_of(name, image_layers=LAYERS, text_layers=LAYERS).eval()
     stir(model)
@@ -90,7 +90,7 @@ def test_merged_weights_are_the_adapted_function_under_the_stock_names(architect
     assert all("parametrizations" not in name for name in merged)
 
 
-def test_one_tower_may_be_adapted_and_the_other_trained_or_frozen(architecture):
+def test_one_tower_may_be_adapted_the_other_trained_or_frozen(architecture):
     def trained(**adaptation):
         names = [n for n, p in clip_of(architecture(), **adaptation).named_parameters() if p.requires_grad]
         return {(".visual." in n, "parametrizations" in n) for n in names}

@@ -25,7 +25,7 @@ def scores(found):
 
 
 @pytest.mark.parametrize("aligned", [False, True])
-def test_heads_are_the_regularised_solution_with_roots_of_its_singular_values(aligned):
+def test_heads_are_the_regularised_solution(aligned):
     layout, noise, moments = MomentLayout(K, 2, 0.05, 0.8), MomentNoise(N, 1.5), moments_of()
     size = 1.5 * np.sqrt(K) / N
     ridge = (1.0 if aligned else 0.15) / K + 6 * size * (1 + aligned * size * K / 10)
@@ -43,7 +43,7 @@ def test_without_a_release_features_stay_as_they_are():
         np.testing.assert_allclose(found, np.eye(K), atol=1e-12)
 
 
-def test_more_epsilon_never_hurts_aligned_towers_and_next_to_none_leaves_them_as_they_are():
+def test_more_epsilon_never_hurts_and_none_changes_no_tower():
     """Pairs agree in some directions of what two towers see and not in others; noise multipliers as of epsilon 0 to 30."""
     generator = torch.Generator().manual_seed(0)
 

@@ -22,7 +22,7 @@ def offline(monkeypatch, tmp_path):
         ("timm", {"image": "timm/vit_tiny_patch16_224", "weights": "augreg_in21k", "embedding": 16}, "weights-unavailable"),
     ],
 )
-def test_a_model_by_name_is_refused_in_a_sentence_that_names_the_setting(package, model, code, tiny, tmp_path, offline, dpfed):
+def test_a_model_by_name_is_refused_naming_the_setting(package, model, code, tiny, tmp_path, offline, dpfed):
     pytest.importorskip(package)
     tiny["model"] = {"kind": "image-text", **model}
     tiny["data"]["size"] = 224

@@ -41,7 +41,7 @@ def saved(tmp_path):
     return tmp_path / "model"
 
 
-def test_a_model_gets_all_its_weights_but_keeps_its_own_temperature(saved):
+def test_a_model_gets_all_weights_but_keeps_its_temperature(saved):
     config = config_of(objective={"temperature": 0.7, "learn_temperature": True})
     model, images = built(config, find_start(saved), seed=5), torch.randn(3, 3, 32, 32)
     there = load_file(saved / "model.safetensors")
@@ -63,7 +63,7 @@ def test_a_model_gets_all_its_weights_but_keeps_its_own_temperature(saved):
         ({"weight_standardisation": True}, "model.weight_standardisation"),
     ],
 )
-def test_another_architecture_is_refused_by_its_keys_and_by_its_tensors(saved, model, said):
+def test_another_architecture_is_refused_by_keys_and_tensors(saved, model, said):
     config = config_of(model)
     with pytest.raises(UserError, match=rf"{said}.*\[start-other-model"):
         find_start(saved).refuse_another_architecture(config.model, config.without_effect())
@@ -127,7 +127,7 @@ def test_damaged_weights_are_refused(saved, tmp_path):
         built(config, find_start(tmp_path / "nan.safetensors"))
 
 
-def test_an_open_clip_model_with_adapters_starts_from_the_merged_weights(architecture, tmp_path):
+def test_open_clip_with_adapters_starts_from_merged_weights(architecture, tmp_path):
     pytest.importorskip("open_clip")
     model = ModelConfig(kind="open_clip", architecture=architecture(), tokenizer="words")
     objective, lora = ObjectiveConfig(), AdaptationConfig(rank=2)

@@ -51,7 +51,7 @@ def test_only_the_heads_are_trained_and_texts_are_kept_apart(tmp_path):
     check_independence(model, random_group(32, (tokenizer.vocabulary, tokenizer.context)))
 
 
-def test_a_saved_model_is_whole_and_a_start_and_its_tower_is_one_of_transformers(tiny, tmp_path):
+def test_a_saved_model_is_whole_and_its_tower_of_transformers(tiny, tmp_path):
     from transformers import AutoModel
 
     config = resolve_defaults(parse_config(frozen(tiny, tmp_path)))
@@ -72,7 +72,7 @@ def test_a_saved_model_is_whole_and_a_start_and_its_tower_is_one_of_transformers
     assert torch.allclose(again.embed_text(tokenizer(TEXTS)), model.embed_text(tokenizer(TEXTS)), atol=1e-6)
 
 
-def test_the_digest_holds_the_weights_of_a_tower_that_is_never_sent(tiny, tmp_path):
+def test_the_digest_holds_weights_of_a_tower_never_sent(tiny, tmp_path):
     first = resolve_defaults(parse_config(frozen(tiny, tmp_path)))
     path = tmp_path / "text" / "model.safetensors"
     content = path.read_bytes()

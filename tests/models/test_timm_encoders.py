@@ -108,7 +108,7 @@ def test_stock_timm_also_sees_the_same_pixels(tmp_path, resize, given, image):
     assert torch.allclose(load(tmp_path).features(pictures), expected, atol=1e-4)
 
 
-def test_loading_leaves_the_random_state_alone_and_notices_damage(tmp_path):
+def test_loading_keeps_the_random_state_and_notices_damage(tmp_path):
     config = config_of("test_vit")
     save_encoder(tmp_path, model_of(config), facts_of(config))
     state = torch.random.get_rng_state()
@@ -173,7 +173,7 @@ class TestWeights:
         with torch.no_grad():
             assert torch.allclose(model.features(images), self.features_of(source, images), atol=1e-4)
 
-    def test_published_weights_are_fetched_by_timm_with_their_preprocessing(self, source, monkeypatch):
+    def test_published_weights_come_with_their_preprocessing(self, source, monkeypatch):
         fetched = []
 
         def hub(repository, *_, **__):
@@ -216,7 +216,7 @@ class TestMistakes:
         self.refused("encoder-unknown", "")
 
     @pytest.mark.parametrize("name", ["resnet50", "resnetv2_50d", "efficientnet_b3"])
-    def test_batch_norm_is_refused_with_a_sibling_before_anything_is_built(self, name):
+    def test_batch_norm_is_refused_with_a_sibling_before_building(self, name):
         said = rf"timm/{name}'.* take 'timm/{name}_gn'.*\[encoder-batch-norm"
         with pytest.raises(UserError, match=said):
             config_of(name)
@@ -313,7 +313,7 @@ class TestWhatReproducesTheFeatures:
         assert same == how["same_as_timm"] == (resize != "pad") and ("mean colour" in how["note"]) != same
 
 
-def test_weights_that_saw_borders_of_the_mean_colour_are_refused_unless_the_user_chooses(tmp_path):
+def test_weights_that_saw_mean_borders_wait_for_the_users_choice(tmp_path):
     save_file(timm.create_model("test_vit", num_classes=0).state_dict(), tmp_path / "model.safetensors")
     described = {"architecture": "test_vit", "pretrained_cfg": {"crop_mode": "border"}}
     (tmp_path / "config.json").write_text(json.dumps(described))

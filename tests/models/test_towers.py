@@ -114,7 +114,7 @@ def test_records_are_kept_apart(architecture):
         check_independence(model, random_group(32, (49408, 16)))
 
 
-def test_the_bias_of_a_pairwise_loss_starts_at_the_odds_of_a_pair(architecture):
+def test_a_pairwise_losss_bias_starts_at_the_odds_of_a_pair(architecture):
     config = config_of(architecture(), ObjectiveConfig(name="siglip"))
     assert config.objective.bias == pytest.approx(-2.70805, abs=1e-4)  # -ln 15: one right among 16
     assert build_model(config.model, config.objective).bias.item() == pytest.approx(-2.70805, abs=1e-4)
@@ -178,7 +178,7 @@ class TestMistakes:
 
 
 @pytest.mark.parametrize("resize", ["pad", "crop", "squash"])
-def test_stock_open_clip_prepares_odd_and_transparent_pictures_alike(architecture, tmp_path, resize):
+def test_stock_open_clip_prepares_odd_pictures_alike(architecture, tmp_path, resize):
     config = config_of(architecture(SMALL))
     config = config.model_copy(update={"data": config.data.model_copy(update={"resize": resize})})
     save_encoder(tmp_path / "model", model_of(config), facts_of(config))

@@ -17,7 +17,7 @@ def another(key: str) -> object:
 
 
 @pytest.mark.parametrize(("name", "key"), OWN)
-def test_a_key_of_a_loss_is_one_of_the_configuration_and_reaches_the_loss(name, key):
+def test_a_losss_key_is_one_of_the_configuration_and_reaches_it(name, key):
     declared, there = OBJECTIVES[name].options.model_fields[key], ObjectiveConfig.model_fields[key]
     limits = [one for one in there.metadata if not isinstance(one, When)]
     assert (there.annotation, there.default, limits) == (declared.annotation, declared.default, declared.metadata)
@@ -28,7 +28,7 @@ def test_a_key_of_a_loss_is_one_of_the_configuration_and_reaches_the_loss(name, 
 
 @pytest.mark.parametrize(("name", "key"), OWN)
 @pytest.mark.parametrize("other", OBJECTIVES)
-def test_a_key_of_another_loss_is_refused_unless_it_is_at_its_default(name, key, other):
+def test_another_losss_key_is_refused_unless_at_its_default(name, key, other):
     if key in OBJECTIVES[other].options.model_fields:
         return
     parse_config({"objective": {"name": other, key: OBJECTIVES[name].options.model_fields[key].default}})

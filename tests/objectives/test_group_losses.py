@@ -162,7 +162,7 @@ def test_stays_finite_in_float32_at_the_smallest_temperature(name, cosine):
     assert all(part.isfinite().all() for part in gradients)
 
 
-def test_vectorised_gradients_over_groups_equal_one_group_at_a_time(name, shape):
+def test_vectorised_gradients_equal_one_group_at_a_time(name, shape):
     groups = [group(*shape, seed=seed) for seed in range(3)]
     stacked = {kind: torch.stack([z[kind] for z in groups]) for kind in groups[0]}
     present = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 1, 0, 0], [0, 0, 0, 1, 0]], dtype=torch.bool)

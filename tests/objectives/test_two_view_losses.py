@@ -91,7 +91,7 @@ def test_value_and_gradients_equal_the_formula(name, kind, present, chosen):
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_padding_changes_nothing_and_gets_no_gradient_whatever_it_holds(name, kind):
+def test_padding_changes_nothing_and_gets_no_gradient(name, kind):
     z = group(kind)
     value, gradients = value_and_gradients(loss_named(name), z, EVERYBODY)
     padded = {view: torch.cat([x[:2], torch.full_like(x[:3], 1e3), x[2:]]) for view, x in z.items()}
@@ -105,7 +105,7 @@ def test_padding_changes_nothing_and_gets_no_gradient_whatever_it_holds(name, ki
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_gradients_are_finite_where_records_or_dimensions_are_all_alike(name, kind, dtype):
+def test_gradients_are_finite_where_records_or_columns_are_alike(name, kind, dtype):
     z = {view: x.to(dtype) for view, x in group(kind).items()}
     alike = {view: x[:1].expand_as(x) for view, x in z.items()}
     flat = {view: torch.cat([torch.zeros_like(x[..., :1]), x[..., 1:]], dim=2) for view, x in z.items()}
@@ -116,7 +116,7 @@ def test_gradients_are_finite_where_records_or_dimensions_are_all_alike(name, ki
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_vectorised_gradients_over_groups_equal_one_group_at_a_time(name, kind):
+def test_vectorised_gradients_equal_one_group_at_a_time(name, kind):
     groups = [group(kind, seed) for seed in range(4)]
     stacked = {view: torch.stack([z[view] for z in groups]) for view in groups[0]}
     present = torch.tensor([SUBSETS[0], SUBSETS[1], SUBSETS[3], SUBSETS[4]], dtype=torch.bool)

@@ -23,7 +23,7 @@ def test_the_short_lock_is_a_part_of_the_long_one_hash_for_hash():
     assert all(hashes for versions in core.values() for hashes in versions.values())
 
 
-def test_the_short_lock_has_what_dpfed_needs_and_neither_clusters_nor_tools():
+def test_the_short_lock_has_what_dpfed_needs_and_no_tools():
     core = pins("requirements-core.lock")
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert {re.match(r"[\w-]+", line)[0].replace("_", "-") for line in needed} <= set(core)

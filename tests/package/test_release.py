@@ -40,7 +40,7 @@ def test_files_that_disagree_end_it(checkout, name, old, new):
         release.one_version(checkout)
 
 
-def test_the_bill_of_materials_names_every_package_with_its_hashes():
+def test_the_bill_of_materials_has_every_package_with_hashes():
     lock = ROOT / "requirements-core.lock"
     components = release.sbom(lock, "1")["components"]
     text = lock.read_text()

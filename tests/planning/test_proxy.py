@@ -63,7 +63,7 @@ def test_what_cannot_be_forecast_is_refused(tiny, section, changes, sentence):
         plan_of(parse_config({**tiny, section: changes}))
 
 
-def test_only_public_records_of_the_models_kind_and_enough_of_them_may(tiny, tiny_config, public_store, pictures, tmp_path):
+def test_only_enough_public_records_of_the_models_kind_may(tiny, tiny_config, public_store, pictures, tmp_path):
     plan = plan_of(tiny_config)
     assert chosen(None, tiny_config, plan).source == "procedural" and chosen("shapes", tiny_config, plan).path is None
     found = chosen(str(public_store.path), tiny_config, plan)

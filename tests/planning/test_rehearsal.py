@@ -38,7 +38,7 @@ def transport_of(imitation, plan, seed=1):
     return ScaledUp(worker, plan, groups), worker
 
 
-def test_of_as_many_public_records_the_sum_is_that_of_the_private_run(config, shapes):
+def test_as_many_public_records_give_the_private_runs_sum(config, shapes):
     plan = declared_plan(config, None, Silent())
     imitation = imitation_of(config, plan, shapes, 600)
     transport, worker = transport_of(imitation, plan)
@@ -49,7 +49,7 @@ def test_of_as_many_public_records_the_sum_is_that_of_the_private_run(config, sh
         assert (rehearsed.groups, rehearsed.sensitivity) == (plan.groups, plan.sensitivity)
 
 
-def test_of_fewer_public_records_noise_over_signal_is_that_of_the_private_run(config, shapes):
+def test_fewer_public_records_have_the_private_noise_over_signal(config, shapes):
     """The sum is on average as long as that of all records, and the noise is the plan's, whatever the number."""
     plan = declared_plan(config, None, Silent())
     sums = {}
@@ -62,7 +62,7 @@ def test_of_fewer_public_records_noise_over_signal_is_that_of_the_private_run(co
 
 
 @pytest.mark.parametrize("records", [600, 150])
-def test_the_noise_is_the_private_plans_whatever_the_number_of_public_records(config, shapes, tmp_path, records):
+def test_noise_is_the_private_plans_for_any_public_records(config, shapes, tmp_path, records):
     plan = declared_plan(config, None, Silent())
     imitation = imitation_of(config, plan, shapes, records)
     coordinator = imitation.parts.learner.coordinator(Randomness.from_seed(1), Ledger.create(tmp_path / "ledger", plan))
@@ -84,7 +84,7 @@ def test_each_public_record_is_drawn_with_the_private_rate(config, shapes):
 
 
 @pytest.mark.slow
-def test_a_rehearsal_goes_on_writes_the_choice_and_makes_no_promise(config, public_store, shapes, tmp_path, monkeypatch):
+def test_a_rehearsal_resumes_writes_its_choice_promises_nothing(config, public_store, shapes, tmp_path, monkeypatch):
     stand = chosen(str(shapes.path), config, declared_plan(config, None, Silent()))
     found = rehearse(config, stand, tmp_path, most=200)
     assert [set(one.changes) for one in found.tried[:3]] == [set(), *[{"optimizer.learning_rate"}] * 2]
@@ -118,7 +118,7 @@ def tried(name, value, off):
     return Rehearsed(name, {"bounding.group_size": 2}, 1.0, 4, figures, 1.0)
 
 
-def test_a_setting_is_the_best_only_if_it_beats_the_configuration_by_more_than_chance(config, tmp_path):
+def test_the_best_setting_beats_the_configuration_beyond_chance(config, tmp_path):
     first, chance, better = tried("as configured", 0.5, 0.1), tried("S = 2", 0.58, 0.1), tried("T = 8", 0.9, 0.1)
     assert _best([first, chance]) is first and _best([first, chance, better]) is better
     said = Rehearsal([first, chance], first, config, tmp_path, None).verdict
@@ -126,13 +126,13 @@ def test_a_setting_is_the_best_only_if_it_beats_the_configuration_by_more_than_c
 
 
 @pytest.mark.parametrize("name", config_names())
-def test_the_written_configuration_has_the_keys_that_matter_and_means_the_same(name):
+def test_the_written_configuration_is_short_and_means_the_same(name):
     config = load_config(name)
     text = config.dump(defaults=False)
     assert parse_config(tomllib.loads(text)) == config and len(text.splitlines()) < 60
 
 
-def test_engines_are_timed_once_for_each_group_size_and_each_trial_has_its_number(tiny, shapes, tmp_path, monkeypatch):
+def test_engines_are_timed_once_for_each_group_size(tiny, shapes, tmp_path, monkeypatch):
     tiny["privacy"], tiny["evaluation"] = dict(GIVEN), {"tasks": ["retrieval"], "records": 50}
     tiny["bounding"]["engine"] = "auto"
     timed, notes = [], []

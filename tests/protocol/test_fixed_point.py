@@ -40,7 +40,7 @@ def test_wrapping_is_exact():
         assert np.array_equal(GRID.encode(values + turns * turn), GRID.encode(values))
 
 
-def test_sums_of_encodings_decode_to_the_sum_of_the_rounded_values():
+def test_sums_of_encodings_decode_to_the_rounded_values_sum():
     # partial sums leave the ring's range; the total does not
     parts = [np.full(3, 1.5e6), np.full(3, 1.5e6), np.full(3, -2.0e6)]
     assert GRID.decode(sum((GRID.encode(part) for part in parts[1:]), GRID.encode(parts[0]))).tolist() == [1e6] * 3
@@ -122,7 +122,7 @@ def weight(z: int, rest: np.ndarray, sums: np.ndarray, m: float, c: int) -> floa
 
 @pytest.mark.parametrize("sites", [1, 2, 3])
 @pytest.mark.parametrize("m", [0.4, 0.5, 0.7])
-def test_rounding_after_discrete_noise_is_post_processing_up_to_theta(sites, m):
+def test_rounding_discrete_noise_is_post_processing_up_to_theta(sites, m):
     """The claim of the module about whole numbers: the weight is a function of c z + sum r - sum s alone."""
     c, ratios = 8, []
     for _ in range(60):

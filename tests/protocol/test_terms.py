@@ -178,7 +178,7 @@ def test_a_site_joins_and_is_served(parties):
 
 
 @pytest.mark.parametrize(("changes", "why"), [({"epsilon": 9.0}, "allows 8.5.*join-budget"), ({"seed": 1}, "join-seed")])
-def test_terms_that_spend_too_much_or_promise_nothing_are_not_joined(parties, changes, why, monkeypatch):
+def test_terms_that_overspend_or_promise_nothing_are_not_joined(parties, changes, why, monkeypatch):
     (site, _), agree = parties
     monkeypatch.setattr("dpfed.federation.coordinator.folder.refuse_proposal", lambda *_: None)  # of another coordinator
     with pytest.raises(UserError, match=why):
@@ -234,7 +234,7 @@ def test_a_large_delta_is_not_joined_whatever_the_epsilon(parties, shapes, tmp_p
 
 
 @pytest.mark.parametrize("declared", [599, 1, 0, -5, 10**20])
-def test_fewer_records_than_there_are_or_too_many_cannot_be_declared(shapes, tmp_path, declared):
+def test_too_few_or_too_many_records_cannot_be_declared(shapes, tmp_path, declared):
     refusal = "600 training records.*site-declared-few" if declared < 600 else "--declared must lie in 1..1,000,000,000,000"
     with pytest.raises(UserError, match=refusal):
         SiteFolder.create(tmp_path / "site", "site", shapes.path, declared=declared)
@@ -287,7 +287,7 @@ def spent(plan, sigma, steps) -> str:
 
 
 @pytest.mark.parametrize(("mode", "shares"), [("distributed", 2), ("local", 1)])  # three sites, one of which may talk
-def test_every_epsilon_that_a_federation_states_is_that_of_its_noise_and_steps(tiny_config, cards, tmp_path, mode, shares):
+def test_every_stated_epsilon_is_that_of_its_noise_and_steps(tiny_config, cards, tmp_path, mode, shares):
     terms = Terms.agree(tiny_config, cards, Identity(b"c" * 32).signing_key, trust=mode)
     plan, journal = terms.privacy_plan, Journal(tmp_path / "journal.jsonl")
     sigma, of_message = plan.noise.multiplier, spent(plan, plan.noise.multiplier / math.sqrt(shares), plan.steps)
@@ -309,7 +309,7 @@ def test_every_epsilon_that_a_federation_states_is_that_of_its_noise_and_steps(t
 @pytest.mark.parametrize(
     "change", [{"records": 299}, {"name": "other"}, {"exchange_key": Identity(b"m" * 32).exchange_key}, {"units": 300}]
 )
-def test_terms_that_describe_a_site_otherwise_than_its_card_are_not_joined(parties, tiny, change):
+def test_terms_that_contradict_a_sites_card_are_not_joined(parties, tiny, change):
     """Whoever could put another exchange key there could play the other sites."""
     sites, _ = parties
     cards = [SiteCard.model_validate_json(site.card.read_text()) for site in sites]
@@ -386,7 +386,7 @@ def test_hidden_text_in_terms_is_refused_wherever_it_is(terms, tmp_path):
 
 
 @pytest.mark.parametrize(("sites", "drops", "colluders"), [(5, 2, 1), (6, 2, 2), (7, 3, 1), (100, 49, 2)])
-def test_secure_terms_in_which_a_lying_server_could_narrow_the_sum_are_refused(sites, drops, colluders):
+def test_secure_terms_that_let_a_server_narrow_sums_are_refused(sites, drops, colluders):
     with pytest.raises(UserError, match=rf"can do without {(sites - colluders - 1) // 2} of them .*trust-server-lies"):
         Trust("secure", sites, drops, colluders)
     Trust("secure", sites, (sites - colluders - 1) // 2, colluders)
@@ -394,7 +394,7 @@ def test_secure_terms_in_which_a_lying_server_could_narrow_the_sum_are_refused(s
 
 
 @pytest.mark.parametrize(("sites", "drops", "colluders"), [(3, 1, 1), (5, 2, 2), (2, 0, 1)])
-def test_secure_terms_in_which_each_site_adds_all_the_noise_need_no_majority(sites, drops, colluders):
+def test_secure_terms_with_all_noise_from_each_need_no_majority(sites, drops, colluders):
     assert Trust("secure", sites, drops, colluders).honest == 1
 
 

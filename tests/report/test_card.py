@@ -150,7 +150,7 @@ def test_a_person_with_all_records_is_protected_where_units_are(card_of):
     assert "Mark" not in card and "Several names:" in card and "Several records:" not in card
 
 
-def test_records_that_name_a_person_say_that_the_person_is_protected_less(card_of):
+def test_records_of_a_person_say_that_it_is_protected_less(card_of):
     card = card_of("patient")
     assert "one record: an image with all its captions" in card and "any one training record" in card
     (reservation,) = (line for line in card.splitlines() if line.startswith("**Mark:**"))
@@ -166,7 +166,7 @@ def test_a_run_without_privacy_covers_nothing(card_of):
     assert not re.search(r"Clip norm|Sensitivity|Noise multiplier", card)
 
 
-def test_a_federations_card_names_its_sites_and_whose_the_noise_is():
+def test_a_federations_card_names_its_sites_and_who_adds_noise():
     sites = ("north: 100 records", "south: 300 records")
     card = privacy_card(dataclasses.replace(FACTS, sites=sites, noise_from="by the sites"))
     assert "## The sites\n\n- north: 100 records\n- south: 300 records\n" in card
@@ -206,7 +206,7 @@ def test_several_records_of_one_person_get_the_bound_for_groups():
     assert "with 5 records: nothing is promised" in weak
 
 
-def test_the_card_tells_which_run_it_is_and_what_must_stay_secret():
+def test_the_card_tells_its_run_and_what_must_stay_secret():
     rows, secrets = (("Run id", "ab12"), ("Duration", "not written: why")), ("the key",)
     card = privacy_card(dataclasses.replace(FACTS, provenance=rows, secrets=secrets))
     assert "## The run\n\n| | |\n|---|---|\n| Run id | ab12 |\n| Duration | not written: why |" in card

@@ -73,7 +73,7 @@ def test_the_curve_of_epsilon_is_drawn_where_a_ledger_is(run_folder, tmp_path):
     assert "Privacy spent" not in render(tmp_path, folder)
 
 
-def test_chance_and_the_noise_alone_are_drawn_where_they_are_known(run_folder, tmp_path):
+def test_chance_and_noise_alone_are_drawn_where_known(run_folder, tmp_path):
     folder = run_folder()
     assert "noise alone" not in render(tmp_path, folder) and "chance (orange)" not in render(tmp_path, folder)
     found = json.loads((folder / "results.json").read_text())
@@ -115,7 +115,7 @@ def test_a_voided_run_gets_no_epsilon_to_open_with(run_folder, tmp_path):
         ((None, (0.7, None)), ["", ""]),
     ],
 )
-def test_the_best_of_a_comparison_and_what_may_be_as_good_are_marked_apart(values, marks):
+def test_the_best_run_and_those_as_good_are_marked_apart(values, marks):
     row = [one and Result("knn", None, one[0], "", "test", trained_interval=one[1]) for one in values]
     assert _marks(row) == marks
 
@@ -155,7 +155,7 @@ def test_damaged_files_are_named(run_folder, file, content, message):
     assert file in str(caught.value)
 
 
-def test_runs_of_one_configuration_are_compared_under_their_folders_names(run_folder, tmp_path):
+def test_runs_of_one_configuration_have_their_folders_names(run_folder, tmp_path):
     folders = [run_folder(name) for name in ("first", "second")]
     for folder in folders:
         config = folder / "config.toml"
@@ -218,7 +218,7 @@ def test_private_moments_say_why_there_is_no_loss(run_folder, tmp_path):
     assert CLOSED_FORM[:50] in html and NO_LOSS[:50] not in html
 
 
-def test_a_comparison_says_what_each_run_changed_and_what_that_brought(run_folder):
+def test_a_comparison_says_what_each_run_changed_and_gained(run_folder):
     first, second = read_view(run_folder("first")), read_view(run_folder("second"))
     second = dataclasses.replace(second, config_toml=first.config_toml.replace("epsilon = 8.0", "epsilon = 3.0"))
     low, high = (

@@ -49,7 +49,7 @@ def test_the_example_for_boards_is_the_real_run():
     assert f"--records 20000 --batch 2048 --steps 100 --noise-multiplier {sigma}" in OFFICERS
 
 
-def test_every_heading_and_every_row_of_a_card_is_explained_to_officers(facts):
+def test_every_heading_and_row_of_a_card_is_explained(facts):
     both = [name for federation in (False, True) for name in provenance.rows("0", FACTS, federation)]
     facts = dataclasses.replace(
         facts,

@@ -26,7 +26,7 @@ def test_every_experiment_has_valid_configurations(name, scale, shapes, tmp_path
             assert (item.epsilon == math.inf) == (item.config.bounding.method == "none")
 
 
-def test_the_paper_s_scale_is_the_paper_s_and_the_small_one_is_smaller(shapes, tmp_path):
+def test_the_papers_scale_is_its_own_and_the_small_one_smaller(shapes, tmp_path):
     for data in experiment("table1").data:
         whole, small = (
             plan_runs(Request(experiment("table1"), DATA_SETS[data], scale, (10.0,), ("group",), shapes.path, False, tmp_path))[

@@ -94,7 +94,7 @@ def test_rstpreid_as_published(tmp_path: Path, pictures, place: str) -> None:
     assert units(store)["0000_c14_0031.jpg"] == units(store)["0000_c1_0004.jpg"]
 
 
-def test_missing_images_and_missing_captions_are_left_out_only_when_asked(tmp_path: Path, pictures) -> None:
+def test_missing_images_and_captions_are_left_out_only_if_asked(tmp_path: Path, pictures) -> None:
     entries = [*RSTP, {**RSTP[0], "img_path": "0000_c2_0001.jpg", "captions": [" "]}]
     root = write_people(tmp_path / "in", pictures, "data_captions.json", entries, "img_path")
     (root / "imgs" / "0000_c1_0004.jpg").unlink()
@@ -193,7 +193,7 @@ def test_each_recognises_its_own_layout_only(tmp_path: Path, pictures, importer:
 
 
 @pytest.mark.parametrize("importer", IMPORTERS, ids=lambda importer: importer.name)
-def test_a_folder_without_the_data_set_is_refused_with_the_layout(tmp_path: Path, importer: Importer) -> None:
+def test_a_folder_without_the_data_is_refused_with_the_layout(tmp_path: Path, importer: Importer) -> None:
     with pytest.raises(UserError, match="paper-(unreadable|not-roco)") as caught:
         importer.open(tmp_path)
     assert importer.layout in str(caught.value)

@@ -88,6 +88,7 @@ def test_a_run_reserves_before_the_first_step_and_settles(config, store, budget,
 
 def test_a_run_that_does_not_fit_is_refused_unwritten(config, store, tmp_path):
     budget = set_budget(store, 4, 1e-5)
+    config["privacy"]["steps"] = 2
     for number in range(5):
         try:
             pretrain(parse_config(config), tmp_path / f"run-{number}")

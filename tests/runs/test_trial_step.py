@@ -16,6 +16,7 @@ from dpfed.files.toml_file import put
 from dpfed.runs.preflight import known_plan
 from dpfed.runs.pretraining import pretrain
 from tests.models.conftest import SMALL
+from tests.sparing import halved
 
 FEW = [
     {"bounding.group_size": 1},
@@ -47,8 +48,7 @@ def test_groups_without_contrast_are_refused_and_advice_trains(tiny, tmp_path, c
     assert pretrain(parse_config(advised), tmp_path / "run").finished
 
 
-@pytest.mark.parametrize("batch", [0, -3, 601, 10**15])
-@pytest.mark.parametrize("size", [4, 64])
+@pytest.mark.parametrize(("batch", "size"), halved([0, -3, 601, 10**15], [4, 64]))
 def test_a_batch_that_cannot_be_gets_one_that_trains(tiny, tmp_path, batch, size):
     tree = changed(tiny, **{"privacy.batch": batch, "bounding.group_size": size, "evaluation": {"split": "none"}})
     with pytest.raises(UserError, match=r"batch must lie in 2\.\.600 \(the training records\)") as refused:

@@ -53,7 +53,7 @@ def gradient(loss: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_without_noise_and_clipping_similarities_give_the_gradient_of_the_contrastive_loss(kind):
+def test_clean_similarities_give_the_contrastive_losss_gradient(kind):
     model, engine = engine_for(kind, PublishedSimilarity(kind == "two towers", silent()))
     views = views_for(kind)
     z = model(views)
@@ -72,7 +72,7 @@ def test_without_noise_and_clipping_similarities_give_the_gradient_of_the_contra
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_without_noise_and_clipping_moments_give_the_gradient_at_fixed_mean_and_variance(kind):
+def test_clean_moments_give_the_gradient_at_fixed_statistics(kind):
     model, engine = engine_for(kind, PublishedMoments(silent(), silent()))
     views = views_for(kind)
     z = model(views)
@@ -143,20 +143,20 @@ def towards_the_first(kind: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_given_the_noisy_similarities_one_record_moves_the_sum_by_far_more_than_4c(kind):
+def test_given_noisy_similarities_a_record_moves_far_over_4c(kind):
     statistics = fixed(PublishedSimilarity(kind == "two towers", silent()), towards_the_first(kind))
     assert moved(statistics, opposite(kind), 1e-3) > 6 * 4
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_given_the_noisy_mean_and_variance_one_record_moves_the_sum_by_far_more_than_4c(kind):
+def test_given_noisy_moments_a_record_moves_far_over_4c(kind):
     release = torch.zeros(2, 8), torch.full((2, 8), 0.1)
     assert moved(fixed(PublishedMoments(silent(), silent()), release), mirrored(kind), 1e-3) > 6 * 4
 
 
 @pytest.mark.parametrize("neighbours", [opposite, mirrored])
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_the_sound_forms_move_by_2c_at_most_on_the_same_neighbours(kind, neighbours):
+def test_the_sound_forms_move_by_2c_at_most_on_these_neighbours(kind, neighbours):
     slots = ReleasedEmbeddings(6, COUNT, silent(), Randomness.from_seed(1))
     forms = [fixed(slots, torch.randn(6, 2, 8)), fixed(ReleasedMoments(COUNT, silent()), COUNT * torch.rand(12, 8))]
     for statistics in forms:  # replacing is removing and adding
@@ -174,7 +174,7 @@ def plan_for(config, **fields) -> PrivacyPlan:
     )
 
 
-def test_it_is_marked_unsound_and_its_releases_have_the_planned_noise():
+def test_it_is_marked_unsound_and_has_the_planned_noise():
     method = method_named("dpcl")
     assert not method.sound
     for objective, releases in (("infonce", 2), ("barlow_twins", 5)):

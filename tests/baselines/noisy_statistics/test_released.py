@@ -64,7 +64,7 @@ def noise_of(engine: StatisticsEngine, dimensions: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("share", [0.5, 0.2])
 @pytest.mark.parametrize("objective", ["infonce", "barlow_twins"])
-def test_release_and_sum_carry_the_planned_noise_and_together_cost_sigma(share, objective):
+def test_release_and_sum_have_planned_noise_and_cost_sigma(share, objective):
     options = {"release_share": share} | ({"slots": 64} if objective == "infonce" else {})
     config = config_for("one tower", objective, options=options)
     plan = plan_for(config)
@@ -78,7 +78,7 @@ def test_release_and_sum_carry_the_planned_noise_and_together_cost_sigma(share, 
     assert plan.sensitivity == plan.bounding.clip_norm and plan.divisor == plan.sampling.batch and plan.bounding.cap is None
 
 
-def test_two_releases_from_one_sample_cost_what_the_plan_accounts_for():
+def test_two_releases_of_one_sample_cost_what_is_accounted_for():
     plan = plan_for(config_for("one tower", options={"release_share": 0.3}), accountant="rdp")
     two = [dp_accounting.GaussianDpEvent(plan.noise.multiplier / math.sqrt(share)) for share in (0.3, 0.7)]
     sampled = dp_accounting.PoissonSampledDpEvent(plan.sampling.rate, dp_accounting.ComposedDpEvent(two))

@@ -28,7 +28,7 @@ GIVEN = {
 @pytest.mark.parametrize("clip_norm", [1e-3, 1e3])
 @pytest.mark.parametrize("statistics", list(GIVEN))
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_one_record_more_adds_its_own_clipped_gradient_and_changes_nothing_else(kind, statistics, clip_norm):
+def test_a_further_record_adds_its_clipped_gradient_and_no_more(kind, statistics, clip_norm):
     _, engine = engine_for(kind, GIVEN[statistics]())
     batch = batch_for(kind)
     with_all, without = total(engine, batch, clip_norm), total(engine, first(batch, 11), clip_norm)
@@ -96,7 +96,7 @@ def test_the_sum_agrees_with_one_backward_pass_per_record(kind, clip_norm):
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_without_noise_and_clipping_moments_give_the_gradient_of_the_batchs_barlow_twins_loss(kind):
+def test_clean_moments_give_the_batchs_barlow_twins_gradient(kind):
     model, engine = engine_for(kind, ReleasedMoments(12, silent()))
     batch = batch_for(kind)
     a, b = normalize(pairs(model, batch.views), dim=2).unbind(1)

@@ -50,7 +50,7 @@ def corner(n, candidates, last_weighs_most):
 @pytest.mark.parametrize("candidates", [1, 3])
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("n", [2, 3, 5, 40])
-def test_no_neighbour_exceeds_the_constant_and_a_corner_reaches_it(n, temperature, candidates):
+def test_no_neighbour_exceeds_the_constant_a_corner_reaches(n, temperature, candidates):
     def derivatives(similarities):
         return contrastive_derivatives(similarities.clone(), temperature)
 

@@ -51,7 +51,7 @@ def tried(choices):
 
 
 @pytest.mark.parametrize(("name", "statistics", "records_are"), tried(["embeddings", "moments"]))
-def test_records_and_strangers_release_and_add_together_what_they_do_apart(name, statistics, records_are):
+def test_records_and_strangers_add_together_what_they_do_apart(name, statistics, records_are):
     kind, bias = records_are
     model, views, generator = case(name, kind, 13, bias)
     made = in_slots() if statistics == "embeddings" else ReleasedMoments(12, silent())

@@ -42,7 +42,7 @@ def moved(engine, before, after):
     return (sums[0] - sums[1]).norm().item()
 
 
-def test_the_adversary_reaches_the_sensitivity_of_every_method_at_the_cap_and_not_more():
+def test_the_adversary_reaches_every_sensitivity_and_no_more():
     stay = [staying()] * (CAP - 1)
     for method, options in (("batch", {}), ("sample", {}), ("logit", {}), ("logit", {"one_sided": True})):
         for temperature in (0.2, 1.0):
@@ -51,7 +51,7 @@ def test_the_adversary_reaches_the_sensitivity_of_every_method_at_the_cap_and_no
             assert 0.99 * sensitivity < change <= sensitivity * (1 + 1e-6), (method, options, temperature)
 
 
-def test_the_adversary_exceeds_the_constant_of_the_logit_dp_paper():
+def test_the_adversary_exceeds_the_logit_dp_papers_constant():
     stay = [moving()] * (CAP - 1)
     change = moved(build("logit", one_sided=True), stay, [*stay, newcomer()]) / CLIP
     assert change > 1.03 * 2 * (1 + (CAP - 2) * math.e**2 / (math.e**2 + CAP - 1))
@@ -93,7 +93,7 @@ def test_the_plan_takes_the_constants_of_its_method():
 
 @pytest.mark.parametrize("method", ["sample", "logit"])
 @pytest.mark.parametrize("norms", ["exact", "bound"])
-def test_a_record_without_finite_derivatives_is_left_out_and_changes_nothing(method, norms):
+def test_a_record_without_finite_derivatives_changes_nothing(method, norms):
     records = torch.rand(4, 2, 2, generator=torch.Generator().manual_seed(3))
     broken = torch.full((1, 2, 2), math.inf)
     assert moved(build(method, norms=norms), records, torch.cat([records, broken])) == 0

@@ -26,6 +26,11 @@ MODELS = {
 WITH_TEMPERATURE = ObjectiveConfig(learn_temperature=True)
 
 
+def engine_of(name, model):
+    """Whether groups are computed alike is asked in `test_others_stay.py`."""
+    return ENGINES[name](model, **({"if_unlike": "go on"} if name == "layerwise" else {}))
+
+
 def batch_for(config: ModelConfig, count=STARTS[-1]) -> GroupBatch:
     generator = torch.Generator().manual_seed(3)
     views = {"image": torch.randn(count, 3, 3, 16, 16, generator=generator)}
@@ -79,21 +84,21 @@ def test_every_engine_agrees_with_the_oracle(case):
     model, batch = case
     for clip_norm in (0.05, 1e3):
         expected = oracle(model, batch, clip_norm)
-        for engine in ENGINES.values():
+        for name in ENGINES:
             into = TrainableVector(model).zeros()
-            norms = engine(model).add_clipped(batch, clip_norm, into)
+            norms = engine_of(name, model).add_clipped(batch, clip_norm, into)
             assert (into.double() - expected).norm() / expected.norm() < 1e-4
             assert len(norms) == 4  # the group of one has no gradient
             assert all(norms < 1e3) and all(norms > 0.05)  # so the two clip norms test both sides
 
 
-@pytest.mark.parametrize("kind", [LoopEngine, LayerwiseEngine])
-def test_any_number_of_lanes_agrees_with_the_oracle_twice(case, kind, monkeypatch):
+@pytest.mark.parametrize("name", ENGINES)
+def test_any_number_of_lanes_agrees_with_the_oracle_twice(case, name, monkeypatch):
     model, batch = case
     expected = oracle(model, batch, 0.05)
     for threads in (2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        engine = kind(model)
+        engine = engine_of(name, model)
         for _ in range(2):  # threads must start from zero each time
             into = TrainableVector(model).zeros()
             engine.add_clipped(batch, 0.05, into)
@@ -140,7 +145,7 @@ def test_large_models_stay_within_the_clip_norm_in_float32():
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_an_engine_adds_to_its_sum_and_repeats_every_bit(case, name):
     model, batch = case
-    engine, one, two = ENGINES[name](model), TrainableVector(model).zeros(), TrainableVector(model).zeros()
+    engine, one, two = engine_of(name, model), TrainableVector(model).zeros(), TrainableVector(model).zeros()
     engine.add_clipped(batch, 1.0, one)
     engine.add_clipped(batch, 1.0, two)
     assert torch.equal(one, two)
@@ -155,10 +160,10 @@ def test_a_gradient_that_is_not_finite_contributes_nothing(name, poison):
     model, batch = build_model(config, ObjectiveConfig()), batch_for(config)
     clean = TrainableVector(model).zeros()
     rest = GroupBatch({k: v[4:] for k, v in batch.views.items()}, [s - 4 for s in STARTS[1:]])
-    ENGINES[name](model).add_clipped(rest, 1.0, clean)
+    engine_of(name, model).add_clipped(rest, 1.0, clean)
     batch.views["image"][0] = poison
     poisoned = TrainableVector(model).zeros()
-    norms = ENGINES[name](model).add_clipped(batch, 1.0, poisoned)
+    norms = engine_of(name, model).add_clipped(batch, 1.0, poisoned)
     assert torch.isfinite(poisoned).all()
     if not torch.isfinite(norms).all():
         assert torch.allclose(poisoned, clean, rtol=1e-4, atol=1e-6)
@@ -171,7 +176,7 @@ def test_one_groups_contribution_never_exceeds_the_clip_norm(case, name):
         part = slice(STARTS[first], STARTS[end])
         one = GroupBatch({k: v[part] for k, v in batch.views.items()}, [0, STARTS[end] - STARTS[first]])
         into = TrainableVector(model).zeros()
-        ENGINES[name](model).add_clipped(one, 0.01, into)
+        engine_of(name, model).add_clipped(one, 0.01, into)
         assert into.double().norm() <= 0.01
 
 
@@ -188,7 +193,7 @@ def test_no_group_and_groups_of_one_give_zeros(name):
     model = build_model(MODELS["cnn"], ObjectiveConfig())
     for offsets in ([0], [0, 1, 2]):
         into = TrainableVector(model).zeros()
-        ENGINES[name](model).add_clipped(GroupBatch({"image": torch.randn(2, 2, 3, 16, 16)}, offsets), 1.0, into)
+        engine_of(name, model).add_clipped(GroupBatch({"image": torch.randn(2, 2, 3, 16, 16)}, offsets), 1.0, into)
         assert not into.any()
 
 

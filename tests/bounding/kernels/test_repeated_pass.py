@@ -179,18 +179,19 @@ def test_a_cpu_records_nothing():
     assert recording_on(torch.device("cpu")) is None and callable(CudaGraph)
 
 
-def test_a_recording_wrong_only_for_a_repeated_batch_is_caught():
+def test_a_recording_wrong_only_for_a_repeated_batch_is_caught(monkeypatch):
     """Sabotage: it remembers a batch, and adds it twice the next time, after others."""
+    plain_kernels(monkeypatch)
     model = model_of(NAMES["cnn"])
     engine = LayerwiseEngine(model, group_size=4, if_unlike="go on")
-    engine._padding, seen = Padding.on("cpu", 4, 16, 3 * 32 * 32), set()
+    engine._padding, seen = Padding.on("cpu", 4, 16, 3 * 32 * 32), [None]
     zeros = engine.zeros().long()
 
     def remembering(batch, groups, clip, into):
         figures, mark = engine._add(batch, groups, clip, into), batch.views["image"].sum().item()
-        if mark in seen:
+        if mark in seen[:-1] and mark != seen[-1]:  # the same batch twice in a row does not show it
             engine._add(batch, groups, clip, into)
-        seen.add(mark)
+        seen.append(mark)
         return figures
 
     views = batches(False)[0].views

@@ -47,7 +47,7 @@ def with_plan(parts, plan):
     return parts
 
 
-def moved(parts, step, count=4):
+def moved(parts, step, count=2):
     """How far each of some records moves the sum of a step, and the sum's own length."""
     indices, keys = parts.store.split("train"), parts.store.keys
 
@@ -61,20 +61,21 @@ def moved(parts, step, count=4):
     return [(whole - total(indices[indices != gone])).norm().item() for gone in drawn[:count]], whole.norm().item()
 
 
+@pytest.mark.parametrize("clip_norms", [(0.1, 7.0), pytest.param((0.01, 1.0, 30.0), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("name", SOUND)
-def test_a_record_moves_the_sum_within_sensitivity_for_any_c(parts_of, name):
+def test_a_record_moves_the_sum_within_sensitivity_for_any_c(parts_of, name, clip_norms):
     lengths = {}
-    for clip_norm in (0.1, 1.0, 7.0):
+    for clip_norm in clip_norms:
         parts = with_plan(parts_of(name), calibrated(parts_of(name), clip_norm))
         for step in range(parts.plan.steps):
-            found, length = moved(parts, step)
+            found, length = moved(parts, step, len(clip_norms))
             assert max(found) <= parts.plan.sensitivity_of(step)
             assert max(found) > 0
             lengths[clip_norm, step] = length / clip_norm
         assert parts.plan.sensitivity == pytest.approx(clip_norm * parts_of(name).plan.replace(clip_norm=1.0).sensitivity)
     if method_named(name).closed_form:  # every part has the same length at any C
         for step in range(2):
-            assert lengths[0.1, step] == pytest.approx(lengths[7.0, step], rel=1e-6)
+            assert lengths[clip_norms[0], step] == pytest.approx(lengths[clip_norms[-1], step], rel=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name in SOUND if method_named(name).proven_in_floats])
@@ -82,7 +83,7 @@ def test_the_same_on_the_grid_of_discrete_noise(parts_of, name):
     for clip_norm in (0.1, 7.0):
         parts = with_plan(parts_of(name), calibrated(parts_of(name), clip_norm, "discrete"))
         for step in range(parts.plan.steps):
-            found, _ = moved(parts, step, 3)
+            found, _ = moved(parts, step)
             assert 0 < max(found) <= parts.plan.sensitivity_of(step)
 
 

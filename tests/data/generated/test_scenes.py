@@ -58,7 +58,7 @@ def things(caption: str) -> list[str]:
 
 
 @pytest.mark.parametrize("half", ["all", "first", "second"])
-def test_captions_name_the_classes_of_the_images_in_reading_order(labelled, scenes, half: str) -> None:
+def test_captions_name_the_images_classes_in_reading_order(labelled, scenes, half: str) -> None:
     indices = np.arange(len(scenes[half]))
     said = {"airplane": "an airplane", "fire_truck": "a fire truck", "owl": "an owl"}
     for images, [caption] in zip(cells(scenes[half], indices), scenes[half].captions(indices), strict=True):
@@ -76,7 +76,7 @@ def test_no_image_is_in_two_scenes_and_none_leaves_its_split(labelled, scenes, h
 
 
 @pytest.mark.parametrize("half", ["all", "first", "second"])
-def test_held_out_captions_are_all_different_and_at_most_a_thousand(scenes, half: str) -> None:
+def test_held_out_captions_differ_and_are_at_most_a_thousand(scenes, half: str) -> None:
     for split in ("validation", "test"):
         captions = [caption for [caption] in scenes[half].captions(scenes[half].split(split))]
         assert 0 < len(captions) == len(set(captions)) <= 1000

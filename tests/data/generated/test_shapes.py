@@ -35,7 +35,7 @@ def test_generated_once_and_reused(store: RecordStore) -> None:
     assert [len(store.split(split)) for split in ("train", "validation", "test")] == [1500, 600, 3000]
 
 
-def test_same_seed_same_bytes_and_the_number_of_records_does_not_matter(tmp_path: Path, store: RecordStore) -> None:
+def test_a_seed_gives_the_same_bytes_for_any_number_of_records(tmp_path: Path, store: RecordStore) -> None:
     write_shapes(tmp_path / "same", 700, 20, 600)
     write_shapes(tmp_path / "twin", 700, 20, 600)
     write_shapes(tmp_path / "other", 700, 20, 600, seed=1)

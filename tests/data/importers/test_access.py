@@ -90,7 +90,7 @@ SOURCES = [
 
 
 @pytest.mark.parametrize("make", SOURCES, ids=lambda make: make.__name__)
-def test_nothing_outside_of_the_source_is_read_unless_the_user_says_so(tmp_path, pictures, secret, make):
+def test_nothing_outside_the_source_is_read_unless_allowed(tmp_path, pictures, secret, make):
     source, picture = make(pictures.file(tmp_path / "in" / "0.png").parent, secret), secret.read_bytes()
     with pytest.raises(UserError, match=r"outside of the source's folder \(1\).*--skip-broken, .*--allow-outside"):
         import_records(source, tmp_path / "s")

@@ -111,7 +111,7 @@ def test_an_archive_with_links_is_written_anew(tmp_path: Path, pictures) -> None
     assert captions_of(store) == ["a bird", "a cat", "a dog"] and len(set(store.encoded(np.arange(3)))) == 1
 
 
-def test_a_link_that_leads_out_of_an_archive_is_not_followed_by_its_advice(tmp_path: Path, pictures) -> None:
+def test_a_link_out_of_an_archive_is_not_followed_by_its_advice(tmp_path: Path, pictures) -> None:
     secret = pictures.file(tmp_path / "secret.png")
     (tmp_path / "data").mkdir()
     source = archive(
@@ -122,7 +122,7 @@ def test_a_link_that_leads_out_of_an_archive_is_not_followed_by_its_advice(tmp_p
     assert not (tmp_path / "data" / "x.tar-without-links.tar").exists()
 
 
-def test_unlabelled_pictures_beside_splits_with_classes_are_moved_away(tmp_path: Path, pictures) -> None:
+def test_unlabelled_pictures_beside_classes_are_moved_away(tmp_path: Path, pictures) -> None:
     """Kaggle's Intel scenes: ``--splits 0`` would make the splits the classes."""
     source = tree(tmp_path / "in", pictures, *(f"seg_{one}/seg_{one}/{name}" for one in ("train", "test") for name in "ab"))
     pictures.file(source / "seg_pred" / "seg_pred" / "0.png")
@@ -141,7 +141,7 @@ ENTRIES = [{"image": "images/0.png", "caption": "a cat"}, {"image": "images/1.pn
 
 
 @pytest.mark.parametrize("content", [json.dumps(COCO), json.dumps(ENTRIES), "\n".join(map(json.dumps, ENTRIES))])
-def test_a_json_file_at_the_root_is_read_if_it_says_what_the_images_show(tmp_path: Path, pictures, content: str) -> None:
+def test_a_json_file_that_says_what_images_show_is_read(tmp_path: Path, pictures, content: str) -> None:
     source = tree(tmp_path / "in", pictures, "images").joinpath("captions.json")
     for number in range(2):
         pictures.file(source.parent / "images" / f"{number}.png")

@@ -70,7 +70,7 @@ def write(folder: Path, **files: bytes) -> Path:
 
 @pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID"])
 @pytest.mark.parametrize("kind", ["MONOCHROME1", "MONOCHROME2"])
-def test_a_files_own_first_window_is_applied_as_the_standard_says(function, kind):
+def test_a_files_first_window_is_applied_as_the_standard_says(function, kind):
     """The formulas of DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3."""
     own = {"WindowCenter": [40, 400], "WindowWidth": [400, 2000], "VOILUTFunction": function}
     content = dicom(CT + 1024, RescaleSlope=1, RescaleIntercept=-1024, PhotometricInterpretation=kind, **own)
@@ -84,7 +84,7 @@ def test_a_files_own_first_window_is_applied_as_the_standard_says(function, kind
     assert np.array_equal(picture(content), 255 - expected if kind == "MONOCHROME1" else expected)
 
 
-def test_the_given_window_wins_and_without_any_the_range_counts_apart_from_padding():
+def test_a_given_window_wins_and_padding_never_counts():
     own = dicom(WindowCenter=40, WindowWidth=400, VOILUTFunction="SIGMOID")
     assert np.array_equal(picture(own, (0, 1001)), np.rint((CT / 1000 + 0.5 + 0.5 / 1000).clip(0, 1) * 255))
     padded = np.where(CT == CT.min(), -2000, CT).astype(np.int16)
@@ -139,7 +139,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_shown_as_it_is_meant_is_a_reason_and_no_black_picture(what):
+def test_what_cannot_be_shown_is_a_reason_and_no_black_picture(what):
     content, reason = REFUSED[what]
     with pytest.raises(NotRead) as refused:
         picture(content())
@@ -154,7 +154,7 @@ def test_what_is_no_window_is_refused(text):
     assert refused.value.code == "dicom-window" and parsed_window("40,400") == (40, 400)
 
 
-def test_patients_are_units_classes_are_folders_and_headers_are_gone(tmp_path, capsys, caplog):
+def test_patients_are_units_folders_classes_and_headers_gone(tmp_path, capsys, caplog):
     source = write(
         tmp_path / "in",
         ill__a=dicom(PatientID="P-1"),
@@ -178,7 +178,7 @@ def test_patients_are_units_classes_are_folders_and_headers_are_gone(tmp_path, c
     assert not any(record.name.startswith("pydicom") for record in caplog.records) and not capsys.readouterr().err
 
 
-def test_some_files_without_a_patient_are_refused_or_left_out_and_all_without_one_are_not(tmp_path):
+def test_some_files_without_a_patient_are_refused_or_left_out(tmp_path):
     mixed = write(tmp_path / "mixed", a=dicom(PatientID="P-1"), b=dicom(PatientID=""), c=dicom(PatientID="P-2"))
     with pytest.raises(UserError, match=r"no PatientID, which other files have \(1\): b.dcm"):
         import_records(mixed, tmp_path / "s")

@@ -57,7 +57,7 @@ FORMS = [as_csv, as_json_lines, as_parquet, as_archive]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_such_words_are_neither_captions_nor_classes_and_are_counted(tmp_path: Path, pictures, form) -> None:
+def test_such_words_are_no_captions_nor_classes_and_are_counted(tmp_path: Path, pictures, form) -> None:
     source, said = form(tmp_path / "in", pictures), []
     report = import_records(source, tmp_path / "s", skip_broken=True, say=said.append)
     store = RecordStore.open(report.path)
@@ -101,7 +101,7 @@ def test_a_unit_of_such_a_name_stays_one_unit_and_is_named(tmp_path: Path, pictu
     assert RecordStore.open(report.path).training_units == 3
 
 
-def test_a_record_named_by_what_it_holds_has_one_name_with_and_without_such_a_caption(tmp_path: Path, pictures) -> None:
+def test_a_record_named_by_content_ignores_such_a_caption(tmp_path: Path, pictures) -> None:
     image = pictures.png()
     for name, captions in {"with": ["a cat", "nan"], "without": ["a cat"]}.items():
         pq.write_table(pa.table({"image": [image], "captions": [captions]}), tmp_path / f"{name}.parquet")

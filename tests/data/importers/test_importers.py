@@ -80,7 +80,7 @@ def test_broken_files_are_counted_and_named(tmp_path: Path, pictures) -> None:
     assert report.counts == {"train": 6, "validation": 4, "test": 0}
 
 
-def test_all_broken_files_are_counted_though_the_store_lists_some(tmp_path: Path, pictures, monkeypatch) -> None:
+def test_all_broken_files_are_counted_though_some_are_listed(tmp_path: Path, pictures, monkeypatch) -> None:
     source = class_folders(tmp_path / "in", pictures)
     for number in range(3):
         (source / "cat" / f"broken{number}.jpg").touch()

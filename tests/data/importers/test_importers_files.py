@@ -62,7 +62,7 @@ def test_split_folders_as_in_imagenet(tmp_path: Path, pictures, name: str) -> No
     }
 
 
-def test_torchvisions_imagenet_is_read_but_not_beside_archives_of_images(tmp_path: Path, pictures) -> None:
+def test_torchvisions_imagenet_is_read_but_not_beside_archives(tmp_path: Path, pictures) -> None:
     root = tmp_path / "in"
     for file in ("train/n01/n01_1.JPEG", "val/n01/v1.JPEG"):
         pictures.file(root / file)
@@ -187,7 +187,7 @@ def test_camelyon17_of_wilds(tmp_path: Path, pictures) -> None:
 
 
 @pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
-def test_a_folder_whose_captions_stand_in_a_file_is_not_imported_without_them(tmp_path: Path, pictures, name: str) -> None:
+def test_a_folder_with_a_file_of_captions_is_imported_with_them(tmp_path: Path, pictures, name: str) -> None:
     pictures.file(tmp_path / "set" / "train" / "a.jpg")
     (tmp_path / "set" / "train" / name).write_text("file_name,text\na.jpg,a cat\n")
     with pytest.raises(UserError, match=f"{name}.*import-lost-files"):

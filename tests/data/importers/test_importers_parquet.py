@@ -159,7 +159,7 @@ def test_ambiguous_folders_are_refused(tmp_path: Path, pictures) -> None:
 
 
 @pytest.mark.parametrize("meta", [metadata(label=CLASSES), None])
-def test_a_test_split_without_labels_keeps_those_of_the_training_split(tmp_path: Path, pictures, meta: dict | None) -> None:
+def test_a_test_split_without_labels_keeps_the_training_labels(tmp_path: Path, pictures, meta: dict | None) -> None:
     write(tmp_path / "in" / "train-0.parquet", pictures, 2, meta=meta, label=[2, 1])
     write(tmp_path / "in" / "test-0.parquet", pictures, 1)
     assert imported(tmp_path / "in", tmp_path / "s").labels["label"].tolist() == [2, 1, -1]
@@ -218,7 +218,7 @@ LISTS = [["a cat", "a pet"], ["a dog", None]]
         ({"text": typed(["b"], pa.string())}, {"Caption": typed(["a"], pa.string())}),
     ],
 )
-def test_whether_there_are_captions_follows_from_all_files_in_any_order(tmp_path: Path, pictures, order, one, other) -> None:
+def test_whether_there_are_captions_follows_from_all_files(tmp_path: Path, pictures, order, one, other) -> None:
     expected = []
     for number, columns in zip(order, (one, other), strict=True):
         rows = max((len(column) for column in columns.values()), default=0)

@@ -62,7 +62,7 @@ def test_an_interrupted_import_leaves_nothing_and_begins_anew(tmp_path: Path, so
     assert import_records(source, dest, size=8).counts["train"] == 3
 
 
-def test_while_an_import_is_under_way_another_is_refused_and_what_a_kill_leaves_is_removed(tmp_path, source, started):
+def test_a_second_import_is_refused_and_a_killed_one_cleared(tmp_path, source, started):
     dest, said = tmp_path / "s[1]", []
     process = started(dest)
     (draft,) = tmp_path.glob(".s*.partial-*")

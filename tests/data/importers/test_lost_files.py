@@ -163,7 +163,7 @@ def captioned(tmp_path: Path, pictures) -> Path:
 
 
 @pytest.mark.parametrize("how", [[], ["--format", "table"], "tables"])
-def test_a_folder_of_tables_named_by_split_is_a_data_set_with_captions(tmp_path: Path, captioned: Path, how: list | str):
+def test_a_folder_of_tables_named_by_split_is_a_captioned_set(tmp_path: Path, captioned: Path, how: list | str):
     sources = [captioned / "train.tsv", captioned / "test.tsv"] if how == "tables" else [captioned]
     said = invoke("import", *sources, tmp_path / "s", *([] if how == "tables" else how))
     assert "image-text records from table: 2 train, 0 validation, 1 test" in said

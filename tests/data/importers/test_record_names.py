@@ -110,7 +110,7 @@ def imported(write: Write, folder: Path, rows: Rows, files: Sequence, **options:
 
 
 @pytest.mark.parametrize("write", SOURCES, ids=lambda write: write.__name__)
-def test_one_record_less_renames_no_other_and_moves_none_to_another_worker(tmp_path: Path, files: list, write: Write) -> None:
+def test_one_record_less_renames_and_moves_no_other(tmp_path: Path, files: list, write: Write) -> None:
     """Removed are training records and held-out ones, and with one of them the only record of a class."""
     everyone = list(range(COUNT))
     whole = described(imported(write, tmp_path / "whole", everyone, files))
@@ -146,7 +146,7 @@ def test_packing_anew_renames_no_record_that_is_named_by_content(tmp_path: Path,
 
 
 @pytest.mark.parametrize("write", [with_one_path_for_all, without_names], ids=lambda write: write.__name__)
-def test_equal_records_are_counted_and_one_of_them_less_is_one_record_less(tmp_path: Path, pictures, write: Write) -> None:
+def test_equal_records_are_counted_and_one_less_is_one_less(tmp_path: Path, pictures, write: Write) -> None:
     if write is without_names:  # equal in all that is stored
 
         def write(path: Path, rows: Rows, files: Sequence[bytes]) -> Path:

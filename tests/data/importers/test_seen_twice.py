@@ -48,7 +48,7 @@ def test_a_photograph_with_a_small_one_in_it_is_one_picture(pictures) -> None:
     assert not holds_several(frames(pictures, "MPO", 2)) and not holds_several(pictures.array())
 
 
-def test_pictures_of_training_records_among_those_held_out_are_counted(tmp_path: Path, pictures, dpfed) -> None:
+def test_training_pictures_among_held_out_ones_are_counted(tmp_path: Path, pictures, dpfed) -> None:
     for split in ("train", "test"):
         for name in ("a/0.png", "b/1.png", "b/2.png"):
             pictures.file(tmp_path / "in" / split / name)

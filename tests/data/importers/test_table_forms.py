@@ -126,7 +126,7 @@ def test_tables_in_other_forms(tmp_path: Path, pictures, name: str, text: str, c
         import_records(tmp_path / "in", tmp_path / "t")
 
 
-def test_tables_of_several_folders_are_one_data_set_and_the_advice_says_so(tmp_path: Path, pictures) -> None:
+def test_tables_of_several_folders_are_one_data_set(tmp_path: Path, pictures) -> None:
     files = {f"{folder}/captions.csv": f"filepath,title\n1.png,{folder}\n" for folder in ("a", "b")}
     source = lay(tmp_path / "in", pictures, **files, **{"a/1.png": "", "b/1.png": ""})
     with pytest.raises(UserError, match=f"{source}/a/captions.csv {source}/b/captions.csv DEST --format table"):
@@ -152,7 +152,7 @@ def test_tables_of_several_folders_are_one_data_set_and_the_advice_says_so(tmp_p
         ("filepath,title\ntrain/a.png,x\ntest/b.png,y\nc.png,z\n", "c.png .*table-split-unsaid"),
     ],
 )
-def test_what_is_wrong_with_a_table_is_said_with_its_line_and_cause(tmp_path: Path, pictures, rows: str, said: str) -> None:
+def test_what_is_wrong_with_a_table_has_its_line_and_cause(tmp_path: Path, pictures, rows: str, said: str) -> None:
     lay(tmp_path, pictures, **{"t.csv": rows, "images/a.png": "", f"images/{unicodedata.normalize('NFC', 'é')}.png": ""})
     with pytest.raises(UserError, match=said):
         import_records(tmp_path / "t.csv", tmp_path / "s")

@@ -136,7 +136,7 @@ def blocks(members: Members) -> list[int]:
 
 
 @pytest.mark.parametrize("where", ["in a file", "in a header", "between files", "at a header that is overwritten"])
-def test_an_archive_that_is_cut_off_is_named_and_keeps_what_is_surely_whole(tmp_path: Path, pictures, where: str) -> None:
+def test_an_archive_cut_off_is_named_and_keeps_what_is_whole(tmp_path: Path, pictures, where: str) -> None:
     members = [entry for key in "abcd" for entry in sample(key, pictures)]
     content = bytearray(write(tmp_path / "in" / "0.tar", members, tarfile.USTAR_FORMAT).read_bytes())
     write(tmp_path / "in" / "1.tar", sample("z", pictures))
@@ -180,7 +180,7 @@ def test_what_stands_behind_the_end_of_an_archive_is_read(tmp_path: Path, pictur
 
 
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
-def test_an_archive_that_goes_on_as_something_else_is_refused_with_the_place(tmp_path: Path, pictures, ending: str) -> None:
+def test_an_archive_that_turns_into_else_is_refused_with_place(tmp_path: Path, pictures, ending: str) -> None:
     whole = write(tmp_path / "x.tar", sample("a", pictures) + sample("b", pictures)).read_bytes()
     junk = whole + b"more" * 300
     (tmp_path / f"x{ending}").write_bytes(junk if ending == ".tar" else gzip.compress(junk))

@@ -77,7 +77,7 @@ def test_a_site_is_a_function_of_the_record_alone(tmp_path: Path, by: str, skew:
     assert {id: before[id] for id in common} == {id: other[id] for id in common}
 
 
-def test_sites_are_the_same_on_every_machine_and_in_every_version(tmp_path: Path) -> None:
+def test_sites_are_the_same_on_every_machine_and_version(tmp_path: Path) -> None:
     digits, captions = (write(tmp_path / by, list(range(24)), by) for by in BY)
     assert "".join(map(str, site_of_records(digits, SITES, 0.5))) == "022011011001201201220121"
     assert "".join(map(str, site_of_records(captions, SITES, 1.0))) == "202200102022001020220010"
@@ -153,7 +153,7 @@ def test_units_are_not_torn_apart(tmp_path: Path, by: str) -> None:
     divide_store(people.path, tmp_path / "d", SITES, 0.0)
 
 
-def test_stores_without_held_out_records_and_existing_places_are_refused(plain: RecordStore, tmp_path: Path) -> None:
+def test_stores_without_held_out_or_existing_places_are_refused(plain: RecordStore, tmp_path: Path) -> None:
     write(tmp_path / "s", list(range(40)))
     with pytest.raises(UserError, match="store-held-out"):
         divide_store(tmp_path / "s", tmp_path / "d", 2, 0.0)

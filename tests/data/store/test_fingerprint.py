@@ -79,7 +79,7 @@ def test_any_change_of_a_record_changes_it(tmp_path, changes):
     assert write(tmp_path / "a", ALL, True).contents != write(tmp_path / "b", changed, True).contents
 
 
-def test_of_private_records_it_is_a_random_number_to_all_who_lack_the_key(tmp_path):
+def test_of_private_records_it_is_random_to_who_lacks_the_key(tmp_path):
     """Two imports of the same records share nothing, so nobody can try candidates for a record against it."""
     first, second = write(tmp_path / "a", ALL), write(tmp_path / "b", ALL)
     assert first.contents != second.contents and first.contents_key != second.contents_key

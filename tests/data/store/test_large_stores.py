@@ -63,7 +63,7 @@ print(opened, resident() - before, store.count("train"), "torch" in sys.modules)
     assert float(opened) < 8 < 12 < float(read) and int(count) == 1_999_000 and torch == "False"
 
 
-def test_an_index_that_does_not_say_where_batches_begin_is_damaged(path: Path) -> None:
+def test_an_index_that_hides_where_batches_begin_is_damaged(path: Path) -> None:
     source = path / "index.arrow"
     with pa.memory_map(str(source)) as mapped:
         table = pa.ipc.open_file(mapped).read_all()
@@ -85,7 +85,7 @@ def test_own_rows_are_those_that_are_found_by_looking_at_all(path: Path, world_s
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_a_step_draws_the_same_records_without_a_copy_of_their_keys(path: Path, world_size: int) -> None:
+def test_a_step_draws_the_same_records_without_copying_keys(path: Path, world_size: int) -> None:
     store, randomness = RecordStore.open(path), Randomness.from_seed(1)
     plan = PrivacyPlan.of(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
     for rank in range(world_size):
@@ -98,7 +98,7 @@ def test_a_step_draws_the_same_records_without_a_copy_of_their_keys(path: Path, 
 
 
 @pytest.mark.parametrize("wrong", ["splits", "split"])
-def test_what_the_header_promises_is_checked_when_a_store_is_opened(path: Path, wrong: str) -> None:
+def test_what_the_header_promises_is_checked_at_opening(path: Path, wrong: str) -> None:
     """Accounting follows from the number of training records; the plan would promise too much."""
     if wrong == "splits":
         change(path, splits={"train": RECORDS - 600, "validation": 600, "test": 0})

@@ -7,7 +7,7 @@ from dpfed.files.atomic import claimed
 
 
 @pytest.mark.parametrize("place", ["store", "deep/er/store", "a/../../b", "a/b/../c/store"])
-def test_whether_a_store_could_be_made_is_found_out_and_nothing_is_left(tmp_path, place):
+def test_whether_a_store_could_be_made_is_found_out_traceless(tmp_path, place):
     home = tmp_path / "home"
     home.mkdir()
     with claimed(home / place):

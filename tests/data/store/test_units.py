@@ -29,7 +29,7 @@ def people(count: int, images: int) -> dict[str, str]:
     return {f"{person}/{image}": f"p{person}" for person in range(count) for image in range(images)}
 
 
-def test_records_share_the_key_of_their_unit_and_others_are_their_own(tmp_path: Path, pictures) -> None:
+def test_records_share_their_units_key_and_others_have_their_own(tmp_path: Path, pictures) -> None:
     store = write(tmp_path / "s", {"a": "Ann", "b": "Ben", "c": "Ann", "d": None, "e": ""}, pictures)
     assert store.unit_name == "person" and store.units.dtype == np.uint64
     assert store.units.tolist() == [record_key(name) for name in ("Ann", "Ben", "Ann", "d", "e")]
@@ -52,7 +52,7 @@ def test_a_store_that_lost_its_units_is_damaged(tmp_path: Path, pictures) -> Non
         RecordStore.open(tmp_path / "s")
 
 
-def test_units_and_captions_that_are_no_valid_text_are_refused_by_name(tmp_path: Path, pictures) -> None:
+def test_units_and_captions_of_no_valid_text_are_refused_by_name(tmp_path: Path, pictures) -> None:
     half = json.loads('"\\ud800"')
     with pytest.raises(UserError, match="'a'.*person.*unit-text"):
         write(tmp_path / "s", {"a": half}, pictures)
@@ -86,7 +86,7 @@ def test_held_out_units_depend_on_their_names_alone(tmp_path: Path, pictures) ->
     assert places[0] < 20 and places[-1] >= 60  # not the first ones
 
 
-def test_a_record_less_moves_no_other_into_or_out_of_a_hold_out_but_the_next_in_line(tmp_path: Path, pictures) -> None:
+def test_a_record_less_moves_only_the_next_into_a_hold_out(tmp_path: Path, pictures) -> None:
     """Records are their own units here: what is held out follows from each one's name, not from its place."""
 
     def chosen(name: str, ids: list[str]) -> set[int]:

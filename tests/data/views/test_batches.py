@@ -67,7 +67,7 @@ def test_the_host_waits_for_nothing_while_a_gpu_makes_views(kernels, host_waits,
 
 
 @pytest.mark.parametrize("text_views", [TEXT_VIEWS, TextViews(TextViewsConfig()), None])
-def test_removing_or_moving_records_changes_no_other_records_views(text_views):
+def test_removing_or_moving_records_changes_no_others_views(text_views):
     """The independence on which the guarantee rests: everything is drawn from the record's own key."""
     whole = maker(Store(range(12)), text_views)(np.arange(12), SECRET, 3, CPU)
     left = [11, 2, 5, 7, 0]
@@ -76,7 +76,7 @@ def test_removing_or_moving_records_changes_no_other_records_views(text_views):
     assert torch.allclose(whole["image"][left], fewer["image"], atol=1e-6)
 
 
-def test_all_text_views_differ_the_first_one_too_but_show_one_caption():
+def test_all_text_views_differ_and_show_one_caption():
     seen = []
 
     def tokenizer(texts):
@@ -110,7 +110,7 @@ def test_captions_are_chosen_alike_and_anew_in_every_step():
     assert 250 < sum(a != b for a, b in zip(*found, strict=True)) < 550
 
 
-def test_without_text_views_a_record_has_its_caption_as_its_only_text():
+def test_without_text_views_the_caption_is_the_only_text():
     store = Store(range(5), captions=1)
     expected = WordTokenizer(4096, 10)([own[0] for own in store.captions(np.arange(5))])
     for text_views in (None, TextViews(TextViewsConfig())):
@@ -127,7 +127,7 @@ def test_views_repeat_within_a_step_and_change_between_steps():
         assert not torch.equal(first[kind], later[kind]) and not torch.equal(first[kind], other[kind])
 
 
-def test_the_image_views_of_a_record_are_drawn_independently_of_each_other():
+def test_a_records_image_views_are_drawn_independently():
     store, rows = Store(range(400)), np.arange(400)
     found = maker(store, views=ViewsConfig(flip=0.5))(rows, SECRET, 0, CPU)["image"]
     plain = ImageViews(ViewsConfig()).plain(store.read(rows))

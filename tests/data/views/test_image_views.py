@@ -54,7 +54,7 @@ def test_a_record_changes_only_its_own_rows(size):
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 5])
-def test_a_record_has_the_same_views_to_the_last_bit_wherever_it_stands_in_a_batch(at_once):
+def test_a_record_has_the_same_views_wherever_it_stands(at_once):
     """Otherwise one more record would change how others are rounded: some processors round a product's last rows apart."""
     views = ImageViews(SIMCLR)
     images, uniforms = some_images(), some_uniforms(views)
@@ -94,7 +94,7 @@ def test_crop(flipped):
         assert torch.allclose(result[record, 0], expected, atol=1e-5)
 
 
-def test_boxes_lie_in_the_image_and_have_the_area_and_ratio_asked_for():
+def test_boxes_lie_in_the_image_with_the_area_and_ratio_asked():
     views = ImageViews(ViewsConfig(crop_scale=(0.2, 0.5), crop_ratio=(3 / 4, 4 / 3)))
     draw = dict(zip(["area", "ratio", "left", "top"], torch.rand(4, 4000), strict=True))
     left, top, width, height = views._boxes(draw, 32, 32)
@@ -176,7 +176,7 @@ def test_a_gpus_kernels_make_the_same_views(config, size, monkeypatch):
 
 
 @pytest.mark.usefixtures("on_a_gpu")
-def test_a_gpus_kernels_make_a_records_views_of_that_record_alone():
+def test_a_gpus_kernels_make_views_of_their_record_alone():
     views = ImageViews(SIMCLR)
     images, uniforms = some_images(3, 12), some_uniforms(views, 3)
     alone = views(images[:1], uniforms[:1])[0]
@@ -184,7 +184,7 @@ def test_a_gpus_kernels_make_a_records_views_of_that_record_alone():
 
 
 @pytest.mark.usefixtures("on_a_gpu")
-def test_where_the_kernels_do_not_run_views_are_made_without_them(monkeypatch):
+def test_where_kernels_do_not_run_views_are_made_without_them(monkeypatch):
     import dpfed.data.views.fused
 
     def failing(*_):

@@ -64,7 +64,7 @@ def sources() -> dict[str, bytes]:
 @pytest.mark.filterwarnings("ignore:Palette images")  # open_clip's conversion causes it, not ours
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("resize", WAYS)
-def test_files_of_every_mode_are_read_as_stock_open_clip_reads_them(tmp_path, sources, resize, interpolation) -> None:
+def test_files_of_every_mode_are_read_as_by_stock_open_clip(tmp_path, sources, resize, interpolation) -> None:
     store, transform = written(tmp_path / "s", sources), stock(resize, interpolation)
     seen = store.images(np.arange(len(sources)), SIZE, resize, interpolation)
     assert unlike(sources, seen, [transform(opened(file)) for file in sources.values()]) == []
@@ -78,7 +78,7 @@ def test_squares_of_an_import_are_those_of_stock_open_clip(tmp_path: Path, sourc
     assert unlike(sources, store.images(np.arange(len(store)), SIZE), [transform(opened(f)) for f in sources.values()]) == []
 
 
-def test_pil_images_of_every_mode_are_seen_and_stored_as_stock_open_clip_sees_them(tmp_path: Path) -> None:
+def test_pil_images_of_every_mode_are_seen_as_by_open_clip(tmp_path: Path) -> None:
     rgba = Image.fromarray(colours(41, 67))
     rgb, grey = rgba.convert("RGB"), rgba.convert("L")
     deep = Image.fromarray(np.asarray(grey).astype(np.uint16))
@@ -136,7 +136,7 @@ def destroyed() -> dict[str, tuple[bytes, str, Image.Image]]:
 
 
 @pytest.mark.parametrize("size", [None, SIZE])
-def test_images_that_stock_open_clip_destroys_are_converted_and_counted(tmp_path: Path, size: int | None) -> None:
+def test_images_that_open_clip_destroys_are_counted_conversions(tmp_path: Path, size: int | None) -> None:
     kinds = destroyed()
     store = written(tmp_path / "s", {name: file for name, (file, _, _) in kinds.items()}, size)
     seen = store.images(np.arange(len(kinds)), SIZE)
@@ -162,7 +162,7 @@ def test_pixels_without_a_known_range_are_refused(values: np.ndarray) -> None:
 
 @pytest.mark.parametrize("side", [(64, 1_000_000), (1_000_000, 64)])
 @pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
-def test_a_ribbon_is_scaled_in_little_memory_whatever_its_direction(resize: str, side: tuple[int, int]) -> None:
+def test_a_ribbon_of_any_direction_is_scaled_in_little_memory(resize: str, side: tuple[int, int]) -> None:
     script = (
         "import resource; from PIL import Image; from dpfed.data.resizing import square;"
         f"image = Image.new('RGB', {side}, (7, 80, 200)); now = open('/proc/self/statm').read().split()[0];"
@@ -192,7 +192,7 @@ def opened_for(folder: Path, tmp_path: Path, resize: str, interpolation: str) ->
 
 
 @pytest.mark.parametrize(("resize", "interpolation"), [("crop", "bilinear"), ("squash", "bicubic"), ("crop", "bicubic")])
-def test_a_run_that_imports_its_source_sees_what_stock_open_clip_sees(tmp_path: Path, resize: str, interpolation: str) -> None:
+def test_a_run_that_imports_sees_what_stock_open_clip_sees(tmp_path: Path, resize: str, interpolation: str) -> None:
     folder, transform = folder_of(tmp_path / "pictures", SIDES), stock(resize, interpolation)
     store = opened_for(folder, tmp_path, resize, interpolation)
     assert (store.size is None) == ((resize, interpolation) != ("crop", "bicubic"))

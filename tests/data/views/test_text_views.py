@@ -59,7 +59,7 @@ def test_sentences(text, expected):
     assert sentences(text) == expected
 
 
-def test_a_sentence_swap_exchanges_two_sentences_with_its_probability_and_every_pair_alike():
+def test_a_sentence_swap_takes_every_pair_with_its_probability():
     views = many(CAPTION, sentence_swap=0.5)
     pairs = Counter()
     for view in views:
@@ -81,7 +81,7 @@ def test_word_swaps_exchange_neighbours_and_never_overlap():
         assert all(found[word] == place for place, word in enumerate(found))  # it is an exchange of pairs
 
 
-def test_each_word_that_has_not_just_been_exchanged_swaps_with_the_probability():
+def test_each_word_not_just_exchanged_swaps_with_the_probability():
     count, p, starts = 6000, 0.3, np.zeros(8)
     for view in many(" ".join(str(i) for i in range(9)), count, word_swap=p):
         found = [int(word) for word in view.split()]
@@ -93,7 +93,7 @@ def test_each_word_that_has_not_just_been_exchanged_swaps_with_the_probability()
         assert starts[place] / count == rate(expected[place], count)
 
 
-def test_each_word_is_left_out_with_the_probability_and_the_rest_keeps_its_order():
+def test_each_word_drops_with_the_probability_others_in_order():
     count, p, kept = 6000, 0.2, np.zeros(20)
     for view in many(" ".join(str(i) for i in range(20)), count, word_delete=p):
         found = [int(word) for word in view.split()]

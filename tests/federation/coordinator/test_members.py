@@ -72,7 +72,7 @@ def test_two_supernodes_on_one_worker_waste_no_step(lab, trust, drops):
     assert [one.ledger(number).charged for number in range(3)] == [4, 4, 4]
 
 
-def test_a_site_whose_supernode_went_is_waited_for_and_no_step_is_paid_in_vain(lab):
+def test_a_site_whose_supernode_went_is_waited_for_unpaid(lab):
     one = lab("secure", drops=0, colluders=1)
     one.server.aggregate(0)
     one.wire.gone, tries = {"node1"}, []
@@ -132,7 +132,7 @@ def test_a_step_that_cannot_be_masked_costs_a_site_nothing(lab, harm):
 # ---- sites that hang
 
 
-def test_a_hanging_site_costs_one_deadline_and_comes_back_by_itself(lab):
+def test_a_hanging_site_costs_one_deadline_and_comes_back(lab):
     one, clock = lab("secure", drops=1, deadline=5.0), Clock()
     patient(one, clock)
     one.server.aggregate(0)
@@ -185,7 +185,7 @@ def test_patience_doubles_ends_and_is_forgotten():
     assert backoff.left(4) == 600
 
 
-def test_steps_are_not_paid_again_and_again_for_a_site_that_hangs_and_is_needed(lab, monkeypatch):
+def test_a_needed_site_that_hangs_costs_no_step_again_and_again(lab, monkeypatch):
     """The run waits with growing pauses, instead of discarding step after step."""
     one, clock = lab("secure", drops=0, colluders=1, deadline=5.0, steps=50), Clock()
     patient(one, clock)
@@ -212,7 +212,7 @@ def speaking(change):
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL + 1, 1])
-def test_a_site_that_speaks_another_protocol_is_not_taken_in_and_named_once(lab, protocol):
+def test_a_site_of_another_protocol_is_left_out_and_named_once(lab, protocol):
     one = lab("central", deadline=0.3)
     one.wire.tampers["node0"] = speaking({"protocol": protocol, "release": "9.9"})
     one.server.aggregate(0)
@@ -223,7 +223,7 @@ def test_a_site_that_speaks_another_protocol_is_not_taken_in_and_named_once(lab,
     assert told[0].startswith(f"site-0 is rejected: it speaks protocol {protocol}, and this is {PROTOCOL}")
 
 
-def test_a_coordinator_that_speaks_another_protocol_is_refused_and_costs_nothing(lab, monkeypatch):
+def test_a_coordinator_of_another_protocol_is_refused_unpaid(lab, monkeypatch):
     one = lab("central")
     monkeypatch.setattr(messages, "PROTOCOL", PROTOCOL + 1)
     packet = sign(one.coordinator, one.terms.fingerprint, "hello", nonce="n", step=0)

@@ -57,7 +57,7 @@ def spread(noise: torch.Tensor, plan) -> float:
     return (noise.square().mean() / plan.noise_std**2).item()
 
 
-def test_without_noise_a_federation_adds_up_what_its_sites_add_up(lab):
+def test_without_noise_a_federation_adds_up_its_sites_sums(lab):
     one = lab("central")
     total = one.server.aggregate(0)
     clean = one.clean(0)
@@ -207,7 +207,7 @@ def test_a_step_with_too_few_sites_is_discarded_and_paid_for(lab, trust, tmp_pat
 
 
 @pytest.mark.parametrize("trust", ["central", "secure"])
-def test_a_site_that_is_asked_twice_and_answers_twice_counts_once_and_pays_once(lab, trust):
+def test_a_site_asked_twice_counts_once_and_pays_once(lab, trust):
     """A question that a SuperNode delivers again, and an answer that comes again before the others are there."""
     one, once = lab(trust), lab(trust)
     exchange = one.wire.exchange
@@ -227,14 +227,14 @@ def test_a_site_that_is_asked_twice_and_answers_twice_counts_once_and_pays_once(
     assert [one.ledger(number).charged for number in range(SITES)] == [2, 2, 2]
 
 
-def test_a_secure_step_survives_a_site_that_leaves_before_it_is_unmasked(lab):
+def test_a_secure_step_survives_a_site_that_leaves_early(lab):
     one = lab("secure")
     one.wire.tampers["node2"] = lambda q, r: None if b'"kind": "shares"' in r.header else r
     noise = noise_in(one, 0, one.server.aggregate(0))
     assert spread(noise, one.plan) == pytest.approx(SITES / (SITES - 1), rel=6 * math.sqrt(2 / noise.numel()))
 
 
-def test_secure_sums_are_what_the_sites_noised_to_the_last_grid_step(lab):
+def test_secure_sums_are_the_sites_noisy_ones_to_the_last_step(lab):
     one = lab("secure")
     total, grid = one.server.aggregate(0), grid_of(one.terms)
     expected = torch.zeros(0, dtype=torch.float64)
@@ -255,7 +255,7 @@ def test_secure_sums_are_what_the_sites_noised_to_the_last_grid_step(lab):
 
 
 @pytest.mark.parametrize("trust", MODES)
-def test_a_step_that_a_server_left_open_is_paid_for_and_never_asked_again(lab, trust, tmp_path):
+def test_a_step_left_open_is_paid_for_and_never_asked_again(lab, trust, tmp_path):
     one = lab(trust)
     one.server.aggregate(0)  # the server is killed before it releases the sum
     asked = len(one.wire.questions)
@@ -387,7 +387,7 @@ def test_nothing_that_a_site_says_stops_the_others(lab, trust, to, monkeypatch):
     assert "\x1b" not in written and max(map(len, written.split("\n"))) < 1_000
 
 
-def test_a_wrong_share_spoils_nothing_where_enough_right_ones_are(lab):
+def test_a_wrong_share_spoils_nothing_among_enough_right_ones(lab):
     one = lab("secure")
 
     def wrong(question, reply):
@@ -414,7 +414,7 @@ def test_a_run_that_its_sites_do_not_know_stops_before_it_spends(lab, tmp_path):
 
 
 @pytest.mark.parametrize("trust", ["distributed", "secure"])
-def test_too_few_sites_that_can_take_a_step_stop_the_run_before_it_spends(lab, trust):
+def test_too_few_able_sites_stop_the_run_before_it_spends(lab, trust):
     """One is ahead: with it gone, the steps would all come to nothing, and be paid for."""
     one = lab(trust, drops=0, colluders=1)
     Ledger.open(one.folder / "site-2.jsonl").charge(Release(4, "of another run"))

@@ -44,7 +44,7 @@ def test_packets_are_carried_both_ways(grid, sites):
     }
 
 
-def test_why_there_is_no_answer_is_said_once_and_again_when_it_was_there(grid, sites, caplog):
+def test_why_no_answer_came_is_said_once_until_one_comes(grid, sites, caplog):
     channel = FlowerChannel(grid)
 
     def ask():

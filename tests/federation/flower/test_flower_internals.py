@@ -75,12 +75,12 @@ def test_what_is_called_takes_what_it_is_given(name):
         pytest.fail(f"{name}: {error}. {UPGRADE}")
 
 
-def test_all_waits_of_a_supernode_go_through_the_clock_that_is_exchanged():
+def test_all_waits_of_a_supernode_use_the_exchanged_clock():
     uses = re.findall(r"\btime\.(\w+)\(", inspect.getsource(start_client_internal))
     assert set(uses) == {"sleep"}, UPGRADE  # the exchanged clock has nothing else
 
 
-def test_nothing_else_of_dpfed_takes_undocumented_parts_of_flower():
+def test_nothing_else_takes_undocumented_parts_of_flower():
     files = list((ROOT / "dpfed").rglob("*.py"))
     documented = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
     found = {
@@ -150,7 +150,7 @@ def handshake(what: str) -> Exception:
 
 
 @pytest.mark.parametrize(("what", "tries_again"), [("cut", True), ("silent", True), ("no TLS", False), ("certificate", False)])
-def test_a_supernode_outlasts_a_network_that_fails_in_a_handshake(monkeypatch, what, tries_again):
+def test_a_supernode_outlasts_a_network_failing_in_a_handshake(monkeypatch, what, tries_again):
     monkeypatch.setattr(fleet_http_connection, "make_simple_http_retry_invoker", make_simple_http_retry_invoker)
     outlast_cut_handshakes()
     error = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate")
@@ -158,7 +158,7 @@ def test_a_supernode_outlasts_a_network_that_fails_in_a_handshake(monkeypatch, w
     assert fleet_http_connection.make_simple_http_retry_invoker().should_giveup(error) is not tries_again
 
 
-def test_a_refusal_is_told_before_flower_ends_the_supernode_without_a_word(monkeypatch):
+def test_a_refusal_is_told_before_flower_ends_the_supernode(monkeypatch):
     told = []
     monkeypatch.setattr(fleet_http_connection, "make_simple_http_retry_invoker", make_simple_http_retry_invoker)
     monkeypatch.setattr("flwr.supercore.retry.http_retry.os", SimpleNamespace(getpid=int, kill=lambda *_: told.append("ended")))

@@ -82,7 +82,7 @@ def clean(parties, terms, names, released):
     return total, parts.model.moments.layout
 
 
-def test_a_site_that_is_killed_in_the_second_round_is_left_out_of_it(tiny_moments, tmp_path, shapes, monkeypatch):
+def test_a_site_killed_in_the_second_round_is_left_out_of_it(tiny_moments, tmp_path, shapes, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     divide_store(shapes.path, tmp_path / "stores", 3, skew=0.5)
     parties, run, kept = tmp_path / "parties", RunDirectory(tmp_path / "run"), tmp_path / "kept"

@@ -45,7 +45,7 @@ class State:
         return self.state.get_messages_legacy(is_reply=True)
 
 
-def test_a_supernode_answers_for_an_app_that_falls_silent_and_not_for_one_that_says_it_failed():
+def test_a_supernode_answers_for_silent_apps_not_for_failed_ones():
     """Why `handle` says nothing where it has no answer; if the second half holds no longer, it may say so again."""
     silent, failed = State(), State()
     silent.falls_silent()

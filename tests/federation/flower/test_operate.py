@@ -83,7 +83,7 @@ def test_a_run_that_stopped_before_its_end_is_said(chest, monkeypatch, capsys):
     assert code == 0 and said.out == ""
 
 
-def test_the_run_has_the_federations_name_and_the_links_port_is_the_projects(chest, tmp_path):
+def test_the_run_has_the_federations_name_and_the_projects_port(chest, tmp_path):
     assert Operator(chest).run_folder == chest / "runs" / "chest"
     (chest / "run").mkdir()  # that an earlier dpfed began
     assert Operator(chest).run_folder == chest / "run"
@@ -150,7 +150,7 @@ def keys(chest):
     return [chest / "nodes" / f"{name}.pub" for name in ("north", "south")]
 
 
-def test_a_key_that_is_exchanged_while_the_run_continues_is_exchanged_at_the_superlink(chest, link, keys, monkeypatch, capsys):
+def test_a_key_exchanged_during_a_run_changes_at_the_superlink(chest, link, keys, monkeypatch, capsys):
     monkeypatch.setattr(operate, "_LOOK", 0.01)
     north, south = keys
     operator, stop, old = Operator(chest), threading.Event(), chest / "old.pub"
@@ -171,7 +171,7 @@ def test_a_key_that_is_exchanged_while_the_run_continues_is_exchanged_at_the_sup
     assert "the SuperNode north, whose key is no longer in use, is unregistered" in capsys.readouterr().out
 
 
-def test_a_key_that_was_unregistered_before_keeps_no_other_out_and_the_advice_works(chest, link, keys, capsys):
+def test_a_key_unregistered_before_keeps_no_other_out(chest, link, keys, capsys):
     north, south = keys
     first = north.read_bytes()
     Operator(chest).register()
@@ -192,7 +192,7 @@ def test_a_key_that_was_unregistered_before_keeps_no_other_out_and_the_advice_wo
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_registration_whose_answer_was_lost_is_taken_up_and_ends_with_its_key(chest, link, keys, lost, capsys):
+def test_a_registration_whose_answer_was_lost_is_taken_up(chest, link, keys, lost, capsys):
     link.lost = lost
     with pytest.raises(operate.Unavailable):
         Operator(chest).register()

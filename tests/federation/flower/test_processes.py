@@ -81,7 +81,7 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path, seconds):
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_nothing_is_left_when_the_parent_is_told_so_while_it_ends(tmp_path, seconds, how):
+def test_nothing_is_left_of_a_parent_that_is_told_as_it_ends(tmp_path, seconds, how):
     code = (
         "import sys; from pathlib import Path; import dpfed.federation.demo.processes as module; module._GRACE = 1\n"
         "with module.processes(Path(sys.argv[1])) as members:\n"

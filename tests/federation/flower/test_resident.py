@@ -48,7 +48,7 @@ def message(monkeypatch):
     return make
 
 
-def test_a_step_waits_for_a_worker_that_comes_back_and_a_greeting_does_not(message, monkeypatch):
+def test_a_step_waits_for_a_lost_worker_and_a_greeting_does_not(message, monkeypatch):
     with Sites(["north"]) as sites:
         node = Node(sites.sockets["north"])
         sites.stop("north")

@@ -123,7 +123,7 @@ def test_a_wrong_certificate_of_the_coordinator_is_noticed(tmp_path, days, hosts
     assert finding.state is State.BAD and said in finding.said and finding.advice
 
 
-def test_a_coordinator_that_is_not_there_and_a_proxy_that_is_not_there(tmp_path):
+def test_an_absent_coordinator_and_an_absent_proxy(tmp_path):
     make_certificates(tmp_path, ["localhost"])
     finding = next(network.of_connection("localhost:9", tmp_path / "ca.crt", {}))
     assert finding.state is State.BAD and "NETWORK.md" in finding.advice

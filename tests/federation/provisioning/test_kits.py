@@ -68,7 +68,7 @@ def test_the_signature_of_another_key_does_not_help(path):
         ("authority", "cafe"),
     ],
 )
-def test_what_a_unit_a_command_or_a_terminal_would_misread_is_refused(path, name, value):
+def test_what_units_commands_or_terminals_misread_is_refused(path, name, value):
     path.write_text(KIT.model_copy(update={name: value}).signed(KEY))
     with pytest.raises(UserError, match="kit-file"):
         Kit.load(path)

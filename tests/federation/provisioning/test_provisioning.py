@@ -76,7 +76,7 @@ def test_keys_are_made_at_the_site_and_never_in_a_kit(invited):
     assert b"PRIVATE" not in place.reply.read_bytes()
 
 
-def test_a_kit_of_another_coordinator_is_refused_before_anything_is_made(invited, tmp_path):
+def test_another_coordinators_kit_is_refused_before_anything_is(invited, tmp_path):
     office, done, _ = invited
     other = Identity.fresh()
     forged = Kit.load(done.kits["south"]).model_copy(update={"coordinator": other.signing_key})
@@ -129,7 +129,7 @@ def test_a_newer_kit_keeps_what_the_site_made(office):
     assert "elsewhere.example.org" in (place.path / "systemd" / "dpfed-node@.service").read_text()
 
 
-def test_a_kit_of_somebody_else_that_was_copied_over_a_site_is_noticed_and_mended(office, dpfed):
+def test_anothers_kit_copied_over_a_site_is_noticed_and_mended(office, dpfed):
     done = office.provision()
     place = office.set_up("north", done)
     other, kit, here = Identity.fresh(), Kit.load(done.kits["north"]), place.path / "kit.json"
@@ -162,7 +162,7 @@ def test_a_setup_that_was_refused_or_cut_short_goes_on(office, monkeypatch):
     assert place.reply.exists() and place.env()["DPFED_BUDGETS"] == str(place.path / "budgets")
 
 
-def test_a_site_joins_only_the_terms_of_the_coordinator_that_made_its_kit(office):
+def test_a_site_joins_only_the_terms_of_its_kits_coordinator(office):
     done = office.provision()
     places = {site: office.set_up(site, done) for site in SITES}
     for place in places.values():
@@ -270,7 +270,7 @@ def test_a_project_that_cannot_be_is_refused(office, more, said):
     assert not (office.folder / "chest").exists()
 
 
-def test_a_project_whose_terms_are_made_keeps_its_sites_and_its_trust(office):
+def test_a_project_with_terms_keeps_its_sites_and_its_trust(office):
     office.joined()
     for more, said in (
         ({"sites": ["north"]}, "sites north, south.*project-other-sites"),
@@ -300,7 +300,7 @@ def test_a_new_certificate_needs_no_new_kit(office):
         office.provision()
 
 
-def test_who_leaves_keeps_what_was_spent_and_gives_no_budget_back(office, dpfed):
+def test_who_leaves_keeps_what_was_spent_and_returns_no_budget(office, dpfed):
     store = RecordStore.open(office.store("north"))
     set_budget(store, 40.0, 1e-3)
     place = office.joined()["north"]
@@ -342,7 +342,7 @@ def test_a_site_that_is_served_does_not_leave(office):
         ({"privacy": {"seed": 3}}, "terms-seed"),
     ],
 )
-def test_what_is_wrong_with_the_configuration_is_said_before_any_site_is_asked(office, monkeypatch, changes, said):
+def test_a_wrong_configuration_is_told_before_any_site_is_asked(office, monkeypatch, changes, said):
     monkeypatch.setattr("dpfed.runs.preflight.SIZE", 16)
     plan = tomllib.loads((office.folder / "plan.toml").read_text())
     for section, values in changes.items():
@@ -353,7 +353,7 @@ def test_what_is_wrong_with_the_configuration_is_said_before_any_site_is_asked(o
     assert not (office.folder / "chest").exists()
 
 
-def test_a_site_is_told_at_once_which_copies_it_needs_and_the_doctor_asks_for_them_too(office, dpfed, public_store, tmp_path):
+def test_a_site_and_its_doctor_know_which_copies_it_needs(office, dpfed, public_store, tmp_path):
     plan = (office.folder / "plan.toml").read_text().replace("group_size = 4\n", 'method = "public"\n')
     (office.folder / "plan.toml").write_text(plan + f'\n[public]\npath = "{public_store.path}"\n')
     done = office.provision()
@@ -387,7 +387,7 @@ def test_settings_that_cannot_be_leave_nothing_behind(invited, tmp_path, setting
 
 
 @pytest.mark.parametrize(("copy", "said"), [("public", "no record store"), ("start", "nothing at")])
-def test_a_store_or_a_copy_that_is_not_there_is_refused_before_the_kit_is_unpacked(office, copy, said):
+def test_a_missing_store_or_copy_is_refused_before_unpacking(office, copy, said):
     done = office.provision()
     place, store = office.folder / "elsewhere", office.store("north")
     for wrong, named, settings in ((office.folder / "nowhere", "no record store at", {}), (store, said, {copy: "nowhere"})):

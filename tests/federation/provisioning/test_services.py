@@ -120,7 +120,7 @@ SCRIPTS = {name: text for files in (SITE, LINK) for name, text in files.items() 
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_supervisor_of_any_kind_starts_the_same_program_as_systemd(tmp_path, name):
+def test_any_supervisor_starts_the_same_program_as_systemd(tmp_path, name):
     """The script runs the unit's command, in the folder, with the settings of .env; what it gets is written down here."""
     program = Path(name).name
     (tmp_path / "venv" / "bin").mkdir(parents=True)

@@ -66,14 +66,14 @@ def test_arrivals_that_cannot_be_are_refused(arrived, reason):
     assert len(federation.masking[0].reveal(0, set(range(4)), server.rosters, {})) == 4 * 32
 
 
-def test_a_site_outside_the_roster_cannot_be_said_to_have_arrived():
+def test_a_site_outside_the_roster_cannot_have_arrived():
     federation = Federation(4, 1)
     federation.masked_step(0, vectors(4), roster=[0, 1, 2])
     with pytest.raises(OtherView, match="mask-strangers"):
         federation.masking[0].confirm(0, {0, 1, 2, 3})
 
 
-def test_signatures_are_for_one_roster_one_set_one_step_and_one_run():
+def test_signatures_are_for_one_roster_set_step_and_run():
     public = {0: b"a" * 32, 1: b"b" * 32}
     views = [
         View(StepKeys(TERMS, 0), public),
@@ -170,7 +170,7 @@ class Liar:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_no_story_narrows_the_sum_down_to_fewer_honest_sites_than_planned(case):
+def test_no_story_narrows_the_sum_below_the_planned_honest_sites(case):
     sites, drops, colluders = case
     liar, learnt = Liar(*case, seed=sum(case)), []
     for step in range(60):

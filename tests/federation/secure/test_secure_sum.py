@@ -131,7 +131,7 @@ def test_a_mask_is_the_key_stream_that_another_library_computes():
     assert np.array_equal(masked, values)
 
 
-def test_every_run_step_purpose_direction_and_pair_has_a_key_of_its_own():
+def test_every_run_step_purpose_direction_and_pair_has_own_keys():
     mine, other, seed = X25519PrivateKey.generate(), X25519PrivateKey.generate(), bytes(32)
     theirs, ours = other.public_key().public_bytes_raw(), mine.public_key().public_bytes_raw()
     assert (secret := agreed(mine, theirs, "long-term")) == agreed(other, ours, "long-term")
@@ -148,7 +148,7 @@ def test_every_run_step_purpose_direction_and_pair_has_a_key_of_its_own():
 
 
 @pytest.mark.parametrize(("drops", "colluders"), [(0, 0), (0, 1), (20, 1), (70, 5), (100, 60)])
-def test_partners_are_mutual_and_hold_together_whoever_is_taken_away(drops, colluders):
+def test_partners_are_mutual_and_connected_whoever_leaves(drops, colluders):
     """Also the worst choice: two runs of neighbours on the circle."""
     for sites in (129, 130, 201, 400):
         if 2 * drops + colluders >= sites:
@@ -190,7 +190,7 @@ def test_sums_over_a_circle_of_partners_are_exact(links, monkeypatch):
 # ---- too few shares, wrong shares
 
 
-def test_the_dealt_shares_open_a_secret_at_the_threshold_and_not_below():
+def test_shares_open_a_secret_at_the_threshold_and_not_below():
     federation = Federation(4, 1)
     offers = federation.offers(0)
     for site in range(4):
@@ -203,7 +203,7 @@ def test_the_dealt_shares_open_a_secret_at_the_threshold_and_not_below():
 
 
 @pytest.mark.parametrize("arriving", [[0, 1, 2, 3, 4], [0, 2, 3]])
-def test_too_few_reveals_leave_the_sum_masked_and_more_can_be_added(arriving):
+def test_too_few_reveals_leave_the_sum_masked_until_more_come(arriving):
     federation, values = Federation(5, 2), vectors(5)
     server, _ = federation.masked_step(0, values, arriving=arriving)
     reveals = federation.reveals(server, 0, server.close())
@@ -241,7 +241,7 @@ def test_one_wrong_share_is_noticed_and_the_sites_are_named(of):
 
 
 @pytest.mark.parametrize(("sites", "drops"), [(3, 1), (7, 2), (30, 5)])
-def test_a_site_that_gives_wrong_shares_spoils_no_step_that_can_do_without_it(sites, drops):
+def test_wrong_shares_spoil_no_step_that_can_do_without_them(sites, drops):
     federation, values = Federation(sites, drops), vectors(sites)
     server, _ = federation.masked_step(0, values)
     reveals = federation.reveals(server, 0, server.close())
@@ -252,7 +252,7 @@ def test_a_site_that_gives_wrong_shares_spoils_no_step_that_can_do_without_it(si
 # ---- what sites refuse
 
 
-def test_an_offer_that_was_changed_is_refused_and_nothing_is_masked():
+def test_a_changed_offer_is_refused_and_nothing_is_masked():
     federation, values = Federation(3, 1), vectors(3)
     right = federation.offers_to(0, federation.offers(0))
     for at in range(0, len(right[1]), 7):
@@ -291,7 +291,7 @@ def test_offers_of_others_steps_and_runs_are_refused():
             federation.masking[0].open(1, {number: offers[1].envelopes[0], 2: offers[2].envelopes[0]})
 
 
-def test_a_round_key_that_gives_everybody_the_same_secret_is_refused(monkeypatch):
+def test_a_round_key_that_gives_all_the_same_secret_is_refused(monkeypatch):
     federation = Federation(3, 1)
     monkeypatch.setattr("dpfed.federation.secure.masking.public_bytes", lambda key: bytes(32))
     hostile = federation.masking[1].offer(0)
@@ -324,7 +324,7 @@ def test_a_step_is_masked_once():
             federation.masking[0].offer(step)
 
 
-def test_offers_of_several_steps_wait_side_by_side_and_are_forgotten_once_a_later_step_is_masked():
+def test_offers_of_several_steps_wait_until_a_later_is_masked():
     federation, values = Federation(3, 1), vectors(3)
     now, ahead = federation.offers(2), federation.offers(3)
     assert federation.masking[0].offer(2) is now[0] and federation.masking[0].offer(3) is ahead[0]
@@ -335,7 +335,7 @@ def test_offers_of_several_steps_wait_side_by_side_and_are_forgotten_once_a_late
     federation.mask(1, 3, values[1], ahead)
 
 
-def test_the_next_steps_offers_travel_before_this_step_is_revealed():
+def test_the_next_offers_travel_before_this_step_is_revealed():
     federation, values = Federation(3, 1), vectors(3)
     server, _ = federation.masked_step(0, values)
     federation.offers(1)
@@ -344,7 +344,7 @@ def test_the_next_steps_offers_travel_before_this_step_is_revealed():
     assert federation.total(server, 1).tolist() == plain_sum(values, range(3))
 
 
-def test_a_step_is_forgotten_when_a_later_one_is_masked_or_the_site_restarts():
+def test_a_later_mask_or_a_restart_makes_a_site_forget_a_step():
     federation, values = Federation(3, 1), vectors(3)
     server, _ = federation.masked_step(0, values)
     federation.masked_step(1, values)
@@ -354,7 +354,7 @@ def test_a_step_is_forgotten_when_a_later_one_is_masked_or_the_site_restarts():
         federation.site(0).reveal(1, {0, 1, 2}, server.rosters, {})
 
 
-def test_a_restarted_site_offers_other_secrets_under_another_nonce():
+def test_a_restarted_site_offers_other_secrets_and_a_new_nonce():
     federation = Federation(3, 1)
     offers = [federation.site(0).offer(0) for _ in range(20)]
     fresh = ([offer.envelopes[1][32:44] for offer in offers], [offer.public[:32] for offer in offers])
@@ -365,7 +365,7 @@ def test_a_restarted_site_offers_other_secrets_under_another_nonce():
 # ---- what the server refuses, and what is said to nobody
 
 
-def test_the_server_adds_each_site_of_the_roster_once_and_in_time():
+def test_the_server_adds_each_site_of_the_roster_once_in_time():
     federation, values = Federation(4, 1), vectors(4)
     server, masked = federation.masked_step(0, values, roster=[0, 1, 2], arriving=[0, 1])
     right = federation.signature(2, 0)

@@ -50,7 +50,7 @@ def test_records_that_change_before_joining_are_refused(sites):
     assert not made[0].joined and not made[0].ledger.exists()
 
 
-def test_records_that_change_after_joining_are_refused_by_worker_and_doctor_until_they_are_back(sites, shapes):
+def test_records_changed_after_joining_are_refused_until_back(sites, shapes):
     made, terms = sites
     made[0].join(terms)
     said = []

@@ -215,7 +215,7 @@ def test_many_silent_visitors_delay_nobody(path):
         assert not patience.ended
 
 
-def test_who_waits_for_an_answer_is_not_shut_down_for_who_is_silent(path):
+def test_who_waits_is_not_shut_down_for_who_is_silent(path):
     begun, go, replies = threading.Event(), threading.Event(), []
 
     def handle(packet):

@@ -24,7 +24,7 @@ def site(tiny, shapes, tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_site_that_loads_is_stopped_at_once_and_can_be_served_again(number, code, site, dpfed, monkeypatch):
+def test_a_loading_site_stops_at_once_and_can_be_served_again(number, code, site, dpfed, monkeypatch):
     def loading(*_):
         signal.raise_signal(number)
         time.sleep(30)

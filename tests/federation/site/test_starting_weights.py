@@ -76,7 +76,7 @@ def test_where_all_weights_travel_a_site_needs_no_copy(agreed):
 
 
 @pytest.mark.parametrize("agreed", ["lora", "timm"], indirect=True)
-def test_where_a_tower_is_frozen_a_site_needs_its_own_copy_of_the_same_weights(agreed, tmp_path):
+def test_a_frozen_tower_needs_the_sites_own_copy_of_its_weights(agreed, tmp_path):
     config, terms, settings = agreed
     with pytest.raises(UserError, match="there is nothing at .*start"):
         build(site_config(terms, settings), Randomness.from_seed(1), terms=terms)
