@@ -207,7 +207,7 @@ def said_of(value: object, name: str | None = None) -> str:
         name: in the configuration; default: that of the object, or of its class.
     """
     kind = value if hasattr(value, "__qualname__") else type(value)
-    module = name.partition(":")[0] if name and not in_python(name) else getattr(kind, "__module__", "?")
+    module = name.partition(":")[0] if name and not in_python(name) else getattr(kind, "__module__", None) or "?"
     shown = name if name and not in_python(name) else f"{module}:{getattr(kind, '__qualname__', '?')}"
     package = _packages().get(module.partition(".")[0], [None])[0]
     version = f", {package} {importlib.metadata.version(package)}" if package else ""

@@ -200,7 +200,7 @@ class Trainer:
 
     @contextmanager
     def open(self, folder: str | Path, manual: bool = False) -> Iterator[Session]:
-        """Opens a run for a loop of your own: a step is on disk and paid for before the loop's body sees it.
+        """Opens a run for a loop of your own: a step is on disk and charged before the loop's body sees it.
 
         When the last step is over, the run is evaluated, and model, card and report are written. Whoever leaves the block
         before resumes later, by the same lines.

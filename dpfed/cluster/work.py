@@ -124,8 +124,11 @@ def _follow(link: Link, folder: Path) -> None:
 
 
 def _mark(parts: Parts) -> bytes:
-    """What must be the same everywhere, or a record could have two owners or be drawn at another rate: plan and store."""
-    return hashlib.blake2b(f"{parts.plan.fingerprint}/{parts.store.fingerprint}".encode(), digest_size=MARK_BYTES).digest()
+    """What must be the same everywhere, or a record could have two owners or be drawn at another rate: plan and records. And
+    the user's own parts, which each machine has installed for itself."""
+    own = "".join(f"/{key} {said}" for key, said in sorted(parts.own.items()))
+    marked = f"{parts.plan.fingerprint}/{parts.store.fingerprint}{own}"
+    return hashlib.blake2b(marked.encode(), digest_size=MARK_BYTES).digest()
 
 
 def _join(link: Link, parts: Parts, randomness: Randomness) -> Collective:

@@ -29,7 +29,7 @@ class SimCLR(SimCLRModel):
         normalize: whether the loss sees embeddings of unit length.
 
     Raises:
-        UserError: if the encoder is no module, or a temperature is not positive and finite.
+        UserError: if the encoder is not a module, or a temperature is not positive and finite.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TwoTower(TwoTowerModel):
         normalize: see there.
 
     Raises:
-        UserError: if a tower is no module; if the tokenizer gives something else, or does not say how many tokens there are.
+        UserError: if a tower is not a module; if the tokenizer gives something else, or does not say how many tokens there are.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ def as_model(given: Any) -> nn.Module:
         given: a `SimCLR`, a `TwoTower`, another model of the contract (docs/library.md), or an encoder.
 
     Raises:
-        UserError: if it is no module.
+        UserError: if it is not a module.
     """
     _require_module(given, "model")
     return given if hasattr(given, "temperature") and callable(getattr(given, "features", None)) else SimCLR(given)

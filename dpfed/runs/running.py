@@ -95,7 +95,7 @@ class Session:
         return self._steps.coordinator.optimizer
 
     def __iter__(self) -> Iterator[StepSummary]:
-        """The steps that are left, each on disk and paid for. Behind the last one the run is finished as by `run`."""
+        """The steps that are left, each on disk and charged. Behind the last one the run is finished as by `run`."""
         steps, measurement = self._begin()
         advance = _advance(self._progress, steps)
         for summary in steps.each(self._connect(self._job), self._seeing(measurement)):

@@ -137,9 +137,9 @@ def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
     except Exception as error:
         if not own and not optimizer.is_own:
             raise
-        wants = " It wants a closure, and a private gradient is computed once." if "closure" in str(error) else ""
+        closure = " It needs a closure, and a private gradient is computed once." if "closure" in str(error) else ""
         raise UserError(
-            f"the optimizer {name} cannot step ({type(error).__name__}: {error}).{wants} Choose another. [optimizer-step]"
+            f"the optimizer {name} cannot step ({type(error).__name__}: {error}).{closure} Choose another. [optimizer-step]"
         ) from error
     kept = [value for state in update.optimizer.state_dict()["state"].values() for value in state.values()]
     if any(not isinstance(value, Tensor | int | float | None) for value in kept):

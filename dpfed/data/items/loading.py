@@ -1,4 +1,4 @@
-"""Reads items and makes their views in processes: torch's `DataLoader`, which is told step by step what to read.
+"""Reads items and makes their views in processes: torch's `DataLoader`, which gets step by step what to read.
 
 Every random generator that a transform may use is seeded for each view, by the record's own key and the step: so a view is a
 function of the record and its own draws, wherever and among whichever others it is made.

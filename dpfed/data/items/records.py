@@ -104,7 +104,7 @@ class Records(RecordSet):
         return f"Records({self.name!r}, {len(self):,} records)"
 
     def __reduce__(self) -> Any:
-        raise TypeError("Records do not travel to other processes: give a configuration a function that makes them")
+        raise TypeError("Records are not sent to other processes: give a configuration a function that makes them")
 
     @property
     def keys(self) -> np.ndarray:  # type: ignore[override]

@@ -1,6 +1,6 @@
 """Reads every item of a data set once: what its key is, its captions and labels, and the shape of its image.
 
-Some are read a second time, in another order: an item that comes out differently is no function of its record.
+Some are read a second time, in another order: an item that comes out differently is not a function of its record.
 """
 
 from __future__ import annotations

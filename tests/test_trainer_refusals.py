@@ -111,7 +111,7 @@ OTHER = nn.Linear(2, 2)
     [
         ({"optimizer": lambda parameters: torch.optim.SGD(OTHER.parameters(), 0.1)}, "optimizer-other-parameters"),
         ({"optimizer": lambda parameters: torch.optim.SGD(parameters[:1], 0.1)}, "optimizer-other-parameters"),
-        ({"optimizer": lambda parameters: torch.optim.LBFGS(parameters)}, "wants a closure"),
+        ({"optimizer": lambda parameters: torch.optim.LBFGS(parameters)}, "needs a closure"),
         ({"optimizer": lambda parameters: 3}, "expected a torch.optim.Optimizer"),
         ({"optimizer": torch.optim.SGD(OTHER.parameters(), 0.1)}, "expected a function that makes the optimizer"),
         ({"optimizer": lambda parameters: torch.optim.SGD(parameters, 1e30)}, "lower it"),

@@ -11,7 +11,7 @@ import torch
 import dpfed
 from tests.own_parts import picture
 
-PAGE = Path(__file__).parents[2] / "docs" / "library.md"
+PAGE = Path(__file__).parents[1] / "docs" / "library.md"
 SMALLER = {
     "vit_tiny_patch16_224": "test_vit",
     "224": "160",
@@ -30,7 +30,7 @@ def test_the_code_of_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, cap
         folder.mkdir(parents=True, exist_ok=True)
         picture(number).save(folder / f"{number}.png")
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
+    names: dict = {"__name__": "__main__"}
     for block in blocks("python"):
         for given, small in SMALLER.items():
             block = block.replace(given, small)
