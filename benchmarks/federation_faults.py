@@ -38,8 +38,8 @@ from dpfed.protocol.journal import Journal
 from dpfed.protocol.terms import Terms
 from dpfed.runs.build import build
 from dpfed.training.checkpoint import Checkpoints
-from dpfed.training.releases import Releases
 from dpfed.training.learner import Partition
+from dpfed.training.releases import Releases
 
 MODES = ("central", "distributed", "secure", "local")
 SITES = 3

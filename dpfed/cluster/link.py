@@ -79,8 +79,8 @@ class Link:
                 raise UserError(f"{self.worker(rank)}: {text}")
             if report[:MARK_BYTES] != reports[0][:MARK_BYTES]:
                 raise UserError(
-                    f"{self.worker(rank)} does not find the records, or the code of your own, that worker 0 finds: data.path and "
-                    "data.stores must be the same store on all machines, and packages the same. [worker-other-records]"
+                    f"{self.worker(rank)} does not find the records, or the code of your own, that worker 0 finds: data.path "
+                    "and data.stores must be the same store on all machines, and packages the same. [worker-other-records]"
                 )
 
     def _all(self, own: Tensor) -> list[Tensor]:

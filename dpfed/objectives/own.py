@@ -62,8 +62,8 @@ def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
         rows: embeddings of one group, ``(S, V, D)`` each.
 
     Raises:
-        UserError: for a loss that fails, is not a scalar, is not finite, has no gradient, has parameters of its own, or remembers
-            what it was called with before.
+        UserError: for a loss that fails, is not a scalar, is not finite, has no gradient, has parameters of its own, or
+            remembers what it was called with before.
     """
     import torch
 
