@@ -11,6 +11,7 @@ from dpfed.budgets.registry import budgets_of
 from dpfed.budgets.spending import set_budget
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from dpfed.federation.provisioning import site_paths
 from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.kits import Kit, Reply
 from dpfed.federation.provisioning.network import State
@@ -19,6 +20,7 @@ from dpfed.federation.site.folder import SiteFolder
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.protocol.identity import Identity
 from tests.federation.provisioning.office import SITES, Office
+from tests.killed import killed
 
 
 @pytest.fixture
@@ -160,6 +162,17 @@ def test_a_setup_that_was_refused_or_cut_short_goes_on(office, monkeypatch):
         SitePaths.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.store("north"))
     place = SitePaths.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.store("north"))
     assert place.reply.exists() and place.env()["DPFED_BUDGETS"] == str(place.path / "budgets")
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_setup_that_is_cut_short_at_any_file_goes_on(office, before):
+    done = office.provision()
+    into = office.folder / "m"
+    for file in (1, 2, 5, 9):
+        with killed(site_paths, "write_atomically", file, before):
+            SitePaths.set_up(done.kits["north"], into, done.fingerprint, office.store("north"))
+    assert not (into / "chest-north" / "reply.json").exists()
+    assert SitePaths.set_up(done.kits["north"], into, done.fingerprint, office.store("north")).reply.exists()
 
 
 def test_a_site_joins_only_the_terms_of_the_coordinator_that_made_its_kit(office):
