@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 from typing import Any
@@ -98,15 +99,18 @@ def interruptible() -> Iterator[None]:
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             default |= {signal.SIGTERM: signal.SIG_DFL}
         kept = {number: usual for number, usual in default.items() if signal.getsignal(number) is usual}
+    shows = sys.unraisablehook
     try:
         if kept:
             _received.answered = frozenset(kept)
+            sys.unraisablehook = functools.partial(_show_unless_interrupted, shows)
         _answer_again()
         yield
     finally:
         if kept:
             accept()
             _received.answered = frozenset()
+            sys.unraisablehook = shows
         for number, usual in kept.items():
             if signal.getsignal(number) is _raise:
                 signal.signal(number, usual)
@@ -149,6 +153,12 @@ def _raise(number: int, frame: FrameType | None) -> None:
         signal.raise_signal(number)
     if not _starts_module_in_c(frame):
         raise Interrupted
+
+
+def _show_unless_interrupted(shows: Callable[[Any], object], forgotten: Any) -> None:
+    """Python shows an exception that it forgets, with a traceback; an interruption is repeated, so there is nothing to show."""
+    if not issubclass(forgotten.exc_type, Interrupted):
+        shows(forgotten)
 
 
 def _starts_module_in_c(frame: FrameType | None) -> bool:

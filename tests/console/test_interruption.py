@@ -38,9 +38,13 @@ run(app)
 """
 
 
-def ended(body, number, *words):
+def carried_out(body, number):
     program = PROGRAM.format(body="\n".join(f"    {line}" for line in body.strip("\n").splitlines()))
-    done = run_to_end([sys.executable, "-c", program, str(int(number)), *words], capture_output=True, text=True, timeout=50)
+    return run_to_end([sys.executable, "-c", program, str(int(number))], capture_output=True, text=True, timeout=50)
+
+
+def ended(body, number):
+    done = carried_out(body, number)
     return done.returncode, done.stdout, done.stderr.strip().splitlines()[-1]
 
 
@@ -58,6 +62,22 @@ def ended(body, number, *words):
 def test_a_signal_whose_exception_is_forgotten_ends_a_command_all_the_same(body, number, code):
     found, out, said = ended(body, number)
     assert (found, said) == (code, "stopped.") and "went on" not in out
+
+
+@pytest.mark.parametrize("number", [number for number, _ in SIGNALS])
+def test_a_forgotten_interruption_prints_no_traceback_others_do(number):
+    body = """
+class Fails:
+    def __del__(self):
+        raise ValueError("of another kind")
+
+Fails()
+swallow()
+time.sleep(400)
+"""
+    said = carried_out(body, number).stderr
+    assert said.count("Traceback") == said.count("ValueError: of another kind") == 1
+    assert said.endswith("\nstopped.\n") and "Interrupted" not in said
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
