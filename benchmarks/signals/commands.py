@@ -48,6 +48,10 @@ def _finish(run: str, otherwise: str) -> tuple[tuple[str, str], ...]:
 _RUN = ("tiny.toml",)
 _NEW = "pretrain tiny.toml --run runs/new --set privacy.steps=60"
 _SETUP = "site setup chest/kits/chest-north.kit.json --coordinator {coordinator} --store stores/north --into mine"
+_FIGURES = " ".join(
+    f"--assume {figure}"
+    for figure in ("throughput=1000", "bandwidth=1e10", "latency=1e-4", "noise=1e9", "bookkeeping=0.01", "price=2")
+)
 _SITE = ("sites", "budgets")
 
 COMMANDS: dict[str, Command] = {
@@ -117,7 +121,7 @@ COMMANDS: dict[str, Command] = {
     "serve": Command(_words("serve runs --port 0"), ("runs/done", "runs/begun"), until_stopped="ctrl-c", most=100),
     "audit privacy": Command(_words("audit privacy tiny.toml --experiments 1000 --out audited"), _RUN, (0, 1, 2), most=100),
     "audit membership": Command(_words("audit membership runs/done"), ("runs/done",), (0, 1, 2), most=100),
-    "cluster cost": Command(_words("cluster cost imagenet --records 1000000 --workers 8")),
+    "cluster cost": Command(_words(f"cluster cost imagenet --records 1000000 --workers 8 {_FIGURES}")),
     "cluster status": Command(_words("cluster status"), (), (0, 1, 2)),
     "federation provision": Command(
         _words("federation provision project.toml --folder other"),

@@ -16,12 +16,13 @@ from dpfed.data.store.records import RecordStore
 from dpfed.files.atomic import DRAFT
 
 _OWN = {"tmp.out", "tmp.err"}  # of the start itself
-_ELSEWHERE = {"home", "tmp"}
+_OF_TORCH = ("torchinductor_", "torchelastic_")  # folders that PyTorch and torchrun keep among temporary files
 
 
 def half_written(seed: Path, folder: Path) -> list[str]:
     """Sentences on what is wrong below a folder; files that are as in the seed are not looked at."""
-    wrong = [f"left {left.relative_to(folder)}" for left in sorted((folder / "tmp").iterdir())]
+    temporary = [left for left in sorted((folder / "tmp").iterdir()) if not left.name.startswith(_OF_TORCH)]
+    wrong = [f"left {left.relative_to(folder)}" for left in temporary]
     for top, folders, files in os.walk(folder):
         here = Path(top)
         name = here.relative_to(folder)
