@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM end a command, even where a library swallows the exception.
 
 Python raises a signal's exception wherever the main thread is. While a module in C starts, its code may forget the exception
-(numpy.random, Triton, pandas), turn it into an ImportError (NumPy), or abort the process: so a signal waits until
+(numpy.random, Triton, pandas), turn it into an ImportError (NumPy), or abort the process (PyTorch): so a signal waits until
 such a start is over. Whatever else forgets the exception, the signal is repeated until the exception has arrived.
 """
 
@@ -10,7 +10,9 @@ from __future__ import annotations
 import _thread
 import contextlib
 import functools
+import linecache
 import os
+import re
 import signal
 import sys
 import threading
@@ -22,6 +24,7 @@ from typing import Any
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # as shells count
 _FIRST, _LONGEST = 0.05, 2.0  # seconds until the signal is repeated
+_STARTS_IN_C = re.compile(r"\b_C\._\w*init", re.IGNORECASE)  # as in `torch._C._c10d_init()`
 _C_MODULES = {function.__code__ for function in (ExtensionFileLoader.create_module, ExtensionFileLoader.exec_module)}
 
 
@@ -30,7 +33,14 @@ class Interrupted(KeyboardInterrupt):
 
     A class of its own: Python remembers a plain ``KeyboardInterrupt`` that leaves an ``exec``, and ends by SIGINT, whatever
     follows.
+
+    Attributes:
+        code: the exit code of a command that it ends.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code = exit_code()
 
 
 class _Received:
@@ -163,10 +173,16 @@ def _show_unless_interrupted(shows: Callable[[Any], object], forgotten: Any) -> 
 
 def _starts_module_in_c(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code in _C_MODULES:
+        if frame.f_code in _C_MODULES or _starts_part_of_torch(frame):
             return True
         frame = frame.f_back
     return False
+
+
+def _starts_part_of_torch(frame: FrameType) -> bool:
+    if str(frame.f_globals.get("__name__")).partition(".")[0] != "torch":
+        return False
+    return _STARTS_IN_C.search(linecache.getline(frame.f_code.co_filename, frame.f_lineno)) is not None
 
 
 def _under_way(handled: BaseException | None) -> bool:
