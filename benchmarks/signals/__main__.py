@@ -45,7 +45,8 @@ def moments_of(name: str, draw: random.Random) -> list[tuple[float, signal.Signa
     first = [(every[place], signals[turn % 2]) for turn, place in enumerate(order)]
     second = [(every[place], signals[1 - turn % 2]) for turn, place in enumerate(order)]
     late = [(round(command.span + draw.uniform(0.0, _LATE), 2), signals[turn % 2]) for turn in range(command.late)]
-    return [*first, *second][: command.most] + late
+    both = [*first, *second][: command.most]
+    return both[:20] + late + both[20:]
 
 
 class Sweep:

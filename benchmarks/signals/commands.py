@@ -90,7 +90,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "start": Command(_words("start tiny.toml --set training.device=cpu"), _RUN, late=6),
     "pretrain": Command(_words(_NEW), _RUN, most=40, late=8, then=_finish("runs/new", _NEW)),
-    "resume": Command(_words("resume runs/begun"), ("runs/begun", "budgets"), late=8, then=_finish("runs/begun", "")),
+    "resume": Command(_words("resume runs/open"), ("runs/open",), late=8, then=_finish("runs/open", "")),
     "sweep": Command(
         _words("sweep tiny.toml sweep.toml --runs sweeps"),
         ("tiny.toml", "sweep.toml"),

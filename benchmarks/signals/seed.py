@@ -67,7 +67,8 @@ def make_seed(folder: Path) -> dict[str, str]:
     (folder / "secret").write_bytes(os.urandom(32))
     _called(folder, "budget", "set", "stores/budgeted", "--epsilon", "40", "--delta", "1e-4")
     _called(folder, "pretrain", "tiny.toml", "--run", "runs/done", "--set", "privacy.steps=20")
-    _begin(folder)
+    _begin(folder, "begun", "budgeted")
+    _begin(folder, "open", "records")
     known = _make_federation(folder)
     words.write_text(json.dumps(known))
     return known
@@ -104,14 +105,23 @@ def _called(folder: Path, *words: str) -> str:
     return done.stdout + done.stderr
 
 
-def _begin(folder: Path) -> None:
-    """A run that was interrupted, under a budget of which it has reserved a part."""
-    words = ["pretrain", "tiny.toml", "--run", "runs/begun", "--set", "privacy.steps=400", "--set", "data.path=stores/budgeted"]
+def _begin(folder: Path, name: str, store: str) -> None:
+    """A run that was interrupted. Under a budget, a copy of it cannot be resumed."""
+    words = [
+        "pretrain",
+        "tiny.toml",
+        "--run",
+        f"runs/{name}",
+        "--set",
+        "privacy.steps=100",
+        "--set",
+        f"data.path=stores/{store}",
+    ]
     process = subprocess.Popen(
         [DPFED, *words], cwd=folder, env=environment(folder), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
-    ledger = folder / "runs" / "begun" / "ledger.jsonl"
+    ledger = folder / "runs" / name / "ledger.jsonl"
     while process.poll() is None and not (ledger.exists() and len(ledger.read_text().splitlines()) > 12):
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
