@@ -138,7 +138,11 @@ COMMANDS: dict[str, Command] = {
     "federation demo": Command(
         _words("federation demo fed.toml --run runs/demo --sites 2"), ("fed.toml",), heavy=True, most=24, span=48.0, late=4
     ),
-    "site setup": Command(_words(_SETUP), ("chest", "stores/north", "budgets"), then=(("", _SETUP),)),
+    "site setup": Command(
+        _words(_SETUP),
+        ("chest", "stores/north", "budgets"),
+        then=(("mine/chest-north/reply.json", "config list"), ("", _SETUP)),
+    ),
     "site confirm": Command(
         (*_words("site confirm sites/chest-west"), "{south}"), _SITE, then=(("", "site confirm sites/chest-west {south}"),)
     ),
