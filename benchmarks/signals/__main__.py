@@ -62,7 +62,7 @@ class Sweep:
 
     def __init__(self, folder: Path, names: list[str], minutes: float, seed: int, rounds: int = 0) -> None:
         self.folder, self.done, self.left = folder, [], defaultdict(int)
-        self._minutes, self._lock, self._number = minutes, threading.Lock(), len(list(folder.iterdir()))
+        self._minutes, self._lock, self._number = minutes, threading.Lock(), _latest(folder)
         self._own_ends: dict[str, list[float]] = defaultdict(list)
         self.skipped: dict[str, int] = defaultdict(int)
         draw = random.Random(seed)
@@ -167,6 +167,11 @@ class Sweep:
                 ],
             }
         return found
+
+
+def _latest(folder: Path) -> int:
+    """The number of the latest start that an earlier sweep has left in a folder."""
+    return max((int(path.name) for path in folder.iterdir() if path.name.isdigit()), default=0)
 
 
 def main() -> None:

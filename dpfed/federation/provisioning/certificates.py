@@ -37,7 +37,7 @@ _PEM = serialization.Encoding.PEM
 def make_certificates(folder: Path, hosts: list[str], days: int = _SERVER_DAYS) -> None:
     """Makes a server's certificate and key, signed by the folder's authority; makes the authority if there is none.
 
-    A key without its certificate is used: whoever was cut short goes on.
+    A key without its certificate is used: whoever was cut short continues.
 
     Args:
         folder: holds or gets ``ca.crt``, ``ca.key`` and ``server.key``; gets ``server.pem``.
