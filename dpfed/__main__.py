@@ -11,7 +11,7 @@ if dpfed.__file__ is None:
     sys.path = [path for path in sys.path if not os.path.isdir(os.path.join(path, "dpfed"))]
     del sys.modules["dpfed"]
 
-from dpfed.console.interruption import Interrupted, exit_code, interruptible
+from dpfed.console.interruption import Interrupted, end_at_once, exit_code, interruptible
 
 
 def main() -> None:
@@ -29,6 +29,8 @@ def main() -> None:
     except Interrupted as stop:
         print("stopped.", file=sys.stderr)
         sys.exit(stop.code)
+    finally:
+        end_at_once()
 
 
 if __name__ == "__main__":

@@ -126,6 +126,15 @@ def interruptible() -> Iterator[None]:
                 signal.signal(number, usual)
 
 
+def end_at_once() -> None:
+    """From here on, Ctrl-C ends this process like SIGTERM: all is done, and Python clears away without a traceback."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # it is closed, or its reader has gone
+                stream.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def taken_back() -> Iterator[None]:
     """A block in which a library may set handlers of its own; within `interruptible`, in the main thread.

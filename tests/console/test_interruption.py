@@ -185,6 +185,20 @@ main()
     assert (done.returncode, done.stderr.splitlines()[-1]) == (code, "stopped.") and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("number", [number for number, _ in SIGNALS])
+def test_a_signal_after_the_last_line_prints_no_traceback(number):
+    """Python still clears away: a shell counts 130 or 143."""
+    program = f"""
+import atexit, signal, sys
+from dpfed.__main__ import main
+atexit.register(lambda: [signal.raise_signal({int(number)}), print("was not reached")])
+sys.argv = ["dpfed", "config", "show", "quickstart"]
+main()
+"""
+    done = run_to_end([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (-number, "") and done.stdout.endswith("every = 25\n")
+
+
 @pytest.mark.slow
 def test_fifty_starts_at_random_moments(tiny, tmp_path):
     """As a shell sees them: a signal that comes before or after the command's own lines ends Python itself."""
