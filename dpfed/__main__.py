@@ -11,21 +11,26 @@ if dpfed.__file__ is None:
     sys.path = [path for path in sys.path if not os.path.isdir(os.path.join(path, "dpfed"))]
     del sys.modules["dpfed"]
 
-from dpfed.console.interruption import accept, exit_code, interruptible
+from dpfed.console.interruption import Interrupted, end_at_once, exit_code, interruptible
 
 
 def main() -> None:
-    """Entry point. Ctrl-C is answered from the first import on."""
-    with interruptible():
-        try:
-            from dpfed.cli import main as run_command
-        except BaseException:  # an interruption, and what an import makes of one
-            if (code := exit_code()) is None:
-                raise
-            accept()
-            print("stopped.", file=sys.stderr)
-            sys.exit(code)
-        run_command()
+    """Entry point. Ctrl-C is answered from the first import on, until the last line."""
+    try:
+        with interruptible():
+            try:
+                from dpfed.cli import main as run_command
+
+                run_command()
+            except BaseException as error:  # an interruption, and what an import makes of one
+                if exit_code() is None:
+                    raise
+                raise Interrupted from error
+    except Interrupted as stop:
+        print("stopped.", file=sys.stderr)
+        sys.exit(stop.code)
+    finally:
+        end_at_once()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 _TIMEOUT = 900  # seconds for a cell, on a busy machine
-_TEMPORARY = re.compile(r"(?:/private)?/(?:tmp|var/folders)/[\w./-]*?dpfed-\w+")
+_TEMPORARY = re.compile(r"(?:/private)?/(?:tmp|var/folders)/[\w./-]*?dpfed-\w+|\bdpfed-[a-z0-9_]{8}(?=/)")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM end a command, even where a library swallows the exception.
 
 Python raises a signal's exception wherever the main thread is. While a module in C starts, its code may forget the exception
-(numpy.random, Triton, pandas), turn it into an ImportError (NumPy), or abort the process: so a signal waits until
+(numpy.random, Triton, pandas), turn it into an ImportError (NumPy), or abort the process (PyTorch): so a signal waits until
 such a start is over. Whatever else forgets the exception, the signal is repeated until the exception has arrived.
 """
 
@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
+import linecache
 import os
+import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 from typing import Any
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # as shells count
 _FIRST, _LONGEST = 0.05, 2.0  # seconds until the signal is repeated
+_STARTS_IN_C = re.compile(r"\b_C\._\w*init", re.IGNORECASE)  # as in `torch._C._c10d_init()`
 _C_MODULES = {function.__code__ for function in (ExtensionFileLoader.create_module, ExtensionFileLoader.exec_module)}
 
 
@@ -29,7 +33,14 @@ class Interrupted(KeyboardInterrupt):
 
     A class of its own: Python remembers a plain ``KeyboardInterrupt`` that leaves an ``exec``, and ends by SIGINT, whatever
     follows.
+
+    Attributes:
+        code: the exit code of a command that it ends.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code = exit_code()
 
 
 class _Received:
@@ -98,18 +109,30 @@ def interruptible() -> Iterator[None]:
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             default |= {signal.SIGTERM: signal.SIG_DFL}
         kept = {number: usual for number, usual in default.items() if signal.getsignal(number) is usual}
+    shows = sys.unraisablehook
     try:
         if kept:
             _received.answered = frozenset(kept)
+            sys.unraisablehook = functools.partial(_show_unless_interrupted, shows)
         _answer_again()
         yield
     finally:
         if kept:
             accept()
             _received.answered = frozenset()
+            sys.unraisablehook = shows
         for number, usual in kept.items():
             if signal.getsignal(number) is _raise:
                 signal.signal(number, usual)
+
+
+def end_at_once() -> None:
+    """From here on, Ctrl-C ends this process like SIGTERM: all is done, and Python clears away without a traceback."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # it is closed, or its reader has gone
+                stream.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -151,12 +174,24 @@ def _raise(number: int, frame: FrameType | None) -> None:
         raise Interrupted
 
 
+def _show_unless_interrupted(shows: Callable[[Any], object], forgotten: Any) -> None:
+    """Python shows an exception that it forgets, with a traceback; an interruption is repeated, so there is nothing to show."""
+    if not issubclass(forgotten.exc_type, Interrupted):
+        shows(forgotten)
+
+
 def _starts_module_in_c(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code in _C_MODULES:
+        if frame.f_code in _C_MODULES or _starts_part_of_torch(frame):
             return True
         frame = frame.f_back
     return False
+
+
+def _starts_part_of_torch(frame: FrameType) -> bool:
+    if str(frame.f_globals.get("__name__")).partition(".")[0] != "torch":
+        return False
+    return _STARTS_IN_C.search(linecache.getline(frame.f_code.co_filename, frame.f_lineno)) is not None
 
 
 def _under_way(handled: BaseException | None) -> bool:

@@ -36,11 +36,29 @@ def command():
 
 run(app)
 """
+# As PyTorch's modules start what is in C++: there, an exception aborts the process.
+STARTS_IN_C = """
+import linecache, types
+def start():
+    try:
+        signal.raise_signal(NUMBER)
+    except BaseException:
+        os.abort()
+line = "if not torch._C._c10d_init(): raise RuntimeError"
+linecache.cache["made.py"] = (len(line), None, [line], "made.py")
+names = {"__name__": "torch.made", "torch": types.SimpleNamespace(_C=types.SimpleNamespace(_c10d_init=lambda: [start()]))}
+exec(compile(line, "made.py", "exec"), names)
+time.sleep(400)
+"""
 
 
-def ended(body, number, *words):
+def carried_out(body, number):
     program = PROGRAM.format(body="\n".join(f"    {line}" for line in body.strip("\n").splitlines()))
-    done = run_to_end([sys.executable, "-c", program, str(int(number)), *words], capture_output=True, text=True, timeout=50)
+    return run_to_end([sys.executable, "-c", program, str(int(number))], capture_output=True, text=True, timeout=50)
+
+
+def ended(body, number):
+    done = carried_out(body, number)
     return done.returncode, done.stdout, done.stderr.strip().splitlines()[-1]
 
 
@@ -51,6 +69,7 @@ def ended(body, number, *words):
         "swallow()\ntime.sleep(400)\nprint('went on')",  # it waits in the system
         "swallow()\nwhile True: pass",
         "swallow()\nprint('done')",  # it is over before the signal is repeated
+        STARTS_IN_C,
         "swallow()\nraise ImportError('numpy._core.multiarray failed to import')",  # what C code makes of it
         "swallow()\nraise UserError('install Ray. [ray-missing]')",  # what we make of that
     ],
@@ -58,6 +77,22 @@ def ended(body, number, *words):
 def test_a_signal_whose_exception_is_forgotten_ends_a_command(body, number, code):
     found, out, said = ended(body, number)
     assert (found, said) == (code, "stopped.") and "went on" not in out
+
+
+@pytest.mark.parametrize("number", [number for number, _ in SIGNALS])
+def test_a_forgotten_interruption_prints_no_traceback_others_do(number):
+    body = """
+class Fails:
+    def __del__(self):
+        raise ValueError("of another kind")
+
+Fails()
+swallow()
+time.sleep(400)
+"""
+    said = carried_out(body, number).stderr
+    assert said.count("Traceback") == said.count("ValueError: of another kind") == 1
+    assert said.endswith("\nstopped.\n") and "Interrupted" not in said
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
@@ -109,6 +144,59 @@ def test_a_command_in_the_background_of_a_script_ignores_ctrl_c():
     command = [sys.executable, "-c", ignoring, sys.executable, "-c", program, str(int(signal.SIGINT))]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "went on\n")
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize(
+    "place",
+    [
+        "before(dpfed.cli, 'main')",
+        "before(dpfed.cli, 'run')",
+        "before(dpfed.console.entry, 'without_proxy')",
+        "before(dpfed.console.entry, '_end')",
+        "after(dpfed.cli, 'main')",
+        "after(dpfed.console.entry, '_run')",
+    ],
+)
+def test_a_signal_between_two_lines_of_the_entry_ends_it(place, number, code):
+    program = f"""
+import signal, sys
+import dpfed.cli, dpfed.console.entry
+from dpfed.__main__ import main
+
+def before(owner, name):
+    real = getattr(owner, name)
+    setattr(owner, name, lambda *given: [signal.raise_signal({int(number)}), real(*given)])
+
+def after(owner, name):
+    real = getattr(owner, name)
+    def wrapped(*given):
+        try:
+            real(*given)
+        finally:
+            signal.raise_signal({int(number)})
+    setattr(owner, name, wrapped)
+
+{place}
+sys.argv = ["dpfed", "config", "show", "no-such-name"]
+main()
+"""
+    done = run_to_end([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (code, "stopped.") and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [number for number, _ in SIGNALS])
+def test_a_signal_after_the_last_line_prints_no_traceback(number):
+    """Python still clears away: a shell counts 130 or 143."""
+    program = f"""
+import atexit, signal, sys
+from dpfed.__main__ import main
+atexit.register(lambda: [signal.raise_signal({int(number)}), print("was not reached")])
+sys.argv = ["dpfed", "config", "show", "quickstart"]
+main()
+"""
+    done = run_to_end([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (-number, "") and done.stdout.endswith("every = 25\n")
 
 
 @pytest.mark.slow

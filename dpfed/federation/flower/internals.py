@@ -12,6 +12,8 @@ Documented are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and Flower's comm
   ``flwr/supercore/retry/http_retry.py``.
 - `pull_objects` of ``flwr/superlink/grid/http_grid.py``, which `limit_replies` gives a limit: a reply comes in objects of any
   number and size.
+- the thread of a SuperNode's HTTP server, which `run_supernode` ends where Flower does not yet do so:
+  ``flwr/supernode/cli/flower_supernode.py``.
 - `RunNotRunningException`, with which ``Grid`` says that the operator stopped the run.
 
 On an upgrade: change ``FLOWER_VERSION`` in ``app_folder.py`` and the range of ``flwr`` in ``pyproject.toml``, and run the tests
@@ -172,10 +174,20 @@ def _cut(error: Exception) -> bool:
 
 
 def run_supernode() -> None:
-    """The command ``flower-supernode`` in this process."""
+    """The command ``flower-supernode`` in this process.
+
+    Until Flower answers signals itself, which begins after its HTTP server, nobody else would end that server's thread.
+    """
+    import uvicorn
     from flwr.supernode.cli import flower_supernode
 
-    flower_supernode()
+    try:
+        flower_supernode()
+    except KeyboardInterrupt:
+        for thread in threading.enumerate():
+            if isinstance(server := getattr(getattr(thread, "_target", None), "__self__", None), uvicorn.Server):
+                server.should_exit = True
+        raise
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dpfed.errors import UserError
 from dpfed.federation.provisioning.project import is_host
-from dpfed.files.atomic import create_file, make_folder, write_atomically
+from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.reading import read_bytes
 
 AUTHORITY = "ca.crt"
@@ -37,19 +37,21 @@ _PEM = serialization.Encoding.PEM
 def make_certificates(folder: Path, hosts: list[str], days: int = _SERVER_DAYS) -> None:
     """Makes a server's certificate and key, signed by the folder's authority; makes the authority if there is none.
 
+    A key without its certificate is used: whoever was cut short continues.
+
     Args:
-        folder: holds or gets ``ca.crt`` and ``ca.key``; gets ``server.pem`` and ``server.key``.
+        folder: holds or gets ``ca.crt``, ``ca.key`` and ``server.key``; gets ``server.pem``.
         hosts: names and IP addresses under which sites reach the server.
         days: after which the server's certificate is no longer valid.
 
     Raises:
-        UserError: if a file that would be written is there, or the authority is incomplete.
+        UserError: if the server's certificate is there, or the authority's has no key.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _refuse_existing(folder / SERVER, folder / SERVER_KEY)
+    _refuse_existing(folder / SERVER)
     alternatives = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
     authority, authority_key = _authority(folder)
-    key = ec.generate_private_key(_CURVE)
+    key = _private_key(folder / SERVER_KEY)
     certificate = (
         _builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])]), authority.subject, key.public_key(), days)
         .add_extension(alternatives, critical=False)
@@ -59,8 +61,7 @@ def make_certificates(folder: Path, hosts: list[str], days: int = _SERVER_DAYS) 
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA384())
     )
-    create_file(folder / SERVER_KEY, _private(key, serialization.PrivateFormat.PKCS8), 0o600)
-    create_file(folder / SERVER, certificate.public_bytes(_PEM), 0o644)
+    write_atomically(folder / SERVER, certificate.public_bytes(_PEM), 0o644)
 
 
 def make_node_key(folder: Path, name: str) -> None:
@@ -78,8 +79,8 @@ def make_node_key(folder: Path, name: str) -> None:
     _refuse_existing(private, public)
     key = ec.generate_private_key(_CURVE)
     line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    create_file(private, _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
-    create_file(public, line + f" {name}\n".encode(), 0o644)
+    write_atomically(private, _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
+    write_atomically(public, line + f" {name}\n".encode(), 0o644)
 
 
 def make_site_keys(folder: Path) -> None:
@@ -143,14 +144,10 @@ def certificates_in(path: Path) -> list[x509.Certificate]:
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     certificate_file, key_file = folder / AUTHORITY, folder / AUTHORITY_KEY
     if certificate_file.exists() and key_file.exists():
-        key = serialization.load_pem_private_key(read_bytes(key_file), None)
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise UserError(f"{key_file} holds no key of this program: restore the one that it wrote. [certificate-key]")
-        return x509.load_pem_x509_certificate(read_bytes(certificate_file)), key
+        return x509.load_pem_x509_certificate(read_bytes(certificate_file)), _private_key(key_file)
     if certificate_file.exists():
         raise UserError(f"{certificate_file} lacks its key {key_file}: restore both, or use a new folder. [certificate-no-key]")
-    _refuse_existing(key_file)
-    key = ec.generate_private_key(_CURVE)
+    key = _private_key(key_file)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dpfed federation authority")])
     certificate = (
         _builder(name, name, key.public_key(), _AUTHORITY_DAYS)
@@ -159,9 +156,20 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    create_file(key_file, _private(key, serialization.PrivateFormat.PKCS8), 0o600)
-    create_file(certificate_file, certificate.public_bytes(_PEM), 0o644)
+    write_atomically(certificate_file, certificate.public_bytes(_PEM), 0o644)
     return certificate, key
+
+
+def _private_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    """The key in a file; if there is none, a new one. A certificate is written after its key, and may have been cut short."""
+    if not file.exists():
+        key = ec.generate_private_key(_CURVE)
+        write_atomically(file, _private(key, serialization.PrivateFormat.PKCS8), 0o600)
+        return key
+    found = serialization.load_pem_private_key(read_bytes(file), None)
+    if not isinstance(found, ec.EllipticCurvePrivateKey):
+        raise UserError(f"{file} holds no key of this program: restore the one that it wrote. [certificate-key]")
+    return found
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:

@@ -75,6 +75,8 @@ class SitePaths:
             )
         if paths.path.exists() and any(paths.path.iterdir()) and not cut_short:
             raise UserError(f"{paths.path} is not empty: choose another folder with --into. [kit-folder-in-use]")
+        paths.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(paths.path / KIT, read_text(kit), 0o644)  # first: by it, a setup that was cut short is known
         paths._write(read, kit)
         for folder in ("budgets", "door", "flower"):
             make_folder(paths.path / folder, 0o700)

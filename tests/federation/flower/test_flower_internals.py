@@ -4,7 +4,9 @@ import importlib
 import importlib.metadata
 import inspect
 import re
+import signal
 import socket
+import sys
 import threading
 import time
 import tomllib
@@ -21,9 +23,10 @@ from flwr.supercore.retry import make_simple_http_retry_invoker  # noqa: E402
 from flwr.supernode import fleet_http_connection, start_client_internal  # noqa: E402
 
 import dpfed.federation  # noqa: E402
+from dpfed.federation.demo.loopback import free_ports  # noqa: E402
 from dpfed.federation.flower import internals  # noqa: E402
 from dpfed.federation.flower.internals import limit_replies, outlast_cut_handshakes, replies_of_at_most, shorten_idling  # noqa: E402
-from tests.patience import strain  # noqa: E402
+from tests.patience import run_to_end, strain  # noqa: E402
 
 ROOT = Path(dpfed.federation.__file__).parents[2]
 UPGRADE = "Flower has changed: dpfed/federation/flower/internals.py says what to do on an upgrade."
@@ -206,3 +209,19 @@ def test_a_reply_is_given_up_when_it_is_longer_than_it_may_be(pull):
 def test_a_reply_of_very_many_objects_is_not_fetched_at_all(pull):
     with replies_of_at_most(1 << 20), pytest.raises(inflatable_utils.ObjectPullError, match="are announced"):
         pull([str(number) for number in range(1000)], lambda name: pytest.fail("it was fetched"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_flower_answers_any_ends_a_supernode(number, code):
+    """Its HTTP server is a thread that Python would wait for."""
+    (port,) = free_ports(1)
+    program = f"""
+import signal, sys
+from flwr.supernode.cli import flower_supernode
+from dpfed.__main__ import main
+flower_supernode.start_client_internal = lambda **_: signal.raise_signal({int(number)})
+sys.argv = ["dpfed", *"site supernode --insecure --superlink 127.0.0.1:9 --isolation process --port {port}".split()]
+main()
+"""
+    done = run_to_end([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (code, "stopped.")

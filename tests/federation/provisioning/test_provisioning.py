@@ -11,14 +11,17 @@ from dpfed.budgets.registry import budgets_of
 from dpfed.budgets.spending import set_budget
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from dpfed.federation.provisioning import site_paths
 from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.kits import Kit, Reply
 from dpfed.federation.provisioning.network import State
 from dpfed.federation.provisioning.site_paths import SitePaths
 from dpfed.federation.site.folder import SiteFolder
+from dpfed.files import atomic
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.protocol.identity import Identity
 from tests.federation.provisioning.office import SITES, Office
+from tests.killed import killed
 
 
 @pytest.fixture
@@ -160,6 +163,30 @@ def test_a_setup_that_was_refused_or_cut_short_goes_on(office, monkeypatch):
         SitePaths.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.store("north"))
     place = SitePaths.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.store("north"))
     assert place.reply.exists() and place.env()["DPFED_BUDGETS"] == str(place.path / "budgets")
+
+
+def test_provisioning_that_is_cut_short_in_any_write_goes_on(office):
+    """Each try gets one file further. What was made is kept, keys above all; a write that is cut short leaves no file."""
+    made, names = {}, ["identity.key", "ca.key", "server.key"]
+    for _ in range(6):
+        with killed(atomic, "write_whole", at=2):
+            office.provision()
+        now = {path: path.read_bytes() for path in (office.folder / "chest").rglob("*.key")}
+        assert all(now[path] == content for path, content in made.items()) and all(now.values())
+        made = now
+    assert sorted(path.name for path in made) == sorted(names)
+    assert sorted(office.provision().kits) == sorted(SITES)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_setup_that_is_cut_short_at_any_file_goes_on(office, before):
+    done = office.provision()
+    into = office.folder / "m"
+    for file in (1, 2, 5, 9):
+        with killed(site_paths, "write_atomically", file, before):
+            SitePaths.set_up(done.kits["north"], into, done.fingerprint, office.store("north"))
+    assert not (into / "chest-north" / "reply.json").exists()
+    assert SitePaths.set_up(done.kits["north"], into, done.fingerprint, office.store("north")).reply.exists()
 
 
 def test_a_site_joins_only_the_terms_of_its_kits_coordinator(office):
