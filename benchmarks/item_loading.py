@@ -1,6 +1,6 @@
 """Views of a user's own data set beside a plain `DataLoader` with the same transforms: records a second, in turn, in one run.
 
-    python -m benchmarks.item_loading --rounds 5
+python -m benchmarks.item_loading --rounds 5
 """
 
 from __future__ import annotations

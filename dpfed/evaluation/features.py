@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpfed.data.memory import records_without_gradients
 from dpfed.models.contract import method_of
 from dpfed.models.moments import features_of
 
@@ -31,9 +32,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def extract(
-    model: nn.Module, read: ReadImages, indices: np.ndarray, images_fn: ImagesFn, device: torch.device | str, batch: int = 512
-) -> Tensor:
+def extract(model: nn.Module, read: ReadImages, indices: np.ndarray, images_fn: ImagesFn, device: torch.device | str) -> Tensor:
     """Features of records: the backbone's output, without the projection head, or what released moments made of it.
 
     Args:
@@ -42,7 +41,6 @@ def extract(
         indices: (n,) int64, which records, in this order.
         images_fn: maps uint8 ``(n, 3, H, W)`` to the model's floats; normally ``ImageViews.plain``.
         device: where the model is.
-        batch: records in memory at a time.
 
     Returns:
         ``(n, F)`` float32 on the CPU.
@@ -51,16 +49,14 @@ def extract(
         ValueError: for no indices.
     """
     embed = method_of(model, features_of(model))
-    return _in_batches(indices, batch, model, lambda part: embed(_images(read, part, images_fn, device)))
+    return _of_images(model, read, indices, images_fn, device, embed)
 
 
 def embed_images(
-    model: nn.Module, read: ReadImages, indices: np.ndarray, images_fn: ImagesFn, device: torch.device | str, batch: int = 512
+    model: nn.Module, read: ReadImages, indices: np.ndarray, images_fn: ImagesFn, device: torch.device | str
 ) -> Tensor:
     """Image embeddings of a two-tower model, in the space that it shares with text: ``(n, D)`` float32 on the CPU."""
-    return _in_batches(
-        indices, batch, model, lambda part: method_of(model, "embed_images")(_images(read, part, images_fn, device))
-    )
+    return _of_images(model, read, indices, images_fn, device, method_of(model, "embed_images"))
 
 
 def embed_captions(
@@ -76,6 +72,19 @@ def embed_captions(
         batch: captions in memory at a time.
     """
     return _in_batches(captions, batch, model, lambda part: method_of(model, "embed_text")(tokenizer(part).to(device)))
+
+
+def _of_images(
+    model: nn.Module,
+    read: ReadImages,
+    indices: np.ndarray,
+    images_fn: ImagesFn,
+    device: torch.device | str,
+    embed: Callable[[Tensor], Tensor],
+) -> Tensor:
+    shape = read(indices[:1]).shape[1:] if len(indices) else ()
+    batch = records_without_gradients(shape, device)
+    return _in_batches(indices, batch, model, lambda part: embed(_images(read, part, images_fn, device)))
 
 
 def _images(read: ReadImages, indices: np.ndarray, images_fn: ImagesFn, device: torch.device | str) -> Tensor:

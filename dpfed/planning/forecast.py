@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from dpfed.building.model import trained_of
 from dpfed.config import Config
+from dpfed.data.memory import memory_of
 from dpfed.errors import UserError
 from dpfed.models.options import PROCEDURAL
 from dpfed.models.starting import MissingStart
@@ -19,7 +20,7 @@ from dpfed.planning.proxy import Proxy
 from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Progress, Silent
-from dpfed.runs.memory import memory_of, needs_of
+from dpfed.runs.memory import needs_of
 from dpfed.runs.resolution import resolve_defaults
 from dpfed.runs.starts import starting_weights
 

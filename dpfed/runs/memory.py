@@ -7,9 +7,7 @@ than what training takes: a run that passes may still be too large.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -18,6 +16,7 @@ from dpfed.building.images import image_shape
 from dpfed.building.method import contrasted
 from dpfed.building.model import model_of
 from dpfed.config import Config
+from dpfed.data.memory import memory_of
 from dpfed.errors import UserError
 from dpfed.models.options import ModelConfig
 from dpfed.privacy.method import method_named
@@ -26,7 +25,6 @@ _FURTHER_COPIES = 3  # of the trained parameters: one group's gradient, their su
 _KEPT = 0.5  # of the outputs of all layers is kept for the backward pass, at least
 _FLOAT = 4  # bytes
 _PASSES = (512, 384, 256, 192, 128, 96, 64, 32)  # records
-_CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 @dataclass(frozen=True)
@@ -127,19 +125,6 @@ def _records_of_a_group(config: Config) -> int:
     """Records whose outputs are kept together, at least."""
     method = method_named(config.bounding.method)
     return 2 if method.whole_batch else max(2, contrasted(config))
-
-
-def memory_of(device: torch.device) -> int:
-    """Bytes of memory that this process can have at most, on a device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for file in _CGROUP:
-        try:
-            there = min(there, int(file.read_text()))
-        except (OSError, ValueError):  # there is no such limit
-            continue
-    return there
 
 
 def _count(config: Config) -> tuple[int, int, float]:
