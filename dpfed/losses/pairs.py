@@ -16,11 +16,14 @@ class PairLoss(Loss):
     """A loss of two views; with more views, the mean over all pairs of them.
 
     Args:
-        options: of the loss, which `repr` shows.
+        options: of the loss, by the names that its class takes them under. The configuration of a run keeps them, so another
+            temperature is another run.
     """
 
     def __init__(self, **options: float | bool) -> None:
         self._options = options
+        if type(self).__module__.startswith("dpfed.losses."):  # others have the names that their users give them
+            self.objective = {"name": f"dpfed.losses:{type(self).__name__}", "options": options}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{key}={value}' for key, value in self._options.items())})"
