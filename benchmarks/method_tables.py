@@ -86,7 +86,7 @@ def losses() -> str:
     images = f"{settings['records']:,} images at {settings['size']} px, {plan}."
     untrained = f"The untrained encoders reach {before[0]:.1f}% and {before[1]:.1f}%."
     bars = f"±: standard deviation over {count} runs, each from other weights, which are the same for all losses."
-    return "\n".join([*lines, "", f"{images} {untrained} {bars} {made_by('losses')}"])
+    return "\n".join([*lines, "", f"{images} {untrained} {bars}"])
 
 
 def _precision(rows: list[dict[str, Any]], records: int) -> str:

@@ -37,7 +37,8 @@ class Prediction(PairLoss):
 
     BYOL and SimSiam rely on BatchNorm against collapse; its statistics are those of a batch, which no private gradient may
     read. Here projections and predictions are centred on the mean of their group, which has the same purpose: embeddings that
-    are all alike have a cosine of 0 then, and not of 1.
+    are all alike have a cosine of 0 then, and not of 1. Under noise it showed no measurable gain
+    (docs/results.md): prefer a loss with negatives.
 
     BYOL's target network, a moving average of released weights, would cost no privacy either. It is left out: a loss sees
     embeddings of the model alone.
