@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any
 
 from benchmarks.record import figures, made_by
@@ -66,6 +67,26 @@ def objectives() -> str:
         cells = (", ".join(f"{values[which, metric]:.1f}" for which in (f"{name}, before", name)) for metric in metrics)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", _precision(rows, 5000)])
+
+
+def losses() -> str:
+    """What losses of one group gain at one promise."""
+    result = figures("losses")
+    runs, settings, metrics = result["runs"], result["settings"], ("knn3_accuracy", "knn200_accuracy")
+    heads = " | ".join(f"{label(metric)}, points gained" for metric in metrics)
+    lines = [f"| CIFAR-10, epsilon {settings['epsilon']:g} | {heads} | trained parameters |", "|---" * (len(metrics) + 2) + "|"]
+    for name in dict.fromkeys(run["loss"] for run in runs):
+        own = [run for run in runs if run["loss"] == name]
+        gains = [[100 * (run["after"][metric] - run["before"][metric]) for run in own] for metric in metrics]
+        cells = " | ".join(f"{statistics.mean(gain):.1f} ± {statistics.stdev(gain):.1f}" for gain in gains)
+        lines.append(f"| {name} | {cells} | {own[0]['parameters']:,} |")
+    before = [statistics.mean(100 * run["before"][metric] for run in runs) for metric in metrics]
+    count = len({run["seed"] for run in runs})
+    plan = ", ".join(f"{sign} = {settings[key]:,}" for sign, key in (("B", "batch"), ("S", "group_size"), ("T", "steps")))
+    images = f"{settings['records']:,} images at {settings['size']} px, {plan}."
+    untrained = f"The untrained encoders reach {before[0]:.1f}% and {before[1]:.1f}%."
+    bars = f"±: standard deviation over {count} runs, each from other weights, which are the same for all losses."
+    return "\n".join([*lines, "", f"{images} {untrained} {bars}"])
 
 
 def _precision(rows: list[dict[str, Any]], records: int) -> str:

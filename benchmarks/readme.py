@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import moment_tables
 from benchmarks import peer_tables as page
 from benchmarks.deployment_tables import budget, cluster, faults, membership, rounds, scaling, secure_sums, stores, torture
-from benchmarks.method_tables import forecast, logit, objectives, table1
+from benchmarks.method_tables import forecast, logit, losses, objectives, table1
 from benchmarks.recipe_tables import SITUATIONS, rehearsed, rungs
 from benchmarks.record import RESULTS, figures, made_by
 from benchmarks.utility_tables import ladder, noise_only, public_cifar10, public_contrast, runs_at_best_rate
@@ -218,6 +218,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name 
         "public": public_contrast,
         "public-cifar10": public_cifar10,
         "objectives": objectives,
+        "losses": losses,
         "logit": logit,
         "ladder": ladder,
         "noise-only": noise_only,

@@ -50,7 +50,7 @@ class ClipModel(nn.Module):
             raise UserError(
                 f"a learnt temperature is {MIN_TEMPERATURE} or more, got {objective.temperature}. [tower-learnt-low]"
             )
-        self._unit_length = objective.loss.unit_length
+        self.unit_length = objective.loss.unit_length
         self._least = MIN_TEMPERATURE if objective.learn_temperature else 0.0
         with torch.no_grad():
             clip.logit_scale.fill_(-math.log(objective.temperature))
@@ -74,7 +74,7 @@ class ClipModel(nn.Module):
     def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` -> ``{"image": (S, V, D), "text": (S, W, D)}``."""
         unit, raw = (self.embed_images, self.embed_text), (self.project_images, self.project_text)
-        image, text = unit if self._unit_length else raw
+        image, text = unit if self.unit_length else raw
         return {"image": per_view(image, views["image"]), "text": per_view(text, views["text"])}
 
     def features(self, images: torch.Tensor) -> torch.Tensor:

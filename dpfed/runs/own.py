@@ -17,11 +17,12 @@ from dpfed.data.store.records import RecordStore
 from dpfed.data.views.record_views import RecordViews, Tokenizer
 from dpfed.data.views.texts import TextViews
 from dpfed.errors import UserError
+from dpfed.losses import Loss
 from dpfed.models.building import tokenizer_for
 from dpfed.models.contract import embeddings_of
 from dpfed.models.options import SIZE
 from dpfed.models.own import OwnTokenizer, finish_model
-from dpfed.objectives import GroupLoss
+from dpfed.objectives import OBJECTIVES, GroupLoss
 from dpfed.objectives.own import OwnLoss, refuse_unfit
 from dpfed.privacy.method import method_named
 from dpfed.progress import Progress
@@ -100,6 +101,8 @@ def own_loss(config: Config, own: OwnParts, model: nn.Module, views: RecordViews
                 "bounding.method = 'public' needs a loss of dpfed's: what a record adds beside public ones must be known. "
                 "[loss-public]"
             )
+        if isinstance(loss.function, Loss) and loss.function.objective.get("name") not in OBJECTIVES:
+            loss.function.prepare(model, config.bounding.group_size)
         device, records, count = next(model.parameters()).device, 4, views.count
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             given = {"image": torch.randn(records, count, *image_shape(config), device=device)}

@@ -1,0 +1,52 @@
+"""Decoupled contrastive learning inside one group (Yeh et al. 2022, "Decoupled Contrastive Learning")."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from dpfed.losses.pairs import PairLoss, refuse_options
+
+
+class DCL(PairLoss):
+    """InfoNCE without the positive pair in the denominator.
+
+    In a small group, the positive pair is a large part of InfoNCE's denominator, and its gradient fades once the pair is closer
+    than the negatives are. DCL's does not. Its value may be negative.
+
+    Args:
+        temperature: divides the cosine similarities, above 0. It is the loss's own: the model's is not read.
+
+    Raises:
+        UserError: if the temperature is not positive and finite.
+    """
+
+    def __init__(self, temperature: float = 0.1) -> None:
+        refuse_options("DCL", zero=False, temperature=temperature)
+        super().__init__(temperature=temperature)
+        self._scale = 1 / temperature
+
+    def of(self, first: Tensor, second: Tensor) -> Tensor:
+        """Each record's views attract each other, and both views of all other records repel them; both directions are added up.
+
+        Args:
+            first: ``(S, D)`` of any length: the loss normalises them.
+            second: ``(S, D)``.
+
+        Returns:
+            A scalar; exactly 0 for a group of one, which has no negatives.
+        """
+        if len(first) < 2:
+            return 0.0 * (first.sum() + second.sum())
+        one, other = normalize(first, dim=1), normalize(second, dim=1)
+        own = torch.eye(len(one), dtype=torch.bool, device=one.device)
+        across = one @ other.T * self._scale
+
+        def repelled(within: Tensor, between: Tensor) -> Tensor:
+            """``(S,)``: the logarithm of the sum over both views of all other records."""
+            logits = torch.cat([within.masked_fill(own, -torch.inf), between.masked_fill(own, -torch.inf)], dim=1)
+            return logits.logsumexp(dim=1)
+
+        sides = repelled(one @ one.T * self._scale, across) + repelled(other @ other.T * self._scale, across.T)
+        return (sides - 2 * across.diagonal()).mean()

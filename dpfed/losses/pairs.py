@@ -1,0 +1,84 @@
+"""Losses of two views of each record of a group, for groups with any number of views."""
+
+from __future__ import annotations
+
+import itertools
+from math import inf
+
+import torch
+from torch import Tensor
+
+from dpfed.errors import UserError
+from dpfed.losses.loss import Loss
+
+
+class PairLoss(Loss):
+    """A loss of two views; with more views, the mean over all pairs of them.
+
+    Args:
+        options: of the loss, by the names that its class takes them under. The configuration of a run keeps them, so another
+            temperature is another run.
+    """
+
+    def __init__(self, **options: float | bool) -> None:
+        self._options = options
+        if type(self).__module__.startswith("dpfed.losses."):  # others have the names that their users give them
+            self.objective = {"name": f"dpfed.losses:{type(self).__name__}", "options": options}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{key}={value}' for key, value in self._options.items())})"
+
+    def __call__(self, image: Tensor, text: Tensor | None = None) -> Tensor:
+        """The mean over the records of a group.
+
+        Args:
+            image: ``(S, V, D)`` embeddings of the records' views.
+            text: ``(S, W, D)``, of models that read text: each image view is then compared with each text view.
+
+        Returns:
+            A scalar.
+
+        Raises:
+            UserError: for images alone with one view each.
+        """
+        if text is not None:
+            chosen = [(first, second) for first in image.unbind(1) for second in text.unbind(1)]
+        else:
+            chosen = list(itertools.combinations(image.unbind(1), 2))
+        if not chosen:
+            raise UserError(
+                f"{type(self).__name__} compares views, got embeddings {tuple(image.shape)} with one view of each record: give "
+                "Views(count=2) or more. [loss-views]"
+            )
+        return torch.stack([self.of(first, second) for first, second in chosen]).mean()
+
+    def of(self, first: Tensor, second: Tensor) -> Tensor:
+        """The loss of two views.
+
+        Args:
+            first: ``(S, D)``, one view of each record.
+            second: ``(S, D)``, another one.
+
+        Returns:
+            A scalar, the mean over the S records.
+        """
+        raise NotImplementedError
+
+
+def refuse_options(name: str, *, zero: bool, **given: float) -> None:
+    """Refuses options that are negative or not finite.
+
+    Args:
+        name: of the loss.
+        zero: whether they may be 0.
+        given: the options.
+
+    Raises:
+        UserError: naming the option.
+    """
+    for key, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (0 <= value < inf and (zero or value > 0)):
+            raise UserError(
+                f"{name}: expected {key} to be a finite number {'of 0 or more' if zero else 'above 0'}, got {value!r}. "
+                "[loss-option]"
+            )

@@ -1,0 +1,79 @@
+"""Prediction of one view from the other without negatives (SimSiam: Chen & He 2021).
+
+"Exploring Simple Siamese Representation Learning", in a form for groups.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from dpfed.errors import UserError
+from dpfed.losses.pairs import PairLoss
+
+
+class PredictionHead(nn.Module):
+    """A projection, and a prediction from it, for the loss `Prediction`.
+
+    Args:
+        embedding: D, dimensions of the projection.
+        hidden: width of the hidden layers.
+    """
+
+    def __init__(self, embedding: int = 128, hidden: int = 512) -> None:
+        super().__init__()
+        self.project = nn.Sequential(nn.LazyLinear(hidden), nn.ReLU(), nn.Linear(hidden, embedding))
+        self.predict = nn.Sequential(nn.Linear(embedding, hidden), nn.ReLU(), nn.Linear(hidden, embedding))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``(n, F)`` -> ``(n, 2 D)``: the projection, and behind it the prediction."""
+        projection = self.project(features)
+        return torch.cat([projection, self.predict(projection)], dim=1)
+
+
+class Prediction(PairLoss):
+    """The prediction from each view meets the projection of the other, which gets no gradient.
+
+    BYOL and SimSiam rely on BatchNorm against collapse; its statistics are those of a batch, which no private gradient may
+    read. Here projections and predictions are centred on the mean of their group, which has the same purpose: embeddings that
+    are all alike have a cosine of 0 then, and not of 1. Under noise it showed no measurable gain
+    (docs/results.md): prefer a loss with negatives.
+
+    BYOL's target network, a moving average of released weights, would cost no privacy either. It is left out: a loss sees
+    embeddings of the model alone.
+
+    Args:
+        centre: whether the mean over the group's records is subtracted.
+
+    Example:
+        ``dpfed.SimCLR(encoder, head=PredictionHead(128))`` with ``loss=Prediction()``.
+    """
+
+    def __init__(self, centre: bool = True) -> None:
+        super().__init__(centre=centre)
+        self._centre = centre
+
+    def of(self, first: Tensor, second: Tensor) -> Tensor:
+        """The negative mean of both cosines: -1 where each prediction is right.
+
+        Args:
+            first: ``(S, 2 D)``: the projection, and behind it the prediction.
+            second: ``(S, 2 D)``.
+
+        Returns:
+            A scalar in [-1, 1].
+
+        Raises:
+            UserError: for an odd number of dimensions.
+        """
+        if first.shape[1] % 2:
+            raise UserError(
+                f"Prediction: expected a projection and a prediction side by side, got {first.shape[1]} dimensions: give the "
+                "model head=dpfed.losses.PredictionHead(). [loss-prediction]"
+            )
+        (one, of_other), (other, of_one) = (self._centred(view).chunk(2, dim=1) for view in (first, second))
+        return -(cosine_similarity(of_other, other.detach(), dim=1) + cosine_similarity(of_one, one.detach(), dim=1)).mean() / 2
+
+    def _centred(self, view: Tensor) -> Tensor:
+        return view - view.mean(dim=0) if self._centre else view

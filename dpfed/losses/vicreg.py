@@ -1,0 +1,59 @@
+"""VICReg inside one group (Bardes et al. 2022, "VICReg: Variance-Invariance-Covariance Regularization")."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss, relu
+
+from dpfed.losses.pairs import PairLoss, refuse_options
+
+_EPSILON = 1e-4  # added to variances, as in the paper
+
+
+class VICReg(PairLoss):
+    """Views of a record agree; over the records of the group, each dimension varies, and no two dimensions vary together.
+
+    The variances and covariances are those of one group's S records, in the place of the paper's batch. They have rank S - 1 at
+    most: with fewer records than dimensions, the covariance term is mostly chance. Groups of 16 and more serve better.
+
+    It reads the length of embeddings: a `SimCLR` or `TwoTower` stops normalising them. Another model must give embeddings that
+    are not normalised.
+
+    Args:
+        invariance: weight of the mean squared distance between two views of a record.
+        variance: weight of the hinge that asks for a standard deviation of 1 in each dimension.
+        covariance: weight of the squared covariances between dimensions.
+
+    Raises:
+        UserError: if a weight is negative or not finite.
+    """
+
+    def __init__(self, invariance: float = 25.0, variance: float = 25.0, covariance: float = 1.0) -> None:
+        refuse_options("VICReg", zero=True, invariance=invariance, variance=variance, covariance=covariance)
+        super().__init__(invariance=invariance, variance=variance, covariance=covariance)
+        self._invariance, self._variance, self._covariance = invariance, variance, covariance
+
+    def prepare(self, model: nn.Module, group_size: int) -> None:
+        """See `Loss`."""
+        model.unit_length = False  # type: ignore[assignment]
+
+    def of(self, first: Tensor, second: Tensor) -> Tensor:
+        """The three terms, weighted as in the authors' code: the hinge is the mean of both views, the covariances are added up.
+
+        Args:
+            first: ``(S, D)``, not normalised.
+            second: ``(S, D)``.
+
+        Returns:
+            A scalar; the invariance term alone for a group of one, which has no variance.
+        """
+        loss = self._invariance * mse_loss(first, second)
+        if len(first) < 2:
+            return loss
+        for view in (first, second):
+            residuals = view - view.mean(dim=0)
+            covariance = residuals.T @ residuals / (len(view) - 1)
+            hinge = relu(1 - (covariance.diagonal() + _EPSILON).sqrt()).mean()
+            crossed = covariance.square().sum() - covariance.diagonal().square().sum()
+            loss = loss + self._variance * hinge / 2 + self._covariance * crossed / view.shape[1]
+        return loss
