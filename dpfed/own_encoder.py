@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config
-from dpfed.data.items.item import BrokenItem, described, image_of
+from dpfed.data.items.item import BrokenItem, Parts, described
 from dpfed.data.items.loading import generators_kept, tensor_of
 from dpfed.data.items.records import Records
 from dpfed.data.items.views import Views, plain_like, simclr_transform
@@ -30,7 +32,10 @@ class OwnEncoder:
         plain: makes ``(C, H, W)`` of an image, as evaluation does.
     """
 
-    def __init__(self, model: nn.Module, plain: Callable[[Any], Tensor], tokenizer: Any = None) -> None:
+    def __init__(
+        self, model: nn.Module, plain: Callable[[Any], Tensor], tokenizer: Any = None, parts: Parts | None = None
+    ) -> None:
+        self._parts = parts or Parts()
         self.model, self.plain, self._tokenizer = model.eval(), plain, tokenizer
         self.module: nn.Module = getattr(model, "encoder", None) or getattr(model, "image_encoder", None) or model
 
@@ -49,13 +54,13 @@ class OwnEncoder:
         transform = simclr_transform(height) if views is None else views.transform
         plain = plain_like(transform, (channels, height, width)) if views is None or views.plain is None else views.plain
         load_weights_into(run.model, model, (channels, height, width))
-        return cls(model, plain, getattr(model, "tokenizer", None))
+        return cls(model, plain, getattr(model, "tokenizer", None), records.parts)
 
     def features(self, images: Any) -> Tensor:
         """Features of images, for k-NN, probes and other models.
 
         Args:
-            images: an image as the data set gives it, or a list of them.
+            images: an item as the data set gives it, a list of items or images, or a data set.
 
         Returns:
             ``(n, F)`` float32 on the CPU; n is 1 for one image.
@@ -74,7 +79,7 @@ class OwnEncoder:
             UserError: if the model has no text tower.
         """
         if self._tokenizer is None:
-            raise UserError("this encoder has no text tower. [model-folder-no-text]")
+            raise UserError("this encoder has no text tower. [encoder-no-text]")
         texts = [captions] if isinstance(captions, str) else list(captions)
         return method_of(self.model, "embed_text")(self._tokenizer(texts).to(self._device)).float().cpu()
 
@@ -84,9 +89,7 @@ class OwnEncoder:
 
     @torch.inference_mode()
     def _run(self, method: str, images: Any) -> Tensor:
-        many = (
-            list(images) if isinstance(images, list | tuple) or (isinstance(images, Tensor) and images.dim() == 4) else [images]
-        )
+        many = _each(images)
         embed, found = method_of(self.model, method), []
         for first in range(0, len(many), _TOGETHER):
             with generators_kept():
@@ -95,11 +98,24 @@ class OwnEncoder:
                 )
             found.append(embed(ready.to(self._device)).float().cpu())
         if not found:
-            raise UserError("there is no image: give at least one. [model-no-image]")
+            raise UserError("there is no image: give at least one. [encoder-no-image]")
         return torch.cat(found)
+
+    def __repr__(self) -> str:
+        return f"OwnEncoder({type(self.module).__name__})"
 
     def _ready(self, image: Any, number: int) -> Tensor:
         try:
-            return tensor_of(self.plain(image_of(image)), "plain")
+            return tensor_of(self.plain(self._parts.image_of(image)), "plain")
         except BrokenItem as error:
-            raise UserError(f"image {number} ({described(image)}) cannot be used: {error}. [model-image]") from error
+            raise UserError(f"image {number} ({described(image)}) cannot be used: {error}. [encoder-image]") from error
+
+
+def _each(images: Any) -> list[Any]:
+    """The items of a list, of a tensor ``(n, C, H, W)`` or of a data set; otherwise the one item that it is."""
+    if isinstance(images, list) or (isinstance(images, Tensor) and images.dim() == 4):
+        return list(images)
+    is_item = isinstance(images, Tensor | np.ndarray | Image.Image | Mapping | tuple | str)
+    if is_item or not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
+        return [images]
+    return [images[place] for place in range(len(images))]

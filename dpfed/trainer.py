@@ -25,6 +25,7 @@ from dpfed.losses import Loss
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.own import as_model
 from dpfed.own_encoder import OwnEncoder
+from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Progress
 from dpfed.runs.job import Job, create_job, in_process, resume_job
 from dpfed.runs.own import refuse_methods
@@ -96,6 +97,13 @@ class Run(RunDirectory):
         return self._encoder
 
 
+class Over:
+    """The steps of a run that is finished: none are left."""
+
+    def __iter__(self) -> Iterator[StepSummary]:
+        return iter(())
+
+
 class Trainer:
     """Pretrains a model of your own on records of your own under differential privacy.
 
@@ -152,10 +160,12 @@ class Trainer:
         self.model = as_model(model)
         self._records = records if isinstance(records, Records) else Records(records)
         self._views = views if isinstance(views, Views) or views is None else Views(views)
-        self._callbacks, self._progress = list(callbacks), progress
+        self._callbacks, self._progress = _callbacks(callbacks), progress
         own_loss = None if loss is None or (isinstance(loss, Loss) and loss.objective) else loss
         if isinstance(loss, Loss) and loss.objective:
             _prepare(self.model, loss, privacy.group_size)
+        if size is not None and views is not None:
+            raise UserError("size= is that of the default views: leave it out beside views=. [own-size]")
         make, tree = _optimizer(optimizer, schedule)
         self._schedules = schedule is not None
         self._own = OwnParts(self._records, self.model, self._views, own_loss, make)
@@ -176,9 +186,19 @@ class Trainer:
             sections["views"] |= {} if self._views.count is None else {"count": self._views.count}
             sections["views"] |= {} if self._views.plain is None else {"plain": called(self._views.plain)}
         for section, keys in (settings or {}).items():
+            given = {} if section == "evaluation" else sections.get(section, {})
+            if twice := [key for key in keys if key in given]:
+                raise UserError(
+                    f"settings has {section}.{twice[0]}, which an argument of Trainer or Privacy gives, too: leave one out. "
+                    "[own-setting-twice]"
+                )
             sections[section] = {**sections.get(section, {}), **keys}
         self.config: Config = parse_config({"name": name, **{key: tree for key, tree in sections.items() if tree}}, "Trainer")
         refuse_methods(self.config)
+        if (split := self.config.evaluation.split) not in ("none", *self._records.held_out):
+            raise UserError(
+                f"evaluation.split = {split!r}, and the records have no such split: give Records({split}=...). [own-split]"
+            )
 
     def fit(self, folder: str | Path) -> Run:
         """Trains, evaluates, and writes model, card and report into a run's folder. The same line resumes and finds it again.
@@ -195,11 +215,12 @@ class Trainer:
             return self._finished(RunDirectory.open(folder))
         with shown(self._progress) as progress:
             job = self._job(folder, progress)
+            self._note_trained(job.run)
             with job.run.locked():
                 return self._finished(run_job(job, progress, callbacks=self._callbacks))
 
     @contextmanager
-    def open(self, folder: str | Path, manual: bool = False) -> Iterator[Session]:
+    def open(self, folder: str | Path, manual: bool = False) -> Iterator[Session | Over]:
         """Opens a run for a loop of your own: a step is on disk and charged before the loop's body sees it.
 
         When the last step is over, the run is evaluated, and model, card and report are written. Whoever leaves the block
@@ -220,22 +241,40 @@ class Trainer:
             raise UserError(
                 "manual=True leaves schedules and averages of weights to the loop: leave them out here. [own-manual]"
             )
+        if not RunDirectory.unused(folder) and RunDirectory.open(folder).finished:
+            self._refuse_another(RunDirectory.open(folder))
+            yield Over()
+            return
         with shown(self._progress) as progress:
             job = self._job(folder, progress)
+            self._note_trained(job.run)
             job = replace(job, parts=job.parts.with_learner(manual=manual))
             with job.run.locked(), Session(job, progress, in_process, self._callbacks) as session:
                 yield session
 
     def _job(self, folder: str | Path, progress: Progress) -> Job:
         if RunDirectory.unused(folder):
+            _refuse_trained(self.model, self._records.public)
             return create_job(Preflight.of(self.config, folder, progress=progress), progress, given=self._own)
         run = RunDirectory.open(folder)
         self._refuse_another(run)
         return resume_job(run, progress, given=self._own)
 
+    def _note_trained(self, run: RunDirectory) -> None:
+        """Notes on every layer that its weights come from private records."""
+        if not self._records.public:
+            for module in self.model.modules():
+                object.__setattr__(module, _TRAINED_IN, str(run.path))
+
     def _refuse_another(self, run: RunDirectory) -> None:
         """Refuses a folder with a run of other parts or settings."""
         kept, mine = run.config(), self.config
+        records = Ledger.open(run.ledger).plan.sampling.records
+        if mine.privacy.unit == "record" and self._records.count("train") != records:
+            raise UserError(
+                f"{run.path} holds a run of {records:,} training records, not of {self._records.count('train'):,}: choose "
+                "another folder. [own-other-records]"
+            )
         views: dict[str, object] = {"shape": kept.views.shape, "count": mine.views.count or kept.views.count}
         if mine.views.transform is None:
             views |= {"transform": kept.views.transform, "options": kept.views.options}
@@ -250,9 +289,30 @@ class Trainer:
         return Run(run.path, encoder)
 
 
+_TRAINED_IN = "_dpfed_trained_in"
+
+
+def _refuse_trained(model: nn.Module, public: bool) -> None:
+    """Refuses a model whose weights come from a run of this process: the new card would not count what that run spent."""
+    found = next((at for module in model.modules() if (at := getattr(module, _TRAINED_IN, None))), None)
+    if found is not None and not public:
+        raise UserError(
+            f"the model was trained on private records in {found}: another run would start from weights whose epsilon its card "
+            "does not count. Make the model anew for each run. [own-trained]"
+        )
+
+
 def reads_text(model: nn.Module) -> bool:
     """Whether a model has a text tower."""
     return callable(getattr(model, "embed_text", None))
+
+
+def _callbacks(given: Any) -> list[Callback]:
+    found = [given] if isinstance(given, Callback) else list(given)
+    for one in found:
+        if not isinstance(one, Callback):
+            raise UserError(f"expected dpfed.Callback objects as callbacks, got {described(one)}. [own-callbacks]")
+    return found
 
 
 def _encoder_of(model: nn.Module) -> nn.Module:
@@ -282,7 +342,7 @@ def _optimizer(
             f"torch.optim.AdamW(parameters, 1e-3), got {described(given)}. [own-optimizer]"
         )
     if schedule is not None and not callable(schedule):
-        raise UserError(f"expected a function of the optimizer as schedule, got {described(schedule)}. [own-schedule]")
+        raise UserError(f"expected a function of the optimizer as schedule, got {described(schedule)}. [own-schedule-kind]")
     return OwnOptimizer(given, schedule), {"name": called(given)}
 
 

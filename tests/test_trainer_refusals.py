@@ -143,3 +143,49 @@ def test_an_optimizer_that_does_not_fit(tmp_path, changes, said):
 )
 def test_settings_that_do_not_go_together(tmp_path, changes, said):
     refused(tmp_path, said, **changes)
+
+
+def test_a_model_that_was_trained_privately_is_not_trained_again(tmp_path):
+    model = encoder()
+    parts = {"records": RECORDS, "views": dpfed.Views(augment()), "loss": contrast, "privacy": PRIVACY}
+    run = dpfed.Trainer(model, **parts).fit(tmp_path / "first")
+    assert "starting weights: as 'Sequential' gives them" in (run.path / "privacy_card.md").read_text()
+    for again in (model, dpfed.SimCLR(model)):
+        with pytest.raises(dpfed.UserError, match="Make the model anew"):
+            dpfed.Trainer(again, **parts).fit(tmp_path / "second")
+    assert dpfed.Trainer(model, **parts).fit(tmp_path / "first").finished
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"settings": {"privacy": {"epsilon": 30.0}}}, "which an argument of Trainer or Privacy gives"),
+        ({"optimizer": {"name": "torch.optim:RAdam", "options": {"lr": 0.1}}}, "what optimizer.learning_rate says"),
+        ({"size": 16}, "leave it out beside views="),
+        ({"callbacks": [print]}, "expected dpfed.Callback objects"),
+        ({"views": dpfed.Views(lambda image: [augment()(image)] * 2, count=3)}, "gives 2 views at once"),
+        ({"views": None, "records": [torch.zeros(5, 8, 8, dtype=torch.uint16)] * 40}, "images of 1 or 3 channels"),
+        ({"model": encoder().to("meta")}, "on 'meta'"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(tmp_path, changes, said):
+    refused(tmp_path, said, **changes)
+
+
+def test_other_records_are_not_resumed(tmp_path):
+    class Stop(dpfed.Callback):
+        every = 1
+
+        def on_step(self, step):
+            raise KeyboardInterrupt
+
+    parts = {"views": dpfed.Views(augment()), "loss": contrast, "privacy": PRIVACY}
+    with pytest.raises(KeyboardInterrupt):
+        dpfed.Trainer(encoder(), RECORDS, callbacks=Stop(), **parts).fit(tmp_path / "run")
+    for count, first, said in ((60, 7, "resume-other-records"), (50, 0, "own-other-records")):
+        with pytest.raises(dpfed.UserError, match=said):
+            dpfed.Trainer(encoder(), dpfed.Records(Pictures(count, first), workers=0), **parts).fit(tmp_path / "run")
+    with dpfed.Trainer(encoder(), RECORDS, **parts).open(tmp_path / "run") as steps:
+        assert [step.done for step in steps] == [1, 2, 3, 4]
+    with dpfed.Trainer(encoder(), RECORDS, **parts).open(tmp_path / "run") as steps:
+        assert not list(steps)

@@ -29,7 +29,6 @@ from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.protocol.journal import Journal
 from dpfed.report.audit import is_audit
-from dpfed.report.results import most_telling, results_of, shown
 
 
 class RunDirectory:
@@ -188,6 +187,8 @@ class RunDirectory:
 
     def __repr__(self) -> str:
         """Epsilon, the figures that matter most, and the folder; a damaged run has only its folder."""
+        from dpfed.report.results import most_telling, results_of, shown  # with scipy, which takes a second
+
         name = type(self).__name__
         try:
             if not self.finished:
@@ -421,7 +422,7 @@ def _json_of(file: Path) -> Any:
     try:
         return json.loads(read_text(file)) if file.is_file() else None
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} is damaged ({error}): restore it. [run-json-damaged]") from error
+        raise UserError(f"{file} is damaged ({error}): restore it. [run-results-damaged]") from error
 
 
 def _instead(path: Path) -> str:

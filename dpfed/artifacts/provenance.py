@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -47,6 +48,7 @@ def began(
     public: RecordSet | None = None,
     start: dict[str, Any] | None = None,
     own: Mapping[str, str] | None = None,
+    key: bytes = b"",
 ) -> str:
     """What a run writes of itself when it begins: the text of its ``provenance.json``.
 
@@ -56,9 +58,10 @@ def began(
         public: the public records that join every group, if any do.
         start: what is known of the starting weights (`dpfed.runs.starts.origin_of`), if there are any.
         own: the user's own parts in words, by their keys in the configuration.
+        key: of the run, with which the contents of a data set are hashed; see `contents_of`.
     """
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    facts = {"began": today, "data": data_facts(store, config), "environments": [environment()]}
+    facts = {"began": today, "data": data_facts(store, config, key), "environments": [environment()]}
     if public is not None:
         facts["public"] = {"name": public.name, "records": public.training_records, "fingerprint": public.contents}
     if start is not None:
@@ -115,14 +118,25 @@ def hardware() -> str:
     return f"{cores} core{'s' * (cores != 1)} of {model}{accelerator}"
 
 
-def data_facts(store: RecordSet, config: DataConfig) -> dict[str, Any]:
+def data_facts(store: RecordSet, config: DataConfig, key: bytes = b"") -> dict[str, Any]:
     """Which records: name, fingerprint, and, of generated ones, their settings."""
     names = _SETTINGS.get(config.source)
     settings = names and {name: getattr(config, name) for name in names}
     keyed = store.contents_key is not None
     # A plain hash of records that somebody has declared private since would be an exact function of them.
     fingerprint = store.contents if keyed or store.public else None
-    return {"name": store.name, "fingerprint": fingerprint, "keyed": keyed, "generated": settings}
+    facts = {"name": store.name, "fingerprint": fingerprint, "keyed": keyed, "generated": settings}
+    return facts if fingerprint is not None or not key else {**facts, "contents": contents_of(store, key)}
+
+
+def contents_of(store: RecordSet, key: bytes) -> str:
+    """A hash of a data set's contents that is keyed with a run's secret: a resumed run compares it.
+
+    Args:
+        store: the records.
+        key: of the run, which deletes it at its end; without it, the hash is a random number.
+    """
+    return hashlib.blake2b(store.contents.encode(), key=key, digest_size=16).hexdigest()
 
 
 def rows(identity: str, facts: dict[str, Any], federation: bool = False) -> Iterator[tuple[str, str]]:
@@ -162,6 +176,8 @@ def rows(identity: str, facts: dict[str, Any], federation: bool = False) -> Iter
 
 
 def _fingerprint(data: dict[str, Any]) -> str:
+    if data.get("contents"):
+        return "none: a data set of the user's own has no secret that outlives the run"
     if data["fingerprint"] is None:
         return "none: the store has none that may be published; import the records again for one"
     if data["keyed"]:

@@ -48,6 +48,8 @@ def own_parts(config: Config, given: OwnParts | None = None) -> OwnParts:
     records, views, loss = given.records, given.views, given.loss
     if records is None and config.data.is_own:
         records = discovery.call_named(config.data.source, "data.source", config.data.options)
+        if not isinstance(records, Records | nn.Module) and hasattr(records, "__getitem__") and hasattr(records, "__len__"):
+            records = Records(records)
         if not isinstance(records, Records):
             raise discovery.other_part("data.source", config.data.source, "returns dpfed.Records", records)
     if views is None and config.views.transform is not None:

@@ -63,7 +63,7 @@ class MLflow(Tracker):
     def _open(self, run: RunInfo) -> None:
         if (uri := self._uri) is None:
             if run.folder is None:
-                raise UserError("this training has no folder: give MLflow a store, as in MLflow('mlruns'). [tracker-folder]")
+                raise UserError("this training has no folder: give MLflow a store, as in MLflow('mlruns'). [mlflow-folder]")
             uri = (run.folder.absolute().parent / "mlruns").as_uri()
         if ":" not in uri or uri.startswith("file:"):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # the only store that needs no database

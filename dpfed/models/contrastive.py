@@ -52,7 +52,7 @@ class _Contrastive(nn.Module):
             UserError: if it is not positive and finite.
         """
         if not 0 < temperature < math.inf:
-            raise UserError(f"expected a finite temperature above 0, got {temperature}. [model-temperature]")
+            raise UserError(f"expected a finite temperature above 0, got {temperature}. [model-temperature-set]")
         with torch.no_grad():
             if self.learn_temperature:
                 self.log_scale.fill_(-math.log(temperature))

@@ -115,22 +115,33 @@ class OwnTokenizer:
     def __init__(self, function: Callable[[list[str]], Tensor], vocabulary: int | None) -> None:
         self._function = function
         tokens = self(["a", "two of them, in a longer text"])
+        if vocabulary is not None and int(tokens.max()) >= vocabulary:
+            raise UserError(
+                f"TwoTower: the tokenizer gave the token {int(tokens.max())}, expected all below vocabulary = {vocabulary}. "
+                "[model-vocabulary]"
+            )
         self.context = int(tokens.shape[1])
         known = vocabulary or getattr(function, "vocabulary", None) or getattr(function, "vocab_size", None)
         if not isinstance(known, int) or known <= int(tokens.max()):
             raise UserError(
                 f"TwoTower: the tokenizer does not say how many tokens there are (it says {known!r}): give vocabulary=, "
-                "a number that is larger than every token. [model-vocabulary]"
+                "a number that is larger than every token. [model-vocabulary-other]"
             )
         self.vocabulary = known
 
     def __call__(self, texts: list[str]) -> Tensor:
         """``(n, L)`` int64 of n texts."""
-        tokens = self._function(list(texts))
+        try:
+            tokens = self._function(list(texts))
+        except Exception as error:
+            raise UserError(
+                f"TwoTower: the tokenizer failed on a list of {len(texts)} texts, which it has to make ({len(texts)}, L) of: "
+                f"{type(error).__name__}: {error}. [model-tokenizer]"
+            ) from error
         if not isinstance(tokens, Tensor) or tokens.dim() != 2 or len(tokens) != len(texts) or tokens.is_floating_point():
             raise UserError(
                 f"TwoTower: the tokenizer gave {described(tokens)} for {len(texts)} texts, expected int64 ({len(texts)}, L). "
-                "[model-tokenizer]"
+                "[model-tokenizer-other]"
             )
         return tokens.long()
 
@@ -213,17 +224,15 @@ def _refuse_kinds(model: nn.Module) -> None:
     ready = _ready(model)
     if not ready:
         raise UserError(f"{type(model).__name__} has no parameters: there is nothing to train. [model-no-parameters]")
-    devices, kinds = {str(one.device) for one in ready}, {one.dtype for one in ready}
-    if len(devices) > 1:
-        raise UserError(
-            f"the parameters of {type(model).__name__} are on {' and '.join(sorted(devices))}: move the model to one device. "
-            "[model-devices]"
-        )
+    kinds = {one.dtype for one in ready}
+    if any(one.is_meta for one in ready):
+        raise UserError("the model has parameters on 'meta', which have no values: build it on a real device. [model-meta]")
+    model.to("cpu")  # heads that were just made, and a model that came on a GPU; the run moves them together
     if kinds != {torch.float32}:
         said = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
         raise UserError(
-            f"the parameters of {type(model).__name__} are {said}, expected float32: call model.float(), and set "
-            "precision='bf16' for a forward pass in half precision. [model-precision]"
+            f"the model has parameters of {said}, expected float32: call .float() on it; Trainer(precision='bf16') makes the "
+            "forward pass in half precision. [model-precision]"
         )
 
 

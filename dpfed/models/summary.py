@@ -89,6 +89,8 @@ def image_start_of(model: ModelConfig) -> str:
     """The same of the image tower."""
     if model.start is not None:
         return "procedural images" if model.start == PROCEDURAL else f"'{'/'.join(Path(model.start).parts[-2:])}'"
+    if model.is_own:
+        return f"as '{model.image.rpartition(':')[2]}' gives them"
     if model.timm is not None:
         encoder = timm_blueprint(model)
         if encoder.file is not None:

@@ -114,5 +114,5 @@ def _value(function: Callable[..., Tensor], name: str, rows: Sequence[Tensor], g
         if all(one is None or not bool(one.any()) for one in parts):
             raise UserError(f"the loss {name} has no gradient: nothing would be learnt. [loss-no-gradient]")
         if not all(one is None or bool(one.isfinite().all()) for one in parts):
-            raise UserError(f"the gradient of the loss {name} is not finite on embeddings of noise. [loss-not-finite]")
+            raise UserError(f"the gradient of the loss {name} is not finite on embeddings of noise. [loss-gradient-infinite]")
     return found.detach()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.provenance import began, environment
+from dpfed.artifacts.provenance import began, contents_of, environment
 from dpfed.building.model import trained_of
 from dpfed.building.own import OwnParts
 from dpfed.config import Config
@@ -100,7 +100,9 @@ def create_job(
     say_what_is_trained(parts, progress)
     origin = origin_of(parts.config, parts.start)
     files = {
-        RunDirectory.PROVENANCE: began(parts.store, parts.config.data, parts.learner.public, origin, parts.own),
+        RunDirectory.PROVENANCE: began(
+            parts.store, parts.config.data, parts.learner.public, origin, parts.own, randomness.key("contents")
+        ),
         **(files or {}),
     }
     if terms:
@@ -134,6 +136,12 @@ def resume_job(
     randomness = run.randomness()
     run.note_environment(environment())
     parts = build(run.config(), randomness, progress, world_size=world_size, terms=terms, features=run.features, given=given)
+    kept = run.provenance.get("data", {}).get("contents")
+    if kept is not None and kept != contents_of(parts.store, randomness.key("contents")):
+        raise UserError(
+            f"{run.path} began with other records than {parts.store.name} has now: give the same, or choose another folder. "
+            "[resume-other-records]"
+        )
     return Job(run, parts, randomness)
 
 

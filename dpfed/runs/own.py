@@ -49,7 +49,10 @@ def open_own(config: Config, own: OwnParts, progress: Progress) -> tuple[ItemVie
     if own.records is None and own.views is None:
         return None, config
     refuse_methods(config)
+    if own.records is not None and config.evaluation.split == "test" and "test" not in own.records.held_out:
+        config = changed(config, evaluation={"split": own.records.held_out[0] if own.records.held_out else "none"})
     if own.views is None and config.views.transform is None:
+        _refuse_channels(own.records)
         config = changed(config, views={"transform": _TRANSFORM, "options": {"size": config.data.size or SIZE}})
         own = OwnParts(own.records, own.model, _default_views(config), own.loss, own.optimizer)
     records = own.records or _of_store(config, progress)
@@ -123,6 +126,21 @@ def _of_store(config: Config, progress: Progress) -> Records:
 
 def _default_views(config: Config) -> Views:
     return Views(simclr_transform(config.data.size or SIZE), config.views.count)
+
+
+def _refuse_channels(records: Records | None) -> None:
+    """Refuses images that the default views cannot take."""
+    if records is None or not len(records):
+        return
+    try:
+        image = records.parts.image_of(records.items[0])
+    except Exception:  # opening the records says what is wrong with an item
+        return
+    if isinstance(image, torch.Tensor) and len(image) not in (1, 3):
+        raise UserError(
+            f"the default views take images of 1 or 3 channels, and these have {len(image)}: give views=, a transform of your "
+            "own. [views-channels]"
+        )
 
 
 def refuse_methods(config: Config) -> None:

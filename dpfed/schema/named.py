@@ -20,7 +20,7 @@ def is_name(text: str | None) -> bool:
 def called(value: object) -> str:
     """What stands in a configuration for an object that was handed over in Python."""
     kind = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
-    name = "".join(part for part in re.split(r"\W+|locals", getattr(kind, "__qualname__", "object")) if part)
+    name = re.sub(r"\W", "", getattr(kind, "__qualname__", "object").rpartition(".")[2])
     return f"{IN_PYTHON}:{name if name.isidentifier() else 'object'}"
 
 

@@ -158,7 +158,7 @@ def _made(own: OwnOptimizer, parameters: list[nn.Parameter]) -> torch.optim.Opti
     except Exception as error:
         raise UserError(f"the optimizer cannot be made ({type(error).__name__}: {error}). [optimizer-own]") from error
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UserError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}. [optimizer-own]")
+        raise UserError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}. [optimizer-own-kind]")
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if held != {id(parameter) for parameter in parameters}:
         raise UserError(
@@ -177,6 +177,6 @@ def _scheduled(make: MakeSchedule, optimizer: torch.optim.Optimizer) -> torch.op
     if not fits or isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UserError(
             f"expected a scheduler of the optimizer whose step() takes no figure, such as lambda optimizer: "
-            f"CosineAnnealingLR(optimizer, T_max), got {type(scheduler).__name__}. [optimizer-schedule]"
+            f"CosineAnnealingLR(optimizer, T_max), got {type(scheduler).__name__}. [optimizer-schedule-kind]"
         )
     return scheduler

@@ -58,6 +58,9 @@ class OptimizerConfig(Section):
 
     @model_validator(mode="after")
     def _decays(self) -> OptimizerConfig:
+        for given, key in (("lr", "learning_rate"), ("weight_decay", "weight_decay")):
+            if given in self.options:
+                raise ValueError(f"options.{given} is what optimizer.{key} says: set that one")
         taken = self.learning_rate * self.weight_decay
         if self.name in ("sgd", "adamw") and taken > 1:
             raise ValueError(

@@ -159,6 +159,6 @@ def test_a_worker_in_trouble_names_no_record_to_the_others(tmp_path, tiny_config
 
 def test_workers_agree_on_the_plan_and_on_the_records():
     def mark(plan, store):
-        return _mark(SimpleNamespace(plan=SimpleNamespace(fingerprint=plan), store=SimpleNamespace(fingerprint=store)))
+        return _mark(SimpleNamespace(plan=SimpleNamespace(fingerprint=plan), store=SimpleNamespace(fingerprint=store), own={}))
 
     assert len({mark("a", "b"), mark("a", "c"), mark("d", "b")}) == 3 and mark("a", "b") == mark("a", "b")

@@ -247,7 +247,7 @@ class _Joined(Sequence[Any]):
         self._sets = list(sets)
         for one, split in zip(self._sets, SPLITS, strict=True):
             if one is None and split == "train":
-                raise UserError("expected a data set, got None. [records-no-length]")
+                raise UserError("expected a data set, got None. [records-none-given]")
 
     @functools.cached_property
     def _ends(self) -> list[int]:

@@ -95,7 +95,7 @@ def scan(
             )
     if length_of(items) != count:
         raise UserError(
-            f"the data set had {count:,} items, and now has {length_of(items):,}: it must not change. [records-length]"
+            f"the data set had {count:,} items, and now has {length_of(items):,}: it must not change. [records-length-changed]"
         )
     return read
 
@@ -114,7 +114,7 @@ def length_of(items: Any) -> int:
     try:
         return int(len(items))
     except TypeError as error:
-        raise UserError(f"the data set does not tell its length ({error}): give one that does. [records-no-length]") from error
+        raise UserError(f"the data set does not tell its length ({error}): give one that does. [records-untold]") from error
 
 
 def _in_order(items: Sequence[Any], parts: Parts, rows: list[int], workers: int) -> Iterator[Scanned]:

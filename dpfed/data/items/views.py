@@ -162,6 +162,8 @@ class ItemViews(RecordViews):
         with generators_kept():
             made, at_once = _tried(trial, rows, seeds)
             _refuse_unsteady(trial, rows, seeds[:, :1] if at_once else seeds, made)
+        if at_once and views.count is not None and made.shape[1] != views.count:
+            raise UserError(f"the transform gives {made.shape[1]} views at once, and count is {views.count}. [views-at-once]")
         shape = (int(made.shape[2]), int(made.shape[3]), int(made.shape[4]))
         recipe = Recipe(records.items, records.parts, views.transform, views.plain or plain_like(views.transform, shape))
         plain = _plain(recipe, rows)
@@ -220,7 +222,7 @@ class ItemMaker(ViewMaker):
         if made.shape[1:] != (self._items.count, *self._items.shape):
             raise UserError(
                 f"the views of some records are {tuple(made.shape[1:])} (V, C, H, W), and those of the first were "
-                f"{(self._items.count, *self._items.shape)}: make them all one size. [items-sizes]"
+                f"{(self._items.count, *self._items.shape)}: make them all one size. [views-sizes]"
             )
         return to_device(made, device)
 
@@ -251,7 +253,7 @@ def _item(recipe: Recipe, row: int) -> Any:
     try:
         return recipe.items[row]
     except Exception as error:
-        raise UserError(f"item {row} of the records cannot be read: {type(error).__name__}: {error}. [items-broken]") from error
+        raise UserError(f"item {row} of the records cannot be read: {type(error).__name__}: {error}. [items-unread]") from error
 
 
 def _made(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray | None) -> Tensor:

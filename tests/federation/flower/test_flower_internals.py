@@ -217,11 +217,11 @@ def test_a_signal_before_flower_answers_any_ends_a_supernode(number, code):
     (port,) = free_ports(1)
     program = f"""
 import signal, sys
-from flwr.supernode.cli import flower_supernode
+import flwr.supernode.cli
 from dpfed.__main__ import main
-flower_supernode.start_client_internal = lambda **_: signal.raise_signal({int(number)})
+sys.modules["flwr.supernode.cli.flower_supernode"].start_client_internal = lambda **_: signal.raise_signal({int(number)})
 sys.argv = ["dpfed", *"site supernode --insecure --superlink 127.0.0.1:9 --isolation process --port {port}".split()]
 main()
 """
     done = run_to_end([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (code, "stopped.")
+    assert done.returncode == code and "stopped." in done.stderr.splitlines()
