@@ -85,7 +85,7 @@ def prediction(views, centre: bool) -> float:
         (Prediction(), prediction, (True,)),
         (Prediction(centre=False), prediction, (False,)),
     ],
-    ids=repr,
+    ids=["dcl", "dcl-warm", "vicreg", "vicreg-weights", "prediction", "prediction-uncentred"],
 )
 @pytest.mark.parametrize("records", [2, 3, 8])
 def test_a_loss_is_its_formula_written_as_loops(loss, formula, options, records):
