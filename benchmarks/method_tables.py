@@ -74,7 +74,7 @@ def losses() -> str:
     result = figures("losses")
     runs, settings, metrics = result["runs"], result["settings"], ("knn3_accuracy", "knn200_accuracy")
     heads = " | ".join(f"{label(metric)}, points gained" for metric in metrics)
-    lines = [f"| CIFAR-10, epsilon {settings['epsilon']:g} | {heads} | trained parameters |", "|---" * (len(metrics) + 2) + "|"]
+    lines = [f"| CIFAR-10, epsilon {settings['epsilon']} | {heads} | trained parameters |", "|---" * (len(metrics) + 2) + "|"]
     for name in dict.fromkeys(run["loss"] for run in runs):
         own = [run for run in runs if run["loss"] == name]
         gains = [[100 * (run["after"][metric] - run["before"][metric]) for run in own] for metric in metrics]

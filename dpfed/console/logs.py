@@ -57,6 +57,7 @@ def end() -> None:
     logging.captureWarnings(False)
     for handler in list(_LOG.handlers):
         _LOG.removeHandler(handler)
+    _LOG.propagate = True
 
 
 def active() -> bool:
