@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from dpfed.data.items.item import BrokenItem, Parts, described, is_finite
 from dpfed.data.processes import cores
 from dpfed.errors import UserError
 
 Transform = Callable[[Any], Any]
-_CHUNK = 16  # records that travel together between two processes
+_CHUNK = 16  # records
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Request:
             return False
         return self.seeds is None or other.seeds is None or np.array_equal(self.seeds, other.seeds)
 
-    def chunks(self) -> Iterator[Request]:
-        """The same in pieces."""
-        for first in range(0, len(self.rows), _CHUNK):
-            seeds = None if self.seeds is None else self.seeds[first : first + _CHUNK]
-            yield Request(self.rows[first : first + _CHUNK], seeds)
+    def chunks(self, size: int) -> Iterator[Request]:
+        """The same in pieces of so many records."""
+        for first in range(0, len(self.rows), size):
+            seeds = None if self.seeds is None else self.seeds[first : first + size]
+            yield Request(self.rows[first : first + size], seeds)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def answer(recipe: Recipe, request: Request) -> Tensor | Failure:
             return Failure(row, str(error))
         except Exception as error:  # whatever a foreign transform or data set raises
             return Failure(row, f"{type(error).__name__}: {error}")
-    return torch.stack(made).unflatten(0, (-1, count))
+    return default_collate(made).unflatten(0, (-1, count))  # in a process of a loader, into memory that both share
 
 
 class _Queue(Sampler[Request]):
@@ -144,9 +144,11 @@ class ItemLoader:
     Args:
         recipe: how an item becomes what a model reads.
         workers: processes; 0: everything is done in this one; ``None``: as many as there are cores.
+        chunk: records that travel together between two processes.
     """
 
-    def __init__(self, recipe: Recipe, workers: int | None = None) -> None:
+    def __init__(self, recipe: Recipe, workers: int | None = None, chunk: int = _CHUNK) -> None:
+        self._chunk = self._size = chunk
         self._recipe, self._workers = recipe, cores() if workers is None else workers
         self._queue = _Queue()
         self._loader: DataLoader[Any] | None = None
@@ -158,7 +160,11 @@ class ItemLoader:
         if self._workers == 0 or _is_coming(requests, self._expected):
             return
         self._expected = deque(requests)
-        self._queue.requests = [chunk for request in requests for chunk in request.chunks()]
+        # A request travels whole, without a copy at its end, unless that leaves processes without work.
+        most = max((len(request.rows) for request in requests), default=1)
+        alone = len(requests) < self._workers
+        self._size = max(1, min(self._chunk, -(-most // self._workers) if alone else most))
+        self._queue.requests = [chunk for request in requests for chunk in request.chunks(self._size)]
         self._coming = iter(self._started())
 
     def __call__(self, request: Request) -> Tensor:
@@ -174,7 +180,7 @@ class ItemLoader:
             self.prefetch([request])
         self._expected.popleft()
         try:
-            parts = [_unfailed(next(self._coming)) for _ in request.chunks()]
+            parts = [_unfailed(next(self._coming)) for _ in request.chunks(self._size)]
         except RuntimeError as error:  # a process of the loader died
             self.close()
             raise UserError(
@@ -187,7 +193,7 @@ class ItemLoader:
         if len({part.shape[1:] for part in parts}) > 1:
             shapes = " and ".join(sorted({str(tuple(part.shape[2:])) for part in parts}))
             raise UserError(f"the views of some records are {shapes}: make them all one size. [items-sizes]")
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def close(self) -> None:
         """Ends the processes; they start again when something is asked for."""
@@ -202,7 +208,7 @@ class ItemLoader:
                 sampler=self._queue,
                 num_workers=self._workers,
                 persistent_workers=True,
-                prefetch_factor=4,
+                prefetch_factor=2,
                 collate_fn=_as_it_is,
                 generator=torch.Generator(),  # the process's own must not move: dropout draws from it
             )

@@ -172,7 +172,8 @@ class ItemViews(RecordViews):
                 f"views are {shape}, and the plain images for evaluation {tuple(plain.shape[2:])}: give a transform that makes "
                 "the same shape as Views(plain=...). [views-plain]"
             )
-        loader = ItemLoader(recipe, records.workers)
+        chunk = max(1, min(_MOST_TOGETHER, _TOGETHER // (4 * made[0].numel())))
+        loader = ItemLoader(recipe, records.workers, chunk)
         draws = 1 if at_once else count
         return cls(
             images=_AsTheyAre(),
@@ -233,6 +234,7 @@ class ItemMaker(ViewMaker):
 
 
 _TRIED = 16
+_TOGETHER, _MOST_TOGETHER = 64 << 20, 256  # bytes and records that travel together between two processes
 
 
 def _tried(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray) -> tuple[Tensor, bool]:
