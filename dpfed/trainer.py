@@ -237,7 +237,8 @@ class Trainer:
         Raises:
             UserError: see `fit`; if `manual` is given with what follows the optimizer's steps by itself.
         """
-        if manual and (self.config.optimizer.ema or self._schedules):
+        rates = self.config.optimizer
+        if manual and (rates.ema or rates.warmup or rates.schedule != "constant" or self._schedules):
             raise UserError(
                 "manual=True leaves schedules and averages of weights to the loop: leave them out here. [own-manual]"
             )

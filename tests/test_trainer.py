@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import dpfed
 from dpfed.privacy.ledger import Ledger
+from dpfed.progress import Progress
 from tests.own_parts import SIDE, Pictures, augment, contrast, encoder, picture
 
 STEPS = 6
@@ -100,11 +102,13 @@ def test_a_loop_of_ones_own_sees_paid_steps_and_gives_the_same_run(whole, tmp_pa
 def test_a_loop_may_step_the_optimizer_itself(tmp_path):
     plain = {"schedule": None}
     wanted = weights(trainer(**plain).fit(tmp_path / "fit"))
+    plan = Ledger.open(tmp_path / "fit" / "ledger.jsonl").plan
     for stop in (2, None):  # the loop is left in the middle, and resumed
         mine = trainer(**plain, weights=0 if stop else 4)
         with mine.open(tmp_path / "manual", manual=True) as steps:
             for step in steps:
-                assert all(parameter.grad is not None for parameter in mine.model.parameters())
+                gradient = torch.cat([parameter.grad.flatten() for parameter in mine.model.parameters()])
+                assert 0.8 < gradient.std() * plan.divisor / plan.noise_std < 1.5  # it is noise, but for little
                 steps.optimizer.step()
                 steps.optimizer.zero_grad()
                 if step.done == stop:
@@ -112,6 +116,41 @@ def test_a_loop_may_step_the_optimizer_itself(tmp_path):
     assert same(weights(trainer(**plain).fit(tmp_path / "manual")), wanted)
     with pytest.raises(dpfed.UserError, match="leaves schedules"), trainer().open(tmp_path / "other", manual=True):
         pass
+
+
+def test_a_step_is_charged_before_the_loop_sees_it(tmp_path, monkeypatch):
+    charge = Ledger.charge
+    monkeypatch.setattr(Ledger, "charge", lambda *given: (time.sleep(0.3), charge(*given)))  # the disk is slow
+    with trainer().open(tmp_path / "run") as steps:
+        for step in steps:
+            assert Ledger.open(tmp_path / "run" / "ledger.jsonl").charged == step.done
+            if step.done == 2:
+                break
+        with pytest.raises(dpfed.UserError, match="run-twice"):
+            next(iter(steps))
+
+
+@pytest.mark.parametrize("given", [{"schedule": "cosine"}, {"warmup": 3}, {"ema": 0.5}])
+def test_what_a_manual_loop_would_lose_is_refused(tmp_path, given):
+    mine = trainer(optimizer={"name": "adam", **given}, schedule=None)
+    with pytest.raises(dpfed.UserError, match="own-manual"), mine.open(tmp_path / "run", manual=True):
+        pass
+
+
+def test_no_figure_of_the_records_is_noted(tmp_path):
+    """How many records are equal is a function of private records."""
+    said: list[str] = []
+
+    class Says(Progress):
+        def note(self, text: str) -> None:
+            said.append(text)
+
+    pictures = [picture(n % 31) for n in range(68)]
+    privacy = dpfed.Privacy(epsilon=8, batch=16, steps=2, group_size=4)
+    trainer(records=dpfed.Records(pictures, workers=0), privacy=privacy, settings={}, schedule=None, progress=Says()).fit(
+        tmp_path / "run"
+    )
+    assert said and not [text for text in said if "equal" in text or "contents" in text]
 
 
 def test_processes_that_read_change_no_bit(whole, tmp_path):

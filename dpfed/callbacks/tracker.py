@@ -26,6 +26,7 @@ Rows = dict[int, dict[str, float]]  # figures by their names, by how many steps 
 _CARDS = ("no_privacy_card.md", "privacy_card.md")  # the first is there where no claim holds
 _GALLERY, _INDEX = "gallery", "gallery.json"
 # Where records lie, what the noise follows from, and a free text. Other values that are paths stay here, too.
+_OPTIONS_OF_RECORDS = "data.options."  # arguments of a function of the user's own that opens the records
 _KEPT_BACK = frozenset({"data.path", "data.stores", "public.path", "privacy.seed", "privacy.not_covered"})
 
 
@@ -181,6 +182,7 @@ def sendable(config: Mapping[str, Any]) -> dict[str, Any]:
         key: value
         for key, value in config.items()
         if key not in _KEPT_BACK
+        and not key.startswith(_OPTIONS_OF_RECORDS)
         and value is not None
         and not any(map(_is_path, value if isinstance(value, list | tuple) else [value]))
     }

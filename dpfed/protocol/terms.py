@@ -204,8 +204,10 @@ def _refuse_foreign_loss(config: Config) -> None:
 def _refuse_own_parts(config: Config) -> None:
     """Refuses parts by name: a site would import and call whatever a coordinator names."""
     named = {
+        "data.source": config.data.source,
         "model.image": config.model.image,
         "views.transform": config.views.transform,
+        "views.plain": config.views.plain,
         "objective.name": config.objective.name,
     }
     for key, name in named.items():

@@ -59,8 +59,6 @@ def open_own(config: Config, own: OwnParts, progress: Progress) -> tuple[ItemVie
     if records.store is None:
         records.advance = progress.stage("reading the records once", len(records))
     progress.note(f"opening the records: {records.name}, {len(records.keys):,} records")
-    if records.equal:
-        progress.note(f"{records.equal:,} records have the contents of another one; each of them counts")
     assert own.views is not None
     default = 1 if config.model.reads_text else 2
     progress.note("trying the transform: does a view depend on its image and its draws alone?")

@@ -104,6 +104,8 @@ class Session:
         _finish(self._job, steps, measurement, self._progress, self._callbacks)
 
     def _begin(self) -> tuple[Steps, Measurement]:
+        if self._steps is not None:  # two coordinators must not write one ledger
+            raise UserError("the steps of an open run are taken once: open the run again for those that are left. [run-twice]")
         run, parts, progress = self._job.run, self._job.parts, self._progress
         remove_drafts(run.path)
         steps = self._steps = open_steps(self._job)

@@ -65,6 +65,21 @@ def test_a_site_refuses_terms_whose_loss_is_another_packages(terms, tmp_path, mo
         Terms.load(tmp_path / "terms.json")
 
 
+@pytest.mark.parametrize(
+    ("section", "key"), [("objective", "name"), ("model", "image"), ("views", "transform"), ("data", "source")]
+)
+def test_a_site_refuses_terms_that_name_code_and_imports_none(terms, tmp_path, monkeypatch, section, key):
+    """Whoever could name code in the terms could run it at every site."""
+    tree = json.loads(terms.text)
+    tree["config"][section] = {**tree["config"].get(section, {}), key: "subprocess:run"}
+    for idle in ("width", "crop_scale", "jitter", "brightness", "temperature", "flip", "blur", "grayscale"):
+        tree["config"][section].pop(idle, None)
+    (tmp_path / "terms.json").write_text(json.dumps(tree))
+    monkeypatch.setattr("dpfed.discovery.named", lambda *given: pytest.fail("it was looked for"))
+    with pytest.raises(UserError, match="cannot name code.*terms-own-parts"):
+        Terms.load(tmp_path / "terms.json")
+
+
 def test_terms_hold_no_path(terms, tiny):
     assert tiny["data"]["path"] not in terms.text
     assert "/" not in json.dumps(terms.config)

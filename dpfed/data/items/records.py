@@ -212,12 +212,13 @@ class Records(RecordSet):
                     "another, or leave key= out. [records-key-twice]"
                 )
             return np.array([record_key(name) for name in given], np.uint64), equal
-        # Of equal records the first, second, ... have keys of their own, which do not change with one more.
-        seen: Counter[bytes] = Counter()
+        # Of a unit's equal records the first, second, ... have keys of their own, which do not change with one more.
+        seen: Counter[str] = Counter()
         keys = np.empty(len(scanned), np.uint64)
         for row, one in enumerate(scanned):
-            keys[row] = record_key(f"{one.content.hex()} {seen[one.content]}")
-            seen[one.content] += 1
+            name = f"{one.content.hex()} {one.unit}"
+            keys[row] = record_key(f"{name} {seen[name]}")
+            seen[name] += 1
         return keys, equal
 
     def _class_names(self) -> Mapping[str, Sequence[str]]:

@@ -36,6 +36,12 @@ def test_equal_records_are_counted_and_have_keys_of_their_own():
     assert set(of([picture(1), picture(2), picture(1)]).keys) < set(records.keys)
 
 
+def test_a_unit_that_leaves_changes_no_key_of_another():
+    rows = [{"image": picture(n), "who": who} for n, who in ((1, "a"), (1, "b"), (2, "a"), (1, "b"))]
+    keys = of(rows, unit="who").keys.tolist()
+    assert of([row for row in rows if row["who"] == "b"], unit="who").keys.tolist() == [keys[1], keys[3]]
+
+
 def test_processes_read_what_this_one_reads():
     items = Pictures(150)
     assert np.array_equal(Records(items, workers=2).keys, of(items).keys)
