@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dpfed.data.items.item import described
 from dpfed.errors import UserError
 
 _CONTRACT = {
@@ -104,11 +105,3 @@ def method_of(model: nn.Module, name: str) -> Callable[..., Any]:
     if not callable(method):
         raise UserError(f"{type(model).__name__} has no method {_CONTRACT[name]}, which is needed here: add it. [model-method]")
     return method
-
-
-def described(value: object) -> str:
-    """A value in a few words: what it is, and not what it holds."""
-    if isinstance(value, Tensor):
-        return f"a tensor {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
-    name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0] in 'aeio' else 'a'} {name}"

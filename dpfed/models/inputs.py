@@ -11,11 +11,11 @@ from PIL import Image
 from torch import Tensor
 
 from dpfed.data.decoding import BrokenImage, decode
+from dpfed.data.items.item import described
 from dpfed.data.resizing import square
 from dpfed.data.store.record import is_text
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
-from dpfed.models.contract import described
 
 Picture: TypeAlias = Image.Image | np.ndarray | Tensor
 Pictures: TypeAlias = Picture | Iterable[Picture]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpfed.data.items.item import described
 from dpfed.errors import UserError
-from dpfed.models.contract import described
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 
 
