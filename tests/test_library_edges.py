@@ -193,11 +193,11 @@ class Odd(Mine):
 
 ODD = {
     "a tensor": (lambda z: z, r"forward got the views .* and gave a tensor \(\d+, 2, 8\) of float32; expected a dictionary"),
-    "a tuple": (lambda z: (z, z), "gave a tuple; expected a dictionary"),
+    "a tuple": (lambda z: (z, z), "gave a tuple of 2; expected a dictionary"),
     "nothing": (lambda z: None, "gave None; expected"),
     "another name": (lambda z: {"images": z}, r"gave no 'image', but \['images'\]"),
     "whole numbers": (lambda z: {"image": z.long()}, "of int64 as 'image'"),
-    "no tensor": (lambda z: {"image": z.tolist()}, "gave a list as 'image'"),
+    "no tensor": (lambda z: {"image": z.tolist()}, "gave a list of"),
     "one row per view": (lambda z: {"image": z.flatten(0, 1)}, "expected a dictionary of floating-point tensors {'image'"),
     "one record less": (lambda z: {"image": z[1:]}, "an embedding for each view"),
     "numbers": (lambda z: {"image": z.sum()}, "an embedding for each view"),
