@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 import shutil
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,12 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls, path: str | Path, config: Config, randomness: Randomness, files: dict[str, str] | None = None
+        cls,
+        path: str | Path,
+        config: Config,
+        randomness: Randomness,
+        files: dict[str, str] | None = None,
+        comments: Sequence[str] = (),
     ) -> RunDirectory:
         """Makes the directory with its configuration and its secret key, all at once or not at all.
 
@@ -86,6 +92,7 @@ class RunDirectory:
             config: resolved.
             randomness: whose key is kept while the run continues.
             files: further text files, by name.
+            comments: lines that explain the configuration.
 
         Raises:
             UserError: if the directory is in use.
@@ -95,7 +102,7 @@ class RunDirectory:
         try:
             with new_folder(path.resolve()) as draft:
                 run = cls(draft)
-                create_file(run._config, config.dump())
+                create_file(run._config, config.dump(comments=comments))
                 create_file(run._lock, secrets.token_hex(16))
                 for name, text in (files or {}).items():
                     create_file(draft / name, text)

@@ -50,6 +50,7 @@ def run_on_cluster(
     resume: bool,
     progress: Progress,
     callbacks: Sequence[Callback] = (),
+    comments: Sequence[str] = (),
     **options: str | int | None,
 ) -> RunDirectory | None:
     """Begins or resumes a run in the processes that the options ask for.
@@ -61,6 +62,7 @@ def run_on_cluster(
         resume: resume the run if it exists.
         progress: sees the stages.
         callbacks: look on in the process of rank 0.
+        comments: lines that explain the configuration.
         options: ``workers``, ``gpus``, ``cpus`` and ``restarts``; ``None``: not given.
 
     Returns:
@@ -69,7 +71,9 @@ def run_on_cluster(
     from dpfed.cluster.work import Task
     from dpfed.runs.records import with_absolute_paths
 
-    task = Task(folder.absolute(), config and with_absolute_paths(config), resume, callbacks=tuple(callbacks))
+    task = Task(
+        folder.absolute(), config and with_absolute_paths(config), resume, callbacks=tuple(callbacks), comments=tuple(comments)
+    )
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if kind == "torchrun":
         from dpfed.cluster.torchrun import take_part

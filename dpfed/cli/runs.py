@@ -11,6 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpfed.cli.automatic import (
+    Batch,
+    Data,
+    Delta,
+    DryRun,
+    Epsilon,
+    MethodName,
+    Minutes,
+    Model,
+    Public,
+    SaveConfig,
+    Steps,
+    requested,
+    settled,
+)
 from dpfed.cli.cluster import (
     Cluster,
     CpusPerWorker,
@@ -44,8 +59,20 @@ ReportTo = Annotated[
 
 def pretrain(
     config: Annotated[
-        Path, typer.Argument(help="A TOML file, or a name such as quickstart (see `dpfed config list`).", show_default=False)
-    ],
+        Path | None,
+        typer.Argument(help="A TOML file, or a name such as quickstart (see `dpfed config list`).", show_default=False),
+    ] = None,
+    data: Data = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    model: Model = None,
+    method: MethodName = None,
+    minutes: Minutes = None,
+    batch: Batch = None,
+    steps: Steps = None,
+    public: Public = None,
+    dry_run: DryRun = False,
+    save_config: SaveConfig = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as privacy.epsilon=4.")
     ] = None,
@@ -65,12 +92,15 @@ def pretrain(
     skew: Skew = None,
 ) -> None:
     """Pretrain an encoder privately. The run writes a model, a report and a privacy card."""
-    from dpfed.console.terminal import chosen_config, say
+    from dpfed.console.terminal import say
 
-    loaded = chosen_config(config, assignments)
-    folder = run or Path("runs") / loaded.name
-    if not another_process(cluster):
-        say(f"{loaded.name}: the run goes to {folder}", as_json)
+    wanted = requested(
+        config, data, assignments, epsilon=epsilon, delta=delta, model=model, method=method, minutes=minutes, batch=batch,
+        steps=steps, public=public, dry_run=dry_run, save_config=save_config,
+    )  # fmt: skip
+    folder = run or Path("runs") / wanted.name
+    if not another_process(cluster) and not (dry_run or save_config):
+        say(f"{wanted.name}: the run goes to {folder}", as_json)
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
     simulation = simulated(federated, cluster, trust=trust, drops=drops, colluders=colluders, skew=skew)
     callbacks = _trackers(report_to, another_process(cluster))
@@ -79,8 +109,9 @@ def pretrain(
     def work(progress: Progress) -> RunDirectory | None:
         from dpfed.runs.preflight import Preflight
 
+        whole, comments = settled(wanted, folder, cluster, progress, resume, (dry_run, save_config, as_json))
         world_size = simulation.sites if simulation else least_of(cluster, workers)
-        preflight = Preflight.of(loaded, folder, world_size, progress, resume)
+        preflight = Preflight.of(whole, folder, world_size, progress, resume, comments)
         progress.note("loading PyTorch")
         if simulation is not None:
             from dpfed.federation.simulation import run_simulation
@@ -90,7 +121,7 @@ def pretrain(
             from dpfed.runs.pretraining import run_pretraining
 
             return run_pretraining(preflight, progress, callbacks)
-        return run_on_cluster(cluster, folder, loaded, resume, progress, callbacks, **options)
+        return run_on_cluster(cluster, folder, whole, resume, progress, callbacks, comments, **options)
 
     _watch(work, as_json, another_process(cluster), folder if finished else None)
 
@@ -122,7 +153,7 @@ def resume(
         if not finished:
             progress.note("loading PyTorch")
         if cluster is not None and not (finished and cluster == "ray"):  # a finished run needs no cluster
-            return run_on_cluster(cluster, run, None, True, progress, callbacks, **options)
+            return run_on_cluster(cluster, run, None, True, progress, callbacks, (), **options)
         from dpfed.federation.simulation import resume
 
         return resume(run, progress, callbacks)

@@ -39,6 +39,7 @@ class Task:
         resume: whether to resume a run that is there.
         beside: a folder that the launcher made beside the run's; who does not see it is on other storage.
         callbacks: look on in the process of rank 0, which may be on another machine.
+        comments: lines that explain the configuration.
     """
 
     folder: Path
@@ -46,6 +47,7 @@ class Task:
     resume: bool = True
     beside: Path | None = None
     callbacks: tuple[Callback, ...] = ()
+    comments: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Refuses a run that is not there, or one that nobody asked to continue with.
@@ -146,7 +148,7 @@ def _take(task: Task, world_size: int, progress: Progress, stack: contextlib.Exi
         raise UserError(f"worker 0 does not see {task.folder.parent}: use storage that all machines share. [worker-storage]")
     task.check()
     if task.config is not None and RunDirectory.unused(task.folder):
-        job = create_job(Preflight.of(task.config, task.folder, world_size), progress)
+        job = create_job(Preflight.of(task.config, task.folder, world_size, comments=task.comments), progress)
         stack.enter_context(job.run.locked())
         return job
     run = RunDirectory.open(task.folder)

@@ -7,7 +7,7 @@ configuration in which a key has no effect cannot be made. Sections say which of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
 import tomli_w
@@ -135,10 +135,16 @@ class Config(Section):
             return True
         return self.data.imports and not self.data.finds_store
 
-    def dump(self, defaults: bool = True) -> str:
-        """The configuration as TOML, with every default spelled out, or with none."""
+    def dump(self, defaults: bool = True, comments: Sequence[str] = ()) -> str:
+        """The configuration as TOML, with every default spelled out, or with none.
+
+        Args:
+            defaults: whether keys at their defaults are written.
+            comments: lines above it.
+        """
         tree = _without_none(self.model_dump(mode="json", exclude_defaults=not defaults))
-        return tomli_w.dumps({name: section for name, section in tree.items() if defaults or section != {}})
+        above = "".join(f"# {' '.join(line.split())}\n" for line in comments)
+        return above + tomli_w.dumps({name: section for name, section in tree.items() if defaults or section != {}})
 
 
 def _without_none(value: Any) -> Any:

@@ -33,6 +33,20 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     if isinstance(overrides, str):
         raise UserError(f"expected a list of assignments, such as [{overrides!r}]. [config-overrides-text]")
     tree = read_toml(find_config(path_of(path, "the configuration")), "config")
+    return parse_config(assigned(overrides, tree), str(path))
+
+
+def assigned(overrides: Sequence[str], tree: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A configuration's keys with assignments on top, see `load_config`.
+
+    Args:
+        overrides: ``section.key=value``.
+        tree: is changed; ``None``: an empty one.
+
+    Raises:
+        UserError: for an assignment that is none, or two that give one key two values.
+    """
+    tree = {} if tree is None else tree
     given: dict[str, str] = {}
     for assignment in overrides or ():
         key = _assign(tree, assignment)
@@ -40,7 +54,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             if other != assignment and (earlier == key or earlier.startswith(f"{key}.")):  # whose value would be lost
                 raise UserError(f"{other!r} and {assignment!r} give one key two values: leave one out. [setting-twice]")
         given[key] = assignment
-    return parse_config(tree, str(path))
+    return tree
 
 
 def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:

@@ -1,18 +1,26 @@
-"""`dpfed.pretrain`, as a program or a notebook calls it: the run of `dpfed.runs.pretraining`, before the user's eyes."""
+"""`dpfed.pretrain`, as a program or a notebook calls it: before the user's eyes.
+
+A configuration says what to do (`dpfed.runs.pretraining`), or a data set and an epsilon do (`dpfed.automatic`).
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.automatic.request import Request
 from dpfed.callbacks import Callback
-from dpfed.config import Config
+from dpfed.config import Config, load_config
 from dpfed.console.terminal import console, watching
 from dpfed.errors import UserError
 from dpfed.progress import Progress, Silent
 from dpfed.runs import pretraining
+
+if TYPE_CHECKING:
+    from dpfed.automatic.choosing import Chosen
 
 
 @contextlib.contextmanager
@@ -41,20 +49,50 @@ def shown(progress: Progress | bool | None) -> Iterator[Progress]:
 
 
 def pretrain(
-    config: Config | str | Path,
-    folder: str | Path,
+    config: Config | str | Path | None = None,
+    folder: str | Path | None = None,
     progress: Progress | bool | None = None,
     resume: bool = False,
     callbacks: Iterable[Callback] = (),
+    *,
+    data: str | Path | None = None,
+    epsilon: float | None = None,
+    out: str | Path | None = None,
+    delta: float | None = None,
+    model: str | None = None,
+    method: str | None = None,
+    minutes: float | None = None,
+    batch: int | None = None,
+    steps: int | None = None,
+    public: str | Path | None = None,
+    overrides: Sequence[str] = (),
 ) -> RunDirectory:
     """Trains an encoder privately into a new run directory.
 
+    Either a configuration says everything, or a data set and an epsilon do and everything else is chosen::
+
+        run = dpfed.pretrain("quickstart", "runs/quickstart")
+        run = dpfed.pretrain(data="my-images", epsilon=8, out="runs/mine")
+
+    The second form resumes its run, or returns it if it is finished.
+
     Args:
         config: what to do; a path, or the name of a config that dpfed ships, is read by `load_config`.
-        folder: must not be in use, but by this very run if `resume`.
+        folder: of the run; must not be in use, but by this very run if `resume`.
         progress: ``False``: nothing is shown; ``None``: bars in terminals and notebooks (`shown`).
         resume: continue if the run is there already.
         callbacks: look on while the model trains.
+        data: a folder of images, a table, another data set that dpfed reads, or a record store.
+        epsilon: that is promised.
+        out: the same as `folder`.
+        delta: that is promised; default: 1/(N ln N).
+        model: ``timm/NAME``, ``torchvision/NAME``, ``open_clip/NAME``, a public run, or ``package.module:function``.
+        method: of bounding, in the place of the chosen one.
+        minutes: that the training may take on this machine; default 20.
+        batch: B, in the place of the chosen one.
+        steps: T, in the place of the chosen one.
+        public: a public record store to contrast with.
+        overrides: further ``section.key=value``, of a configuration or of the choices.
 
     Returns:
         The finished run.
@@ -62,5 +100,56 @@ def pretrain(
     Raises:
         UserError: before anything is written, for whatever can be known to be wrong by then.
     """
+    folder = _one_of(folder, out)
+    options: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "model": model, "method": method, "minutes": minutes}
+    options |= {"batch": batch, "steps": steps, "public": public}
+    if data is None:
+        if config is None:
+            raise UserError(
+                "expected a configuration, as in dpfed.pretrain('quickstart', 'runs/quickstart'), or data and a promise, as in "
+                "dpfed.pretrain(data='my-images', epsilon=8, out='runs/mine'). [pretrain-what]"
+            )
+        if wrong := [name for name, value in options.items() if value is not None]:
+            raise UserError(
+                f"{wrong[0]} belongs to data=..., and the configuration says everything: set its key in overrides=[...]. "
+                "[pretrain-belongs]"
+            )
+        if overrides:
+            config = _overridden(config, overrides)
+        with shown(progress) as seen:
+            return pretraining.pretrain(config, folder, seen, resume, callbacks)
+    if config is not None:
+        raise UserError("a configuration says everything, and data=... chooses everything: give one of them. [pretrain-two]")
+    if epsilon is None:
+        raise UserError("data=... needs the promise, too: epsilon=8 is usual, epsilon=1 strong. [pretrain-promise]")
+    from dpfed.automatic.running import pretrain as automatic
+
     with shown(progress) as seen:
-        return pretraining.pretrain(config, folder, seen, resume, callbacks)
+        return automatic(Request(data, assignments=tuple(overrides), **options), folder, seen, callbacks, _say(seen))
+
+
+def _one_of(folder: str | Path | None, out: str | Path | None) -> str | Path:
+    if folder is not None and out is not None:
+        raise UserError("folder and out are the same: give one of them. [pretrain-folder-twice]")
+    found = folder if folder is not None else out
+    if found is None:
+        raise UserError("where does the run go? Give a folder, such as out='runs/mine'. [pretrain-folder]")
+    return found
+
+
+def _overridden(config: Config | str | Path, overrides: Sequence[str]) -> Config:
+    if isinstance(config, Config):
+        raise UserError(
+            "overrides change a configuration that is read from a file: this one is a value already. [pretrain-overrides]"
+        )
+    return load_config(config, overrides)
+
+
+def _say(progress: Progress) -> Callable[[Chosen], None]:
+    """Notes each choice, and what to expect."""
+
+    def say(chosen: Chosen) -> None:
+        for line in (chosen.heading, *chosen.comments[1:]):
+            progress.note(line)
+
+    return say

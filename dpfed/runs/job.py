@@ -107,7 +107,7 @@ def create_job(
     }
     if terms:
         files[RunDirectory.TERMS] = terms.text
-    return Job(RunDirectory.create(preflight.folder, parts.config, randomness, files), parts, randomness)
+    return Job(RunDirectory.create(preflight.folder, parts.config, randomness, files, preflight.comments), parts, randomness)
 
 
 def secret_of(config: Config) -> Randomness:

@@ -26,6 +26,18 @@ _GOOD = 0.75
 _HELD_OUT = 6  # one of so many records is held out, where nobody knows
 
 
+def kept_by(records: int, noise_multiplier: float, candidates: int) -> float:
+    """About so much of what heads of moments gain without noise over the towers alone is left, from 0 to 1.
+
+    Args:
+        records: N.
+        noise_multiplier: sigma.
+        candidates: C, held-out records that retrieval chooses among.
+    """
+    odds = (records / noise_multiplier / (_HALF * records**_OF_RECORDS * candidates**_OF_CANDIDATES)) ** _POWER
+    return odds / (odds + 1)
+
+
 @dataclass(frozen=True)
 class MomentRow:
     """One plan.
@@ -48,8 +60,7 @@ class MomentRow:
     @property
     def kept(self) -> float:
         """Of what the heads gain without noise over the towers alone, about so much."""
-        odds = (self.ratio / (_HALF * self.plan.sampling.records**_OF_RECORDS * self.candidates**_OF_CANDIDATES)) ** _POWER
-        return odds / (odds + 1)
+        return kept_by(self.plan.sampling.records, self.plan.noise.multiplier, self.candidates)
 
     def facts(self) -> dict[str, Any]:
         """For JSON."""

@@ -6,7 +6,7 @@ Nothing here imports torch, which takes seconds, so that a mistake is answered a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,7 @@ class Preflight:
         there: a run is there already; nothing of the configuration was checked.
         plan: of the run; ``None``: the number of records is known after an import only, or a run is there.
         start: the starting weights; ``None``: there are none, or they are looked for later.
+        comments: lines that explain the configuration; the run's ``config.toml`` has them above it.
     """
 
     config: Config
@@ -51,10 +52,17 @@ class Preflight:
     there: bool = False
     plan: PrivacyPlan | None = None
     start: StartingWeights | None = None
+    comments: Sequence[str] = ()
 
     @classmethod
     def of(
-        cls, config: Config, folder: str | Path, world_size: int = 1, progress: Progress | None = None, resume: bool = False
+        cls,
+        config: Config,
+        folder: str | Path,
+        world_size: int = 1,
+        progress: Progress | None = None,
+        resume: bool = False,
+        comments: Sequence[str] = (),
     ) -> Preflight:
         """Refuses whatever is wrong with a run, as far as it is known before any record is read, generated or imported.
 
@@ -64,6 +72,7 @@ class Preflight:
             world_size: processes or sites that are to share the groups.
             progress: learns what takes a second.
             resume: a run may be there already; whether it is the right one is seen later (`RunDirectory.refuse_another`).
+            comments: lines that explain the configuration.
 
         Raises:
             UserError: for keys without effect, a folder where no run can be made, starting weights that are not there, an
@@ -74,7 +83,8 @@ class Preflight:
         config.refuse_idle()
         RunDirectory.refuse_unusable(folder)
         start = checked_start(config)
-        return cls(config, Path(folder), world_size, plan=known_plan(config, progress, world_size), start=start)
+        plan = known_plan(config, progress, world_size)
+        return cls(config, Path(folder), world_size, plan=plan, start=start, comments=comments)
 
 
 def known_plan(config: Config, progress: Progress | None = None, world_size: int = 1) -> PrivacyPlan | None:

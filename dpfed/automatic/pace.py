@@ -1,0 +1,68 @@
+"""How long a run takes on this machine, timed on noise: no record is read for it."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from dpfed.config import Config
+from dpfed.models.contract import method_of
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Progress
+from dpfed.runs.build import Parts, build
+from dpfed.runs.resolution import changed
+
+_TIMES = 3  # the fastest one counts: others were disturbed
+_VIEWS = 1.25  # making views takes a quarter of a pass, or less
+_IMAGES = 16  # whose features are timed
+
+
+def seconds_of(config: Config, progress: Progress) -> float:
+    """Seconds that the records of a run take: all its noisy steps, or all features of frozen towers.
+
+    Args:
+        config: of the run. Its starting weights are left out, for they change no time.
+        progress: learns what is done.
+
+    Raises:
+        UserError: see `dpfed.runs.build.build`.
+    """
+    progress.note("timing the model on noise")
+    parts = build(changed(config, model={"start": None}), Randomness.from_seed(0))
+    plan = parts.plan
+    if plan.bounding.method.closed_form:
+        return plan.sampling.records * _seconds_of_features(parts)
+    return plan.steps * plan.sampling.batch * _seconds_of_a_record(parts) * _VIEWS
+
+
+def _seconds_of_a_record(parts: Parts) -> float:
+    """Of a private pass over a few groups of noise, for each record that is drawn."""
+    learner, batch = parts.learner, parts.dummy_batch()
+    engine = learner.engine(learner.model, learner.plan, Randomness.from_seed(0), 0)
+    groups = len(batch.offsets) - 1
+    drawn = groups * learner.plan.bounding.group_size
+    fastest = min(_timed(lambda: engine.add_clipped(batch, learner.plan.bounding.bound, engine.zeros())) for _ in range(_TIMES))
+    return fastest / drawn
+
+
+@torch.no_grad()
+def _seconds_of_features(parts: Parts) -> float:
+    """Of all features that a record needs."""
+    views, model, device = parts.learner.views, parts.model.eval(), parts.learner.device
+    size = parts.views.size
+    images = torch.zeros(_IMAGES, 3, size, size, device=device)
+    seconds = min(_timed(lambda: method_of(model, "features")(images)) for _ in range(_TIMES)) / _IMAGES
+    seconds *= max(1, parts.plan.bounding.options["views"]) if not parts.config.model.reads_text else 1
+    if (tokenizer := views.whole.tokenizer) is not None and parts.config.model.reads_text:
+        texts = tokenizer(["a caption of some ordinary length, with ten words"] * _IMAGES).to(device)
+        seconds += min(_timed(lambda: method_of(model, "text_features")(texts)) for _ in range(_TIMES)) / _IMAGES
+    return seconds
+
+
+def _timed(work) -> float:  # noqa: ANN001 - any call
+    started = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started

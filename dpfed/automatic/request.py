@@ -1,0 +1,78 @@
+"""What a user asks for where everything else is chosen. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfed.config.reading import assigned
+from dpfed.errors import UserError
+from dpfed.files.toml_file import leaves
+from dpfed.paths import local_path
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for; everything else is chosen.
+
+    Attributes:
+        data: a folder, a table, a file that an importer reads, or a record store.
+        epsilon: that is promised.
+        delta: that is promised; ``None``: 1/(N ln N).
+        model: see `dpfed.automatic.towers`; ``None``: chosen.
+        method: of bounding; ``None``: chosen.
+        minutes: that the training may take on this machine; ``None``: 20.
+        batch: B; ``None``: chosen.
+        steps: T; ``None``: chosen.
+        public: a public record store, for public contrast; ``None``: there is none.
+        assignments: further ``section.key=value``.
+    """
+
+    data: str | Path
+    epsilon: float
+    delta: float | None = None
+    model: str | None = None
+    method: str | None = None
+    minutes: float | None = None
+    batch: int | None = None
+    steps: int | None = None
+    public: str | Path | None = None
+    assignments: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the run, after the data set."""
+        return name_from(local_path(self.data, "data"))
+
+    def given(self) -> dict[str, Any]:
+        """What the user sets, by dotted key; ``None``: a key that is to have its default.
+
+        Raises:
+            UserError: for an assignment that is wrong, or a key that two options set.
+        """
+        keys = leaves(assigned(self.assignments))
+        keys |= {key.strip(): None for key, _, text in (one.partition("=") for one in self.assignments) if not text.strip()}
+        options = {
+            "privacy.epsilon": ("--epsilon", self.epsilon),
+            "privacy.delta": ("--delta", self.delta),
+            "bounding.method": ("--method", self.method),
+            "privacy.batch": ("--batch", self.batch),
+            "privacy.steps": ("--steps", self.steps),
+        }
+        for key, (option, value) in options.items():
+            if value is not None and key in keys:
+                raise UserError(f"{option} and --set {key} give one key two values: leave one out. [automatic-twice]")
+            if value is not None:
+                keys[key] = value
+        for key in ("data.source", "data.path"):
+            if key in keys:
+                raise UserError(f"--data says where the records are: leave {key} out. [automatic-data-twice]")
+        return keys
+
+
+def name_from(path: Path) -> str:
+    """A path's last part, as the name of a run may be."""
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in path.stem).strip("-")
+    return kept[:60] or "data"

@@ -1,0 +1,246 @@
+"""What is chosen, and why: from public numbers alone. docs/automatic.md has the figures behind each rule.
+
+A rule gives a `Choice`: keys of a configuration, what they mean in a few words, and the reason. What a user gives is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfed.automatic.survey import Survey
+from dpfed.automatic.towers import SUGGESTED, Towers
+from dpfed.errors import UserError
+from dpfed.models.options import PROCEDURAL
+from dpfed.privacy.method import METHODS, method_named
+
+_SMALL, _LARGER = 32, 64  # sides of images, pixels, that a small model learns from
+_HELD_OUT, _MOST_HELD_OUT = 6, 1_000  # one of so many records, and at most so many
+# With fewer records times epsilon, noise hides the gradients of groups that hold private records alone.
+_ENOUGH_FOR_GROUPS = 20_000
+# With more, adapters learn more from aligned towers than moments do.
+_ENOUGH_FOR_ADAPTERS = 20_000
+_MANY_FOR_A_GPU = 50_000  # records
+_PART = 8  # one of so many records is drawn for a step
+_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One choice.
+
+    Attributes:
+        topic: that is chosen, such as ``"method"``.
+        value: what is chosen, in a few words.
+        why: the reason, in a few words.
+        keys: of the configuration, by dotted key.
+    """
+
+    topic: str
+    value: str
+    why: str
+    keys: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.value}; {self.why}"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The public numbers that decide.
+
+    Attributes:
+        survey: of the data set.
+        epsilon: that is promised.
+        towers: the run begins with; their ``pretrained`` counts.
+        device: ``"cpu"``, ``"cuda"`` or ``"mps"``.
+        cores: of this machine.
+        public: a public record store, or ``None``.
+        given: what the user set, by dotted key.
+        records: N, training records; ``None``: not known before the import.
+        held_out: split that is measured, or ``"none"``.
+    """
+
+    survey: Survey
+    epsilon: float
+    towers: Towers
+    device: str
+    cores: int
+    public: Path | None
+    given: dict[str, Any]
+    records: int | None = None
+    held_out: str = "none"
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether captions are read."""
+        kind = self.given.get("model.kind", self.towers.keys["model.kind"])
+        return bool(kind != "image")
+
+    @property
+    def known_records(self) -> int:
+        """N, once it is known."""
+        assert self.records is not None
+        return self.records
+
+    @property
+    def strength(self) -> float:
+        """N times epsilon: how much of the gradients the noise leaves depends on it, and hardly on B and T."""
+        return self.known_records * self.epsilon
+
+
+def before_import(situation: Situation) -> Iterator[Choice]:
+    """The choices that an import needs: the size of images, and how many records are held out."""
+    survey = situation.survey
+    yield Choice("data", f"{survey.source} at {survey.path}", "given by --data", _data_keys(survey))
+    if survey.source != "store":
+        yield _held_out(survey)
+    if survey.unit_name is not None:
+        why = f"the data set names each record's {survey.unit_name}"
+        yield Choice("protected", f"each {survey.unit_name}, with all its records", why, {"privacy.unit": "user"})
+    if not situation.towers.sized:
+        yield _size(survey, situation.device)
+
+
+def _data_keys(survey: Survey) -> dict[str, Any]:
+    return {"data.source": survey.source, "data.path": str(survey.path)}
+
+
+def _held_out(survey: Survey) -> Choice:
+    own = next((split for split in ("validation", "test") if split in survey.splits), None)
+    if own is not None:
+        return Choice("held out", f"its own {own} split", "the data set has one", {})
+    if survey.kind == "image" and survey.classes < 2:
+        return Choice("held out", "nothing", "without classes or captions, no figure can be computed", {})
+    if survey.records is None:
+        return Choice("held out", "nothing", "how many records there are is not known before the import", {})
+    count = min(_MOST_HELD_OUT, max(1, survey.records // _HELD_OUT))
+    why = f"one of {_HELD_OUT} records, at most {_MOST_HELD_OUT:,}: they measure the model, and it never reads them"
+    return Choice("held out", f"{count:,} records", why, {"data.validation": count})
+
+
+def _size(survey: Survey, device: str) -> Choice:
+    if survey.squares:
+        return Choice("images", f"{survey.side} pixels", "the side of the store's squares", {"data.size": survey.side})
+    if survey.side and survey.side <= _SMALL * 2**0.5:
+        return Choice("images", f"{_SMALL} pixels", f"most are about {survey.side} pixels wide", {"data.size": _SMALL})
+    where = "this machine has no GPU" if device == "cpu" else "a model from random weights learns little from more"
+    return Choice(
+        "images", f"{_LARGER} pixels", f"most are about {survey.side} pixels wide, and {where}", {"data.size": _LARGER}
+    )
+
+
+def after_import(situation: Situation) -> Iterator[Choice]:
+    """All other choices, when the number of training records is known."""
+    yield _model(situation)
+    method = _method(situation)
+    yield method
+    name = method.keys["bounding.method"]
+    if not method_named(name).closed_form:
+        yield from _training(situation, name)
+    yield _measured(situation)
+
+
+def _model(situation: Situation) -> Choice:
+    towers = situation.towers
+    return Choice("model", towers.said, towers.why, towers.keys)
+
+
+def small_towers(reads_text: bool, device: str, records: int | None) -> Towers:
+    """A small model from weights that no record shaped, for whoever has no pretrained tower.
+
+    Args:
+        reads_text: the records have captions.
+        device: that trains it.
+        records: N, or about so many; ``None``: not known.
+    """
+    advice = f"no pretrained tower is given (--model {SUGGESTED})"
+    large = device == "cuda" and (records or 0) >= _MANY_FOR_A_GPU
+    encoder, said = ("resnet18", "a ResNet-18") if large else ("cnn", "a small CNN")
+    if reads_text:
+        keys: dict[str, Any] = {"model.kind": "image-text", "model.image": encoder}
+        return Towers(keys, f"{said} and a small text transformer, from random weights", advice)
+    keys = {"model.kind": "image", "model.image": encoder, "model.start": PROCEDURAL, "model.features": "pyramid"}
+    if not large:
+        keys["model.width"] = 16
+    said = f"{said} with features of every stage, from a procedural initialisation"
+    return Towers(keys, said, f"{advice}; generated images initialise it without any record")
+
+
+def _method(situation: Situation) -> Choice:
+    towers, public, records = situation.towers, situation.public, situation.known_records
+    if (given := situation.given.get("bounding.method")) is not None:
+        if given not in METHODS:
+            raise UserError(f"--method {given}: expected one of {', '.join(METHODS)}. [automatic-method]")
+        return Choice("method", given, "given", {"bounding.method": given})
+    few = f"{records:,} records at epsilon {situation.epsilon:g}"
+    if towers.pretrained == "aligned" and situation.strength >= _ENOUGH_FOR_ADAPTERS:
+        why = f"{few} are enough to train adapters of towers that are aligned already"
+        return Choice("method", "DP-GCL (group)", why, {"bounding.method": "group"})
+    if towers.pretrained != "none":
+        what = {"images": "frozen pretrained features", "aligned": f"{few}, and frozen towers that are aligned already"}
+        why = what.get(towers.pretrained, "frozen pretrained towers need nothing but averages of the records")
+        return Choice("method", "private moments", f"{why}: two noisy steps", {"bounding.method": "moments"})
+    if public is not None and (situation.strength < _ENOUGH_FOR_GROUPS or situation.epsilon <= 1):
+        keys = {"bounding.method": "public", "public.source": "store", "public.path": str(public)}
+        return Choice("method", "public contrast (public)", f"with {few}, each record is compared with public ones", keys)
+    if not situation.reads_text and situation.strength < _ENOUGH_FOR_GROUPS:
+        generated: dict[str, Any] = {"bounding.method": "public", "public.source": "procedural", "public.centring": 0.0}
+        why = f"with {few}, noise would hide the gradient of private groups; generated images are the others of a group"
+        return Choice("method", "public contrast (public)", why, generated)
+    return Choice("method", "DP-GCL (group)", f"{few}", {"bounding.method": "group"})
+
+
+def _training(situation: Situation, method: str) -> Iterator[Choice]:
+    """Of methods that train: groups, batch, steps, optimizer, views."""
+    records, pairs = situation.known_records, situation.reads_text
+    adapters = situation.towers.pretrained == "aligned"
+    if method_named(method).singleton_groups:
+        most, contrast = 512, "3 public records beside each"
+        yield Choice("groups", contrast, "the same number that our recipes use", {"public.records": 3})
+    elif not method_named(method).whole_batch:
+        size = 4 if pairs else 8
+        most = 2048 if situation.device == "cpu" else 16_384
+        why = "captions tell records apart well in small groups" if pairs else "images need more others than captions do"
+        yield Choice("groups", f"S = {size}", why, {"bounding.group_size": size})
+    else:
+        most = 512
+    batch = max(2, min(most, records // _PART))
+    why = f"one of {_PART} records a step, at most {most:,}; epsilon and N decide what noise leaves, far more than B and T do"
+    plan = {"privacy.batch": batch, "privacy.steps": _STEPS}
+    yield Choice("plan", f"B = {batch:,}, T = {_STEPS}", why, plan)
+    rate = 2e-3 if adapters or not pairs else 3e-3
+    optimizer = {"optimizer.name": "adam", "optimizer.learning_rate": rate, "optimizer.schedule": "cosine"}
+    yield Choice("optimizer", f"Adam, {rate:g}, cosine", "the best of our recipes' rates", optimizer)
+    temperature = 0.1 if adapters else 0.2
+    keys: dict[str, Any] = {"objective.temperature": temperature}
+    if not pairs:
+        keys |= {"objective.augmentations": 0, **_VIEWS}
+        yield Choice("views", "random crops, flips and colours", "as SimCLR has them, milder on colour", keys)
+    else:
+        yield Choice("loss", f"InfoNCE, temperature {temperature:g}", "of an image and its captions", keys)
+
+
+_VIEWS: dict[str, Any] = {
+    "views.crop_scale": [0.2, 1.0],
+    "views.crop_ratio": [0.75, 1.333],
+    "views.flip": 0.5,
+    "views.jitter": 0.8,
+    "views.grayscale": 0.2,
+}
+
+
+def _measured(situation: Situation) -> Choice:
+    """What the held-out records measure."""
+    split = situation.held_out
+    if split == "none":
+        return Choice("measured", "nothing", "no records are held out", {"evaluation.split": "none"})
+    keys: dict[str, Any] = {"evaluation.split": split}
+    if situation.reads_text:
+        return Choice("measured", "retrieval", f"on the {split} split", keys)
+    if situation.survey.classes > 1:
+        return Choice("measured", "k-NN and a linear probe", f"classes of the {split} split", keys)
+    why = "the images have no classes, so no figure can be computed"
+    return Choice("measured", "nothing", why, {"evaluation.split": "none"})

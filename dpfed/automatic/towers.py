@@ -1,0 +1,179 @@
+"""What `--model` may say, as keys of a configuration; and which pretrained towers are on this machine already."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.errors import UserError
+from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
+from dpfed.models.blueprints import LOCAL_DIR
+from dpfed.models.options import SENTENCES
+from dpfed.schema.named import is_name
+
+OURS = ("cnn", "resnet18", "resnet34", "resnet50")
+TEXT = f"{SENTENCES}all-MiniLM-L6-v2"  # 22 million parameters; of the towers that were measured (docs/moments.md)
+SUGGESTED = "timm/tf_efficientnet_lite0"  # the same
+_FORMS = (
+    "timm/NAME, torchvision/NAME, open_clip/NAME, the folder of a public run or of an open_clip model, cnn, resnet18, or "
+    "package.module:function"
+)
+# Looked for among the models that Hugging Face's cache holds, the first one wins.
+_CACHED_IMAGES = ("vit_small_patch14_dinov2.lvd142m", "tf_efficientnet_lite0.in1k", "resnet50.a1_in1k", "resnet18.a1_in1k")
+_PREFERRED_TAGS = ("laion2b", "datacomp", "openai")
+
+
+@dataclass(frozen=True)
+class Towers:
+    """The towers that a run begins with.
+
+    Attributes:
+        keys: of the configuration.
+        said: in a few words.
+        why: they were taken.
+        pretrained: ``"none"``; ``"images"``: an image tower; ``"unaligned"``: an image and a text tower that were never trained
+            together; ``"aligned"``: two that were.
+        sized: the architecture says how large its images are.
+    """
+
+    keys: dict[str, Any]
+    said: str
+    why: str
+    pretrained: str = "none"
+    sized: bool = False
+
+
+def given_towers(name: str, reads_text: bool, given: dict[str, Any]) -> Towers:
+    """The towers that a user names.
+
+    Args:
+        name: what ``--model`` says.
+        reads_text: the records have captions.
+        given: what ``--set`` says, by dotted key: weights, or a text tower.
+
+    Raises:
+        UserError: for a name of another form, or one that the library does not know.
+    """
+    kind = "image-text" if reads_text else "image"
+    why = "given by --model"
+    if name in OURS or is_name(name):
+        return Towers({"model.kind": kind, "model.image": name}, name, why)
+    family, _, rest = name.partition("/")
+    if family == "open_clip" and rest:
+        return _open_clip(rest, why)
+    if family in ("timm", "torchvision") and rest:
+        return _encoder(family, rest, kind, why, given)
+    path = Path(name).expanduser()
+    if (path / CLIP_CONFIG).is_file():
+        keys = {"model.kind": "open_clip", "model.architecture": f"{LOCAL_DIR}{path.resolve()}"}
+        return Towers(keys, f"the open_clip model in {path}", why, "aligned", sized=True)
+    if (path / "config.toml").is_file():
+        return _run(path, why)
+    raise UserError(f"--model {name}: expected {_FORMS}. [automatic-model]")
+
+
+def towers_at_hand(reads_text: bool) -> Towers | None:
+    """Pretrained towers that Hugging Face's cache on this machine holds already; nothing is fetched.
+
+    Args:
+        reads_text: the records have captions; then a text tower is needed, too.
+    """
+    found = next((name for name in _CACHED_IMAGES if _is_cached(f"timm/{name}")), None)
+    if found is None or importlib.util.find_spec("timm") is None:
+        return None
+    if reads_text and (not _is_cached(TEXT) or importlib.util.find_spec("transformers") is None):
+        return None
+    base, _, tag = found.partition(".")
+    keys: dict[str, Any] = {"model.kind": "image-text" if reads_text else "image"}
+    keys |= {"model.image": f"timm/{base}", "model.weights": tag}
+    if reads_text:
+        keys["model.text"] = TEXT
+    return Towers(keys, f"timm/{found}", "its weights are on this machine", "unaligned" if reads_text else "images", sized=True)
+
+
+def _encoder(family: str, name: str, kind: str, why: str, given: dict[str, Any]) -> Towers:
+    """An encoder of timm or torchvision with its usual weights; beside captions, a sentence tower."""
+    base, _, tag = name.partition(".")
+    weights = given.get("model.weights") or tag or _usual_tag(family, base)
+    keys = {"model.kind": kind, "model.image": f"{family}/{base}", "model.weights": weights}
+    said = f"{family}/{base}, weights {weights}"
+    if kind == "image":
+        return Towers(keys, said, why, "images", sized=True)
+    text = given.get("model.text", TEXT)
+    return Towers({**keys, "model.text": text}, f"{said}, and {text}", why, "unaligned", sized=True)
+
+
+def _usual_tag(family: str, name: str) -> str:
+    """The weights by which a library knows an architecture.
+
+    Raises:
+        UserError: if it has none.
+    """
+    if family == "torchvision":
+        from dpfed.models.torchvision_encoders import weights_of
+
+        return next(iter(weights_of(name)))
+    if importlib.util.find_spec("timm") is None:
+        raise UserError(f"--model timm/{name} needs the package timm: `pip install timm`. [automatic-timm]")
+    import timm
+
+    known: dict[str, Any] = timm.models.get_arch_pretrained_cfgs(name) if name in timm.list_models() else {}
+    tags = [full.partition(".")[2] for full, cfg in known.items() if cfg.has_weights]
+    if not tags:
+        close = [one for one in timm.list_models(pretrained=True) if one.startswith(name.split("_")[0])][:3]
+        hint = f", such as {', '.join(f'timm/{one}' for one in close)}" if close else ""
+        raise UserError(
+            f"--model timm/{name}: timm has no pretrained weights of that name; choose one of "
+            f"`timm.list_models(pretrained=True)`{hint}. [automatic-no-weights]"
+        )
+    return tags[0]
+
+
+def _open_clip(name: str, why: str) -> Towers:
+    if importlib.util.find_spec("open_clip") is None:
+        raise UserError(f"--model open_clip/{name} needs the package open_clip_torch; install dpfed[clip]. [automatic-clip]")
+    import open_clip
+
+    architecture, _, tag = name.partition("/")
+    tags: Sequence[str] = open_clip.list_pretrained_tags_by_model(architecture)
+    if not tags or (tag and tag not in tags):
+        known = sorted({one for one, _ in open_clip.list_pretrained()})
+        expected = f"one of its weights: {', '.join(tags)}" if tags else f"one of {', '.join(known[:6])}, ..."
+        raise UserError(f"--model open_clip/{name}: expected {expected}. [automatic-clip-name]")
+    preferred = (one for start in _PREFERRED_TAGS for one in tags if one.startswith(start))
+    tag = tag or next(preferred, tags[0])
+    keys = {"model.kind": "open_clip", "model.architecture": architecture, "model.weights": tag}
+    return Towers(keys, f"open_clip {architecture}, weights {tag}", why, "aligned", sized=True)
+
+
+def _run(path: Path, why: str) -> Towers:
+    """The model of a finished run, which must be public or private (`dpfed.runs.starts.checked_start` looks)."""
+    run = RunDirectory.open(path)
+    model = run.config().model
+    left_out = {"start", "start_digest", "digest", "weights"}
+    keys = {f"model.{key}": value for key, value in model.model_dump(exclude_defaults=True).items() if key not in left_out}
+    if model.kind == "open_clip":
+        keys = {"model.kind": "open_clip", "model.architecture": f"{LOCAL_DIR}{(run.model).resolve()}"}
+    else:
+        keys |= {"model.kind": model.kind, "model.start": str(path.resolve())}
+    return Towers(keys, f"the model of {path}", why, "aligned" if model.reads_text else "images", sized=model.external)
+
+
+def _is_cached(repository: str) -> bool:
+    """Whether Hugging Face's cache holds a repository's weights."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        return False
+    with contextlib.suppress(Exception):  # a cache that is damaged holds nothing
+        from huggingface_hub import try_to_load_from_cache
+
+        for file in ("model.safetensors", "pytorch_model.bin"):
+            found = try_to_load_from_cache(repository, file)
+            if isinstance(found, str) and os.path.exists(found):
+                return True
+    return False

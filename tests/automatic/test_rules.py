@@ -1,0 +1,124 @@
+"""What is chosen follows from public numbers alone, and from what the user says."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from dpfed.automatic.choosing import _configured
+from dpfed.automatic.request import Request, name_from
+from dpfed.automatic.rules import Situation, after_import, before_import, small_towers
+from dpfed.automatic.survey import Survey
+from dpfed.automatic.towers import Towers, given_towers
+from dpfed.building.plan import plan_of
+from dpfed.errors import UserError
+from dpfed.privacy.method import method_named
+
+_CLIP = Towers({"model.kind": "open_clip", "model.architecture": "towers/small.json"}, "CLIP", "given", "aligned", True)
+_TIMM = {"model.kind": "image-text", "model.image": "timm/resnet18", "model.weights": "a1_in1k", "model.text": "MiniLM"}
+_PAIR = Towers(_TIMM, "two towers", "given", "unaligned", True)
+
+
+def situation(records=3_000, epsilon=8.0, kind="image", towers=None, public=None, given=None, device="cpu", **survey):
+    facts = {"records": records, "splits": frozenset({"train"}), "labels": {"label": ["a", "b"]}, "unit_name": None, "side": 32}
+    found = Survey(Path("/photos"), "folder", kind, **{**facts, **survey})
+    towers = towers or small_towers(kind == "image-text", device, records)
+    return Situation(found, epsilon, towers, device, 2, public, given or {}, records, "validation")
+
+
+def configured(one):
+    choices = [*before_import(one), *after_import(one)]
+    return _configured(choices, {"privacy.epsilon": one.epsilon, **one.given}, "photos")
+
+
+@pytest.mark.parametrize(
+    ("one", "method"),
+    [
+        (situation(600, 1.0), "public"),
+        (situation(45_000, 8.0), "group"),
+        (situation(600, 1.0, kind="image-text"), "group"),
+        (situation(600, 1.0, kind="image-text", public=Path("/public")), "public"),
+        (situation(600, 1.0, kind="image-text", towers=_PAIR), "moments"),
+        (situation(30_000, 8.0, kind="image-text", towers=_PAIR), "moments"),
+        (situation(30_000, 8.0, kind="image-text", towers=_CLIP), "group"),
+        (situation(3_000, given={"bounding.method": "batch"}), "batch"),
+    ],
+    ids=["few images", "many images", "few pairs", "few pairs beside public ones", "two towers", "many pairs", "CLIP", "given"],
+)
+def test_the_method_follows_from_towers_records_and_epsilon(one, method):
+    assert configured(one).bounding.method == method
+
+
+@pytest.mark.parametrize("records", [100, 600, 3_000, 45_000, 1_000_000, 10_000_000])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 20.0])
+@pytest.mark.parametrize("kind", ["image", "image-text"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_choice_is_a_plan_that_can_be_accounted(records, epsilon, kind, device):
+    config = configured(situation(records, epsilon, kind, device=device))
+    assert not set(config.without_effect()) & set(config.model_dump(exclude_defaults=True))
+    if records <= 45_000:
+        assert plan_of(records, config).epsilon() <= epsilon * (1 + 1e-6)
+    else:  # the same, but for the search of the noise, which takes seconds
+        assert 2 <= config.privacy.batch <= records / 8 or method_named(config.bounding.method).closed_form
+
+
+def test_what_the_user_sets_is_taken_and_said():
+    one = situation(given={"privacy.batch": 64, "data.size": 48, "optimizer.schedule": "constant"})
+    config = configured(one)
+    assert (config.privacy.batch, config.data.size, config.optimizer.schedule) == (64, 48, "constant")
+
+
+def test_a_key_that_the_user_unsets_has_its_default():
+    assert configured(situation(given={"model.start": None})).model.start is None
+
+
+def test_persons_are_protected_where_the_data_set_names_them():
+    assert configured(situation(unit_name="person")).privacy.unit == "user"
+    assert configured(situation()).privacy.unit == "record"
+
+
+@pytest.mark.parametrize(("side", "size"), [(16, 32), (32, 32), (64, 64), (512, 64)])
+def test_images_become_as_large_as_a_small_model_learns_from(side, size):
+    assert configured(situation(side=side)).data.size == size
+
+
+def test_held_out_records_are_those_of_the_data_set_or_a_sixth():
+    keys = [choice.keys for choice in before_import(situation(600))]
+    assert {"data.validation": 100} in keys
+    own = situation(600, splits=frozenset({"train", "test"}))
+    assert not any("data.validation" in choice.keys for choice in before_import(own))
+    unlabelled = situation(600, labels={})  # no figure can be computed, so nothing is held out
+    assert not any("data.validation" in choice.keys for choice in before_import(unlabelled))
+
+
+@pytest.mark.parametrize("name", ["resnet", "open_clip/", "timm/", "/nowhere", "open_clip/NoSuch", "timm/no_such_model"])
+def test_a_model_that_nobody_knows_is_refused(name):
+    with pytest.raises(UserError, match="--model"):
+        given_towers(name, False, {})
+
+
+def test_ours_and_ones_own_models_are_taken_by_name():
+    assert given_towers("resnet18", False, {}).keys == {"model.kind": "image", "model.image": "resnet18"}
+    assert given_towers("package.module:encoder", True, {}).keys["model.kind"] == "image-text"
+    timm = given_towers("timm/resnet18", False, {})
+    assert timm.keys["model.weights"] and timm.pretrained == "images"
+    assert given_towers("timm/resnet18", False, {"model.weights": "/a/file"}).keys["model.weights"] == "/a/file"
+
+
+def test_a_key_is_given_once():
+    with pytest.raises(UserError, match="leave one out"):
+        Request("photos", 8.0, batch=64, assignments=("privacy.batch=32",)).given()
+    with pytest.raises(UserError, match="leave data.path out"):
+        Request("photos", 8.0, assignments=("data.path=elsewhere",)).given()
+    given = Request("photos", 8.0, assignments=("model.start=", "privacy.steps=5")).given()
+    assert given == {"privacy.epsilon": 8.0, "model.start": None, "privacy.steps": 5}
+
+
+@pytest.mark.parametrize(("path", "name"), [("a/My photos", "My-photos"), ("x.csv", "x"), ("ümlaut", "mlaut"), ("...", "data")])
+def test_a_run_is_named_after_its_data(path, name):
+    assert name_from(Path(path)) == name
+
+
+def test_a_situation_holds_nothing_of_a_record():
+    names = {field.name for field in dataclasses.fields(Survey)}
+    assert names == {"path", "source", "kind", "records", "splits", "labels", "unit_name", "side", "squares"}
