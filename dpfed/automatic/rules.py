@@ -21,7 +21,7 @@ _HELD_OUT, _MOST_HELD_OUT = 6, 1_000  # one of so many records, and at most so m
 # With fewer records times epsilon, noise hides the gradients of groups that hold private records alone.
 _ENOUGH_FOR_GROUPS = 20_000
 # With more, adapters learn more from aligned towers than moments do.
-_ENOUGH_FOR_ADAPTERS = 20_000
+_ENOUGH_FOR_ADAPTERS = 2_000
 _MANY_FOR_A_GPU = 50_000  # records
 _PART = 8  # one of so many records is drawn for a step
 _STEPS = 100

@@ -1,0 +1,155 @@
+"""`dpfed pretrain --data`: a data set and an epsilon are enough, and no pixel shapes a choice."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import dpfed as library
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.automatic import choosing
+from dpfed.automatic.choosing import choose
+from dpfed.automatic.request import Request
+from dpfed.config import load_config
+from dpfed.errors import UserError
+
+_SMALL = ("model.start=", "model.width=4", "privacy.steps=2", "evaluation.tasks=['knn']", "bounding.method=group")
+_SIZE = 16  # of the pictures, pixels
+
+
+def pictures(folder, seed, count=120, classes=("cat", "dog")):
+    generator = np.random.default_rng(seed)
+    for number in range(count):
+        place = folder / classes[number % len(classes)]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = generator.integers(0, 256, (_SIZE, _SIZE, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return pictures(tmp_path / "photos", 0)
+
+
+def small(data, epsilon=8.0, **options):
+    return Request(data, epsilon, assignments=_SMALL, **options)
+
+
+def test_pixels_decide_nothing(photos, tmp_path):
+    other = pictures(tmp_path / "others", 1)
+    chosen = [choose(small(data)) for data in (photos, other)]
+    trees = [one.config.model_dump(exclude={"name": ..., "data": {"path"}}) for one in chosen]
+    assert trees[0] == trees[1]
+    assert chosen[0].plan == chosen[1].plan
+    assert [choice.why for choice in chosen[0].choices[1:]] == [choice.why for choice in chosen[1].choices[1:]]
+
+
+def test_one_line_trains_and_the_same_line_finds_it_again(photos):
+    line = {"data": "photos", "epsilon": 8, "out": "runs/mine", "overrides": _SMALL}
+    run = library.pretrain(**line)
+    assert run.finished
+    assert run.epsilon <= 8
+    assert library.pretrain(**line).path == run.path
+    text = (run.path / "config.toml").read_text()
+    assert "# method: group; given" in text
+    assert re.search(r"# held out: 20 records; one of 6 records", text)
+    with pytest.raises(UserError, match="epsilon = 8.0, and 1.0 is asked for"):
+        library.pretrain(**{**line, "epsilon": 1})
+
+
+def test_an_interrupted_run_is_resumed_by_the_same_line(photos):
+    class Stop(library.Callback):
+        def on_step(self, summary):
+            raise KeyboardInterrupt
+
+    line = {"data": "photos", "epsilon": 8, "out": "runs/mine", "overrides": _SMALL}
+    with pytest.raises(KeyboardInterrupt):
+        library.pretrain(**line, callbacks=[Stop()])
+    assert not RunDirectory.open("runs/mine").finished
+    assert library.pretrain(**line).finished
+
+
+def test_a_dry_run_says_everything_and_leaves_no_run(photos, tmp_path, dpfed):
+    words = ["--data", "photos", "--epsilon", "8", *(word for one in _SMALL for word in ("--set", one))]
+    code, said, _ = dpfed("pretrain", *words, "--dry-run")
+    assert code == 0
+    for topic in ("held out", "images", "model", "method", "plan", "promise", "time", "expect"):
+        assert topic in said
+    assert not (tmp_path / "runs").exists()
+    facts = json.loads(dpfed("pretrain", *words, "--dry-run", "--json")[1])
+    assert facts["epsilon"] == 8
+    assert facts["records"] == 100
+    assert facts["config"]["model"]["width"] == 4
+
+
+def test_saved_choices_are_the_same_configuration(photos, dpfed):
+    words = ["--data", "photos", "--epsilon", "8", *(word for one in _SMALL for word in ("--set", one))]
+    assert dpfed("pretrain", *words, "--save-config", "mine.toml")[0] == 0
+    assert load_config("mine.toml") == choose(small(photos)).config
+    code, _, error = dpfed("pretrain", *words, "--save-config", "mine.toml")
+    assert code == 2
+    assert "exists: choose another file" in error
+
+
+def test_too_little_time_is_refused_and_a_little_makes_the_run_shorter(photos, monkeypatch):
+    monkeypatch.setattr(choosing, "seconds_of", lambda config, _: 0.1 * config.privacy.steps * config.privacy.batch)
+    with pytest.raises(UserError, match="Allow more time"):
+        choose(Request(photos, 8.0, minutes=1e-6, assignments=_SMALL))
+    free = ("model.start=", "model.width=4", "bounding.method=group", "privacy.batch=80")
+    whole = choose(Request(photos, 8.0, assignments=free))
+    short = choose(Request(photos, 8.0, minutes=whole.seconds / 60 / 2, assignments=free))
+    assert whole.config.privacy.steps == 100
+    assert short.config.privacy.steps == 50
+    assert "timed on noise" in next(choice.why for choice in short.choices if choice.topic == "plan")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--epsilon", "8"], "expected a configuration"),
+        (["--data", "photos"], "needs the promise, too: --epsilon 8"),
+        (["quickstart", "--data", "photos", "--epsilon", "8"], "give one of them"),
+        (["quickstart", "--steps", "8"], "write --set privacy.steps=8"),
+        (["quickstart", "--dry-run"], "--dry-run is for --data"),
+        (["--data", "photos", "--epsilon", "8", "--set", "privacy.epsilon=4"], "give one key two values"),
+        (["--data", "photos", "--epsilon", "8", "--set", "data.path=x"], "leave data.path out"),
+        (["--data", "nowhere", "--epsilon", "8"], "there is nothing at"),
+        (["--data", "photos", "--epsilon", "8", "--method", "magic"], "expected one of batch"),
+        (["--data", "photos", "--epsilon", "8", "--model", "magic"], "expected timm/NAME"),
+        (["--data", "photos", "--epsilon", "8", "--cluster", "torchrun"], "--save-config FILE"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(photos, tmp_path, dpfed, words, said):
+    code, _, error = dpfed("pretrain", *words)
+    assert code == 2
+    assert said in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_few_records_are_refused_before_anything_is_imported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pictures(tmp_path / "two", 0, count=2)
+    with pytest.raises(UserError, match="has 2 records"):
+        choose(Request("two", 8.0))
+    assert not (tmp_path / "stores").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ({}, "expected a configuration"),
+        ({"data": "photos", "out": "runs/a"}, "needs the promise"),
+        ({"data": "photos", "epsilon": 8}, "where does the run go"),
+        ({"data": "photos", "epsilon": 8, "out": "a", "folder": "b"}, "give one of them"),
+        ({"config": "quickstart", "out": "a", "epsilon": 8}, "epsilon belongs to data"),
+        ({"config": "quickstart", "out": "a", "data": "photos", "epsilon": 8}, "give one of them"),
+    ],
+    ids=["nothing", "no epsilon", "no folder", "two folders", "epsilon of a configuration", "both"],
+)
+def test_a_call_that_does_not_fit_is_one_sentence(photos, call, said):
+    with pytest.raises(UserError, match=said):
+        library.pretrain(**{"out": "a", **call} if not call else call)
