@@ -12,7 +12,7 @@ import dpfed
 from dpfed.automatic.expectation import Expectation, expected
 from dpfed.automatic.pace import seconds_of
 from dpfed.automatic.request import Request
-from dpfed.automatic.rules import Choice, Situation, after_import, before_import, small_towers
+from dpfed.automatic.rules import HELD_OUT, Choice, Situation, after_import, before_import, small_towers
 from dpfed.automatic.survey import FEWEST, Survey, survey
 from dpfed.automatic.towers import Towers, given_towers, towers_at_hand
 from dpfed.building.plan import plan_of
@@ -40,7 +40,7 @@ class Chosen:
         config: complete.
         choices: that were made, in the order in which they are said.
         plan: of the run.
-        seconds: that it will take on this machine, as far as the records go.
+        seconds: that it will take on this machine, as far as the records go; ``None``: it runs elsewhere.
         expectation: what will come of it.
         heading: the data set in a line.
     """
@@ -48,7 +48,7 @@ class Chosen:
     config: Config
     choices: tuple[Choice, ...]
     plan: PrivacyPlan
-    seconds: float
+    seconds: float | None
     expectation: Expectation
     heading: str
 
@@ -107,12 +107,12 @@ def choose(request: Request, progress: Progress | None = None) -> Chosen:
     situation = _counted(situation, store, unit)
     choices += after_import(situation)
     choices = [_as_given(choice, given) for choice in choices]
-    config = _configured(choices, given, request.name)
+    config = configured(choices, given, request.name)
     refuse_impossible_epsilon(situation, config)
     seconds = seconds_of(config, progress)
     choices, config, seconds = _within(request.minutes, choices, config, seconds, situation)
     plan = plan_of(situation.known_records, config)
-    said = expected(config, plan, store, situation.towers.pretrained)
+    said = expected(config, plan, _held_out(config, store), situation.towers.pretrained)
     return Chosen(config, tuple(choices), plan, seconds, said, _heading(found, store))
 
 
@@ -128,7 +128,12 @@ def _imported(choices: list[Choice], situation: Situation, progress: Progress) -
     keys = _merged(choices, {**situation.towers.keys, **situation.given})
     keys = {key: value for key, value in keys.items() if key.startswith(("data.", "model."))}
     config = resolve_model_defaults(Config.unchecked(**_tree(keys)).effective())
-    return records_of(config, import_progress(progress), progress.note)
+    try:
+        return records_of(config, import_progress(progress), progress.note)
+    except UserError as error:
+        if error.code == "record-unreadable":
+            error.command = f"`dpfed data import {config.data.path} STORE --skip-broken`, and then --data STORE."
+        raise
 
 
 def _counted(situation: Situation, store: RecordStore, unit: Unit) -> Situation:
@@ -143,8 +148,17 @@ def _counted(situation: Situation, store: RecordStore, unit: Unit) -> Situation:
     return dataclasses.replace(situation, records=records, held_out=split)
 
 
-def _configured(choices: list[Choice], given: dict[str, Any], name: str) -> Config:
-    """The configuration of the choices, under what the user sets; choices that this leaves without an effect are dropped."""
+def configured(choices: list[Choice], given: dict[str, Any], name: str) -> Config:
+    """The configuration of the choices, under what the user sets; choices that this leaves without an effect are dropped.
+
+    Args:
+        choices: later ones come on top.
+        given: what the user sets, on top of all.
+        name: of the run.
+
+    Raises:
+        UserError: for a key of the user's that is wrong, or has no effect.
+    """
     keys = _merged(choices, given)
     tree = _tree({"name": name} | keys)
     for key in Config.unchecked(**tree).without_effect():
@@ -217,7 +231,13 @@ def _within(
         "plan", f"B = {batch:,}, T = {steps}", f"as much as {asked} allow{'s' if minutes else ''}, timed on noise", keys
     )
     choices = [plan if choice.topic == "plan" else choice for choice in choices]
-    return choices, _configured(choices, given, config.name), each * batch * steps
+    return choices, configured(choices, given, config.name), each * batch * steps
+
+
+def _held_out(config: Config, store: RecordStore) -> int:
+    """Records that measure the model; where none do, as many as usually would."""
+    split = config.evaluation.split
+    return (store.count(split) if split != "none" else 0) or max(1, store.count("train") // HELD_OUT)
 
 
 def _heading(found: Survey, store: RecordStore) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 from dpfed.automatic.towers import SUGGESTED
 from dpfed.config import Config
-from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
@@ -60,17 +59,16 @@ class Expectation:
         return {"figure": self.figure, "before": self.before, "after": self.after, "error": self.error, "said": self.sentence}
 
 
-def expected(config: Config, plan: PrivacyPlan, store: RecordStore, pretrained: str) -> Expectation:
+def expected(config: Config, plan: PrivacyPlan, held_out: int, pretrained: str) -> Expectation:
     """What a run will bring.
 
     Args:
         config: of the run.
         plan: of the run.
-        store: its records; only their number counts.
+        held_out: records that measure the model.
         pretrained: see `dpfed.automatic.towers.Towers`.
     """
-    split, records = config.evaluation.split, plan.sampling.records
-    held_out = store.count(split) if split != "none" else max(1, records // 6)
+    records = plan.sampling.records
     strength = records * plan.epsilon()
     closed_form = method_named(config.bounding.method).closed_form
     if not plan.private:

@@ -76,3 +76,17 @@ def name_from(path: Path) -> str:
     """A path's last part, as the name of a run may be."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in path.stem).strip("-")
     return kept[:60] or "data"
+
+
+def counts_of(text: str) -> list[int]:
+    """Numbers of records, such as ``3000,1200,800``.
+
+    Raises:
+        UserError: for anything else.
+    """
+    parts = [part.strip().replace("_", "") for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < 13 for part in parts):
+        raise UserError(
+            f"--records {text}: expected whole numbers with commas between them, such as 3000,1200,800. [automatic-counts]"
+        )
+    return [int(part) for part in parts]

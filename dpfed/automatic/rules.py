@@ -17,7 +17,7 @@ from dpfed.models.options import PROCEDURAL
 from dpfed.privacy.method import METHODS, method_named
 
 _SMALL, _LARGER = 32, 64  # sides of images, pixels, that a small model learns from
-_HELD_OUT, _MOST_HELD_OUT = 6, 1_000  # one of so many records, and at most so many
+HELD_OUT, _MOST_HELD_OUT = 6, 1_000  # one of so many records, and at most so many
 # With fewer records times epsilon, noise hides the gradients of groups that hold private records alone.
 _ENOUGH_FOR_GROUPS = 20_000
 # With more, adapters learn more from aligned towers than moments do.
@@ -116,8 +116,8 @@ def _held_out(survey: Survey) -> Choice:
         return Choice("held out", "nothing", "without classes or captions, no figure can be computed", {})
     if survey.records is None:
         return Choice("held out", "nothing", "how many records there are is not known before the import", {})
-    count = min(_MOST_HELD_OUT, max(1, survey.records // _HELD_OUT))
-    why = f"one of {_HELD_OUT} records, at most {_MOST_HELD_OUT:,}: they measure the model, and it never reads them"
+    count = min(_MOST_HELD_OUT, max(1, survey.records // HELD_OUT))
+    why = f"one of {HELD_OUT} records, at most {_MOST_HELD_OUT:,}: they measure the model, and it never reads them"
     return Choice("held out", f"{count:,} records", why, {"data.validation": count})
 
 
@@ -190,7 +190,9 @@ def _method(situation: Situation) -> Choice:
         generated: dict[str, Any] = {"bounding.method": "public", "public.source": "procedural", "public.centring": 0.0}
         why = f"with {few}, noise would hide the gradient of private groups; generated images are the others of a group"
         return Choice("method", "public contrast (public)", why, generated)
-    return Choice("method", "DP-GCL (group)", f"{few}", {"bounding.method": "group"})
+    return Choice(
+        "method", "DP-GCL (group)", f"{few} leave enough of the gradients of small groups", {"bounding.method": "group"}
+    )
 
 
 def _training(situation: Situation, method: str) -> Iterator[Choice]:

@@ -116,7 +116,8 @@ def show(chosen: Chosen, as_json: bool = False) -> None:
     table.add_row(
         "promise", promise, f"noise of {plan.noise.multiplier:.3g} sensitivities, for {plan.sampling.records:,} records"
     )
-    table.add_row("time", f"about {duration(chosen.seconds)}", "timed on noise, on this machine")
+    if chosen.seconds is not None:
+        table.add_row("time", f"about {duration(chosen.seconds)}", "timed on noise, on this machine")
     out.print(table)
     out.print(f"[bold]expect[/] {escape(str(chosen.expectation))}", highlight=False, soft_wrap=True)
 
@@ -167,7 +168,7 @@ def settled(
     chosen = choosing.choose(wanted, progress)
     show(chosen, as_json)
     if save is not None:
-        _save(chosen, save)
+        save_choices(chosen, save, f"dpfed pretrain {save}")
     if stops:
         if as_json:
             print(json.dumps(chosen.facts()))
@@ -176,8 +177,13 @@ def settled(
     return chosen.config, chosen.comments
 
 
-def _save(chosen: Chosen, file: Path) -> None:
+def save_choices(chosen: Chosen, file: Path, next_command: str) -> None:
     """Writes the choices as a configuration.
+
+    Args:
+        chosen: what was chosen.
+        file: must not be there.
+        next_command: what the user runs next.
 
     Raises:
         UserError: if the file is there, or cannot be written.
@@ -191,4 +197,4 @@ def _save(chosen: Chosen, file: Path) -> None:
         raise UserError(f"{file} exists: choose another file with --save-config. [automatic-file-exists]") from error
     except OSError as error:
         raise cannot_write(file, error) from error
-    say(f"next: dpfed pretrain {file}")
+    say(f"next: {next_command}")

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dpfed.cli.automatic import Batch, Delta, MethodName, Model, Public, SaveConfig, Steps, save_choices, show
 from dpfed.cli.parties import Colluders, Drops, Skew, TrustMode, line, show_terms, simulated, tell
 from dpfed.console.terminal import chosen_config, say, show_run
 
@@ -50,6 +52,41 @@ def provision_federation(
         if done.news
         else "\nNothing is new."
     )
+
+
+@app.command("plan")
+def plan_federation(
+    records: Annotated[
+        str, typer.Option(help="Training records of each site, such as 3000,1200,800.", metavar="N,N,...", show_default=False)
+    ],
+    epsilon: Annotated[float, typer.Option(help="The promise: 1 is strong, 8 usual.", show_default=False)],
+    captions: Annotated[bool, typer.Option("--captions", help="The records are images with captions.")] = False,
+    data: Annotated[str, typer.Option(help="The coordinator's own store, to evaluate on; default: none.")] = "",
+    delta: Delta = None,
+    model: Model = None,
+    method: MethodName = None,
+    batch: Batch = None,
+    steps: Steps = None,
+    public: Public = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as privacy.epsilon=4.")
+    ] = None,
+    save_config: SaveConfig = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
+) -> None:
+    """Choose a federation's plan from how many records its sites have, and say why and what to expect."""
+    say(f"{records} records at epsilon {epsilon:g}: choosing a plan", True)
+    from dpfed.automatic.federation import plan_federation as chosen_for
+    from dpfed.automatic.request import Request, counts_of
+
+    options = {"delta": delta, "model": model, "method": method, "batch": batch, "steps": steps, "public": public}
+    request = Request(data, epsilon, assignments=tuple(assignments or ()), **options)  # type: ignore[arg-type]
+    chosen = chosen_for(request, counts_of(records), captions)
+    show(chosen, as_json)
+    if save_config is not None:
+        save_choices(chosen, save_config, f'write config = "{save_config}" into project.toml (docs/a-site-in-15-minutes.md)')
+    if as_json:
+        print(json.dumps(chosen.facts()))
 
 
 @app.command("show")

@@ -92,6 +92,7 @@ def pretrain(
     skew: Skew = None,
 ) -> None:
     """Pretrain an encoder privately. The run writes a model, a report and a privacy card."""
+    from dpfed.config import Config
     from dpfed.console.terminal import say
 
     wanted = requested(
@@ -124,6 +125,8 @@ def pretrain(
         return run_on_cluster(cluster, folder, whole, resume, progress, callbacks, comments, **options)
 
     _watch(work, as_json, another_process(cluster), folder if finished else None)
+    if isinstance(wanted, Config) and wanted.data.from_nothing and not as_json and not another_process(cluster):
+        say("your own images, with or without captions: dpfed pretrain --data my-images --epsilon 8")
 
 
 def resume(

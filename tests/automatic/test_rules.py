@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfed.automatic.choosing import _configured
+from dpfed.automatic.choosing import configured as from_choices
 from dpfed.automatic.request import Request, name_from
 from dpfed.automatic.rules import Situation, after_import, before_import, small_towers
 from dpfed.automatic.survey import Survey
@@ -28,7 +28,7 @@ def situation(records=3_000, epsilon=8.0, kind="image", towers=None, public=None
 
 def configured(one):
     choices = [*before_import(one), *after_import(one)]
-    return _configured(choices, {"privacy.epsilon": one.epsilon, **one.given}, "photos")
+    return from_choices(choices, {"privacy.epsilon": one.epsilon, **one.given}, "photos")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,147 @@
+"""What `dpfed pretrain --data` chooses, beside the best of our recipes: predicted, reached, and reached by hand.
+
+    python -m benchmarks.automatic WORK CIFAR10 [DRAWS]
+
+CIFAR-10 is a folder of Parquet files. Runs stay in WORK, and an interrupted command continues there. Sets of pictures behind
+frozen towers are not trained again: there the choice is the recipe itself, and ``moments.json`` has what it reaches. It writes
+``benchmarks/results/automatic.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from benchmarks.record import figures, write_result
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.automatic.choosing import choose
+from dpfed.automatic.expectation import recall_of_moments
+from dpfed.automatic.request import Request
+from dpfed.automatic.running import pretrain as automatic
+from dpfed.building.plan import plan_of
+from dpfed.config import load_config, parse_config
+from dpfed.data.generated.shapes import shapes_store
+from dpfed.runs.pretraining import make_start, pretrain
+
+EPSILONS = (1.0, 8.0)
+_TEST = 3_000  # held-out images of CIFAR-10
+_KNN, _LINEAR, _THERE, _BACK = "knn200_accuracy", "linear_probe_accuracy", "image_to_text_R@10", "text_to_image_R@10"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A situation: a data set, an epsilon, and our recipe for it by hand.
+
+    Attributes:
+        name: of the data set.
+        data: its place.
+        epsilon: that is promised.
+        recipe: a shipped configuration, and assignments.
+        metrics: whose mean counts.
+        model: what ``--model`` says.
+    """
+
+    name: str
+    data: Path
+    epsilon: float
+    recipe: tuple[str, ...]
+    metrics: tuple[str, str]
+    model: str | None = None
+
+
+def cells(work: Path, cifar: Path) -> Iterator[Cell]:
+    """All situations, those that take least time first."""
+    public = work / "public"
+    for count in (600, 3_000):
+        data = _part(cifar, work / f"cifar10-{count}", count)
+        batch = f"privacy.batch={count // 6 if count == 600 else 256}"
+        given: tuple[str, ...] = ("data.source=parquet", f"data.path={data}", "data.size=32", "evaluation.split=test", batch)
+        for epsilon in EPSILONS:
+            yield Cell(f"{count:,} cifar10 images", data, epsilon, ("recipes/small-images", *given), (_KNN, _LINEAR))
+    for count in (3_000, 20_000):
+        for epsilon in EPSILONS:
+            batch = f"privacy.batch={min(2048, count // 5)}"
+            data = shapes_store(count, str(work), half="all").path
+            keys: tuple[str, ...] = (f"data.records={count}", batch)
+            yield Cell(f"{count:,} shapes", data, epsilon, ("quickstart", *keys), (_THERE, _BACK))
+            data = shapes_store(count, str(work), half="second").path
+            keys = (*keys, f"model.architecture=local-dir:{public / 'model'}")
+            yield Cell(f"{count:,} shapes, adapted", data, epsilon, ("adapt/shapes", *keys), (_THERE, _BACK), str(public))
+
+
+def _part(cifar: Path, folder: Path, count: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, rows in (("train", count), ("test", _TEST)):
+        if not (folder / f"{split}.parquet").exists():
+            pq.write_table(pq.read_table(cifar / f"{split}.parquet").slice(0, rows), folder / f"{split}.parquet")
+    return folder
+
+
+def _figures(run: RunDirectory, metrics: tuple[str, str]) -> tuple[float, float]:
+    """Before and after training, percent, as means of two figures."""
+    found: dict[str, dict[str, float]] = {"untrained": {}, "trained": {}}
+    for one in json.loads(run.results.read_text(encoding="utf-8"))["evaluations"]:
+        found[one["model"]][one["name"]] = 100 * one["value"]
+    before, after = (sum(values[name] for name in metrics) / len(metrics) for values in found.values())
+    return before, after
+
+
+def reached(cell: Cell, work: Path, draws: int) -> dict[str, Any]:
+    """What both ways reach, in so many runs each."""
+    name = f"{cell.name}-{cell.epsilon:g}".replace(",", "").replace(" ", "-")
+    request = Request(cell.data, cell.epsilon, model=cell.model, assignments=(f"data.stores={work}",))
+    chosen = choose(request)
+    row: dict[str, Any] = {"set": cell.name, "epsilon": cell.epsilon, "chosen": [str(one) for one in chosen.choices[3:]]}
+    row |= {"expected": chosen.expectation.facts(), "automatic": [], "by hand": []}
+    for draw in range(draws):
+        run = automatic(request, work / "runs" / f"{name}-automatic-{draw}")
+        before, after = _figures(run, cell.metrics)
+        row["automatic"].append([round(before, 1), round(after, 1)])
+        recipe = load_config(cell.recipe[0], [*cell.recipe[1:], f"privacy.epsilon={cell.epsilon}", f"data.stores={work}"])
+        if recipe.model.start == "procedural":
+            make_start(recipe)
+        before, after = _figures(pretrain(recipe, work / "runs" / f"{name}-hand-{draw}", resume=True), cell.metrics)
+        row["by hand"].append([round(before, 1), round(after, 1)])
+    return row
+
+
+def predicted_moments() -> list[dict[str, Any]]:
+    """Of sets behind frozen towers: what is expected of each cell that was measured."""
+    rows = []
+    for name, found in figures("moments")["sets"].items():
+        for row in found["rows"]:
+            if row["method"] == "moments" and found["measure"] == "R@10":
+                said = recall_of_moments(row["records"], _noise(row["records"], row["epsilon"]), found["held out"])
+                after = 100 * sum(row["figures"]) / len(row["figures"])
+                facts = {"set": name, "records": row["records"], "epsilon": row["epsilon"]}
+                rows.append({**facts, "expected": round(said, 1), "reached": round(after, 1)})
+    return rows
+
+
+def _noise(records: int, epsilon: float) -> float:
+    model = {"kind": "image-text", "image": "timm/resnet18", "weights": "tag", "text": "folder"}  # neither is loaded
+    tree = {"model": model, "bounding": {"method": "moments"}, "privacy": {"epsilon": epsilon}}
+    return plan_of(records, parse_config(tree)).noise.multiplier
+
+
+def main(work: str, cifar: str, draws: str = "1") -> None:
+    """Trains what is not there, and writes the result file."""
+    folder = Path(work).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    if RunDirectory.unused(folder / "public"):
+        pretrain(load_config("adapt/shapes-public", [f"data.stores={folder}"]), folder / "public")
+    rows: list[dict[str, Any]] = []
+    for cell in cells(folder, Path(cifar).absolute()):
+        rows.append(reached(cell, folder, int(draws)))
+        print(json.dumps(rows[-1]), flush=True)
+        write_result("automatic", {"trained": rows, "moments": predicted_moments()}, seeds=[])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

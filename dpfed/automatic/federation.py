@@ -1,0 +1,75 @@
+"""What a coordinator may choose for institutions whose records it never sees: a plan, from how many records each site has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpfed.automatic.choosing import Chosen, configured
+from dpfed.automatic.expectation import expected
+from dpfed.automatic.request import Request
+from dpfed.automatic.rules import Choice, Situation, after_import, small_towers
+from dpfed.automatic.survey import FEWEST, Survey
+from dpfed.automatic.towers import given_towers
+from dpfed.building.plan import plan_of
+from dpfed.errors import UserError
+
+_SIDE = 64  # pixels, for towers that do not say how large images are
+_FEWEST_SECURE = 3  # sites: with two, each knows the other's sum from the total
+
+
+def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> Chosen:
+    """The plan of a federation.
+
+    Args:
+        request: its ``data`` is the coordinator's own store, on which it evaluates; an empty text: it has none.
+        counts: training records of each site.
+        captions: the records have captions.
+
+    Raises:
+        UserError: for fewer than two sites, a site without records, or fewer than 100 records in all.
+    """
+    if len(counts) < 2 or min(counts) < 1:
+        raise UserError(
+            f"--records {','.join(map(str, counts))}: expected the numbers of training records of two sites or more, such as "
+            "3000,1200,800. [federation-plan-sites]"
+        )
+    records, given = sum(counts), request.given()
+    if records < FEWEST:
+        raise UserError(
+            f"{records} records in all are too few: below {FEWEST} no method learns anything. [federation-plan-few]"
+        )
+    own = str(request.data)
+    survey = Survey(Path(own).absolute(), "store", "image-text" if captions else "image", records, frozenset(), {}, None, _SIDE)
+    towers = given_towers(request.model, captions, given) if request.model else small_towers(captions, "cpu", records)
+    public = None if request.public is None else Path(request.public).absolute()
+    split = "validation" if own else "none"
+    situation = Situation(survey, float(request.epsilon), towers, "cpu", 1, public, given, records, split)
+    choices = [_trust(len(counts)), *_data(own, towers.sized), *after_import(situation)]
+    config = configured(choices, given, "federation")
+    plan = plan_of(records, config)
+    heading = f"a federation of {len(counts)} sites; {records:,} records to train on"
+    said = expected(config, plan, max(1, records // 6), towers.pretrained)
+    return Chosen(config, tuple(choices), plan, None, said, heading)
+
+
+def _trust(sites: int) -> Choice:
+    if sites >= _FEWEST_SECURE:
+        why = "the coordinator sees the noisy total only; write it into the project file"
+        return Choice("trust", 'trust = "secure"', why, {})
+    why = "of two masked sums, each site could compute the other's; write it into the project file"
+    return Choice("trust", 'trust = "distributed"', why, {})
+
+
+def _data(own: str, sized: bool) -> list[Choice]:
+    keys: dict[str, Any] = {"data.source": "store"}
+    if own:
+        keys["data.path"] = own
+    what = Choice(
+        "data", f"the coordinator's own store {own}" if own else "none", "evaluated on; never the sites' records", keys
+    )
+    if sized:
+        return [what]
+    why = "each site resizes its own images; --set data.size=SIDE sets another"
+    return [what, Choice("images", f"{_SIDE} pixels", why, {"data.size": _SIDE})]

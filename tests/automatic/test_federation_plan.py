@@ -1,0 +1,46 @@
+"""`dpfed federation plan`: a coordinator chooses a plan from how many records its sites have."""
+
+import json
+
+import pytest
+
+from dpfed.automatic.federation import plan_federation
+from dpfed.automatic.request import Request
+from dpfed.config import load_config
+
+
+def test_a_plan_is_that_of_all_sites_records_together(dpfed, tmp_path):
+    file = tmp_path / "plan.toml"
+    words = ("--records", "3000,1200,800", "--epsilon", "3", "--captions", "--save-config", file)
+    code, said, _ = dpfed("federation", "plan", *words, "--json")
+    assert code == 0
+    facts = json.loads(said.splitlines()[-1])
+    assert facts["records"] == 5_000
+    assert 'trust = "secure"' in facts["choices"][0]["value"]
+    assert facts["seconds"] is None
+    config = load_config(file)
+    assert config.privacy.epsilon == 3
+    assert config.model.kind == "image-text"
+    assert config.privacy.batch == 625
+
+
+def test_two_sites_get_no_masks_that_each_could_take_off():
+    chosen = plan_federation(Request("", 8.0), [400, 600], captions=False)
+    assert 'trust = "distributed"' in chosen.choices[0].value
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--records", "3000", "--epsilon", "8"), "two sites or more"),
+        (("--records", "0,5000", "--epsilon", "8"), "two sites or more"),
+        (("--records", "30,40", "--epsilon", "8"), "too few"),
+        (("--records", "many", "--epsilon", "8"), "whole numbers with commas"),
+        (("--records", "3000,800", "--epsilon", "0"), "epsilon must be positive"),
+        (("--records", "3000,800", "--epsilon", "8", "--model", "magic"), "expected timm/NAME"),
+    ],
+)
+def test_what_is_no_federation_is_one_sentence(dpfed, words, said):
+    code, _, error = dpfed("federation", "plan", *words)
+    assert code == 2
+    assert said in error
