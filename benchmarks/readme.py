@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from benchmarks import moment_tables
+from benchmarks import automatic_tables, moment_tables
 from benchmarks import peer_tables as page
 from benchmarks.deployment_tables import budget, cluster, faults, membership, rounds, scaling, secure_sums, stores, torture
 from benchmarks.method_tables import forecast, logit, losses, objectives, table1
@@ -219,6 +219,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name 
         "public-cifar10": public_cifar10,
         "objectives": objectives,
         "losses": losses,
+        "automatic": automatic_tables.trained,
         "logit": logit,
         "ladder": ladder,
         "noise-only": noise_only,
@@ -242,6 +243,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name 
         "budget": budget,
         "membership": membership,
     },
+    "docs/automatic.md": {"automatic": automatic_tables.hit},
 }
 
 

@@ -1,0 +1,79 @@
+"""Tables of what `dpfed pretrain --data` chooses: expected, reached, and reached by hand (`benchmarks.automatic`)."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from benchmarks.record import figures
+
+_CLOSE = 5.0  # points
+
+
+def trained() -> str:
+    """Runs that were trained both ways."""
+    lines = ["| records | epsilon | before | chosen | by hand | expected |", "|---|---|---|---|---|---|"]
+    for row in figures("automatic")["trained"]:
+        before = _mean(row["automatic"], 0)
+        cells = (row["set"], f"{row['epsilon']:g}", f"{before:.1f}", _shown(row["automatic"]), _shown(row["by hand"]))
+        lines.append(f"| {' | '.join(cells)} | {_said(row)} |")
+    draws = min(len(row["automatic"]) for row in figures("automatic")["trained"])
+    runs = "One run" if draws == 1 else f"{draws} runs"
+    lines += [
+        "",
+        f"Percent: mean of 200-NN and linear probe (images), or of both R@10 (pairs). {runs} each; by hand: "
+        "`recipes/small-images`, `quickstart` or `adapt/shapes`, with a batch that suits the number of records.",
+    ]
+    return "\n".join(lines)
+
+
+def hit() -> str:
+    """How often an expectation was right."""
+    found = figures("automatic")
+    errors = [abs(row["expected"] - row["reached"]) for row in found["moments"]]
+    signs: list[bool] = []
+    for row in found["trained"]:
+        if (error := _error(row)) is not None:
+            errors.append(error)
+            signs.append(_sign(row))
+    close = sum(error <= _CLOSE for error in errors)
+    share = 100 * close / len(errors)
+    return (
+        f"Of {len(errors)} cells, the expectation was within {_CLOSE:.0f} points in {close} ({share:.0f} %); "
+        f"{len(found['moments'])} of them are sets of pictures behind frozen towers. Whether anything would be gained was right in "
+        f"{sum(signs)} of the {len(signs)} others. The curves were fitted to these very sets."
+    )
+
+
+def _mean(runs: list[list[float]], place: int) -> float:
+    return statistics.mean(run[place] for run in runs)
+
+
+def _shown(runs: list[list[float]]) -> str:
+    after = [run[1] for run in runs]
+    spread = f" ± {statistics.stdev(after):.1f}" if len(after) > 1 else ""
+    return f"{statistics.mean(after):.1f}{spread}"
+
+
+def _expected(row: dict[str, Any]) -> float | None:
+    """Percent after training: of images, a gain is expected."""
+    said, before = row["expected"], _mean(row["automatic"], 0)
+    if said["after"] is None:
+        return None
+    return said["after"] if said["before"] is not None else before + said["after"]
+
+
+def _said(row: dict[str, Any]) -> str:
+    after = _expected(row)
+    return "more" if after is None else f"{after:.0f}"
+
+
+def _error(row: dict[str, Any]) -> float | None:
+    after = _expected(row)
+    return None if after is None else abs(after - _mean(row["automatic"], 1))
+
+
+def _sign(row: dict[str, Any]) -> bool:
+    after, before = _expected(row), _mean(row["automatic"], 0)
+    gained = _mean(row["automatic"], 1) - before
+    return after is not None and ((after - before >= 1) == (gained >= 1))
