@@ -40,7 +40,7 @@ def hit() -> str:
     share = 100 * close / len(errors)
     return (
         f"Of {len(errors)} cells, the expectation was within {_CLOSE:.0f} points in {close} ({share:.0f} %); "
-        f"{len(found['moments'])} of them are sets of pictures behind frozen towers. Whether anything would be gained was right in "
+        f"{len(found['moments'])} of them are pictures behind frozen towers. Whether anything would be gained was right in "
         f"{sum(signs)} of the {len(signs)} others. The curves were fitted to these very sets."
     )
 

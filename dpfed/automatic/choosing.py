@@ -15,6 +15,7 @@ from dpfed.automatic.request import Request
 from dpfed.automatic.rules import HELD_OUT, Choice, Situation, after_import, before_import, small_towers
 from dpfed.automatic.survey import FEWEST, Survey, survey
 from dpfed.automatic.towers import Towers, given_towers, towers_at_hand
+from dpfed.budgets.registry import budgets_of
 from dpfed.building.plan import plan_of
 from dpfed.config import Config, parse_config
 from dpfed.data.sampling import protected_count
@@ -145,7 +146,7 @@ def _counted(situation: Situation, store: RecordStore, unit: Unit) -> Situation:
             f"{FEWEST} no method learns anything: give more, or use a public model as it is. [automatic-few-training]"
         )
     split = next((split for split in ("validation", "test") if store.count(split)), "none")
-    return dataclasses.replace(situation, records=records, held_out=split)
+    return dataclasses.replace(situation, records=records, held_out=split, budgeted=bool(budgets_of(store)))
 
 
 def configured(choices: list[Choice], given: dict[str, Any], name: str) -> Config:

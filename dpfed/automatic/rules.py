@@ -61,6 +61,7 @@ class Situation:
         given: what the user set, by dotted key.
         records: N, training records; ``None``: not known before the import.
         held_out: split that is measured, or ``"none"``.
+        budgeted: the records have a lifetime budget, which does not cover figures of training labels.
     """
 
     survey: Survey
@@ -72,6 +73,7 @@ class Situation:
     given: dict[str, Any]
     records: int | None = None
     held_out: str = "none"
+    budgeted: bool = False
 
     @property
     def reads_text(self) -> bool:
@@ -242,6 +244,9 @@ def _measured(situation: Situation) -> Choice:
     keys: dict[str, Any] = {"evaluation.split": split}
     if situation.reads_text:
         return Choice("measured", "retrieval", f"on the {split} split", keys)
+    if situation.survey.classes > 1 and situation.budgeted:
+        why = "k-NN and a linear probe read training labels, which the records' lifetime budget does not cover"
+        return Choice("measured", "nothing", why, {"evaluation.split": "none"})
     if situation.survey.classes > 1:
         return Choice("measured", "k-NN and a linear probe", f"classes of the {split} split", keys)
     why = "the images have no classes, so no figure can be computed"

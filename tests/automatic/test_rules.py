@@ -77,6 +77,11 @@ def test_persons_are_protected_where_the_data_set_names_them():
     assert configured(situation()).privacy.unit == "record"
 
 
+def test_a_lifetime_budget_is_not_asked_for_what_it_does_not_cover():
+    assert configured(situation()).evaluation.split == "validation"
+    assert configured(dataclasses.replace(situation(), budgeted=True)).evaluation.split == "none"
+
+
 @pytest.mark.parametrize(("side", "size"), [(16, 32), (32, 32), (64, 64), (512, 64)])
 def test_images_become_as_large_as_a_small_model_learns_from(side, size):
     assert configured(situation(side=side)).data.size == size
