@@ -75,7 +75,7 @@ def _behind(bench: Bench, count: int, epsilon: float, seed: int) -> TwoTowerMode
         eye, linear = torch.eye(len(head.matrix)), nn.Linear(*head.matrix.shape, bias=False)
         with torch.no_grad():
             linear.weight.copy_(head.matrix.T)
-        sides.append((Head(head.projection, head.centre, eye), linear))
+        sides.append((Head(head.basis, head.centre, eye), linear))
     (image, last), (text, last_of_text) = sides
     return TwoTowerModel(image, nn.Sequential(text, last_of_text), last, TEMPERATURE)
 

@@ -21,6 +21,7 @@ from dpfed.audit.canaries import SIDE, CanaryModel, write_canaries
 from dpfed.audit.leaving import ReleasesInMemory
 from dpfed.audit.under_test import workers
 from dpfed.config import Config, ModelConfig, ObjectiveConfig, parse_config
+from dpfed.models.basis import random_bases
 from dpfed.models.building import build_model
 from dpfed.models.contrastive import SimCLRModel
 from dpfed.models.moment_heads import MomentNoise
@@ -90,7 +91,8 @@ class MomentTrial:
         parts = build(parse_config(tree), Randomness.from_seed(0))
         layout = layout_of(parts.plan, _WIDTH, 1)
         model = SimCLRModel(CanaryTower(), nn.Identity()).requires_grad_(False)
-        give_heads(model, MomentHeads(layout, MomentNoise(parts.plan.sampling.records, plan.noise_std), (_WIDTH,), True))
+        of_moments = MomentNoise(parts.plan.sampling.records, plan.noise_std)
+        give_heads(model, MomentHeads(layout, of_moments, random_bases((_WIDTH,), _WIDTH, True), True))
         return cls(parts.with_learner(model=model), world_size, folder)
 
     @property

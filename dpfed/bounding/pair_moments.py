@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines.engine import Engine, GroupBatch
-from dpfed.models.moments import MomentHeads, Side, bridges
+from dpfed.models.basis import Basis, Side
+from dpfed.models.moments import MomentHeads, bridges
 from dpfed.privacy.plan import PrivacyPlan
 
 _SHORTEST = 1e-4  # shorter vectors are not brought to unit length: rounding would decide where they point
@@ -38,6 +39,23 @@ class _Vectors:
         return flat.T @ flat
 
 
+@dataclass(frozen=True)
+class _Map:
+    """What a tower's features of unit length take: less a public centre, times a public matrix, both of whole numbers.
+
+    Attributes:
+        matrix: ``(k, F)`` float64, by which no vector gets longer than `fine` times its length.
+        origin: ``(F,)`` float64; ``None``: 0.
+        steps: of a feature of unit length. A feature less the centre is at most 2^26 of them long.
+        fine: of the matrix. A product, and all sums in it, are exact.
+    """
+
+    matrix: Tensor
+    origin: Tensor | None
+    steps: float
+    fine: float
+
+
 class MomentsEngine(Engine):
     """Adds up records' parts: of the means in step 0, of the moments in step 1.
 
@@ -60,7 +78,7 @@ class MomentsEngine(Engine):
         self._heads, self._layout = heads, heads.layout
         if self._layout.shares != plan.mechanism.shares:
             raise ValueError(f"the heads have steps of shares {self._layout.shares}, and the plan {plan.mechanism.shares}")
-        self._maps = {side: _map_of(bridge, heads.projection(side)) for side, bridge in bridges(model).items()}
+        self._maps = {side: _map_of(bridge, heads.basis(side)) for side, bridge in bridges(model).items()}
 
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
@@ -106,8 +124,8 @@ class MomentsEngine(Engine):
             return _Vectors(means[:, None], means)
         return _Vectors((unit * (of_views * (steps / math.sqrt(views)))[:, None]).trunc(), means)
 
-    def _unit(self, tower: tuple[Tensor, float], features: Tensor) -> Tensor:
-        """Projected features of unit length ``(n, V, k)`` float64; 0 for those that are not finite or zero.
+    def _unit(self, tower: _Map, features: Tensor) -> Tensor:
+        """Features in a basis, of unit length, ``(n, V, k)`` float64; 0 for those that are not finite or zero.
 
         Every sum is one of whole numbers, so that a record's vector has the same bits, whoever is computed beside it.
         """
@@ -116,9 +134,11 @@ class MomentsEngine(Engine):
         largest = raw.abs().amax(-1, keepdim=True)
         raw = raw / torch.where(largest > 0, largest, 1.0)
         digits = 2.0 ** ((_EXACT - math.ceil(math.log2(raw.shape[-1]))) // 2)
-        matrix, steps = tower
-        projected = (_of_length_one((raw * digits).round(), 1.0) * steps).round() @ matrix.T
-        return _of_length_one((projected * (2.0**_UNIT / steps**2)).round(), _SHORTEST * 2.0**_UNIT)
+        whole = (_of_length_one((raw * digits).round(), 1.0) * tower.steps).round()
+        if tower.origin is not None:
+            whole = torch.where(largest > 0, whole - tower.origin, 0.0)
+        projected = whole @ tower.matrix.T
+        return _of_length_one((projected * (2.0**_UNIT / (tower.steps * tower.fine))).round(), _SHORTEST * 2.0**_UNIT)
 
     def _centred(self, side: Side, unit: Tensor) -> Tensor:
         """``(n, V, k)``: without the released centre, and of unit length again; 0 stays 0."""
@@ -133,12 +153,20 @@ def _of_length_one(whole: Tensor, least: float) -> Tensor:
     return whole / whole.square().sum(-1, keepdim=True).sqrt().clamp(min=least)
 
 
-def _map_of(bridge: nn.Module, projection: Tensor) -> tuple[Tensor, float]:
-    """What a tower's features are multiplied by: a matrix ``(k, F)`` of whole numbers in float64, and how many steps a unit
-    vector's product has at most."""
-    matrix = projection.double()
+def _map_of(bridge: nn.Module, basis: Basis) -> _Map:
+    """What a tower's features take before they have unit length.
+
+    Raises:
+        ValueError: for a basis with a centre behind a linear map: it is one of the tower's own features.
+    """
+    matrix, origin, steps, fine = basis.rows.double(), None, 2.0**_PRODUCT, 2.0**_PRODUCT
     if isinstance(bridge, nn.Linear):
+        if basis.centre is not None:
+            raise ValueError("a basis with a centre takes features of towers, and here a linear map lies between them")
         matrix = matrix @ bridge.weight.double()
+    if basis.centre is not None:
+        centre = basis.centre.double()
+        steps = 2.0 ** math.floor(_PRODUCT - math.log2(1 + centre.norm().item()))
+        origin = (centre * steps).round()
     longest = torch.linalg.matrix_norm(matrix.cpu(), 2).item()
-    steps = 2.0**_PRODUCT
-    return (matrix * (steps * _SHORTENED / longest)).round(), steps
+    return _Map((matrix * (fine * _SHORTENED / longest)).round(), origin, steps, fine)

@@ -1,21 +1,19 @@
 """Heads made of released moments, behind frozen towers (``bounding.method = "moments"``).
 
-A model with such heads is the same model as without: its towers, and in the place of each linear head one that projects
-features to k dimensions, gives them unit length, subtracts a centre, and multiplies by a matrix. In training the only parameter
-is the vector of released moments, and heads follow from it; a model that is published has the heads alone.
+A model with such heads is the same model as without: its towers, and in the place of each linear head one that maps features
+to k dimensions by a public basis (`dpfed.models.basis`), subtracts a released centre, and multiplies by a matrix. In training
+the only parameter is the vector of released moments, and heads follow from it; a published model has the heads alone.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
+from dpfed.models.basis import SIDES, Basis, Side
 from dpfed.models.contract import method_of
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.moment_heads import MomentNoise, centres, heads
@@ -24,15 +22,13 @@ from dpfed.models.text_tower import TextTower
 from dpfed.models.towers import ClipModel
 
 ATTRIBUTE = "moments"  # of a model
-Side = Literal["image", "text"]
-_SIDES: tuple[Side, Side] = ("image", "text")
 
 
 class Head(nn.Module):
     """From features of a tower to embeddings.
 
     Args:
-        projection: ``(k, F)`` with orthonormal rows.
+        basis: of the tower; its tensors are ``projection`` and, where it has a centre, ``origin``.
         centre: ``(k,)`` subtracted from projected features of unit length.
         matrix: ``(k, D)``.
     """
@@ -41,15 +37,21 @@ class Head(nn.Module):
     centre: Tensor
     matrix: Tensor
 
-    def __init__(self, projection: Tensor, centre: Tensor, matrix: Tensor) -> None:
+    def __init__(self, basis: Basis, centre: Tensor, matrix: Tensor) -> None:
         super().__init__()
-        for name, value in {"projection": projection, "centre": centre, "matrix": matrix}.items():
+        for name, value in {"projection": basis.rows, "centre": centre, "matrix": matrix}.items():
             self.register_buffer(name, value)
+        if basis.centre is not None:
+            self.register_buffer("origin", basis.centre)
+
+    @property
+    def basis(self) -> Basis:
+        """Of the tower."""
+        return Basis(self.projection, self._buffers.get("origin"))
 
     def forward(self, features: Tensor) -> Tensor:
         """``(..., F)`` -> ``(..., D)``, not of unit length."""
-        unit = F.normalize(features @ self.projection.T, dim=-1)
-        return (unit - self.centre) @ self.matrix
+        return (self.basis.project(features) - self.centre) @ self.matrix
 
 
 class PublishedHeads(nn.Module):
@@ -62,8 +64,8 @@ class PublishedHeads(nn.Module):
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         for side in dict.fromkeys(name.partition(".")[0] for name in tensors):
-            own = (tensors[f"{side}.{part}"] for part in ("projection", "centre", "matrix"))
-            self.add_module(side, Head(*own))
+            projection, centre, matrix = (tensors[f"{side}.{part}"] for part in ("projection", "centre", "matrix"))
+            self.add_module(side, Head(Basis(projection, tensors.get(f"{side}.origin")), centre, matrix))
 
     def head(self, side: Side) -> Head:
         """Of a tower."""
@@ -78,31 +80,34 @@ class MomentHeads(nn.Module):
     Args:
         layout: of the release.
         noise: of the release.
-        widths: of the towers' features, image first.
+        bases: of the towers, image first, with k rows each.
         aligned: whether features of a pair are alike before anything is learnt.
 
     Attributes:
         released: ``(numel,)``, averages over records with their noise; 0 until they are released.
     """
 
-    def __init__(self, layout: MomentLayout, noise: MomentNoise, widths: tuple[int, ...], aligned: bool) -> None:
+    def __init__(self, layout: MomentLayout, noise: MomentNoise, bases: Mapping[Side, Basis], aligned: bool) -> None:
         super().__init__()
         self.layout, self.noise, self.aligned = layout, noise, aligned
         self.released = nn.Parameter(torch.zeros(layout.numel))
-        for number, (side, width) in enumerate(zip(_SIDES, widths, strict=False)):
-            # Features that are alike must be projected alike.
-            self.register_buffer(f"{side}_projection", projection_of(width, layout.dimensions, 0 if aligned else number))
+        for side, basis in bases.items():
+            if len(basis.rows) != layout.dimensions:
+                raise ValueError(f"the {side} basis has {len(basis.rows)} rows, and moments {layout.dimensions} dimensions")
+            self.register_buffer(f"{side}_projection", basis.rows)
+            if basis.centre is not None:
+                self.register_buffer(f"{side}_origin", basis.centre)
         self._made: tuple[Tensor, dict[Side, Head]] | None = None
 
-    def projection(self, side: Side) -> Tensor:
-        """``(k, F)`` of a tower."""
-        return self.get_buffer(f"{side}_projection")
+    def basis(self, side: Side) -> Basis:
+        """Of a tower."""
+        return Basis(self.get_buffer(f"{side}_projection"), self._buffers.get(f"{side}_origin"))
 
     @torch.no_grad()
     def centre(self, side: Side) -> Tensor:
         """What is subtracted from a tower's projected unit features, ``(k,)`` float64, as far as means were released."""
         moments = self.layout.decoded(self.released.detach().double().cpu())
-        return centres(self.layout, self.noise, moments)[_SIDES.index(side)]
+        return centres(self.layout, self.noise, moments)[SIDES.index(side)]
 
     def head(self, side: Side) -> Head:
         """Of a tower, as what was released so far makes it."""
@@ -120,9 +125,9 @@ class MomentHeads(nn.Module):
             own = centres(self.layout, self.noise, moments)
             matrices = heads(self.layout, self.noise, moments, self.aligned)
             made: dict[Side, Head] = {}
-            for side, centre, matrix in zip(_SIDES, own, matrices, strict=False):
-                projection = self.projection(side)
-                made[side] = Head(projection, centre.to(projection), matrix.to(projection))
+            for side, centre, matrix in zip(SIDES, own, matrices, strict=False):
+                basis = self.basis(side)
+                made[side] = Head(basis, centre.to(basis.rows), matrix.to(basis.rows))
         return made
 
 
@@ -137,22 +142,6 @@ class _HeadOf(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """``(..., F)`` -> ``(..., D)``."""
         return self._owner[0].head(self._side)(features)
-
-
-def projection_of(width: int, dimensions: int, number: int) -> Tensor:
-    """A random orthonormal projection ``(k, F)`` float32 that anyone can draw again; the identity where nothing is left out.
-
-    Args:
-        width: F.
-        dimensions: k.
-        number: of the tower.
-    """
-    if width == dimensions:
-        return torch.eye(width)
-    seed = hashlib.sha256(f"dpfed moments {width} {dimensions} {number}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(seed[:7], "little"))
-    drawn = torch.randn(width, dimensions, generator=generator, dtype=torch.float64)
-    return torch.linalg.qr(drawn)[0].T.float().contiguous()
 
 
 def bridges(model: nn.Module) -> dict[Side, nn.Module]:

@@ -8,6 +8,7 @@ from dpfed.building.images import image_size
 from dpfed.config import Config
 from dpfed.data.views.record_views import Tokenizer
 from dpfed.errors import UserError
+from dpfed.models.basis import random_bases
 from dpfed.models.moment_heads import MomentNoise
 from dpfed.models.moment_layout import MomentLayout, dimensions_for
 from dpfed.models.moments import MomentHeads, feature_widths, give_heads, keep_towers
@@ -43,7 +44,7 @@ def add_moment_heads(
     if aligned and not given:
         k = min(*widths, plan.sampling.records)  # what towers have in common already is not thrown away
     layout = layout_of(plan, k, len(widths), noise_shares)
-    give_heads(model, MomentHeads(layout, MomentNoise(plan.sampling.records, noise_std), widths, aligned))
+    give_heads(model, MomentHeads(layout, MomentNoise(plan.sampling.records, noise_std), random_bases(widths, k, aligned), aligned))
 
 
 def layout_of(plan: PrivacyPlan, dimensions: int, towers: int, noise_shares: int = 1) -> MomentLayout:

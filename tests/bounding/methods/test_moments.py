@@ -12,6 +12,7 @@ from dpfed.bounding import pair_moments
 from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines import GroupBatch
 from dpfed.bounding.pair_moments import MomentsEngine
+from dpfed.models.basis import Basis, principal_basis, random_bases
 from dpfed.models.moment_heads import MomentNoise
 from dpfed.models.moment_layout import MomentLayout, Moments, dimensions_for
 from dpfed.models.moments import MomentHeads
@@ -34,10 +35,12 @@ def plan_of(records=RECORDS, **changes):
     return PrivacyPlan.of(**{**rest, "noise_multiplier": SIGMA, "method_name": "moments", "options": OPTIONS, **changes})
 
 
-def engine_of(towers, plan=None, aligned=False, views=2):
+def engine_of(towers, plan=None, aligned=False, views=2, bases=None):
     """An engine whose model is nothing but heads: its views are features anyway."""
     plan = plan or plan_of(options=OPTIONS | {"views": views})
-    heads = MomentHeads(layout_of(plan, K, towers), MomentNoise(RECORDS, SIGMA), WIDTHS[towers], aligned)
+    heads = MomentHeads(
+        layout_of(plan, K, towers), MomentNoise(RECORDS, SIGMA), bases or random_bases(WIDTHS[towers], K, aligned), aligned
+    )
     with torch.no_grad():  # a centre as a first step may release it
         heads.released[: towers * K] = torch.randn(towers * K, generator=torch.Generator().manual_seed(4))
     model = torch.nn.Module()
@@ -46,6 +49,19 @@ def engine_of(towers, plan=None, aligned=False, views=2):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pair_moments, "bridges", lambda model: dict.fromkeys(sides, torch.nn.Identity()))
         return MomentsEngine(model, plan)
+
+
+def public_bases(towers, seed=7):
+    """As public features give them: a centre that is most of their length, and rows that are orthonormal up to rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    made = {}
+    for side, width in zip(("image", "text"), WIDTHS[towers], strict=False):
+        public = torch.randn(200, width, generator=generator) * torch.linspace(1, 0.1, width) + 1.5
+        made[side] = principal_basis(public, K)
+    return made
+
+
+BASES = {"random": lambda towers: None, "public": public_bases}
 
 
 def features(towers, records, seed=0, views=1):
@@ -84,11 +100,19 @@ HOSTILE = {
 
 @pytest.mark.parametrize("step", [0, 1])
 @pytest.mark.parametrize("towers", [1, 2])
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_a_record_moves_the_sum_by_its_step_sensitivity_at_most(towers, step, kind):
-    engine, plan = engine_of(towers), plan_of()
+@pytest.mark.parametrize(
+    ("kind", "basis"), [(kind, name) for kind in HOSTILE for name in BASES] + [(0.0, "public"), (1e-5, "public")]
+)
+def test_a_record_moves_the_sum_by_its_step_sensitivity_at_most(towers, step, kind, basis):
+    bases = BASES[basis](towers)
+    engine, plan = engine_of(towers, bases=bases), plan_of()
     views = features(towers, RECORDS)
-    views = {name: torch.cat([view[:-1], HOSTILE[kind](view[-1:])]) for name, view in views.items()}
+    last = {name: view[-1:] for name, view in views.items()}
+    if kind in HOSTILE:
+        last = {name: HOSTILE[kind](view) for name, view in last.items()}
+    else:  # so far from the centre of the basis
+        last = {name: bases[name].centre * 3 + kind * view for name, view in last.items()}
+    views = {name: torch.cat([view[:-1], last[name]]) for name, view in views.items()}
     rest = {name: view[:-1] for name, view in views.items()}
     for microbatch in (1, 7, RECORDS):
         moved = sum_of(engine, views, step, microbatch=microbatch) - sum_of(engine, rest, step, microbatch=5)
@@ -119,10 +143,11 @@ def test_the_length_of_parts_enters_once(towers, clip_norm, kind):
     assert plan.noise_std / plan.sensitivity >= SIGMA * (1 - 1e-12)
 
 
+@pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize("towers", [1, 2])
-def test_a_record_adds_the_same_bits_whoever_stands_beside_it(towers):
+def test_a_record_adds_the_same_bits_whoever_stands_beside_it(towers, basis):
     """Sums are exact, so what a record adds is what the sum loses without it: in any batch, at any place, in any order."""
-    engine, views = engine_of(towers, views=3), features(towers, RECORDS, views=3)
+    engine, views = engine_of(towers, views=3, bases=BASES[basis](towers)), features(towers, RECORDS, views=3)
     for step in (0, 1):
         alone = [whole_sum_of(engine, {name: view[n : n + 1] for name, view in views.items()}, step) for n in range(RECORDS)]
         for microbatch in (1, 3, 7, RECORDS):
@@ -147,6 +172,19 @@ def test_a_record_close_to_the_centre_adds_a_short_vector():
         near = {side: (centre + away)[None, None] for side, centre in centres.items()}
         lengths = [engine._centred(side, unit).norm().item() for side, unit in near.items()]
         assert lengths == pytest.approx([part, part], rel=0.05, abs=1e-9), (distance, plan)
+
+
+def test_a_feature_near_the_centre_of_the_basis_is_short():
+    """Where its vector points is then up to rounding, so it is not brought to unit length; at the centre it adds next to nothing."""
+    for side, basis in public_bases(2).items():
+        across = basis.rows[0].double()
+        centre = basis.centre.double() - basis.centre.double() @ across * across
+        own = Basis(basis.rows, (centre / centre.norm()).float())  # as long as features are
+        engine = engine_of(2, bases=public_bases(2) | {side: own})
+        for distance, part in ((0.0, 0.0), (1e-5, 0.1), (1e-3, 1.0)):
+            feature = (own.centre.double() + distance * across) * 7.0
+            length = engine._unit(engine._maps[side], feature[None, None]).norm().item()
+            assert length <= 1 and length == pytest.approx(part, rel=0.05, abs=2e-3), (side, distance)
 
 
 def test_an_engine_refuses_heads_of_another_plan():
@@ -211,13 +249,16 @@ def test_the_steps_are_one_mechanism_of_the_plans_sensitivity():
     assert plan.sensitivity_of(0) ** 2 + plan.sensitivity_of(1) ** 2 == pytest.approx(plan.sensitivity**2)
 
 
-def oracle(views, centre, projections):
+def oracle(views, centre, bases):
     """The moments of records, written down record by record."""
 
     def unit(vectors):
         return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
-    sides = [unit(views[side].double().numpy() @ p.double().numpy().T) for side, p in projections.items()]
+    sides = []
+    for side, basis in bases.items():
+        origin = 0 if basis.centre is None else basis.centre.double().numpy()
+        sides.append(unit((unit(views[side].double().numpy()) - origin) @ basis.rows.double().numpy().T))
     means = [np.mean([own.mean(0) for own in side], 0) for side in sides]
     moved = [unit(side - c.double().numpy()) for side, c in zip(sides, centre, strict=True)]
     autos = [np.mean([np.mean([np.outer(u, u) for u in own], 0) for own in side], 0) for side in moved]
@@ -228,14 +269,15 @@ def oracle(views, centre, projections):
     return np.array(means), np.mean([np.mean(own, 0) for own in products], 0), np.array(autos)
 
 
+@pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize(("towers", "views"), [(1, 2), (1, 5), (2, 1), (2, 3)])
-def test_the_sums_are_the_records_moments(towers, views):
-    engine, records = engine_of(towers, views=max(2, views)), features(towers, RECORDS, views=views)
-    heads = engine._heads
-    projections = {side: heads.projection(side) for side in records}
+def test_the_sums_are_the_records_moments(towers, views, basis):
+    engine = engine_of(towers, views=max(2, views), bases=BASES[basis](towers))
+    records, heads = features(towers, RECORDS, views=views), engine._heads
+    bases = {side: heads.basis(side) for side in records}
     centre = [heads.centre(side) for side in records]
     total = (sum_of(engine, records, 0) + sum_of(engine, records, 1)) / RECORDS
-    found, expected = engine._layout.decoded(total), oracle(records, centre, projections)
+    found, expected = engine._layout.decoded(total), oracle(records, centre, bases)
     for name, value in zip(("means", "cross", "autos"), expected, strict=True):
         np.testing.assert_allclose(getattr(found, name).numpy(), value, rtol=1e-4, atol=1e-5)
 
