@@ -31,8 +31,10 @@ def public_parameters(config: Config) -> dict[str, Any]:
     if method.closed_form:
         _refuse_trained_towers(config)
         _refuse_untrained_weights(config)
+        if config.has_public_basis:
+            _refuse_no_public_store(config, "bounding.options.basis = 'store' makes a basis of public records")
     if method.public_records:
-        _refuse_no_public_store(config)
+        _refuse_no_public_store(config, "bounding.method = 'public' contrasts every record with public ones")
     inputs = MethodInputs(
         method=method.name,
         options=options,
@@ -94,9 +96,10 @@ def _refuse_untrained_weights(config: Config) -> None:
         )
 
 
-def _refuse_no_public_store(config: Config) -> None:
+def _refuse_no_public_store(config: Config, why: str) -> None:
     if config.public.source == "store" and config.public.path is None:
         raise UserError(
-            "bounding.method = 'public' contrasts every record with public ones: give public.path, a record store that was "
-            "imported with `dpfed data import --public`, or set public.source = 'shapes'. [bounding-public-path]"
+            f"{why}: give public.path, a record store that was imported with `dpfed data import --public`, or set "
+            f"{'bounding.options.basis' if config.has_public_basis else 'public.source'} = "
+            f"'{'generated' if config.has_public_basis else 'shapes'}'. [bounding-public-path]"
         )

@@ -127,12 +127,24 @@ class Config(Section):
         return self.adaptation.of_images(self.model.kind)
 
     @property
+    def has_public_basis(self) -> bool:
+        """Whether private moments take a basis of a public store."""
+        return self.method.closed_form and self.bounding.options.get("basis") == "store"
+
+    @property
+    def reads_public_store(self) -> bool:
+        """Whether there must be a public store at `public.path`."""
+        return self.has_public_basis or (self.method.public_records and self.public.source == "store")
+
+    @property
     def writes_store(self) -> bool:
         """Whether the run writes a record store: of its records, of public ones, or of those behind its starting weights."""
         if self.data.from_nothing or self.data.source == "scenes" or self.model.start == PROCEDURAL:
             return True
         if self.method.public_records and self.public.is_generated:
             return True
+        if self.method.closed_form and self.model.kind == "image-text" and self.model.start is None:
+            return True  # pictures and words for a basis, and the basis
         return self.data.imports and not self.data.finds_store
 
     def dump(self, defaults: bool = True, comments: Sequence[str] = ()) -> str:
@@ -259,7 +271,18 @@ _CONDITIONS = Conditions(
     _only_if(
         "adaptation.image_layers", "adaptation.image", lambda c: c._image_training == "lora", "set adaptation.image = 'lora'"
     ),
-    _for_methods("public.*", lambda method: method.public_records, "no public record joins a group", "public"),
+    _for_methods(
+        "public.records public.centring public.source public.generated public.half",
+        lambda method: method.public_records,
+        "no public record joins a group",
+        "public",
+    ),
+    _only_if(
+        "public.path public.digest",
+        "bounding.method bounding.options",
+        lambda c: c.method.public_records or c.has_public_basis,
+        "no public record is read; set bounding.method = 'public', or bounding.options.basis = 'store' of private moments",
+    ),
     _for_methods(
         "bounding.clip_norm bounding.clipping privacy.epsilon privacy.noise_multiplier privacy.noise privacy.delta "
         "privacy.accountant",

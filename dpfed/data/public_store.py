@@ -86,7 +86,7 @@ def open_public(
         store = given_public(config, captions)
         refuse_other_squares(store, data.resize, interpolation)
     _refuse_unfit(config, store, captions)
-    _refuse_shared(store, private, data.stores)
+    refuse_shared(store, private, data.stores)
     return store
 
 
@@ -127,8 +127,17 @@ def share_images(first: RecordStore, second: RecordStore) -> bool:
     return any((hashes[np.minimum(place, len(hashes) - 1)] == some).any() for place, some in places)
 
 
-def _refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> None:
-    """Refuses two stores that share images; what was found apart once is not read again, as stores never change."""
+def refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> None:
+    """Refuses two stores that share images; what was found apart once is not read again, as stores never change.
+
+    Args:
+        public: records that anyone may see.
+        private: the records of the run.
+        stores: folder where it is noted that two stores are apart.
+
+    Raises:
+        UserError: if an image is in both, byte by byte as it is stored.
+    """
     known_by = hashlib.blake2b(repr((public.contents, private.contents)).encode(), digest_size=_HASH_BYTES).hexdigest()
     apart = Path(stores) / f"apart-{known_by}"
     if apart.exists():

@@ -73,6 +73,11 @@ class FeatureCache:
         return features
 
 
+def features_key(model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> str:
+    """Names everything that the features of some records depend on; see `FeatureCache.features`."""
+    return _Extraction(model, views, store, count).key(rows)
+
+
 class _Extraction:
     """Rows of a store -> a shard of features."""
 

@@ -38,6 +38,7 @@ from dpfed.runs.build import record_store
 from dpfed.runs.job import Job, create_job, resume_job, secret_of
 from dpfed.runs.preflight import Preflight, guarded
 from dpfed.runs.pretraining import resume as resume_alone
+from dpfed.runs.public_basis import proposed_basis, with_basis
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import resolve_defaults
 from dpfed.runs.running import run_job
@@ -128,8 +129,9 @@ def _agreed(config: Config, simulation: Simulation, parties: list[Identity], pro
         )
         for number, (identity, own) in enumerate(zip(parties[1:], indices, strict=True))
     ]
-    options = simulation.model_dump(include={"trust", "drops", "colluders"})
-    return Terms.agree(config, cards, parties[0].signing_key, **options)
+    options, basis = simulation.model_dump(include={"trust", "drops", "colluders"}), proposed_basis(config, store, progress)
+    text = None if basis is None else basis.text
+    return Terms.agree(with_basis(config, basis), cards, parties[0].signing_key, **options, basis=text)
 
 
 def resume(folder: str | Path, progress: Progress | bool | None = None, callbacks: Iterable[Callback] = ()) -> RunDirectory:

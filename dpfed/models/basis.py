@@ -13,6 +13,8 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 Side = Literal["image", "text"]
@@ -117,15 +119,34 @@ def principal_basis(features: Tensor, most: int) -> Basis:
     return Basis(_portable(rows * largest.sign()), _portable(centre * (1 - 2.0**-10)))  # no longer than 1 after rounding
 
 
-def fingerprint(bases: Mapping[Side, Basis]) -> str:
-    """A hash of all numbers of the towers' bases, hexadecimal."""
-    digest = hashlib.sha256()
-    for side, basis in sorted(bases.items()):
-        for part in (basis.rows, basis.centre):
-            numbers = torch.zeros(0) if part is None else part
-            digest.update(f"{side} {tuple(numbers.shape)}".encode())
-            digest.update(numbers.detach().cpu().contiguous().numpy().astype("<f4").tobytes())
-    return digest.hexdigest()[:32]
+def written(bases: Mapping[Side, Basis]) -> bytes:
+    """Bases of towers as a safetensors file, in float16: `principal_basis` gives no other numbers."""
+    tensors = {}
+    for side, basis in bases.items():
+        tensors[f"{side}.projection"] = basis.rows
+        if basis.centre is not None:
+            tensors[f"{side}.origin"] = basis.centre
+    return save({name: numbers.detach().cpu().half().contiguous() for name, numbers in sorted(tensors.items())})
+
+
+def read(content: bytes) -> dict[Side, Basis]:
+    """The bases that `written` gave.
+
+    Raises:
+        ValueError: for other bytes.
+    """
+    try:
+        tensors = {name: numbers.float() for name, numbers in load(content).items()}
+        found = {side: Basis(tensors[f"{side}.projection"], tensors.get(f"{side}.origin")) for side in SIDES[:1]}
+        text = tensors.get("text.projection")
+        return found if text is None else {**found, "text": Basis(text, tensors.get("text.origin"))}
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"not a basis of towers: {error}") from error
+
+
+def fingerprint(content: bytes) -> str:
+    """Of a basis, as `written` gave it, hexadecimal."""
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def _portable(numbers: Tensor) -> Tensor:

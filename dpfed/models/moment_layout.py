@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_LEAST, _MOST, _ROUND = 128, 384, 16  # dimensions
-_PER_ROOT = 8.0
+_ROUND = 16  # dimensions are a multiple of it
+_RANDOM = (8.0, 128, 384)  # of a random basis: how many for each root of N / sigma, at least and at most
+_PUBLIC = (4.2, 32, 256)  # of the first components of public features
 _WEIGHT_BITS = 8
 
 
-def dimensions_for(records: int, noise_multiplier: float, widths: tuple[int, ...]) -> int:
-    """k of a run: 8 sqrt(N / sigma), between 128 and 384, and no more than the records and the towers have.
+def dimensions_for(records: int, noise_multiplier: float, widths: tuple[int, ...], public: bool = False) -> int:
+    """k of a run: 8 sqrt(N / sigma), between 128 and 384, and no more than the records and the towers have; of a public basis
+    4.2 sqrt(N / sigma), between 32 and 256.
 
     More dimensions keep more of the features, and let in more noise. Between half and twice this number little changes
     (docs/moments.md).
@@ -26,10 +28,12 @@ def dimensions_for(records: int, noise_multiplier: float, widths: tuple[int, ...
     Args:
         records: N.
         noise_multiplier: sigma; 0: none.
-        widths: of the towers' features.
+        widths: of the towers' features, or of their bases.
+        public: whether the basis is made of public features.
     """
-    wanted = _PER_ROOT * math.sqrt(records / noise_multiplier) if noise_multiplier else float(_MOST)
-    rounded = _ROUND * round(min(max(wanted, _LEAST), _MOST) / _ROUND)
+    per_root, least, most = _PUBLIC if public else _RANDOM
+    wanted = per_root * math.sqrt(records / noise_multiplier) if noise_multiplier else float(most)
+    rounded = _ROUND * round(min(max(wanted, least), most) / _ROUND)
     return min(rounded, records, *widths)
 
 

@@ -62,6 +62,9 @@ def statement(terms: Terms, own: int | None = None, confirmed: Collection[str] =
     model = terms.run_config().model
     if model.start:
         yield "starting weights", f"{model.start}, SHA-256 {model.start_digest}"
+    if terms.basis is not None:
+        options = terms.run_config().bounding.options
+        yield "public basis", f"{options.get('basis') or 'generated'}, in the terms, fingerprint {options['basis_digest']}"
     yield "trust", str(terms.trust_model)
     if seen := message_epsilon(terms, brief=True):
         yield "one message", seen

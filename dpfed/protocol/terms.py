@@ -6,6 +6,7 @@ no data, no path. A site that joined them answers no other question.
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import json
@@ -52,6 +53,7 @@ class Terms(Section):
     deadline: float = Field(120.0, ge=0.1, le=86_400, description="seconds that a step waits for the slowest site")
     broadcast: Literal["fp32", "bf16"] = Field("fp32", description="how parameters travel to the sites; sums are always fp32")
     coordinator: str = KEY
+    basis: str | None = Field(None, description="the public basis of private moments, base64 of a safetensors file")
     sites: Items[Member] = Field(min_length=1)
 
     @classmethod
@@ -63,7 +65,7 @@ class Terms(Section):
                 ``[evaluation]`` are the coordinator's own.
             cards: of the sites, in an order that will count.
             coordinator: its public signing key.
-            options: ``trust``, ``drops``, ``colluders``, ``deadline``, ``broadcast``.
+            options: ``trust``, ``drops``, ``colluders``, ``deadline``, ``broadcast``, ``basis``.
 
         Raises:
             UserError: for an impossible plan, or sites that cannot work together.
@@ -132,6 +134,9 @@ class Terms(Section):
         _check(describes(config, plan), "the plan is not the configuration's")
         unnamed = plan.bounding.method.public_records and config.public.source == "store" and config.public.digest is None
         _check(not unnamed, "the public records have no fingerprint")
+        _check(
+            _basis_digest(terms.basis) == config.bounding.options.get("basis_digest"), "the basis is not the configuration's"
+        )
         unhashed = config.model.start is not None and config.model.start_digest is None
         _check(not unhashed, "the starting weights have no digest")
         _check(all(counts) and sum(counts) == plan.sampling.records, "the sites' records do not add up to the plan's")
@@ -149,6 +154,8 @@ class Terms(Section):
         for site in tree["sites"]:  # terms whose cards name no records keep their hash
             if site["contents"] is None:
                 del site["contents"]
+        if tree["basis"] is None:  # likewise
+            del tree["basis"]
         text = json.dumps(tree, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -188,6 +195,16 @@ def _without_folder(name: str | None) -> str | None:
     if name is None or "/" not in name or not Path(name.removeprefix(LOCAL_DIR)).is_absolute():
         return name
     return (LOCAL_DIR if name.startswith(LOCAL_DIR) else "") + Path(name).name
+
+
+def _basis_digest(basis: str | None) -> str | None:
+    """As `dpfed.models.basis.fingerprint` gives it, without torch."""
+    if basis is None:
+        return None
+    try:
+        return hashlib.sha256(base64.b64decode(basis, validate=True)).hexdigest()[:32]
+    except ValueError as error:
+        raise UserError("these are no terms of a federation: their basis is not base64. [terms-basis]") from error
 
 
 def _refuse_foreign_loss(config: Config) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from dpfed.bounding.engines import GroupBatch, choose_engine, exact_arithmetic, require_fitting
 from dpfed.building.engine import engine_for
-from dpfed.building.images import image_shape, image_size
+from dpfed.building.images import image_shape
 from dpfed.building.model import model_of
 from dpfed.building.own import OwnParts, own_parts, said_of_parts
 from dpfed.building.plan import describes, plan_of, sketch_of
@@ -25,16 +25,13 @@ from dpfed.data.items.records import Records
 from dpfed.data.record_set import RecordSet
 from dpfed.data.sampling import protected_count
 from dpfed.data.store.records import RecordStore
-from dpfed.data.views.images import ImageViews
 from dpfed.data.views.record_views import RecordViews, Tokenizer
-from dpfed.data.views.texts import TextViews
 from dpfed.errors import UserError
 from dpfed.evaluation.evaluator import Evaluator
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.features.extraction import FeatureCache
 from dpfed.features.towers import frozen_towers
 from dpfed.features.training_views import TrainingViews
-from dpfed.models.images import preprocessing_of
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.starting import StartingWeights
 from dpfed.models.summary import image_start_of
@@ -49,6 +46,8 @@ from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
 from dpfed.runs.memory import records_of_a_pass, require_memory
 from dpfed.runs.own import finished_model, open_own, own_loss, tokenizer_of
 from dpfed.runs.preflight import guarded, refuse_inexact, refuse_too_many_ranks, refuse_uncaptioned
+from dpfed.runs.public_basis import basis_in, public_basis, with_basis
+from dpfed.runs.record_views import record_views
 from dpfed.runs.records import public_records_of, records_of
 from dpfed.runs.resolution import changed, pick_device, refuse_engine, resolve_with_start
 from dpfed.runs.starts import starting_weights
@@ -165,13 +164,16 @@ def build(
     refuse_uncaptioned(store.kind, store.name, config)
     plan = agreed or _plan(config, store, known)
     refuse_too_many_ranks(plan, world_size)
-    views = dataclasses.replace(own_views, tokenizer=tokenizer) if own_views else _views(config, tokenizer)
+    views = dataclasses.replace(own_views, tokenizer=tokenizer) if own_views else record_views(config, tokenizer)
     loss = own_loss(config, own, model, views)
     evaluator = Evaluator(store, views, config.evaluation, tasks_of(store, config.evaluation, config.model))
     public = None if own_views else public_records_of(config, record_store(store), import_progress(progress, "public records"))
     noise, method = shared_noise(plan, terms), method_named(config.bounding.method)
     if method.closed_form:
-        add_moment_heads(model, config, plan, noise.std or plan.noise_std, tokenizer, noise.parties)
+        basis = basis_in(terms) if terms else public_basis(config, model, views, record_store(store), device, progress)
+        config = with_basis(config, basis)
+        bases = None if basis is None else basis.bases
+        add_moment_heads(model, config, plan, noise.std or plan.noise_std, tokenizer, noise.parties, bases)
     learner = Learner(
         plan=plan,
         model=model.to(device),
@@ -235,13 +237,6 @@ def _model(
     with torch.random.fork_rng(devices=[]), trying:
         check_independence(model, random_group(image_shape(config), text, records=2), tried)
     return model
-
-
-def _views(config: Config, tokenizer: Tokenizer | None) -> RecordViews:
-    """How records become what the model reads."""
-    preprocessing = preprocessing_of(config.model, config.data.resize)
-    images, texts = ImageViews(config.views, preprocessing), TextViews(config.text_views)
-    return RecordViews(images, image_size(config), views_per_image(config), preprocessing, tokenizer, texts)
 
 
 def _training_views(config: Config, plan: PrivacyPlan, views: RecordViews, cache: FeatureCache) -> TrainingViews:

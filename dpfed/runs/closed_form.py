@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 
 from dpfed.building.images import image_size
 from dpfed.config import Config
 from dpfed.data.views.record_views import Tokenizer
 from dpfed.errors import UserError
-from dpfed.models.basis import random_bases
+from dpfed.models.basis import Basis, Side, random_bases
 from dpfed.models.moment_heads import MomentNoise
 from dpfed.models.moment_layout import MomentLayout, dimensions_for
 from dpfed.models.moments import MomentHeads, feature_widths, give_heads, keep_towers
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.runs.public_basis import is_aligned
 
 
 def add_moment_heads(
-    model: nn.Module, config: Config, plan: PrivacyPlan, noise_std: float, tokenizer: Tokenizer | None, noise_shares: int = 1
+    model: nn.Module,
+    config: Config,
+    plan: PrivacyPlan,
+    noise_std: float,
+    tokenizer: Tokenizer | None,
+    noise_shares: int = 1,
+    basis: Mapping[Side, Basis] | None = None,
 ) -> None:
     """Freezes the towers of a model, and puts heads of moments behind them.
 
@@ -27,24 +36,30 @@ def add_moment_heads(
         noise_std: of each number of the noisy sums.
         tokenizer: of models that read text.
         noise_shares: how many parties add the noise together, see `PrivacyPlan.noise_of`.
+        basis: of each tower, of public features; ``None``: random ones.
 
     Raises:
         UserError: for fewer records, or narrower towers, than dimensions.
     """
-    # Alike before anything is learnt: views of an image, or towers trained together.
-    aligned, given = config.model.kind != "image-text" or config.model.start is not None, plan.bounding.options["dimensions"]
+    aligned, given = is_aligned(config), plan.bounding.options["dimensions"]
     keep_towers(model, aligned)
     widths = feature_widths(model, image_size(config), tokenizer)
+    if basis is not None and tuple(len(own.rows[0]) for own in basis.values()) != widths:
+        raise UserError(
+            f"the public basis is one of other towers: these have {' and '.join(map(str, widths))} numbers. [basis-towers]"
+        )
+    widths = widths if basis is None else tuple(len(own.rows) for own in basis.values())
     if given > min(*widths, plan.sampling.records):
         raise UserError(
             f"bounding.options.dimensions = {given} is too large for towers of {' and '.join(map(str, widths))} numbers and "
             f"{plan.sampling.records:,} training {plan.promise.protected}s. Lower it, or leave it out. [run-dimensions-large]"
         )
-    k = given or dimensions_for(plan.sampling.records, plan.noise.multiplier, widths)
+    k = given or dimensions_for(plan.sampling.records, plan.noise.multiplier, widths, public=basis is not None)
     if aligned and not given:
         k = min(*widths, plan.sampling.records)  # what towers have in common already is not thrown away
     layout = layout_of(plan, k, len(widths), noise_shares)
-    give_heads(model, MomentHeads(layout, MomentNoise(plan.sampling.records, noise_std), random_bases(widths, k, aligned), aligned))
+    bases = random_bases(widths, k, aligned) if basis is None else {side: own.first(k) for side, own in basis.items()}
+    give_heads(model, MomentHeads(layout, MomentNoise(plan.sampling.records, noise_std), bases, aligned))
 
 
 def layout_of(plan: PrivacyPlan, dimensions: int, towers: int, noise_shares: int = 1) -> MomentLayout:

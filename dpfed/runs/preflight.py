@@ -192,7 +192,7 @@ def refuse_records(config: Config, opens: bool = True) -> None:
         refuse_empty_split(layout.splits, layout.header["name"], config.evaluation)
         if opens:
             tasks_of(RecordStore.open(path), config.evaluation, config.model)
-    if method_named(config.bounding.method).public_records and config.public.source == "store":
+    if config.reads_public_store:
         given_public(config.public, config.model.reads_text)
 
 

@@ -54,7 +54,9 @@ def public_digest(config: Config) -> str | None:
     Raises:
         UserError: see `public_fingerprint`.
     """
-    return public_fingerprint(config.public) if method_named(config.bounding.method).public_records else config.public.digest
+    if config.has_public_basis and config.bounding.options.get("basis_digest"):
+        return config.public.digest  # the basis was made, and its records are not read again
+    return public_fingerprint(config.public) if config.reads_public_store else config.public.digest
 
 
 def with_absolute_paths(config: Config) -> Config:

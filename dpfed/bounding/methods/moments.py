@@ -38,7 +38,7 @@ Units: the parts of a unit's records are averaged, so a unit moves the sum as on
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -49,6 +49,7 @@ from dpfed.schema.section import Section
 
 MEAN_SHARE, CROSS_SHARE = 0.05, 0.8  # a and b: near the best at every epsilon (docs/moments.md)
 _VIEWS = 8  # of images alone
+BASIS_ROWS = 256  # of a public basis: more dimensions let in more noise than they bring
 
 
 class _Options(Section):
@@ -58,6 +59,12 @@ class _Options(Section):
     views: int | None = Field(
         None, ge=0, le=64, description="random views of an image; 0: the image as it is (default with captions); else 8"
     )
+    basis: Literal["generated", "store", "random"] | None = Field(
+        None,
+        description="what the projection is made of: public pictures and words that dpfed has (default), the records of "
+        "public.path, or random numbers (default of towers that are aligned already)",
+    )
+    basis_digest: str | None = Field(None, description="a run writes it: the fingerprint of its basis")
 
 
 def _numbers(inputs: MethodInputs) -> dict[str, Any]:

@@ -72,14 +72,18 @@ class CoordinatorFolder:
         folder, progress = cls(Path(path)), progress or Silent()
         read = [card if isinstance(card, SiteCard) else SiteCard.load(card) for card in cards]
         refuse_proposal(config, len(read))
+        from dpfed.runs.public_basis import proposed_basis, with_basis
         from dpfed.runs.records import public_records_of, records_of  # with torch, which takes seconds
         from dpfed.runs.resolution import resolve_defaults
 
         own, config = identity or Identity.fresh(), resolve_defaults(config)
         starting_weights(config)
-        terms = Terms.agree(config, read, own.signing_key, **options)
         # Where the run is measured, and what no record of it may be among.
+        Terms.agree(config, read, own.signing_key, **options)  # refuses, before anything takes minutes
         store = records_of(config, import_progress(progress), say=progress.note)
+        basis = proposed_basis(config, store, progress)
+        config = with_basis(config, basis)
+        terms = Terms.agree(config, read, own.signing_key, **options, basis=None if basis is None else basis.text)
         public_records_of(config, store, import_progress(progress, "public records"))
         with own_folder(folder.path) as draft:
             new = cls(draft)

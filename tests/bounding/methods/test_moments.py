@@ -175,7 +175,7 @@ def test_a_record_close_to_the_centre_adds_a_short_vector():
 
 
 def test_a_feature_near_the_centre_of_the_basis_is_short():
-    """Where its vector points is then up to rounding, so it is not brought to unit length; at the centre it adds next to nothing."""
+    """Where its vector points is then up to rounding, so it is not brought to unit length; at the centre it is next to 0."""
     for side, basis in public_bases(2).items():
         across = basis.rows[0].double()
         centre = basis.centre.double() - basis.centre.double() @ across * across

@@ -1,0 +1,218 @@
+"""The public basis of a run of private moments: which it takes, how it is made, and where it is kept.
+
+A basis is made once for a pair of towers, from the features of public records, and kept in ``data.stores``. Its fingerprint
+goes into the run's configuration before the features of any private record are computed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from dpfed.bounding.methods.moments import BASIS_ROWS
+from dpfed.building.method import options_of
+from dpfed.building.model import model_of
+from dpfed.config import AdaptationConfig, Config
+from dpfed.data.generated.things import things_store
+from dpfed.data.opening import refuse_other_squares
+from dpfed.data.public_store import given_public, refuse_shared
+from dpfed.data.store.records import RecordStore
+from dpfed.data.views.record_views import RecordViews
+from dpfed.errors import UserError
+from dpfed.features.cache import Features
+from dpfed.features.extraction import FeatureCache, features_key
+from dpfed.files.atomic import write_atomically
+from dpfed.models.basis import Basis, Side, fingerprint, principal_basis, read, written
+from dpfed.models.building import tokenizer_for
+from dpfed.models.images import preprocessing_of
+from dpfed.models.moments import keep_towers
+from dpfed.privacy.method import method_named
+from dpfed.progress import Progress, import_progress
+from dpfed.runs.record_views import record_views
+from dpfed.runs.resolution import changed, pick_device
+
+if TYPE_CHECKING:
+    from dpfed.protocol.terms import Terms
+
+GENERATED = 2000  # pictures, and words
+_VERSION = 1  # of how a basis is made of features
+_FOLDER = "bases"  # in data.stores
+_MOST, _LEAST = 10_000, 100  # public records of a store that are taken
+Kind = Literal["generated", "store", "random"]
+
+
+@dataclass(frozen=True)
+class PublicBasis:
+    """A basis, and what it is made of.
+
+    Attributes:
+        kind: of its public records.
+        content: the bases of the towers, as `dpfed.models.basis.written` gives them.
+    """
+
+    kind: Kind
+    content: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all its numbers."""
+        return fingerprint(self.content)
+
+    @property
+    def bases(self) -> dict[Side, Basis]:
+        """Of each tower."""
+        return read(self.content)
+
+    @property
+    def text(self) -> str:
+        """As terms hold it."""
+        return base64.b64encode(self.content).decode()
+
+
+def kind_of(config: Config) -> Kind:
+    """Which basis a run of private moments takes.
+
+    Raises:
+        UserError: for one that is asked for where towers are aligned already.
+    """
+    given: Kind | None = options_of(config).basis
+    if not is_aligned(config):
+        return given or "generated"
+    if given not in (None, "random"):
+        raise UserError(
+            f"bounding.options.basis = '{given}' is for towers that nobody aligned: here features are compared with each other "
+            "as they are, and nothing is projected away. Leave it out. [basis-aligned]"
+        )
+    return "random"
+
+
+def is_aligned(config: Config) -> bool:
+    """Whether features of a pair are alike before anything is learnt: views of an image, or towers trained together."""
+    return config.model.kind != "image-text" or config.model.start is not None
+
+
+def basis_in(terms: Terms) -> PublicBasis | None:
+    """The basis that the terms of a federation hold; ``None``: its sites take random ones."""
+    return None if terms.basis is None else PublicBasis(kind_of(terms.run_config()), base64.b64decode(terms.basis))
+
+
+def with_basis(config: Config, found: PublicBasis | None) -> Config:
+    """The configuration with the fingerprint of its basis."""
+    if found is None:
+        return config
+    return changed(config, bounding={"options": dict(config.bounding.options) | {"basis_digest": found.fingerprint}})
+
+
+def proposed_basis(config: Config, private: RecordStore, progress: Progress) -> PublicBasis | None:
+    """The basis that terms will hold; ``None``: their sites take random ones, or none.
+
+    Args:
+        config: its defaults resolved.
+        private: the records of whoever proposes the terms.
+        progress: sees the stages.
+
+    Raises:
+        UserError: see `public_basis`.
+    """
+    if not method_named(config.bounding.method).closed_form or kind_of(config) == "random":
+        return None
+    model = model_of(config, adaptation=AdaptationConfig(image="frozen", text="frozen"))
+    views = record_views(config, tokenizer_for(config.model))
+    return public_basis(config, model, views, private, pick_device(config.training.device), progress)
+
+
+def public_basis(
+    config: Config, model: nn.Module, views: RecordViews, private: RecordStore, device: torch.device, progress: Progress
+) -> PublicBasis | None:
+    """The basis of a run, made on first use; ``None``: a random one, which needs nothing.
+
+    Args:
+        config: its defaults resolved; a fingerprint in it says which basis it must be.
+        model: with the towers, on the CPU. What is in front of heads of moments is left of it (`keep_towers`).
+        views: how records become what the towers read.
+        private: the records of the run (of whoever coordinates it), of which no image may be public.
+        device: that computes the features.
+        progress: sees the stages.
+
+    Raises:
+        UserError: for a public store that cannot be taken, and a basis that is another one than was agreed on.
+    """
+    kind, agreed, folder = kind_of(config), options_of(config).basis_digest, Path(config.data.stores) / _FOLDER
+    if kind == "random":
+        return None
+    if agreed is not None and (found := _kept(folder, agreed)) is not None:
+        return PublicBasis(kind, found)
+    store = _store(config, kind, progress)
+    if kind == "store":
+        refuse_shared(store, private, config.data.stores)
+    keep_towers(model, aligned=False)
+    rows = store.split("train")
+    rows = rows[np.argsort(store.keys[rows])][:_MOST]
+    most = max(BASIS_ROWS, options_of(config).dimensions)
+    named = hashlib.blake2b(f"{_VERSION} {features_key(model, views, store, rows)} {most}".encode(), digest_size=8).hexdigest()
+    content = _of_this_machine(folder, named)
+    if content is None:
+        progress.note(f"making the public basis of {len(rows):,} public records: once for these towers")
+        content = written(_made(FeatureCache(None, progress).features(model.to(device), views, store, rows), most))
+        model.cpu()
+        with contextlib.suppress(OSError):  # it is made again
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / f"{fingerprint(content)}.safetensors", content)
+            write_atomically(folder / named, fingerprint(content))
+    if agreed not in (None, fingerprint(content)):
+        raise UserError(
+            "bounding.options.basis: the public basis that this machine makes is not the one that the run was started with, "
+            f"whose fingerprint is {agreed}: restore {folder / agreed}.safetensors, or start a new run. [basis-changed]"
+        )
+    return PublicBasis(kind, content)
+
+
+def _store(config: Config, kind: Kind, progress: Progress) -> RecordStore:
+    """The public records."""
+    if config.data.size is None:
+        raise ValueError("the size of the images is not resolved")
+    if kind == "generated":
+        return things_store(GENERATED, config.data.stores, config.data.size, import_progress(progress, "public pictures"))
+    store = given_public(config.public, config.model.reads_text)
+    refuse_other_squares(store, config.data.resize, preprocessing_of(config.model, config.data.resize).interpolation)
+    if store.count("train") < _LEAST:
+        raise UserError(
+            f"public.path: a basis is made of {_LEAST} public records or more, and {store.path} has "
+            f"{store.count('train'):,} training records: give a larger store, or leave bounding.options.basis out. [basis-few]"
+        )
+    return store
+
+
+def _made(features: Features, most: int) -> dict[Side, Basis]:
+    """The bases of the towers."""
+    shards = list(features.shards())
+    made: dict[Side, Basis] = {"image": principal_basis(torch.cat([shard.image[:, 0] for shard in shards]), most)}
+    texts = [shard.text for shard in shards if shard.text is not None]
+    if texts:
+        made["text"] = principal_basis(torch.cat(texts), most)
+    return made
+
+
+def _kept(folder: Path, name: str) -> bytes | None:
+    """A basis that this machine has, by its fingerprint."""
+    try:
+        content = (folder / f"{name}.safetensors").read_bytes()
+    except OSError:
+        return None
+    return content if fingerprint(content) == name else None
+
+
+def _of_this_machine(folder: Path, named: str) -> bytes | None:
+    """The basis that was made here before of the same features."""
+    try:
+        return _kept(folder, (folder / named).read_text(encoding="utf-8").strip())
+    except (OSError, UnicodeDecodeError):
+        return None
