@@ -31,8 +31,10 @@ from dpfed.models.moments import MomentHeads
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent
 from dpfed.runs.build import Parts, build
 from dpfed.runs.closed_form import add_moment_heads
+from dpfed.runs.public_basis import PublicBasis, public_basis
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.loop import train
 from dpfed.training.transport import InProcess
@@ -53,6 +55,7 @@ class Bench:
         test: features of the held-out ones.
         rows: training records, in an order by their keys.
         files: of the towers' weights.
+        basis: of generated pictures and words.
     """
 
     store: RecordStore
@@ -61,6 +64,7 @@ class Bench:
     test: Features
     rows: np.ndarray
     files: dict[str, str]
+    basis: PublicBasis | None
 
     def counts(self) -> list[int]:
         """N that are measured."""
@@ -81,9 +85,9 @@ def towers(place: Path) -> dict[str, str]:
 
 
 def tree(store: Path, size: int, files: dict[str, str]) -> dict[str, Any]:
-    """The configuration of a run of private moments."""
+    """The configuration of a run of private moments; what a basis is made of lies beside the store."""
     return {
-        "data": {"source": "store", "path": str(store), "size": size},
+        "data": {"source": "store", "path": str(store), "size": size, "stores": str(store.parent / "stores")},
         "model": {"kind": "image-text", "image": "timm/tf_efficientnet_lite0", "embedding": 128, **files},
         "bounding": {"method": "moments", "microbatch": 1024},
         "privacy": {"epsilon": 8.0, "seed": 0},
@@ -100,7 +104,9 @@ def bench(store: RecordStore, size: int, files: dict[str, str], work: Path) -> B
     started, cache = time.perf_counter(), FeatureCache(work / "features")
     train, test = (cache.features(parts.model, parts.views, store, own) for own in (rows, store.split("test")))
     print(f"{store.name}: {len(rows):,} + {len(test):,} records, features in {time.perf_counter() - started:.0f} s", flush=True)
-    return Bench(store, parts, train, test, rows, files)
+    device = torch.device("cpu")
+    basis = public_basis(parts.config, parts.model, parts.views, store, device, Silent())
+    return Bench(store, parts, train, test, rows, files, basis)
 
 
 def figure_of(bench: Bench, image: Embed, text: Embed) -> float:
@@ -147,6 +153,7 @@ def moments(bench: Bench, count: int, epsilon: float | None, seed: int) -> Momen
     config = config.model_copy(update={"privacy": privacy})
     plan = plan_of(count, config)
     model = copy.deepcopy(bench.parts.model)
-    add_moment_heads(model, config, plan, plan.noise_std, bench.parts.views.tokenizer)
+    bases = None if bench.basis is None else bench.basis.bases
+    add_moment_heads(model, config, plan, plan.noise_std, bench.parts.views.tokenizer, basis=bases)
     run_steps(bench.store, config, plan, model, FeatureViews(bench.train, 1, True), rows, seed)
     return model.moments

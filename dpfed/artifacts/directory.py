@@ -31,6 +31,8 @@ from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.protocol.journal import Journal
 from dpfed.report.audit import is_audit
 
+_CHOSEN = ("model.start_digest", "bounding.options.basis_digest")  # by a run, where its configuration leaves them open
+
 
 class RunDirectory:
     """Paths and files of one run.
@@ -315,7 +317,7 @@ class RunDirectory:
         idle = config.without_effect().keys() & own.without_effect()  # what is written there does not matter
         for key in given | there:  # a method's options may be on one side only
             value, kept = given.get(key), there.get(key)
-            left_open = value == "auto" or (key == "model.start_digest" and value is None)
+            left_open = value == "auto" or (key in _CHOSEN and value is None)
             if key not in idle and not left_open and value != kept:
                 raise UserError(
                     f"{self.path} holds a run with {key} = {kept!r}, and the configuration now says {value!r}: change it "

@@ -43,6 +43,7 @@ def public_parameters(config: Config) -> dict[str, Any]:
         precision=config.training.precision,
         reads_text=config.model.reads_text,
         public_records=config.public.records,
+        aligned=config.is_aligned,
     )
     return method.public_parameters(inputs)
 

@@ -127,6 +127,11 @@ class Config(Section):
         return self.adaptation.of_images(self.model.kind)
 
     @property
+    def is_aligned(self) -> bool:
+        """Whether features of a pair are alike before anything is learnt: views of an image, or towers trained together."""
+        return self.model.kind != "image-text" or self.model.start is not None
+
+    @property
     def has_public_basis(self) -> bool:
         """Whether private moments take a basis of a public store."""
         return self.method.closed_form and self.bounding.options.get("basis") == "store"
@@ -143,7 +148,7 @@ class Config(Section):
             return True
         if self.method.public_records and self.public.is_generated:
             return True
-        if self.method.closed_form and self.model.kind == "image-text" and self.model.start is None:
+        if self.method.closed_form and not self.is_aligned:
             return True  # pictures and words for a basis, and the basis
         return self.data.imports and not self.data.finds_store
 

@@ -74,7 +74,12 @@ def read_back(tree: dict[str, Any], origin: str) -> Config:
     Raises:
         UserError: naming the first offending key, what it got and what was expected.
     """
-    return _checked(tree, origin).effective()
+    config = _checked(tree, origin).effective()
+    if config.method.closed_form and not config.is_aligned and "basis" not in config.bounding.options:
+        # Written before there was a public basis.
+        options = dict(config.bounding.options) | {"basis": "random"}
+        config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"options": options})})
+    return config
 
 
 def _checked(tree: dict[str, Any], origin: str) -> Config:

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 _ROUND = 16  # dimensions are a multiple of it
-_RANDOM = (8.0, 128, 384)  # of a random basis: how many for each root of N / sigma, at least and at most
-_PUBLIC = (4.2, 32, 256)  # of the first components of public features
+# k = factor (N / sigma)^power, at least and at most: of a random basis, and of the first components of public features.
+_RANDOM = (8.0, 0.5, 128, 384)
+_PUBLIC = (1.65, 0.65, 32, 256)
 _WEIGHT_BITS = 8
 
 
 def dimensions_for(records: int, noise_multiplier: float, widths: tuple[int, ...], public: bool = False) -> int:
-    """k of a run: 8 sqrt(N / sigma), between 128 and 384, and no more than the records and the towers have; of a public basis
-    4.2 sqrt(N / sigma), between 32 and 256.
+    """k of a run: 8 sqrt(N / sigma), between 128 and 384, and no more than the records and the towers have; with a public basis
+    1.65 (N / sigma)^0.65, between 32 and 256.
 
     More dimensions keep more of the features, and let in more noise. Between half and twice this number little changes
     (docs/moments.md).
@@ -31,8 +32,8 @@ def dimensions_for(records: int, noise_multiplier: float, widths: tuple[int, ...
         widths: of the towers' features, or of their bases.
         public: whether the basis is made of public features.
     """
-    per_root, least, most = _PUBLIC if public else _RANDOM
-    wanted = per_root * math.sqrt(records / noise_multiplier) if noise_multiplier else float(most)
+    factor, power, least, most = _PUBLIC if public else _RANDOM
+    wanted = factor * (records / noise_multiplier) ** power if noise_multiplier else float(most)
     rounded = _ROUND * round(min(max(wanted, least), most) / _ROUND)
     return min(rounded, records, *widths)
 

@@ -42,6 +42,7 @@ class MethodInputs:
         precision: of the forward pass.
         reads_text: whether images are contrasted with captions.
         public_records: M, public records that join every group, where the method has any.
+        aligned: whether towers give features that are alike before anything is learnt.
     """
 
     method: str
@@ -51,6 +52,7 @@ class MethodInputs:
     precision: str
     reads_text: bool
     public_records: int
+    aligned: bool = False
 
 
 def poisson(given: MechanismParameters, shares: tuple[float, ...] = ()) -> Mechanism:

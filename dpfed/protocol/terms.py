@@ -134,9 +134,8 @@ class Terms(Section):
         _check(describes(config, plan), "the plan is not the configuration's")
         unnamed = plan.bounding.method.public_records and config.public.source == "store" and config.public.digest is None
         _check(not unnamed, "the public records have no fingerprint")
-        _check(
-            _basis_digest(terms.basis) == config.bounding.options.get("basis_digest"), "the basis is not the configuration's"
-        )
+        basis, named = _basis_digest(terms.basis), config.bounding.options.get("basis_digest")
+        _check(basis == named, "the public basis is not the configuration's")
         unhashed = config.model.start is not None and config.model.start_digest is None
         _check(not unhashed, "the starting weights have no digest")
         _check(all(counts) and sum(counts) == plan.sampling.records, "the sites' records do not add up to the plan's")

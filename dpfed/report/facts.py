@@ -20,6 +20,10 @@ PUBLIC_RECORDS = (
     "The public records that join every group: the model may remember them. That they were chosen without looking at the "
     "training records is up to whoever chose them."
 )
+BASIS_RECORDS = (
+    "The public records that the basis is made of: the model holds the mean and the main directions of their features. That they "
+    "were chosen without looking at the training records is up to whoever chose them."
+)
 LAST_BITS = (
     "The last bits of the noise: the proof is about real numbers, and the Gaussian noise is in floating point. dpfed claims no "
     "defence against attacks on these bits. privacy.noise = 'discrete' closes this gap."

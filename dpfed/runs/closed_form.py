@@ -15,7 +15,6 @@ from dpfed.models.moment_heads import MomentNoise
 from dpfed.models.moment_layout import MomentLayout, dimensions_for
 from dpfed.models.moments import MomentHeads, feature_widths, give_heads, keep_towers
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.runs.public_basis import is_aligned
 
 
 def add_moment_heads(
@@ -41,7 +40,7 @@ def add_moment_heads(
     Raises:
         UserError: for fewer records, or narrower towers, than dimensions.
     """
-    aligned, given = is_aligned(config), plan.bounding.options["dimensions"]
+    aligned, given = config.is_aligned, plan.bounding.options["dimensions"]
     keep_towers(model, aligned)
     widths = feature_widths(model, image_size(config), tokenizer)
     if basis is not None and tuple(len(own.rows[0]) for own in basis.values()) != widths:

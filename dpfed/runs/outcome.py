@@ -32,6 +32,7 @@ from dpfed.report.card import card_digest, is_void, privacy_card
 from dpfed.report.facts import (
     ASSUMED_OF_BITS,
     AUDITS,
+    BASIS_RECORDS,
     CONTRADICTED,
     FIXED_SEED,
     LABELLED_BANK,
@@ -261,7 +262,9 @@ def _public_numbers(parts: Parts) -> dict[str, Any]:
     """The method's numbers; of moments with the dimensions that follow from them."""
     heads = getattr(parts.model, ATTRIBUTE, None)
     chosen = {"dimensions": heads.layout.dimensions} if isinstance(heads, MomentHeads) else {}
-    return parts.plan.bounding.options | chosen
+    options = parts.config.bounding.options
+    basis = {"basis": options["basis"], "basis_fingerprint": digest} if (digest := options.get("basis_digest")) else {}
+    return parts.plan.bounding.options | chosen | basis
 
 
 def _outputs(plan: PrivacyPlan) -> tuple[str, ...]:
@@ -294,6 +297,7 @@ def _not_protected(parts: Parts, trained: Trained, disclosed: Collection[str]) -
         return ("All records.",)
     starting: tuple[str, ...] = () if trained.start == "random" else (STARTING_WEIGHTS,)
     starting += (PUBLIC_RECORDS,) * parts.plan.bounding.method.public_records
+    starting += (BASIS_RECORDS,) * parts.config.has_public_basis
     discrete = parts.plan.noise.kind == "discrete"
     always = (ASSUMED_OF_BITS if discrete and said is LAST_BITS else said for said in NOT_PROTECTED)
     shared = (SHARED_PASSES,) if parts.config.bounding.engine == "layerwise" else ()

@@ -84,7 +84,7 @@ def kind_of(config: Config) -> Kind:
         UserError: for one that is asked for where towers are aligned already.
     """
     given: Kind | None = options_of(config).basis
-    if not is_aligned(config):
+    if not config.is_aligned:
         return given or "generated"
     if given not in (None, "random"):
         raise UserError(
@@ -92,11 +92,6 @@ def kind_of(config: Config) -> Kind:
             "as they are, and nothing is projected away. Leave it out. [basis-aligned]"
         )
     return "random"
-
-
-def is_aligned(config: Config) -> bool:
-    """Whether features of a pair are alike before anything is learnt: views of an image, or towers trained together."""
-    return config.model.kind != "image-text" or config.model.start is not None
 
 
 def basis_in(terms: Terms) -> PublicBasis | None:

@@ -58,9 +58,17 @@ def resolve_with_start(config: Config, start: StartingWeights | None = None) -> 
         objective=chosen,
         model={"start_digest": model.start_digest if start is None else start.digest},
         adaptation={"image": "frozen" if frozen else config.adaptation.of_images(model.kind)} if model.external else {},
+        bounding=_with_basis(config),
         public={"digest": public_digest(config)},
     )
     return config, start
+
+
+def _with_basis(config: Config) -> dict[str, object]:
+    """The options of private moments with the kind of their public basis, where towers are not aligned."""
+    if not method_named(config.bounding.method).closed_form or config.is_aligned:
+        return {}
+    return {"options": {"basis": "generated", **config.bounding.options}}
 
 
 def resolve_model_defaults(config: Config) -> Config:

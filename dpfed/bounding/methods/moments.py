@@ -47,7 +47,8 @@ from dpfed.privacy.method import Method, MethodInputs, poisson
 from dpfed.privacy.parameters import MechanismParameters
 from dpfed.schema.section import Section
 
-MEAN_SHARE, CROSS_SHARE = 0.05, 0.8  # a and b: near the best at every epsilon (docs/moments.md)
+# a, and b with a random and with a public basis: near the best at every epsilon (docs/moments.md)
+MEAN_SHARE, CROSS_SHARE, CROSS_SHARE_OF_PUBLIC = 0.05, 0.8, 0.9
 _VIEWS = 8  # of images alone
 BASIS_ROWS = 256  # of a public basis: more dimensions let in more noise than they bring
 
@@ -72,7 +73,9 @@ def _numbers(inputs: MethodInputs) -> dict[str, Any]:
     views = options.views if options.views is not None else 0 if inputs.reads_text else _VIEWS
     if not inputs.reads_text and views < 2:
         raise UserError(f"images alone need two views or more: set bounding.options.views = 2, got {views}. [moments-views]")
-    return {"dimensions": options.dimensions, "views": views, "mean_share": MEAN_SHARE, "cross_share": CROSS_SHARE}
+    basis = options.basis or ("random" if inputs.aligned else "generated")
+    share = CROSS_SHARE if basis == "random" else CROSS_SHARE_OF_PUBLIC
+    return {"dimensions": options.dimensions, "views": views, "mean_share": MEAN_SHARE, "cross_share": share}
 
 
 def _radius(given: MechanismParameters) -> float:

@@ -102,21 +102,64 @@ def draw(seed: int, split: int, number: int, size: int) -> Picture:
         number: of the picture, below 2^32.
         size: side, pixels.
     """
-    generator = np.random.Philox(key=np.array([seed, (split << 32) | number], np.uint64))
-    # Raw words, because numpy keeps those the same from release to release, unlike its distributions.
-    uniforms = _uniforms(generator, _STYLE + (_LEAVES + _FRONT) * _PER_LEAF)
-    style, leaves = _compose(uniforms[:_STYLE], uniforms[_STYLE:].reshape(_LEAVES + _FRONT, _PER_LEAF))
-    fine = size * (2 if size < 128 else 1)  # drawn larger, so that edges are smooth
-    pixels = _paint(style, leaves, fine, _noise(generator, fine, style.spectrum))
-    pixels = pixels.reshape(size, fine // size, size, fine // size, 3).mean((1, 3))
-    pixels += style.grain * (_uniforms(generator, size * size * 3).reshape(size, size, 3) - 0.5)
+    style, leaves, generator = _drawn(seed, split, number)
     return Picture(
-        np.ascontiguousarray(np.rint(255 * pixels).clip(0, 255), np.uint8),
+        _pixels(style, leaves, generator, size, 2 if size < 128 else 1),
         _caption(style, leaves),
         int(leaves.shape[-1]),
         int(leaves.texture[-1]),
         int(style.palette[-1]),
     )
+
+
+def draw_apart(seed: int, split: int, number: int, size: int) -> np.ndarray:
+    """Draws one leaf, or up to six, on a white ground: ``(size, size, 3)`` uint8; see `draw`."""
+    style, leaves, generator = _drawn(seed, split, number)
+    count = len(leaves.x)
+    kept = np.r_[0, np.arange(count - 1 - number % 6, count)]  # what is behind everything becomes the ground
+    ground, leaves = np.arange(len(kept)) == 0, _Leaves(*(each[kept] for each in leaves))
+    leaves = leaves._replace(
+        x=0.5 + 0.6 * (leaves.x - 0.5),
+        y=0.5 + 0.6 * (leaves.y - 0.5),
+        radius=np.where(ground, 1e6, leaves.radius),  # without a light side
+        texture=np.where(ground, TEXTURES.index("plain"), leaves.texture),
+        colors=np.where(ground[:, None, None], 1.0, leaves.colors),
+        roughness=np.where(ground, 0.0, leaves.roughness),
+    )
+    return _pixels(style._replace(grain=0.0), leaves, generator, size, 2)
+
+
+def uniforms_of(seed: int, split: int, number: int, count: int) -> np.ndarray:
+    """The uniform numbers of a picture, the same from release to release of numpy.
+
+    Args:
+        seed: see `draw`, as the next.
+        split: see `seed`.
+        number: of the picture.
+        count: so many.
+    """
+    return _uniforms(_generator(seed, split, number), count)
+
+
+def _generator(seed: int, split: int, number: int) -> np.random.Philox:
+    return np.random.Philox(key=np.array([seed, (split << 32) | number], np.uint64))
+
+
+def _drawn(seed: int, split: int, number: int) -> tuple[_Style, _Leaves, np.random.Philox]:
+    """A style, its leaves, and the generator of what is left to draw."""
+    generator = _generator(seed, split, number)
+    # Raw words, because numpy keeps those the same from release to release, unlike its distributions.
+    uniforms = _uniforms(generator, _STYLE + (_LEAVES + _FRONT) * _PER_LEAF)
+    return *_compose(uniforms[:_STYLE], uniforms[_STYLE:].reshape(_LEAVES + _FRONT, _PER_LEAF)), generator
+
+
+def _pixels(style: _Style, leaves: _Leaves, generator: np.random.Philox, size: int, finer: int) -> np.ndarray:
+    """``(size, size, 3)`` uint8, drawn larger by a factor, so that edges are smooth."""
+    fine = size * finer
+    pixels = _paint(style, leaves, fine, _noise(generator, fine, style.spectrum))
+    pixels = pixels.reshape(size, finer, size, finer, 3).mean((1, 3))
+    pixels += style.grain * (_uniforms(generator, size * size * 3).reshape(size, size, 3) - 0.5)
+    return np.ascontiguousarray(np.rint(255 * pixels).clip(0, 255), np.uint8)
 
 
 def _uniforms(generator: np.random.Philox, count: int) -> np.ndarray:

@@ -1,14 +1,20 @@
 """Public pictures and public words that do not belong together: what a basis of towers is made of, where nothing else is given.
 
-The pictures are dead leaves (`dpfed.data.generated.dead_leaves`), the words names of things (`dpfed.data.generated.words`).
+A third of the pictures are dead leaves (`dpfed.data.generated.dead_leaves`), which fill a picture as scenes do; a third a few of
+these leaves on a white ground, as objects lie; a third signs of a font that matplotlib ships, as symbols and icons are drawn. The
+words are names of things (`dpfed.data.generated.words`).
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 
-from dpfed.data.generated.dead_leaves import VERSION, draw
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from dpfed.data.generated.dead_leaves import VERSION, draw, draw_apart, uniforms_of
 from dpfed.data.generated.procedural import LARGEST, ImportProgress
 from dpfed.data.generated.words import public_words
 from dpfed.data.store.record import RecordInput
@@ -17,6 +23,8 @@ from dpfed.data.store.writing import StoreWriter
 
 NAME = "things"
 _SEED = 2**32 - 3  # other pictures than any generated data set, or public set, holds
+_SIGNS = ((0x21, 0x250), (0x2190, 0x2C00), (0x1F000, 0x1F700))  # letters; arrows, shapes and dingbats; faces and others
+_SIGN, _GROUND = 7, 5  # uniforms of a sign, and of what is behind it
 
 
 def things_store(records: int, folder: str | Path, size: int, progress: ImportProgress | None = None) -> RecordStore:
@@ -37,9 +45,53 @@ def things_store(records: int, folder: str | Path, size: int, progress: ImportPr
     def write(target: Path) -> None:
         with StoreWriter(target, name=NAME, kind="image-text", size=side, public=True) as writer:
             for number in range(records):
-                picture = draw(_SEED, 0, number, side).pixels
-                writer.add(RecordInput(str(number), picture, (words[number % len(words)],), split="train"))
+                writer.add(RecordInput(str(number), picture(number, side), (words[number % len(words)],), split="train"))
                 if progress is not None and (number + 1) % 100 == 0:
                     progress(number + 1, records)
 
     return open_or_write(Path(folder) / f"{NAME}-v{VERSION}-{side}px-{records}-{digest}", write)
+
+
+def picture(number: int, size: int) -> np.ndarray:
+    """A picture ``(size, size, 3)`` uint8.
+
+    Args:
+        number: which; one of three kinds follows from it.
+        size: side, pixels.
+    """
+    which, kind = divmod(number, 3)
+    if kind == 0:
+        return draw(_SEED, 0, which, size).pixels
+    return draw_apart(_SEED, 1, which, size) if kind == 1 else _signs(which, size)
+
+
+def _signs(number: int, size: int) -> np.ndarray:
+    """One sign or two in one colour each, mostly on white."""
+    uniforms, signs = uniforms_of(_SEED, 2, number, _GROUND + 2 * _SIGN), _signs_of_the_font()
+    ground, each = uniforms[:_GROUND], uniforms[_GROUND:].reshape(2, _SIGN)
+    image = Image.new("RGB", (size, size), (255, 255, 255) if ground[0] < 0.6 else _colour(ground[2:], 256))
+    canvas = ImageDraw.Draw(image)
+    for own in each[: 1 if ground[1] < 0.6 else 2]:
+        font = ImageFont.truetype(_font(), max(1, round(size * (0.4 + 0.5 * own[0]))))
+        across, down = (size * (0.2 + 0.6 * own[1:3])).tolist()
+        canvas.text((across, down), signs[int(own[3] * len(signs))], _colour(own[4:], 220), font, "mm")
+    return np.array(image)
+
+
+def _colour(uniforms: np.ndarray, below: int) -> tuple[int, int, int]:
+    red, green, blue = (uniforms * below).astype(int).tolist()
+    return red, green, blue
+
+
+@functools.cache
+def _font() -> str:
+    import matplotlib as mpl
+
+    return str(Path(mpl.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")
+
+
+@functools.cache
+def _signs_of_the_font() -> list[str]:
+    from matplotlib.ft2font import FT2Font
+
+    return [chr(code) for code in sorted(FT2Font(_font()).get_charmap()) if any(first <= code < end for first, end in _SIGNS)]

@@ -1,0 +1,128 @@
+"""What a public basis brings to private moments, beside random rows: the sets and towers of `benchmarks.moments`.
+
+    python -m benchmarks.moment_basis PLACE WORK symbols=CHECKOUT tiles=CHECKOUT icons=CHECKOUT cifar10=FOLDER
+
+Three bases: random rows; ``generated``, the product's own; ``near``, the pictures and names of the other two libraries. N from
+300 to 30,000, epsilon from 0.1 to 10, five draws of the noise. Both releases are drawn here: exact moments in float64 with
+Gaussian noise, by the product's layout, shares, rule of k, and heads; the grid of the product's sums is left out. Figures are
+those of `benchmarks.moments`. It writes ``benchmarks/results/moment-basis.json`` anew; features stay in WORK.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.frozen_towers import Bench, bench, figure_of, towers
+from benchmarks.moments import SEEDS, chance
+from benchmarks.picture_sets import cifar_store, icons, named_store, symbols, tiles
+from benchmarks.record import write_result
+from dpfed.bounding.methods.moments import BASIS_ROWS, CROSS_SHARE, CROSS_SHARE_OF_PUBLIC, MEAN_SHARE
+from dpfed.building.plan import plan_of
+from dpfed.models.basis import Basis, Side, principal_basis, random_bases
+from dpfed.models.moment_heads import MomentNoise, centres, heads
+from dpfed.models.moment_layout import MomentLayout, Moments, dimensions_for
+
+NAME = "moment-basis"
+EPSILONS = (0.1, 0.3, 1.0, 3.0, 8.0, 10.0)
+_MAKERS = {"symbols": symbols, "tiles": tiles, "icons": icons}
+Bases = Mapping[Side, Basis]
+
+
+def features_of(own: Bench, split: str) -> dict[Side, Tensor]:
+    """Features of a set's records, ``train`` or ``test``, by tower: of texts, the mean of a record's captions."""
+    shards = list((own.train if split == "train" else own.test).shards())
+    texts = torch.cat([shard.text_means for shard in shards if shard.text_means is not None])
+    return {"image": torch.cat([shard.image[:, 0] for shard in shards]).double(), "text": texts.double()}
+
+
+def near(others: list[Bench]) -> Bases:
+    """The basis of other sets, of all their records."""
+    found = [features_of(other, split) for other in others for split in ("train", "test")]
+    return {side: principal_basis(torch.cat([one[side] for one in found]), BASIS_ROWS) for side in ("image", "text")}
+
+
+def drawn(
+    own: Bench, features: dict[Side, Tensor], bases: Bases | None, count: int, epsilon: float, seed: int
+) -> dict[str, Any]:
+    """The figure of one run, and its dimensions.
+
+    Args:
+        own: the set.
+        features: of its training records.
+        bases: of the towers; ``None``: random rows.
+        count: N.
+        epsilon: of the run.
+        seed: of the noise.
+    """
+    config = own.parts.config
+    config = config.model_copy(update={"privacy": config.privacy.model_copy(update={"epsilon": epsilon})})
+    sigma = plan_of(count, config).noise.multiplier
+    widths = tuple(side.shape[1] if bases is None else len(bases[name].rows) for name, side in features.items())
+    k = dimensions_for(count, sigma, widths, public=bases is not None)
+    made = random_bases(widths, k, False) if bases is None else {side: basis.first(k) for side, basis in bases.items()}
+    layout = MomentLayout(k, 2, MEAN_SHARE, CROSS_SHARE if bases is None else CROSS_SHARE_OF_PUBLIC)
+    noise, generator = MomentNoise(count, sigma), torch.Generator().manual_seed(seed)
+    units = [_in_basis(made[side], features[side][:count]) for side in made]
+    nothing = torch.zeros(0, dtype=torch.float64)
+    first = Moments(torch.stack([unit.mean(0) for unit in units]), nothing, nothing)
+    means = layout.encoded(0, first)
+    means = means + sigma / count * torch.randn(means.shape, generator=generator, dtype=torch.float64)
+    released = torch.zeros(layout.numel, dtype=torch.float64)
+    released[layout.place(0)] = means
+    apart = centres(layout, noise, layout.decoded(released))
+    x, y = (F.normalize(unit - centre, dim=1) for unit, centre in zip(units, apart, strict=True))
+    second = layout.encoded(1, Moments(nothing, x.T @ y / count, torch.stack([x.T @ x, y.T @ y]) / count))
+    released[layout.place(1)] = second + sigma / count * torch.randn(second.shape, generator=generator, dtype=torch.float64)
+    matrices = heads(layout, noise, layout.decoded(released), False)
+    embed = [
+        lambda given, side=side, centre=centre, matrix=matrix: (_in_basis(made[side], given.double()) - centre) @ matrix
+        for side, centre, matrix in zip(made, apart, matrices, strict=True)
+    ]
+    return {"dimensions": k, "figure": round(figure_of(own, embed[0], embed[1]), 4)}
+
+
+def _in_basis(basis: Basis, features: Tensor) -> Tensor:
+    rows, centre = basis.rows.double(), None if basis.centre is None else basis.centre.double()
+    return Basis(rows, centre).project(features)
+
+
+def main(place: str, work: str, *given: str) -> None:
+    """Measures the sets that are given."""
+    files, folder = towers(Path(place)), Path(work)
+    benches: dict[str, Bench] = {}
+    for name, path in (one.split("=", 1) for one in given):
+        is_cifar = name == "cifar10"
+        store = cifar_store(Path(path), folder / name) if is_cifar else named_store(_MAKERS[name](Path(path)), folder / name)
+        benches[name] = bench(store, 64 if is_cifar else 128, files, folder)
+    sets: dict[str, Any] = {}
+    for name, own in benches.items():
+        others = [other for label, other in benches.items() if label not in (name, "cifar10")]
+        bases: dict[str, Bases | None] = {"random": None, "generated": None if own.basis is None else own.basis.bases}
+        if name != "cifar10" and others:
+            bases["near"] = near(others)
+        measure = "accuracy" if name == "cifar10" else "R@10"
+        facts = {"records": len(own.train), "held out": len(own.test), "measure": measure, "public": round(chance(own), 4)}
+        sets[name] = {**facts, "basis": own.basis.fingerprint if own.basis else None, "rows": []}
+        features = features_of(own, "train")
+        for count in own.counts():
+            for epsilon in EPSILONS:
+                for kind, basis in bases.items():
+                    runs = [drawn(own, features, basis, count, epsilon, seed) for seed in SEEDS]
+                    row = {"basis": kind, "records": count, "epsilon": epsilon, "dimensions": runs[0]["dimensions"]}
+                    sets[name]["rows"].append({**row, "figures": [run["figure"] for run in runs]})
+                    mean = 100 * sum(run["figure"] for run in runs) / len(runs)
+                    assert math.isfinite(mean)
+                    print(name, row, f"{mean:.1f}", flush=True)
+        write_result(NAME, {"sets": sets}, seeds=list(SEEDS))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
