@@ -21,8 +21,8 @@ PUBLIC_RECORDS = (
     "training records is up to whoever chose them."
 )
 BASIS_RECORDS = (
-    "The public records that the basis is made of: the model holds the mean and the main directions of their features. That they "
-    "were chosen without looking at the training records is up to whoever chose them."
+    "The public records of the basis: the model holds the mean and main directions of their features. That they were chosen "
+    "without looking at the training records is up to whoever chose them."
 )
 LAST_BITS = (
     "The last bits of the noise: the proof is about real numbers, and the Gaussian noise is in floating point. dpfed claims no "

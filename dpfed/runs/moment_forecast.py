@@ -15,27 +15,46 @@ from dpfed.models.moment_layout import dimensions_for
 from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
+from dpfed.runs.public_basis import kind_of
 
-# With x = N / sigma, heads keep x^p / (x^p + h^p) of what they gain without noise, where h = 16 N^0.2 C^0.5 and C is how many
-# records are distinguished. Fitted to symbols, tiles and CIFAR-10, and tried on icons (docs/results.md, private moments).
-_HALF = 16
-_OF_RECORDS = 0.2
 _OF_CANDIDATES = 0.5
-_POWER = 1.2
 _GOOD = 0.75
 _HELD_OUT = 6  # one of so many records is held out, where nobody knows
 
 
-def kept_by(records: int, noise_multiplier: float, candidates: int) -> float:
+@dataclass(frozen=True)
+class _Curve:
+    """With x = N / sigma, heads keep x^p / (x^p + h^p) of what they gain without noise, where h = half N^r C^0.5 and C is how
+    many records are distinguished. Fitted to the sets of docs/results.md, private moments.
+    """
+
+    half: float
+    of_records: float
+    power: float
+
+    def kept(self, ratio: float, records: int, candidates: int) -> float:
+        odds = (ratio / (self.half * records**self.of_records * candidates**_OF_CANDIDATES)) ** self.power
+        return odds / (odds + 1)
+
+    def records_for(self, kept: float, sigma: float, candidates: int) -> int:
+        """N that keeps so much, at the same sigma."""
+        half = self.half * candidates**_OF_CANDIDATES * sigma
+        return math.ceil(((kept / (1 - kept)) ** (1 / self.power) * half) ** (1 / (1 - self.of_records)))
+
+
+_RANDOM, _PUBLIC = _Curve(16, 0.2, 1.2), _Curve(11, 0.25, 1.0)
+
+
+def kept_by(records: int, noise_multiplier: float, candidates: int, public: bool = False) -> float:
     """About so much of what heads of moments gain without noise over the towers alone is left, from 0 to 1.
 
     Args:
         records: N.
         noise_multiplier: sigma.
         candidates: C, held-out records that retrieval chooses among.
+        public: whether the basis is made of public features.
     """
-    odds = (records / noise_multiplier / (_HALF * records**_OF_RECORDS * candidates**_OF_CANDIDATES)) ** _POWER
-    return odds / (odds + 1)
+    return (_PUBLIC if public else _RANDOM).kept(records / noise_multiplier, records, candidates)
 
 
 @dataclass(frozen=True)
@@ -46,11 +65,18 @@ class MomentRow:
         what: differs from the configuration.
         plan: with its sigma.
         candidates: C, held-out records that retrieval chooses among.
+        public: whether the basis is made of public features.
     """
 
     what: str
     plan: PrivacyPlan
     candidates: int
+    public: bool = False
+
+    @property
+    def curve(self) -> _Curve:
+        """Of its basis."""
+        return _PUBLIC if self.public else _RANDOM
 
     @property
     def ratio(self) -> float:
@@ -60,13 +86,13 @@ class MomentRow:
     @property
     def kept(self) -> float:
         """Of what the heads gain without noise over the towers alone, about so much."""
-        return kept_by(self.plan.sampling.records, self.plan.noise.multiplier, self.candidates)
+        return kept_by(self.plan.sampling.records, self.plan.noise.multiplier, self.candidates, self.public)
 
     def facts(self) -> dict[str, Any]:
         """For JSON."""
         plan = self.plan
         numbers = {"records": plan.sampling.records, "epsilon": plan.epsilon(), "noise_multiplier": plan.noise.multiplier}
-        k = dimensions_for(plan.sampling.records, plan.noise.multiplier, ())
+        k = dimensions_for(plan.sampling.records, plan.noise.multiplier, (), self.public)
         return {"what": self.what, **numbers, "dimensions": plan.bounding.options["dimensions"] or k, "kept": self.kept}
 
 
@@ -86,8 +112,7 @@ class MomentForecast:
     def records_needed(self) -> int:
         """N with which three quarters of what heads gain without noise are kept, at the same sigma."""
         first = self.rows[0]
-        half = _HALF * first.candidates**_OF_CANDIDATES * first.plan.noise.multiplier
-        return math.ceil(((_GOOD / (1 - _GOOD)) ** (1 / _POWER) * half) ** (1 / (1 - _OF_RECORDS)))
+        return first.curve.records_for(_GOOD, first.plan.noise.multiplier, first.candidates)
 
     @property
     def verdict(self) -> str:
@@ -113,8 +138,8 @@ def forecast_moments(config: Config, plan: PrivacyPlan) -> MomentForecast:
         config: of the run.
         plan: of the run.
     """
-    count = _candidates(config, plan)
-    return MomentForecast(config.name, tuple(MomentRow(what, own, count) for what, own in _plans(plan)))
+    count, public = _candidates(config, plan), kind_of(config) != "random"
+    return MomentForecast(config.name, tuple(MomentRow(what, own, count, public) for what, own in _plans(plan)))
 
 
 def _candidates(config: Config, plan: PrivacyPlan) -> int:

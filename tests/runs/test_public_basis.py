@@ -1,6 +1,5 @@
 """The public basis of private moments: made once, of public records alone, named in the run's papers, the same everywhere."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -11,8 +10,8 @@ from safetensors.torch import load_file, save
 
 import dpfed
 from dpfed.config import parse_config
-from dpfed.data.store.record import RecordInput
 from dpfed.data.store.layout import read_layout
+from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.models.basis import principal_basis, read, written
@@ -168,7 +167,7 @@ def test_files_of_a_basis_come_back():
     bases = {"image": principal_basis(torch.randn(40, 12), 8), "text": principal_basis(torch.randn(40, 9), 8)}
     again = read(written(bases))
     for side, basis in bases.items():
-        assert all(torch.equal(getattr(basis, field.name), getattr(again[side], field.name)) for field in dataclasses.fields(basis))
+        assert torch.equal(basis.rows, again[side].rows) and torch.equal(basis.centre, again[side].centre)
         torch.testing.assert_close(basis.rows @ basis.rows.T, torch.eye(8), atol=2e-3, rtol=0)
     for other in (b"something else", save({"other": torch.zeros(2)})):
         with pytest.raises(ValueError, match="not a basis"):

@@ -1,8 +1,8 @@
 """Public pictures and public words that do not belong together: what a basis of towers is made of, where nothing else is given.
 
-A third of the pictures are dead leaves (`dpfed.data.generated.dead_leaves`), which fill a picture as scenes do; a third a few of
-these leaves on a white ground, as objects lie; a third signs of a font that matplotlib ships, as symbols and icons are drawn. The
-words are names of things (`dpfed.data.generated.words`).
+A third of the pictures are dead leaves (`dpfed.data.generated.dead_leaves`), which fill a picture as scenes do; a third a few
+of these leaves on a white ground, as objects lie; a third signs of a font that matplotlib ships, as icons are drawn. The words
+are names of things (`dpfed.data.generated.words`).
 """
 
 from __future__ import annotations
