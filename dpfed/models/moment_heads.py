@@ -21,6 +21,7 @@ _RIDGE_OF_ALIGNED = 1.0
 _RIDGE_OF_NOISE = 6.0
 _HIDDEN = 10.0
 _POWER = 0.5  # of the singular values: their score is worth trusting, and not all of it
+FEWEST_IMAGES = 1000  # of images alone: views of fewer teach nothing, even without noise (docs/results.md)
 _LEAST_ALIKE, _ALIKE = 0.05, 5.0
 _DEVIATIONS = 3.0  # by which a noisy mean must be longer than noise alone
 
@@ -36,6 +37,10 @@ class MomentNoise:
 
     records: int
     std: float
+
+    def leaves_public(self, towers: int) -> bool:
+        """Whether heads leave features as they are: of images alone, where these are too few."""
+        return towers == 1 and self.records < FEWEST_IMAGES
 
     def ridge(self, dimensions: int, aligned: bool) -> float:
         """What is added to the auto-moments, of averages: 0.15 / k + 6 s, where s = sigma sqrt(k) / N is the size of the noise.
@@ -66,6 +71,8 @@ class MomentNoise:
 
 def centres(layout: MomentLayout, noise: MomentNoise, moments: Moments) -> Tensor:
     """What is subtracted from unit features, ``(n, k)`` float64, of the released means."""
+    if noise.leaves_public(layout.towers):
+        return torch.zeros_like(moments.means, dtype=torch.float64)
     return torch.stack([noise.shrunk(mean.double(), layout.scales[0]) for mean in moments.means])
 
 
@@ -82,6 +89,8 @@ def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: b
     k = layout.dimensions
     ridge, eye = noise.ridge(k, aligned), torch.eye(k, dtype=torch.float64)
     cross = moments.cross.double().cpu()
+    if noise.leaves_public(layout.towers):
+        return eye, eye
     if aligned:
         cross = cross + noise.likeness(cross, layout.scales[1]) * ridge * eye
     elif not bool(cross.any()):  # nothing was released yet

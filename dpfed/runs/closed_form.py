@@ -55,7 +55,7 @@ def add_moment_heads(
         )
     k = given or dimensions_for(plan.sampling.records, plan.noise.multiplier, widths, public=basis is not None)
     if aligned and not given:
-        k = min(*widths, plan.sampling.records)  # what towers have in common already is not thrown away
+        k = widths[0] if len(widths) == 1 else min(*widths, plan.sampling.records)  # what is alike already is not thrown away
     layout = layout_of(plan, k, len(widths), noise_shares)
     bases = random_bases(widths, k, aligned) if basis is None else {side: own.first(k) for side, own in basis.items()}
     give_heads(model, MomentHeads(layout, MomentNoise(plan.sampling.records, noise_std), bases, aligned))

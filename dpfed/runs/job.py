@@ -16,6 +16,8 @@ from dpfed.config import Config
 from dpfed.config.configuration import refuse_unmeasured
 from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
+from dpfed.models.moment_heads import FEWEST_IMAGES
+from dpfed.models.moments import ATTRIBUTE, MomentHeads
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress
 from dpfed.runs.budgeting import preflight_budget
@@ -36,6 +38,12 @@ def say_what_is_trained(parts: Parts, progress: Progress) -> None:
     split = parts.config.evaluation.split
     if parts.store.public and split != "none" and parts.store.share_units("train", split):
         progress.note(f"a {parts.store.unit_name} may be in both the train and the {split} split: figures then look better")
+    heads = getattr(parts.model, ATTRIBUTE, None)
+    if isinstance(heads, MomentHeads) and heads.noise.leaves_public(heads.layout.towers):
+        progress.note(
+            f"views of fewer than {FEWEST_IMAGES:,} images teach nothing: the run spends its epsilon, and gives the public "
+            "tower as it is"
+        )
     tokenizer = parts.views.tokenizer
     if tokenizer is None:
         return

@@ -11,6 +11,7 @@ from dpfed.config import Config
 from dpfed.data.store.counting import store_at_hand
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from dpfed.models.moment_heads import FEWEST_IMAGES
 from dpfed.models.moment_layout import dimensions_for
 from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
@@ -103,10 +104,12 @@ class MomentForecast:
     Attributes:
         name: of the configuration.
         rows: the plan as configured, then changes of one number each.
+        of_images: whether there are images alone.
     """
 
     name: str
     rows: tuple[MomentRow, ...]
+    of_images: bool = False
 
     @property
     def records_needed(self) -> int:
@@ -118,6 +121,8 @@ class MomentForecast:
     def verdict(self) -> str:
         """What follows, in a sentence or two."""
         first = self.rows[0]
+        if self.of_images and first.plan.sampling.records < FEWEST_IMAGES:
+            return f"Nothing will be gained: views of fewer than {FEWEST_IMAGES:,} images teach nothing. Keep the public tower."
         said = (
             f"About {first.kept:.0%} of the heads' gain without noise will remain, among {first.candidates:,} held-out records."
         )
@@ -139,7 +144,9 @@ def forecast_moments(config: Config, plan: PrivacyPlan) -> MomentForecast:
         plan: of the run.
     """
     count, public = _candidates(config, plan), kind_of(config) != "random"
-    return MomentForecast(config.name, tuple(MomentRow(what, own, count, public) for what, own in _plans(plan)))
+    return MomentForecast(
+        config.name, tuple(MomentRow(what, own, count, public) for what, own in _plans(plan)), not config.model.reads_text
+    )
 
 
 def _candidates(config: Config, plan: PrivacyPlan) -> int:

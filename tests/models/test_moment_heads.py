@@ -89,13 +89,23 @@ def test_views_of_images_have_one_head_and_no_negative_score():
     moments = moments_of(towers=1)
     noisy = torch.randn(K, K, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     moments = Moments(moments.means, moments.cross + (noisy + noisy.T) / 40, moments.autos)
-    first, second = heads(MomentLayout(K, 1, 0.05, 0.8), MomentNoise(N, 1.0), moments, True)
+    first, second = heads(MomentLayout(K, 1, 0.05, 0.8), MomentNoise(3000, 6.0), moments, True)
     assert torch.equal(first, second)
     assert np.linalg.eigvalsh(scores((first, second))).min() > -1e-9
 
 
+def test_few_images_alone_leave_the_public_tower():
+    """As the run says beforehand: whatever was released, features stay as they are."""
+    layout, moments = MomentLayout(K, 1, 0.05, 0.8), moments_of(towers=1)
+    for records, left in ((999, True), (1000, False)):
+        noise = MomentNoise(records, 0.1)
+        matrix, centre = heads(layout, noise, moments, True)[0], centres(layout, noise, moments)
+        assert (torch.equal(matrix, torch.eye(K, dtype=torch.float64)) and not centre.any()) == left
+    assert not MomentNoise(999, 0.1).leaves_public(2)
+
+
 def test_a_mean_that_could_be_noise_alone_is_none():
-    layout, noise = MomentLayout(400, 1, 0.05, 0.8), MomentNoise(N, 2.0)
+    layout, noise = MomentLayout(400, 1, 0.05, 0.8), MomentNoise(4 * N, 8.0)
     std = 2.0 / N / layout.scales[0]
     drawn = std * torch.randn(1, 400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert not centres(layout, noise, Moments(drawn, *[torch.zeros(0)] * 2)).any()
