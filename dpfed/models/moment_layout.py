@@ -15,13 +15,13 @@ from torch import Tensor
 _ROUND = 16  # dimensions are a multiple of it
 # k = factor (N / sigma)^power, at least and at most: of a random basis, and of the first components of public features.
 _RANDOM = (8.0, 0.5, 128, 384)
-_PUBLIC = (1.65, 0.65, 32, 256)
+_PUBLIC = (0.22, 1.0, 32, 256)
 _WEIGHT_BITS = 8
 
 
 def dimensions_for(records: int, noise_multiplier: float, widths: tuple[int, ...], public: bool = False) -> int:
     """k of a run: 8 sqrt(N / sigma), between 128 and 384, and no more than the records and the towers have; with a public basis
-    1.65 (N / sigma)^0.65, between 32 and 256.
+    0.22 N / sigma, between 32 and 256.
 
     More dimensions keep more of the features, and let in more noise. Between half and twice this number little changes
     (docs/moments.md).
