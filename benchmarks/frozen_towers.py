@@ -146,14 +146,14 @@ def run_steps(
 
 
 def moments(bench: Bench, count: int, epsilon: float | None, seed: int) -> MomentHeads:
-    """Heads of private moments of the first `count` records; without an epsilon, without noise."""
+    """Heads of private moments of the first `count` records, in a random basis; without an epsilon, without noise."""
     rows, config = bench.rows[:count], bench.parts.config
     noise = {"epsilon": epsilon} if epsilon else {"epsilon": None, "noise_multiplier": 0.1}  # the least that a plan takes
     privacy = config.privacy.model_copy(update=noise)
-    config = config.model_copy(update={"privacy": privacy})
+    bounding = config.bounding.model_copy(update={"options": {"basis": "random"}})
+    config = config.model_copy(update={"privacy": privacy, "bounding": bounding})
     plan = plan_of(count, config)
     model = copy.deepcopy(bench.parts.model)
-    bases = None if bench.basis is None else bench.basis.bases
-    add_moment_heads(model, config, plan, plan.noise_std, bench.parts.views.tokenizer, basis=bases)
+    add_moment_heads(model, config, plan, plan.noise_std, bench.parts.views.tokenizer)
     run_steps(bench.store, config, plan, model, FeatureViews(bench.train, 1, True), rows, seed)
     return model.moments

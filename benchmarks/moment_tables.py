@@ -11,18 +11,21 @@ _MOMENTS = "moments"
 _HEADS = "DP-GCL heads"
 _PUBLIC = "public contrast"
 _AFTER = "DP-GCL after moments"
-_SHOWN = (("icons", 600), ("tiles", 600), ("tiles", 2475), ("cifar10", 3000), ("cifar10", 30_000))
+_SHOWN = (("icons", 600), ("symbols", 600), ("symbols", 2695), ("cifar10", 3000), ("cifar10", 30_000))
+_BASES = "moment-basis"
 _UNMEASURED = "–"
 
 
 def moments() -> str:
     """Private moments beside DP-GCL heads and the public towers, for few and many records."""
-    head = "| records | public towers alone | DP-GCL heads at epsilon 1, 8 | moments at epsilon 1, 8 | hardly any noise |"
+    head = "| records | public towers alone | DP-GCL heads at epsilon 1, 8 | moments at epsilon 1, 3, 8 | hardly any noise |"
     lines, sets = [head, "|---" * 5 + "|"], figures("moments")["sets"]
     for name, count in _SHOWN:
         rows = _rows(sets[name], count)
-        private = [", ".join(_mean(rows.get((way, epsilon))) for epsilon in (1.0, 8.0)) for way in (_HEADS, _MOMENTS)]
-        cells = [_mean([sets[name]["public"]]), *private, _mean(rows.get(("no privacy", None)))]
+        trained = ", ".join(_mean(rows.get((_HEADS, epsilon))) for epsilon in (1.0, 8.0))
+        own = _of_basis(name, count, "generated")
+        private = ", ".join(_mean(own.get(epsilon)) for epsilon in (1.0, 3.0, 8.0))
+        cells = [_mean([sets[name]["public"]]), trained, private, _mean(rows.get(("no privacy", None)))]
         lines.append(f"| {count:,} {name}, {sets[name]['measure']} | {' | '.join(cells)} |")
     missing = f" Not measured: {_UNMEASURED}." if any(_UNMEASURED in line for line in lines) else ""
     return "\n".join([*lines, "", f"Percent; means over draws of the noise.{missing}"])
@@ -33,7 +36,7 @@ def sets() -> str:
     ways = [(_MOMENTS, 1.0), (_MOMENTS, 3.0), (_MOMENTS, 8.0), ("no privacy", None)]
     ways += [(_HEADS, 1.0), (_HEADS, 8.0), (_PUBLIC, 1.0), (_PUBLIC, 8.0), (_AFTER, 8.0)]
     lines = [
-        "| records | public towers | moments, epsilon 1 | 3 | 8 | hardly any noise | DP-GCL heads, epsilon 1 | 8 "
+        "| records | public towers | moments, random basis, epsilon 1 | 3 | 8 | hardly any noise | DP-GCL heads, epsilon 1 | 8 "
         "| public contrast, epsilon 1 | 8 | DP-GCL after moments |",
         "|---" * 11 + "|",
     ]
@@ -50,6 +53,19 @@ def sets() -> str:
             + (f" {_UNMEASURED}: not measured." if any(_UNMEASURED in line for line in lines) else ""),
         ]
     )
+
+
+def bases() -> str:
+    """Random rows, the product's public basis, and one of near records."""
+    kinds = {"random": "random basis", "generated": "generated", "near": "near"}
+    head = " | ".join(f"{said}, epsilon 1 | 3 | 8" for said in kinds.values())
+    lines = [f"| records | {head} |", "|---" * (1 + 3 * len(kinds)) + "|"]
+    for name, found in figures(_BASES)["sets"].items():
+        counts = {row["records"] for row in found["rows"]}
+        for count in sorted({300, 600, 3000, min(30_000, max(counts))} & counts):
+            cells = [_spread(_of_basis(name, count, kind).get(epsilon)) for kind in kinds for epsilon in (1.0, 3.0, 8.0)]
+            lines.append(f"| {count:,} {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"±: standard deviation over five draws of the noise. {_UNMEASURED}: not measured."])
 
 
 def images() -> str:
@@ -69,6 +85,12 @@ def _also(name: str) -> tuple[int, ...]:
 
 def _rows(found: dict[str, Any], count: int) -> dict[tuple[str, float | None], list[float]]:
     return {(row["method"], row["epsilon"]): row["figures"] for row in found["rows"] if row["records"] == count}
+
+
+def _of_basis(name: str, count: int, kind: str) -> dict[float, list[float]]:
+    """Figures of five draws, by epsilon."""
+    rows = figures(_BASES)["sets"][name]["rows"]
+    return {row["epsilon"]: row["figures"] for row in rows if (row["records"], row["basis"]) == (count, kind)}
 
 
 def _mean(found: list[float] | None) -> str:

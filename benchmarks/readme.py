@@ -214,6 +214,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name 
         "gpu": gpu,
         "methods": methods,
         "moments-sets": moment_tables.sets,
+        "moments-bases": moment_tables.bases,
         "moments-images": moment_tables.images,
         "public": public_contrast,
         "public-cifar10": public_cifar10,

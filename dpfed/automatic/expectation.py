@@ -94,7 +94,7 @@ def recall_of_moments(records: int, noise_multiplier: float, held_out: int) -> f
     """
     chance = min(100.0, 100 * _AMONG / held_out)
     whole = _WHOLE + _OF_RECORDS * math.log10(records) - _OF_CANDIDATES * math.log10(max(held_out, 2 * _AMONG))
-    return chance + kept_by(records, noise_multiplier, held_out) * (min(_MOST, max(chance, whole)) - chance)
+    return chance + kept_by(records, noise_multiplier, held_out, public=True) * (min(_MOST, max(chance, whole)) - chance)
 
 
 def gain_of_images(strength: float) -> float:

@@ -3,12 +3,14 @@
 Step 0 releases the mean of each tower's features; step 1, given these, the cross-moment of image and text and each tower's
 auto-moment. Every record takes part in both. Nothing is drawn, nothing is trained, and the towers see each record by itself.
 
-**A record's part.** A tower's features f are multiplied by a public matrix P, as a rule a projection to k dimensions, and
-divided by their length: ``x = P f / max(|P f|, |P| |f| / 10^4)``, so |x| <= 1. Features of several captions are averaged first;
-several views of an image give several such vectors. Step 0 takes the mean m of them for each of n towers, n = 2 for image and
-text and 1 for images alone. Step 1 subtracts a released centre c, ``u = (x - c) / max(|x - c|, 10^-4)``, so |u| <= 1, and takes
-the mean M of all products ``u v'`` of an image's vector u with a text's v (of images alone: of two different views), and for
-each tower the mean A of all ``u u'``. Features that are not finite, or zero, give the vector 0.
+**A record's part.** A tower's features f are taken to unit length, less a public point o (the mean of public features, or 0),
+and multiplied by a public matrix P, as a rule a projection to k dimensions: ``d = P (f / |f| - o)``. Divided by its length,
+this is ``x = d / max(|d|, |P| / 10^4)``, so |x| <= 1, also for features near o. P and o are fixed before any record is read.
+Features of several captions are averaged first; several views of an image give several such vectors. Step 0 takes the mean m
+of them for each of n towers, n = 2 for image and text and 1 for images alone. Step 1 subtracts a released centre c, ``u = (x -
+c) / max(|x - c|, 10^-4)``, so |u| <= 1, and takes the mean M of all products ``u v'`` of an image's vector u with a text's v
+(of images alone: of two different views), and for each tower the mean A of all ``u u'``. Features that are not finite, or
+zero, give the vector 0.
 
 **Lemma.** One record more moves the sum of step t by at most sqrt(w_t), where w_0 = a and w_1 = 1 - a: in the L2 norm, for any
 centre. Step 0: each m is a mean of vectors of length 1 at most, and enters times sqrt(a / n): together sqrt(a). Step 1: a
@@ -25,10 +27,10 @@ accounting takes the larger one (`Mechanism.poisson_steps`). Neighbours have one
 
 **In floating point.** A record's features are computed by a pass of its own, or in one whose shape is public and where its
 neighbours change no bit (`dpfed.features`). What follows uses whole numbers, whose sums float64 holds exactly: the features
-over their length, the projection, its length, the centre and the distance from it are whole numbers of steps of 2^-20 or less,
-and each is divided or rounded by itself. So a record's vector is a function of the record, bit by bit. Unit vectors are then
-cut to steps of 2^-g, which makes none longer, and products of them are whole numbers of steps of 2^-2g. They are added up as
-whole numbers, and multiplied by whole numbers that are no larger than R times the scales above. So the lemma holds for the
+over their length, o, the projection, its length, the centre and the distance from it are whole numbers of steps of 2^-20 or
+less, and each is divided or rounded by itself. So a record's vector is a function of the record, bit by bit. Unit vectors are
+then cut to steps of 2^-g, which makes none longer, and products of them are whole numbers of steps of 2^-2g. They are added up
+as whole numbers, and multiplied by whole numbers that are no larger than R times the scales above. So the lemma holds for the
 numbers themselves, times C: for any N, with any number of owners (`dpfed.bounding.pair_moments`, `dpfed.models.moment_layout`,
 docs/guarantee.md).
 

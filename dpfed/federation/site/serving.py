@@ -88,7 +88,7 @@ def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
     config = resolve_defaults(config)
     starting_weights(config)
     agreed = {f"model.{name}": getattr(config.model, name) for name in ("architecture", "start", "anchors")}
-    agreed["public.path"] = config.public.digest
+    agreed["public.path"] = config.public.digest if public else None  # records of a basis stay with whoever made it
     return [key for key, value in agreed.items() if value is not None]
 
 

@@ -360,9 +360,10 @@ def length_twice(engine, monkeypatch):
     monkeypatch.setattr(pair_moments, "_SHORTENED", 2.0)
 
 
+@pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize("broken", [longer, uncentred, without_shares, autos_twice, length_twice])
-def test_neighbours_show_a_broken_bound(broken, monkeypatch):
-    engine, plan = engine_of(2), plan_of()
+def test_neighbours_show_a_broken_bound(broken, basis, monkeypatch):
+    engine, plan = engine_of(2, bases=BASES[basis](2)), plan_of()
     broken(engine, monkeypatch)
     views = features(2, 1)
     assert any(sum_of(engine, views, step).norm() > plan.sensitivity_of(step) * 1.01 for step in (0, 1))
@@ -374,6 +375,14 @@ def test_the_number_of_dimensions_follows_from_public_numbers():
     assert dimensions_for(300, 30.0, (1280, 384)) == 128
     assert dimensions_for(10**6, 0.5, (1280, 384)) == 384
     assert dimensions_for(10**6, 0.0, (1280, 64)) == 64
+
+
+def test_a_public_basis_needs_fewer_dimensions():
+    numbers = [
+        dimensions_for(records, sigma, (256, 256), public=True) for records, sigma in ((300, 3.4), (600, 1.3), (3000, 3.4))
+    ]
+    assert numbers == [32, 96, 192] and dimensions_for(10**6, 0.5, (256, 256), public=True) == 256
+    assert dimensions_for(3000, 3.4, (99, 256), public=True) == 99  # a basis of a hundred public records
 
 
 def test_dataclasses_of_plans_survive_a_file():
