@@ -14,9 +14,12 @@ from dpfed.data.store.layout import read_layout
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
+from dpfed.federation.simulated import Simulation
+from dpfed.federation.simulation import simulate
 from dpfed.models.basis import principal_basis, read, written
 from dpfed.privacy.randomness import Randomness
 from dpfed.protocol.statement import statement
+from dpfed.protocol.terms import Terms
 from dpfed.runs import public_basis as room
 from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain
@@ -161,6 +164,16 @@ def test_the_terms_of_a_federation_hold_the_basis(tree, tmp_path, places):
     other = lab.terms.model_dump(mode="json") | {"basis": room.PublicBasis("generated", b"another").text}
     with pytest.raises(UserError, match="the public basis is not the configuration's"):
         type(lab.terms)._checked(other)
+
+
+def test_simulated_sites_take_it_from_their_terms(tree, tmp_path):
+    folder = simulate(parse_config(tree), tmp_path / "run", Simulation(sites=2)).path
+    terms = Terms.load(folder / "terms.json")
+    heads = load_file(folder / "model" / "heads.safetensors")
+    basis = room.basis_in(terms).bases["image"]
+    assert torch.equal(heads["image.projection"], basis.rows[: len(heads["image.projection"])])
+    assert torch.equal(heads["image.origin"], basis.centre)
+    assert terms.config["bounding"]["options"]["basis_digest"] in (folder / "privacy_card.md").read_text()
 
 
 def test_files_of_a_basis_come_back():
