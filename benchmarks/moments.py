@@ -83,19 +83,18 @@ def chance(bench: Bench) -> float:
 
 
 def drawn(sets: dict[str, Any]) -> bytes:
-    """Utility over epsilon, and over N at epsilon 8, of each set."""
+    """Utility over epsilon, and over N at epsilon 8, of each set that `benchmarks.moment_basis` cut alike."""
+    public = figures("moment-basis")["sets"]
+    sets = {name: found for name, found in sets.items() if found["records"] == public[name]["records"]}
     canvas = Figure(figsize=(3.4 * len(sets), 5.2), layout="constrained")
     axes = canvas.subplots(2, len(sets), squeeze=False)
     named = {"no privacy": "hardly any noise"}  # as the tables say
     named |= {"moments": "moments, random basis", "public basis": "moments"}
     styles = {"public basis": SERIES[0], "moments": SERIES[4], "DP-GCL heads": SERIES[1], "public contrast": SERIES[3]}
     styles["no privacy"] = SERIES[2]
-    public = figures("moment-basis")["sets"]
     for column, (name, measured_rows) in enumerate(sets.items()):
         most = max(row["records"] for row in measured_rows["rows"])
         rows = [{**row, "method": "public basis"} for row in public[name]["rows"] if row["basis"] == "generated"]
-        largest = max(row["records"] for row in rows)  # of another cut of the tiles
-        rows = [{**row, "records": most if row["records"] == largest else row["records"]} for row in rows]
         found = {**measured_rows, "rows": measured_rows["rows"] + rows}
         for line, key in enumerate(("epsilon", "records")):
             plot = axes[line][column]
