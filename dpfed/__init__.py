@@ -29,6 +29,7 @@ _HOMES = {
     "build_model": "dpfed.models.building",
     "pretrain": "dpfed.console.library",
     "resume": "dpfed.federation.simulation",
+    "PrivateCCA": "dpfed.arrays.cca",
     "Encoder": "dpfed.encoder",
     "load": "dpfed.encoder",
 }

@@ -33,10 +33,13 @@ SHARED_PASSES = (
     "assumes that there is none. Each machine was checked on noise before its first pass; this is not a proof. "
     "bounding.engine = 'loop' computes every group by itself."
 )
+OTHER_RUNS = (
+    "Other runs on the same records, such as a search for good settings, even if they were thrown away: they spend budget "
+    "that this card does not count."
+)
 NOT_PROTECTED = (
     "Evaluation figures: they are exact functions of held-out records and labels.",
-    "Other runs on the same records, such as a search for good settings, even if they were thrown away: they spend budget "
-    "that this card does not count.",
+    OTHER_RUNS,
     "The public figures: N, q, K, T, C and sigma are known to everyone.",
     "Anything, against somebody who has a copy of the run's secret key: they can compute the noise again and subtract it.",
     LAST_BITS,

@@ -31,9 +31,28 @@ def add_moment_heads(
         UserError: for fewer records, or narrower towers, than dimensions.
     """
     # Alike before anything is learnt: views of an image, or towers trained together.
-    aligned, given = config.model.kind != "image-text" or config.model.start is not None, plan.bounding.options["dimensions"]
+    aligned = config.model.kind != "image-text" or config.model.start is not None
     keep_towers(model, aligned)
     widths = feature_widths(model, image_size(config), tokenizer)
+    give_heads(model, moment_heads(plan, widths, aligned, noise_std, noise_shares))
+
+
+def moment_heads(
+    plan: PrivacyPlan, widths: tuple[int, ...], aligned: bool, noise_std: float, noise_shares: int = 1
+) -> MomentHeads:
+    """Heads of moments for features, wherever these come from.
+
+    Args:
+        plan: says how many dimensions they have, or leaves it to N and sigma.
+        widths: of the features, image first.
+        aligned: whether features of a pair are alike before anything is learnt.
+        noise_std: see `add_moment_heads`.
+        noise_shares: see `add_moment_heads`.
+
+    Raises:
+        UserError: for fewer records, or narrower features, than dimensions.
+    """
+    given = plan.bounding.options["dimensions"]
     if given > min(*widths, plan.sampling.records):
         raise UserError(
             f"bounding.options.dimensions = {given} is too large for towers of {' and '.join(map(str, widths))} numbers and "
@@ -43,7 +62,7 @@ def add_moment_heads(
     if aligned and not given:
         k = min(*widths, plan.sampling.records)  # what towers have in common already is not thrown away
     layout = layout_of(plan, k, len(widths), noise_shares)
-    give_heads(model, MomentHeads(layout, MomentNoise(plan.sampling.records, noise_std), widths, aligned))
+    return MomentHeads(layout, MomentNoise(plan.sampling.records, noise_std), widths, aligned)
 
 
 def layout_of(plan: PrivacyPlan, dimensions: int, towers: int, noise_shares: int = 1) -> MomentLayout:
