@@ -56,7 +56,9 @@ class ArrayRecords(RecordSet):
     @property
     def protected(self) -> int:
         """N of the promise: records, or groups where these are protected."""
-        return len(self) if self.units is None else int(self.units.max(initial=-1)) + 1
+        if self.units is None or not len(self):
+            return len(self)
+        return int(self.units.max()) + 1
 
     @property
     def together(self) -> int:

@@ -18,7 +18,7 @@ from dpfed.arrays.refusal import ArrayError
 from dpfed.data.items.item import described
 
 _MOST_COLUMNS = 65_536  # for which the mechanism's arithmetic is proven (`dpfed.bounding.pair_moments`)
-_NUMBERS, _MOST_ROWS = 1 << 22, 8192  # in memory at a time
+_NUMBERS, _MOST_ROWS = 1 << 20, 8192  # in memory at a time
 
 
 @dataclass(frozen=True)
