@@ -58,7 +58,7 @@ def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Seque
             plan=plan,
             unit=one,
             protected=protected,
-            trained=f"linear heads of {k:,} dimensions, for {' and '.join(f'{width:,}' for width in fit.widths)} columns",
+            trained=f"linear heads of {k:,} dimensions, for {' and '.join(f'{width:,}' for width in fit.shape.widths)} columns",
             epsilon_spent=ledger.epsilon,
             other_accountant=other or "",
             other_epsilon=None if other is None else plan.epsilon(ledger.charged, other),

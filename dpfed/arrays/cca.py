@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import math
 import secrets
-import tempfile
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +17,12 @@ from sklearn.utils.validation import check_is_fitted
 from dpfed.arrays import folder as folders
 from dpfed.arrays.budgeting import Budget, Held, set_for
 from dpfed.arrays.card import card_of
-from dpfed.arrays.embedding import embedded, ordered, recall
-from dpfed.arrays.fitting import Fit, Wanted
+from dpfed.arrays.embedding import embedded, recall
+from dpfed.arrays.fitting import Fit, Shape, Wanted, randomness_of
 from dpfed.arrays.records import ArrayRecords
 from dpfed.arrays.refusal import ArrayError
 from dpfed.arrays.rows import Rows, rows_of
-from dpfed.errors import Notice
 from dpfed.paths import path_of
-from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.randomness import Randomness
 
 _KEPT = ("folder", "budget", "random_state")  # parameters that a saved estimator does not have
 
@@ -43,7 +37,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     Args:
         epsilon: what a fit may spend; it must be given.
         delta: default 1/(N ln N), where N counts records, or groups.
-        n_components: columns of what `transform` gives, the most correlated first; ``None``: all k.
+        n_components: heads onto so many directions, the most correlated, as ``CCA`` has them: good where X and Y share few;
+            ``None``: heads of k columns, those of a run. `with_components` changes it for nothing.
         dimensions: k, after a public projection of the features; ``None``: chosen from N and the noise.
         aligned: whether X and Y are alike before anything is learnt, as by the two towers of a CLIP.
         noise: ``"gaussian"``, or ``"discrete"``: proven to the last bit.
@@ -56,6 +51,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         delta_: its companion.
         card_: the privacy card, Markdown.
         heads_: the tensors of ``heads.safetensors`` by name, as float32 arrays: X is ``image``, Y is ``text``.
+        released_: the means and moments with their noise, from which the heads follow, float32.
         ledger_: what was charged, JSON lines.
         n_features_in_: columns of X.
         n_features_y_: columns of Y; 0: there was none.
@@ -65,6 +61,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     delta_: float
     card_: str
     heads_: dict[str, np.ndarray]
+    released_: np.ndarray
     ledger_: str
     n_features_in_: int
     n_features_y_: int
@@ -107,9 +104,9 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         Raises:
             UserError: before anything is spent, for whatever cannot be.
         """
-        wanted, randomness = self._wanted(), self._randomness()
+        wanted, randomness = self._wanted(), randomness_of(self.random_state)
         x, y = rows_of(X, "X"), None if Y is None else rows_of(Y, "Y")
-        with _place(self.folder) as (path, kept):
+        with folders.opened(self.folder) as (path, kept):
             records = ArrayRecords(x, y, groups, path)
             fit, identity, fixed = Fit(wanted, records), secrets.token_hex(8), self.random_state is not None
             self._components(fit.heads.layout.dimensions)
@@ -121,18 +118,37 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             held = Held(records, fit.plan, identity, place, fixed)
             ledger = fit.create_ledger(place / folders.LEDGER, fixed)
             with torch.random.fork_rng(devices=[]):
-                heads = fit.run(ledger, randomness)
+                fit.run(ledger, randomness)
             budget = held.settled(ledger.charged)
             earlier = folders.spent_in([one for one in folders.fits_in(path) if one != place])
-            self.heads_ = ordered({name: tensor.numpy() for name, tensor in heads.items()}, self.n_components)
+            self._shape, self.heads_ = fit.shape, fit.shape.published(fit.heads, self.n_components)
+            self.released_ = fit.heads.released.detach().numpy().copy()
             self.epsilon_, self.delta_ = math.inf if fixed else ledger.epsilon, fit.plan.promise.delta
             self.card_ = card_of(fit, ledger, identity, budget, earlier)
-            self.ledger_ = Ledger.open(ledger.path).path.read_text(encoding="utf-8")
+            self.ledger_ = ledger.path.read_text(encoding="utf-8")
             self.n_features_in_, self.n_features_y_ = x.width, 0 if y is None else y.width
             self._note_columns(x.columns)
             if kept:
                 folders.write(place, self._saved())
         return self
+
+    def with_components(self, n_components: int | None) -> PrivateCCA:
+        """The same fit with other heads, which follow from what was released: it costs nothing.
+
+        Args:
+            n_components: see the parameter.
+
+        Raises:
+            UserError: for more than there are dimensions.
+        """
+        check_is_fitted(self)
+        made = copy.copy(self).set_params(n_components=n_components)
+        heads = self._shape.heads()
+        made._components(heads.layout.dimensions)
+        with torch.no_grad():
+            heads.released.copy_(torch.from_numpy(self.released_))
+        made.heads_ = self._shape.published(heads, n_components)
+        return made
 
     def transform(self, X: Any, Y: Any = None) -> Any:
         """Embeddings of unit length: the product of one of X with one of Y is the score of the pair.
@@ -195,9 +211,10 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """
         saved = folders.read(path_of(folder, "the folder"))
         made = cls(**saved.parameters)
-        made.heads_, made.card_, made.ledger_ = saved.heads, saved.card, saved.ledger
+        made.heads_, made.released_, made.card_, made.ledger_ = saved.heads, saved.released, saved.card, saved.ledger
         made.epsilon_, made.delta_ = math.inf if saved.epsilon is None else saved.epsilon, saved.delta
         made.n_features_in_, made.n_features_y_ = saved.widths[0], (*saved.widths, 0)[1]
+        made._shape = Shape(saved.plan, saved.widths, bool(made.aligned))
         made._note_columns(saved.columns)
         return made
 
@@ -221,22 +238,6 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             raise ArrayError("budget= needs folder=, in which the budget's ledger is kept. [arrays-budget-folder]")
         return Wanted(self.epsilon, self.delta, self.dimensions, bool(self.aligned), self.noise)
 
-    def _randomness(self) -> Randomness:
-        """Fresh secret randomness, unless somebody asks for noise that can be repeated."""
-        given = self.random_state
-        if given is None:
-            return Randomness.fresh()
-        if isinstance(given, np.random.RandomState):
-            given = int(given.randint(2**31))
-        if not isinstance(given, int | np.integer) or isinstance(given, bool):
-            raise ArrayError(f"random_state = {given!r}: leave it out; for tests, give a whole number. [arrays-seed]")
-        warnings.warn(
-            "random_state makes the noise predictable, so this fit promises no privacy, and its card says so: leave it out",
-            Notice,
-            stacklevel=3,
-        )
-        return Randomness.from_seed(int(given))
-
     def _components(self, k: int) -> None:
         wanted = self.n_components
         if wanted is not None and not (isinstance(wanted, int | np.integer) and 1 <= wanted <= k):
@@ -252,7 +253,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     def _given(self, given: Any, name: str) -> Rows:
         """Rows to be transformed, of as many columns as were fitted."""
-        rows = rows_of(given, name)
+        rows = rows_of(given, name, least=1)
         expected = self.n_features_in_ if name == "X" else self.n_features_y_
         if not expected:
             raise ArrayError("the estimator was fitted to X alone: give no Y. [arrays-no-y]")
@@ -274,17 +275,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             delta=self.delta_,
             widths=tuple(filter(None, (self.n_features_in_, self.n_features_y_))),
             heads=self.heads_,
+            released=self.released_,
             card=self.card_,
             ledger=self.ledger_,
             columns=None if columns is None else tuple(columns),
         )
-
-
-@contextlib.contextmanager
-def _place(folder: str | Path | None) -> Iterator[tuple[Path, bool]]:
-    """Where a fit keeps its ledger, and whether it stays."""
-    if folder is not None:
-        yield path_of(folder, "folder").expanduser(), True
-        return
-    with tempfile.TemporaryDirectory(prefix="dpfed-cca-") as temporary:
-        yield Path(temporary), False

@@ -16,27 +16,13 @@ from dpfed.models.moments import PublishedHeads
 _TOP = 10
 
 
-def ordered(heads: dict[str, np.ndarray], components: int | None) -> dict[str, np.ndarray]:
-    """Heads whose columns begin with the most correlated; only the first of them, if so many are asked for.
-
-    Args:
-        heads: as `dpfed.models.moments.published_heads` gives them; of one matrix alone the least correlated are first.
-        components: how many columns are kept; ``None``: all.
-    """
-    turned = -1 if "text.matrix" not in heads else 1
-    return {
-        name: np.ascontiguousarray(value[:, ::turned][:, :components]) if name.endswith(".matrix") else value
-        for name, value in heads.items()
-    }
-
-
 @torch.inference_mode()
 def embedded(rows: Rows, heads: dict[str, np.ndarray], side: Literal["image", "text"]) -> np.ndarray:
     """Embeddings of unit length ``(n, D)``, or ``(n, V, D)``, float32; zeros for rows that are zero or not finite.
 
     Args:
         rows: features.
-        heads: see `ordered`.
+        heads: the tensors of ``heads.safetensors`` by name.
         side: whose head.
     """
     head = PublishedHeads({name: torch.from_numpy(value) for name, value in heads.items()}).head(side)

@@ -6,6 +6,7 @@ the same bits.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from dpfed.arrays.records import ArrayRecords, ArrayViews
 from dpfed.arrays.refusal import ArrayError
 from dpfed.bounding.pair_moments import MomentsEngine
 from dpfed.data.sampling import PartitionRows
+from dpfed.errors import Notice
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
+from dpfed.models.moment_heads import canonical_heads
 from dpfed.models.moment_layout import Moments, dimensions_for
-from dpfed.models.moments import MomentHeads, give_heads, published_heads
+from dpfed.models.moments import MomentHeads, give_heads
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.blocks import block_length
 from dpfed.privacy.ledger import Ledger
@@ -83,11 +86,107 @@ def plan_of(wanted: Wanted, records: ArrayRecords) -> PrivacyPlan:
     )
 
 
-class Fit:
-    """One fit: its plan, and its rows as the mechanism reads them.
+@dataclass(frozen=True)
+class Shape:
+    """What heads are made of beside what was released; all of it is public.
 
     A matrix with fewer columns than the heads have dimensions gets columns of zeros: otherwise the other matrix would be
     projected to as few. What noise makes of these columns is dropped.
+
+    Attributes:
+        plan: of the fit.
+        widths: columns of X and of Y.
+        aligned: see `Wanted`.
+    """
+
+    plan: PrivacyPlan
+    widths: tuple[int, ...]
+    aligned: bool = False
+
+    def refuse_impossible(self) -> None:
+        """Refuses numbers that do not go together.
+
+        Raises:
+            ArrayError: saying which.
+        """
+        widest, n, wanted = max(self.widths), self.plan.sampling.records, self.plan.bounding.options["dimensions"]
+        if self.aligned and len(set(self.widths)) > 1:
+            columns = " and ".join(f"{width:,}" for width in self.widths)
+            raise ArrayError(
+                f"aligned=True says that rows of X and Y are alike, and they have {columns} columns: leave it out. "
+                "[arrays-aligned]"
+            )
+        if wanted > min(widest, n):
+            raise ArrayError(
+                f"dimensions = {wanted} is too much for {widest:,} columns and N = {n:,}: lower it, or leave it out. "
+                "[arrays-dimensions]"
+            )
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        """Columns with those of zeros."""
+        n, sigma = self.plan.sampling.records, self.plan.noise.multiplier
+        k = self.plan.bounding.options["dimensions"] or dimensions_for(n, sigma, (max(self.widths),))
+        return tuple(max(width, k) for width in self.widths)
+
+    def heads(self) -> MomentHeads:
+        """Heads of which nothing is released yet."""
+        aligned = self.aligned or len(self.widths) == 1  # views of an image are alike
+        return moment_heads(self.plan, self.padded, aligned, self.plan.noise_std)
+
+    def there(self, heads: MomentHeads) -> Tensor:
+        """1 for each number of the sums that is not one of columns of zeros, which the sums hold as noise alone."""
+        layout = heads.layout
+        columns = (torch.arange(layout.dimensions) < torch.tensor(self.widths)[:, None]).double()
+        moments = Moments(columns, columns[0][:, None] * columns[-1], columns[:, :, None] * columns[:, None, :])
+        return torch.cat([layout.encoded(step, moments) for step in (0, 1)]).ne(0).to(heads.released)
+
+    def published(self, heads: MomentHeads, components: int | None) -> dict[str, np.ndarray]:
+        """The tensors of ``heads.safetensors`` by name, for columns as they were given.
+
+        Args:
+            heads: with what was released.
+            components: only so many directions, the most correlated; ``None``: the heads of a run.
+        """
+        sides = ("image", "text")[: len(self.widths)]
+        if components is None:
+            matrices = [heads.head(side).matrix for side in sides]
+        else:
+            moments = heads.layout.decoded(heads.released.detach().double().cpu())
+            matrices = list(canonical_heads(heads.layout, heads.noise, moments, heads.aligned, components))
+        made: dict[str, Tensor] = {}
+        for side, width, matrix in zip(sides, self.widths, matrices, strict=False):
+            head = heads.head(side)
+            made[f"{side}.projection"], made[f"{side}.centre"] = head.projection[:, :width], head.centre
+            made[f"{side}.matrix"] = matrix.to(head.matrix)
+        return {name: np.ascontiguousarray(tensor.detach().cpu().numpy()) for name, tensor in made.items()}
+
+
+def randomness_of(seed: Any) -> Randomness:
+    """Fresh secret randomness, unless somebody asks for noise that can be repeated, and is told what that means.
+
+    Args:
+        seed: an estimator's ``random_state``.
+
+    Raises:
+        ArrayError: for what is no whole number.
+    """
+    if seed is None:
+        return Randomness.fresh()
+    if isinstance(seed, np.random.RandomState):
+        seed = int(seed.randint(2**31))
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
+        raise ArrayError(f"random_state = {seed!r}: leave it out; for tests, give a whole number. [arrays-seed]")
+    warnings.warn(
+        "random_state makes the noise predictable, so this fit promises no privacy, and its card says so: leave it out",
+        Notice,
+        stacklevel=3,
+    )
+    return Randomness.from_seed(int(seed))
+
+
+class Fit:
+    """One fit: its plan, and its rows as the mechanism reads them.
 
     Args:
         wanted: what is asked for.
@@ -95,36 +194,22 @@ class Fit:
 
     Attributes:
         plan: what is promised.
+        shape: of the heads.
         records: the rows.
         model: frozen, with nothing but heads.
         heads: of the model.
-        widths: columns of X and of Y.
 
     Raises:
         UserError: for numbers that do not go together.
     """
 
     def __init__(self, wanted: Wanted, records: ArrayRecords) -> None:
-        self.plan = plan_of(wanted, records)
-        self.widths = tuple(rows.width for rows in (records.x, records.y) if rows is not None)
-        widest, n = max(self.widths), self.plan.sampling.records
-        if wanted.aligned and len(set(self.widths)) > 1:
-            columns = " and ".join(f"{width:,}" for width in self.widths)
-            raise ArrayError(
-                f"aligned=True says that rows of X and Y are alike, and they have {columns} columns: leave it out. "
-                "[arrays-aligned]"
-            )
-        if wanted.dimensions and wanted.dimensions > min(widest, n):
-            raise ArrayError(
-                f"dimensions = {wanted.dimensions} is too much for {widest:,} columns and N = {n:,}: "
-                "lower it, or leave it out. [arrays-dimensions]"
-            )
-        k = wanted.dimensions or dimensions_for(n, self.plan.noise.multiplier, (widest,))
-        padded = tuple(max(width, k) for width in self.widths)
-        self.records, self._padded = records, padded
-        aligned = wanted.aligned or records.y is None
-        self.heads: MomentHeads = moment_heads(self.plan, padded, aligned, self.plan.noise_std)
-        self.model = _bare(len(padded)).requires_grad_(False)
+        self.plan, self.records = plan_of(wanted, records), records
+        widths = tuple(rows.width for rows in (records.x, records.y) if rows is not None)
+        self.shape = Shape(self.plan, widths, wanted.aligned)
+        self.shape.refuse_impossible()
+        self.heads = self.shape.heads()
+        self.model = _bare(len(widths)).requires_grad_(False)
         give_heads(self.model, self.heads)
 
     @property
@@ -149,7 +234,7 @@ class Fit:
             plan=self.plan,
             model=self.model,
             engine=MomentsEngine(self.model, self.plan),
-            views=ArrayViews(records, self._padded),
+            views=ArrayViews(records, self.shape.padded),
             indices=PartitionRows(records, places),
             keys=places,
             randomness=randomness,
@@ -157,35 +242,19 @@ class Fit:
             units=records.units,
         )
 
-    def run(self, ledger: Ledger, randomness: Randomness) -> dict[str, Tensor]:
-        """Releases both sums, each charged before anything follows from it, and makes the heads.
+    def run(self, ledger: Ledger, randomness: Randomness) -> None:
+        """Releases both sums, each charged before anything follows from it; then the heads hold them.
 
         Args:
             ledger: of this fit.
             randomness: its secret.
-
-        Returns:
-            The tensors of `dpfed.models.moments.published_heads`.
         """
         coordinator = Coordinator(self.plan, self.model, OptimizerConfig(), randomness, ledger)
-        transport, there = InProcess([self.worker(randomness.for_ranks())]), self._there()
+        transport, there = InProcess([self.worker(randomness.for_ranks())]), self.shape.there(self.heads)
         for step in range(self.plan.steps):
             train(transport, coordinator, [step])
             with torch.no_grad():
                 self.heads.released.mul_(there)
-        made = published_heads(self.model)
-        for side, width in zip(("image", "text"), self.widths, strict=False):
-            made[f"{side}.projection"] = made[f"{side}.projection"][:, :width]
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in made.items()}
-
-    def _there(self) -> Tensor:
-        """1 for each number of the sums that is not one of columns of zeros, which the sums hold as noise alone."""
-        layout = self.heads.layout
-        columns = (torch.arange(layout.dimensions) < torch.tensor(self.widths)[:, None]).double()
-        across = columns[0][:, None] * columns[-1]
-        own = columns[:, :, None] * columns[:, None, :]
-        moments = Moments(columns, across, own)
-        return torch.cat([layout.encoded(step, moments) for step in (0, 1)]).ne(0).to(self.heads.released)
 
 
 def _bare(towers: int) -> nn.Module:

@@ -2,6 +2,8 @@
 
 ledger.jsonl        what was charged; written before anything follows from the rows
 heads.safetensors   the heads, in the format of a run's model (docs/moments.md)
+released.safetensors
+                    the noisy means and moments, of which other heads can be made
 privacy_card.md     the card
 cca.json            parameters and numbers of the estimator; written last, so a fit that has it is whole
 
@@ -10,9 +12,12 @@ A folder of fits holds one such folder for each call of `fit`, fit-1, fit-2, ...
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
+import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +32,11 @@ from dpfed.files.atomic import write_atomically
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.paths import path_of
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
 
-LEDGER, HEADS, CARD, FACTS = "ledger.jsonl", "heads.safetensors", "privacy_card.md", "cca.json"
-_FORMAT = 1
+LEDGER, HEADS, RELEASED = "ledger.jsonl", "heads.safetensors", "released.safetensors"
+CARD, FACTS = "privacy_card.md", "cca.json"
+_FORMAT, _RELEASED = 1, "released"
 _FIT = re.compile(r"fit-(\d+)")
 
 
@@ -43,6 +50,7 @@ class Saved:
         delta: its companion.
         widths: columns of X and of Y.
         heads: as `dpfed.models.moments.published_heads` gives them.
+        released: the noisy means and moments.
         card: Markdown.
         ledger: JSON lines.
         columns: names of the columns of X, where it had some.
@@ -53,9 +61,29 @@ class Saved:
     delta: float
     widths: tuple[int, ...]
     heads: dict[str, np.ndarray]
+    released: np.ndarray
     card: str
     ledger: str
     columns: tuple[str, ...] | None = None
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """What the fit promised, as its ledger says."""
+        return PrivacyPlan.from_dict(json.loads(self.ledger.partition("\n")[0])["plan"])
+
+
+@contextlib.contextmanager
+def opened(folder: str | Path | None) -> Iterator[tuple[Path, bool]]:
+    """Where a fit keeps its ledger, and whether it stays; otherwise it goes at the end of the ``with`` block.
+
+    Args:
+        folder: of fits; ``None``: a temporary one.
+    """
+    if folder is not None:
+        yield path_of(folder, "folder").expanduser(), True
+        return
+    with tempfile.TemporaryDirectory(prefix="dpfed-cca-") as temporary:
+        yield Path(temporary), False
 
 
 def new_fit(folder: Path) -> Path:
@@ -107,13 +135,14 @@ def write(folder: Path, saved: Saved) -> None:
     Raises:
         ArrayError: if the folder cannot be written.
     """
-    heads = save(saved.heads)
-    facts = {name: value for name, value in asdict(saved).items() if name not in ("heads", "card", "ledger")}
-    facts |= {"format": _FORMAT, "sha256_heads": hashlib.sha256(heads).hexdigest()}
+    tensors = {HEADS: save(saved.heads), RELEASED: save({_RELEASED: saved.released})}
+    facts = {name: value for name, value in asdict(saved).items() if name not in ("heads", "released", "card", "ledger")}
+    facts |= {"format": _FORMAT, "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in tensors.items()}}
     try:
         if not (folder / LEDGER).exists():
             write_atomically(folder / LEDGER, saved.ledger)
-        write_atomically(folder / HEADS, heads)
+        for name, content in tensors.items():
+            write_atomically(folder / name, content)
         write_atomically(folder / CARD, saved.card)
         write_atomically(folder / FACTS, json.dumps(facts, indent=1) + "\n")
     except OSError as error:
@@ -148,14 +177,17 @@ def read(folder: Path) -> Saved:
         folder = whole[-1] if whole else folder
     try:
         facts = json.loads(read_text(folder / FACTS))
-        content, card, ledger = read_bytes(folder / HEADS), read_text(folder / CARD), read_text(folder / LEDGER)
+        tensors = {name: read_bytes(folder / name) for name in (HEADS, RELEASED)}
+        card, ledger = read_text(folder / CARD), read_text(folder / LEDGER)
         if facts["format"] != _FORMAT:
             raise ArrayError(f"{folder} is of format {facts['format']}; this dpfed reads {_FORMAT}. [arrays-format]")
-        if hashlib.sha256(content).hexdigest() != facts["sha256_heads"]:
-            raise ArrayError(f"{folder / HEADS} is not what {FACTS} describes: copy the folder again. [arrays-heads-differ]")
+        for name, content in tensors.items():
+            if hashlib.sha256(content).hexdigest() != facts["sha256"][name]:
+                raise ArrayError(f"{folder / name} is not what {FACTS} describes: copy the folder again. [arrays-file-differs]")
         columns = facts["columns"] and tuple(facts["columns"])
         widths = tuple(facts["widths"])
-        return Saved(facts["parameters"], facts["epsilon"], facts["delta"], widths, load(content), card, ledger, columns)
+        heads, released = load(tensors[HEADS]), load(tensors[RELEASED])[_RELEASED]
+        return Saved(facts["parameters"], facts["epsilon"], facts["delta"], widths, heads, released, card, ledger, columns)
     except OSError as error:
         raise ArrayError(
             f"cannot read {error.filename or folder}: {error.strerror or error}; expected what PrivateCCA.save, or a fit with "

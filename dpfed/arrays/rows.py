@@ -95,12 +95,13 @@ class Rows:
         )
 
 
-def rows_of(given: Any, name: str) -> Rows:
+def rows_of(given: Any, name: str, least: int = 2) -> Rows:
     """Rows of whatever was given.
 
     Args:
         given: see above.
         name: ``X`` or ``Y``.
+        least: columns.
 
     Raises:
         ArrayError: for what is no matrix of numbers, saying what to do.
@@ -117,7 +118,7 @@ def rows_of(given: Any, name: str) -> Rows:
         rows = _of_frame(given, name)
     else:
         rows = _of_array(given, name)
-    _refuse_shape(rows)
+    _refuse_shape(rows, least)
     return rows
 
 
@@ -189,14 +190,14 @@ def _refuse_type(kind: np.dtype, name: str) -> None:
         raise ArrayError(f"{name} holds {kind}: expected numbers. [arrays-type]")
 
 
-def _refuse_shape(rows: Rows) -> None:
+def _refuse_shape(rows: Rows, least: int) -> None:
     name, shape = rows.name, rows.shape
     if len(shape) not in (2, 3):
         raise ArrayError(
             f"{name} has the shape {shape}: expected (rows, columns), or, for several views of each record, (rows, views, "
             "columns). Reshape your data; of labels, give one column for each class (1 or 0). [arrays-shape]"
         )
-    if shape[-1] < 2:
+    if shape[-1] < least:
         raise ArrayError(
             f"{name} has {shape[-1]} feature(s) (shape={shape}) while a minimum of 2 is required: every row is brought to unit "
             "length, which leaves of one number its sign. Give more columns, such as one for each class. [arrays-one-column]"

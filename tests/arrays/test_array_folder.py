@@ -38,11 +38,12 @@ def test_what_is_saved_is_loaded(tmp_path):
         "heads.safetensors",
         "ledger.jsonl",
         "privacy_card.md",
+        "released.safetensors",
     }
     with pytest.raises(UserError, match="arrays-save-used"):
         cca.save(tmp_path / "saved")
     (tmp_path / "saved" / "heads.safetensors").write_bytes(b"other")
-    with pytest.raises(UserError, match="arrays-heads-differ"):
+    with pytest.raises(UserError, match="arrays-file-differs"):
         dpfed.PrivateCCA.load(tmp_path / "saved")
     with pytest.raises(UserError, match="arrays-unreadable"):
         dpfed.PrivateCCA.load(tmp_path / "gone")

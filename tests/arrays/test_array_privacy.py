@@ -35,7 +35,7 @@ def sums_of(fit, centre_seed=0):
     with torch.no_grad():
         first = fit.heads.layout.place(0)
         drawn = torch.randn(fit.size, generator=torch.Generator().manual_seed(centre_seed))
-        fit.heads.released.copy_(drawn).mul_(fit._there())
+        fit.heads.released.copy_(drawn).mul_(fit.shape.there(fit.heads))
         fit.heads.released[first.stop :] = 0
     worker = fit.worker(Randomness.from_seed(0))
     return [worker.bounded_sum(step).numbers() for step in (0, 1)]
@@ -57,7 +57,7 @@ def moved(x, y, groups, kept, groups_kept):
     fit = fit_of(x, y, groups)
     less = fit_of(x[kept], y if y is None else y[kept], groups_kept)
     less.plan, less.heads = fit.plan, fit.heads  # the mechanism's numbers are public and fixed: N too
-    less.model, less._padded = fit.model, fit._padded
+    less.model, less.shape = fit.model, fit.shape
     return [
         (one - two).norm().item() / fit.plan.sensitivity_of(step)
         for step, (one, two) in enumerate(zip(sums_of(fit), sums_of(less), strict=True))
@@ -108,10 +108,9 @@ def released(monkeypatch, count, **options):
     run = Fit.run
 
     def seen(self, ledger, randomness):
-        made = run(self, ledger, randomness)
+        run(self, ledger, randomness)
         noise = self.heads.released.double() * self.plan.divisor / self.plan.noise_std
-        kept.append(noise[self._there() > 0])
-        return made
+        kept.append(noise[self.shape.there(self.heads) > 0])
 
     monkeypatch.setattr(Fit, "run", seen)
     x, y = np.zeros((N, 24), "f4"), np.zeros((N, 5), "f4")
@@ -193,7 +192,7 @@ def test_only_noisy_sums_reach_what_is_published(monkeypatch, tmp_path):
         {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
         for root in map(tmp_path.joinpath, ("one", "two"))
     ]
-    assert len(files[0]) == 4 and files[0].keys() == files[1].keys()
+    assert len(files[0]) == 5 and files[0].keys() == files[1].keys()
     names = {path for path in files[0] if path.name != "cca.json" and files[0][path] != files[1][path]}
     assert not names and one.card_ == two.card_
     assert all(np.array_equal(one.heads_[name], two.heads_[name]) for name in one.heads_)
@@ -202,8 +201,8 @@ def test_only_noisy_sums_reach_what_is_published(monkeypatch, tmp_path):
 def test_columns_of_zeros_are_a_map_of_the_features_and_leave_no_noise():
     x, y = two_views(N, (24, 5))
     fit = fit_of(x, y)
-    assert fit.heads.layout.dimensions == 24 and fit.widths == (24, 5)
-    views = ArrayViews(fit.records, fit._padded)(np.arange(3), Randomness.from_seed(0), 0, torch.device("cpu"))
+    assert fit.heads.layout.dimensions == 24 and fit.shape.widths == (24, 5)
+    views = ArrayViews(fit.records, fit.shape.padded)(np.arange(3), Randomness.from_seed(0), 0, torch.device("cpu"))
     assert views["text"].shape == (3, 1, 24) and torch.equal(views["text"][:, 0, :5], torch.from_numpy(y[:3]))
     assert not views["text"][..., 5:].any()
     cca = dpfed.PrivateCCA(epsilon=1).fit(x, y)
