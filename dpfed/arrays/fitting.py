@@ -163,13 +163,13 @@ class Shape:
 
 
 def randomness_of(seed: Any) -> Randomness:
-    """Fresh secret randomness, unless somebody asks for noise that can be repeated, and is told what that means.
+    """Fresh secret randomness, unless somebody asks for noise that can be repeated, which a notice warns of.
 
     Args:
         seed: an estimator's ``random_state``.
 
     Raises:
-        ArrayError: for what is no whole number.
+        ArrayError: for anything but a whole number.
     """
     if seed is None:
         return Randomness.fresh()

@@ -180,5 +180,5 @@ def _numbered(groups: Any, rows: int) -> np.ndarray:
         return np.fromiter((numbers.setdefault(name, len(numbers)) for name in names), np.uint64, len(names))
     except (TypeError, ValueError) as error:  # such as pandas' NA, lists
         raise ArrayError(
-            f"groups holds something that is no name ({error}): give numbers or texts. [arrays-group-names]"
+            f"groups holds other things than names ({error}): give numbers or texts. [arrays-group-names]"
         ) from error

@@ -104,7 +104,7 @@ def rows_of(given: Any, name: str, least: int = 2) -> Rows:
         least: columns.
 
     Raises:
-        ArrayError: for what is no matrix of numbers, saying what to do.
+        ArrayError: for anything but a matrix of numbers, saying what to do.
     """
     if isinstance(given, str | os.PathLike):
         rows = _of_file(opened(given, name), name)
