@@ -110,8 +110,8 @@ def table() -> str:
         for one in given["pace"]
     )
     said = (
-        f"R@10 of {HELD_OUT:,} held-out rows, percent, after {TRAINED:,} fitted rows that share {SHARED} directions: heads onto "
-        f"these, in the last column all; means of {given['draws']} draws (`benchmarks/results/two_arrays.json`). "
+        f"R@10 of {HELD_OUT:,} held-out rows, percent, after {TRAINED:,} fitted ones that share {SHARED} directions: heads "
+        f"onto these, in the last column all; means of {given['draws']} draws (`benchmarks/results/two_arrays.json`). "
         f"One core fits {paced}."
     )
     return "\n".join([*lines, "", said])

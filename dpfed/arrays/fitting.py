@@ -23,7 +23,7 @@ from dpfed.errors import Notice
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.moment_heads import canonical_heads
 from dpfed.models.moment_layout import Moments, dimensions_for
-from dpfed.models.moments import MomentHeads, give_heads
+from dpfed.models.moments import MomentHeads, Side, give_heads
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.blocks import block_length
 from dpfed.privacy.ledger import Ledger
@@ -39,6 +39,7 @@ from dpfed.training.transport import InProcess
 from dpfed.training.worker import Worker
 
 METHOD = "moments"
+_SIDES: tuple[Side, ...] = ("image", "text")
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class Shape:
             heads: with what was released.
             components: only so many directions, the most correlated; ``None``: the heads of a run.
         """
-        sides = ("image", "text")[: len(self.widths)]
+        sides = _SIDES[: len(self.widths)]
         if components is None:
             matrices = [heads.head(side).matrix for side in sides]
         else:
