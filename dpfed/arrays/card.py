@@ -51,7 +51,8 @@ def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Seque
     sampler = plan.mechanism.sampler.describe(protected) + (f"; the rows of a {GROUP} are averaged" if units else "")
     k = fit.heads.layout.dimensions
     discrete = plan.noise.kind == "discrete"
-    always = (ASSUMED_OF_BITS if discrete and said is LAST_BITS else said for said in NOT_PROTECTED if said is not OTHER_RUNS)
+    bits = ASSUMED_OF_BITS if discrete else LAST_BITS.replace("privacy.noise = 'discrete'", "noise='discrete'")
+    always = (bits if said is LAST_BITS else said for said in NOT_PROTECTED if said is not OTHER_RUNS)
     return privacy_card(
         CardFacts(
             name=f"PrivateCCA on {matrices}",

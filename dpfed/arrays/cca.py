@@ -18,10 +18,11 @@ from dpfed.arrays import folder as folders
 from dpfed.arrays.budgeting import Budget, Held, set_for
 from dpfed.arrays.card import card_of
 from dpfed.arrays.embedding import embedded, recall
-from dpfed.arrays.fitting import Fit, Shape, Wanted, randomness_of
+from dpfed.arrays.fitting import DEVICES, Fit, Shape, Wanted, randomness_of
 from dpfed.arrays.records import ArrayRecords
 from dpfed.arrays.refusal import ArrayError
 from dpfed.arrays.rows import Rows, rows_of
+from dpfed.errors import UserError
 from dpfed.paths import path_of
 
 _KEPT = ("folder", "budget", "random_state")  # parameters that a saved estimator does not have
@@ -42,6 +43,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         dimensions: k, after a public projection of the features; ``None``: chosen from N and the noise.
         aligned: whether X and Y are alike before anything is learnt, as by the two towers of a CLIP.
         noise: ``"gaussian"``, or ``"discrete"``: proven to the last bit.
+        device: where the rows are added up: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
         folder: of fits: ledger, card and heads of each call of `fit`, and the budget's ledger; ``None``: nothing is kept.
         budget: of all fits on these rows together, epsilon or (epsilon, delta); it needs `folder`.
         random_state: for tests only: a number makes the noise predictable, so nothing is promised, and `epsilon_` is infinite.
@@ -75,6 +77,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         dimensions: int | None = None,
         aligned: bool = False,
         noise: str = "gaussian",
+        device: str = "auto",
         folder: str | Path | None = None,
         budget: Budget | None = None,
         random_state: int | None = None,
@@ -85,6 +88,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self.dimensions = dimensions
         self.aligned = aligned
         self.noise = noise
+        self.device = device
         self.folder = folder
         self.budget = budget
         self.random_state = random_state
@@ -115,14 +119,19 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             if self.budget is not None:
                 set_for(records, self.budget)
             place = folders.new_fit(path) if kept else path
-            held = Held(records, fit.plan, identity, place, fixed)
+            try:
+                held = Held(records, fit.plan, identity, place, fixed)
+            except UserError:
+                if kept:
+                    place.rmdir()  # nothing is in it yet
+                raise
             ledger = fit.create_ledger(place / folders.LEDGER, fixed)
             with torch.random.fork_rng(devices=[]):
                 fit.run(ledger, randomness)
             budget = held.settled(ledger.charged)
             earlier = folders.spent_in([one for one in folders.fits_in(path) if one != place])
             self._shape, self.heads_ = fit.shape, fit.shape.published(fit.heads, self.n_components)
-            self.released_ = fit.heads.released.detach().numpy().copy()
+            self.released_ = fit.heads.released.detach().cpu().numpy().copy()
             self.epsilon_, self.delta_ = math.inf if fixed else ledger.epsilon, fit.plan.promise.delta
             self.card_ = card_of(fit, ledger, identity, budget, earlier)
             self.ledger_ = ledger.path.read_text(encoding="utf-8")
@@ -234,9 +243,11 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     def _wanted(self) -> Wanted:
         if self.epsilon is None:
             raise ArrayError("epsilon is missing: say what the fit may spend, such as PrivateCCA(epsilon=3). [arrays-epsilon]")
+        if self.device not in DEVICES:
+            raise ArrayError(f"device = {self.device!r}: expected one of {', '.join(DEVICES)}. [arrays-device]")
         if self.budget is not None and self.folder is None:
             raise ArrayError("budget= needs folder=, in which the budget's ledger is kept. [arrays-budget-folder]")
-        return Wanted(self.epsilon, self.delta, self.dimensions, bool(self.aligned), self.noise)
+        return Wanted(self.epsilon, self.delta, self.dimensions, bool(self.aligned), self.noise, self.device)
 
     def _components(self, k: int) -> None:
         wanted = self.n_components

@@ -32,6 +32,7 @@ from dpfed.privacy.plan import STEPS_IN_CLOSED_FORM, PrivacyPlan
 from dpfed.privacy.plan_checks import MOST_RECORDS
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.closed_form import moment_heads
+from dpfed.runs.resolution import pick_device
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.loop import train
 from dpfed.training.options import OptimizerConfig
@@ -39,6 +40,7 @@ from dpfed.training.transport import InProcess
 from dpfed.training.worker import Worker
 
 METHOD = "moments"
+DEVICES = ("auto", "cpu", "cuda", "mps")
 _SIDES: tuple[Side, ...] = ("image", "text")
 
 
@@ -52,6 +54,7 @@ class Wanted:
         dimensions: k; ``None``: chosen from N and sigma.
         aligned: whether the features of a record are alike before anything is learnt.
         noise: ``gaussian`` or ``discrete``.
+        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
     """
 
     epsilon: float
@@ -59,6 +62,7 @@ class Wanted:
     dimensions: int | None = None
     aligned: bool = False
     noise: str = "gaussian"
+    device: str = "auto"
 
 
 def plan_of(wanted: Wanted, records: ArrayRecords) -> PrivacyPlan:
@@ -212,6 +216,7 @@ class Fit:
         self.heads = self.shape.heads()
         self.model = _bare(len(widths)).requires_grad_(False)
         give_heads(self.model, self.heads)
+        self.model.to(pick_device(wanted.device))
 
     @property
     def size(self) -> int:

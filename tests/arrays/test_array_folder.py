@@ -82,6 +82,7 @@ def test_a_budget_holds_for_all_fits_on_the_rows(tmp_path):
     for given in (cca, dpfed.PrivateCCA(epsilon=4.5), dpfed.PrivateCCA(epsilon=4.5, folder=tmp_path / "other")):
         with pytest.raises(UserError, match="has no room"):
             given.set_params(epsilon=4.5).fit(X, Y)
+    assert [path.name for path in (tmp_path / "fits").glob("fit-*")] == ["fit-1"]
     order = np.random.default_rng(0).permutation(len(X))
     with pytest.raises(UserError, match="has no room"):  # the same rows in another order, and in another type
         dpfed.PrivateCCA(epsilon=4.5).fit(torch.from_numpy(X[order]).double().numpy().astype("f4"), Y[order])

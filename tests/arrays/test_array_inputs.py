@@ -188,6 +188,7 @@ PARAMETERS = [
     ({"random_state": "one"}, "[arrays-seed]"),
     ({"budget": 4}, "[arrays-budget-folder]"),
     ({"noise": "laplace"}, "[plan-impossible]"),
+    ({"device": "gpu"}, "[arrays-device]"),
 ]
 
 
