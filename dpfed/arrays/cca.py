@@ -243,11 +243,14 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     def _wanted(self) -> Wanted:
         if self.epsilon is None:
             raise ArrayError("epsilon is missing: say what the fit may spend, such as PrivateCCA(epsilon=3). [arrays-epsilon]")
+        k = self.dimensions
+        if k is not None and (not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1):
+            raise ArrayError(f"dimensions = {k!r}: expected a whole number from 1, or None. [arrays-dimensions-odd]")
         if self.device not in DEVICES:
             raise ArrayError(f"device = {self.device!r}: expected one of {', '.join(DEVICES)}. [arrays-device]")
         if self.budget is not None and self.folder is None:
             raise ArrayError("budget= needs folder=, in which the budget's ledger is kept. [arrays-budget-folder]")
-        return Wanted(self.epsilon, self.delta, self.dimensions, bool(self.aligned), self.noise, self.device)
+        return Wanted(self.epsilon, self.delta, k and int(k), bool(self.aligned), self.noise, self.device)
 
     def _components(self, k: int) -> None:
         wanted = self.n_components

@@ -19,7 +19,7 @@ from dpfed.arrays.records import ArrayRecords, ArrayViews
 from dpfed.arrays.refusal import ArrayError
 from dpfed.bounding.pair_moments import MomentsEngine
 from dpfed.data.sampling import PartitionRows
-from dpfed.errors import Notice
+from dpfed.errors import Notice, UserError
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.moment_heads import canonical_heads
 from dpfed.models.moment_layout import Moments, dimensions_for
@@ -76,19 +76,17 @@ def plan_of(wanted: Wanted, records: ArrayRecords) -> PrivacyPlan:
     options = method.checked("infonce", {"dimensions": wanted.dimensions or 0, "views": views})
     inputs = MethodInputs(METHOD, options, "infonce", None, "fp32", reads_text=records.y is not None, public_records=0)
     units: dict[str, Any] = {} if records.units is None else {"unit": "user", "per_unit": MOST_RECORDS}  # all of a unit's
-    return PrivacyPlan.calibrate(
-        records.protected,
-        records.protected,
-        STEPS_IN_CLOSED_FORM,
-        wanted.epsilon,
-        wanted.delta,
-        group_size=1,
-        clip_norm=1.0,
-        method_name=METHOD,
-        options=method.public_parameters(inputs),
-        noise_kind=wanted.noise,
-        **units,
-    )
+    numbers = {"group_size": 1, "clip_norm": 1.0, "method_name": METHOD, "noise_kind": wanted.noise, **units}
+    options, n, steps = method.public_parameters(inputs), records.protected, STEPS_IN_CLOSED_FORM
+    try:
+        return PrivacyPlan.calibrate(n, n, steps, wanted.epsilon, wanted.delta, options=options, **numbers)
+    except UserError as error:
+        if error.code != "epsilon-too-large":
+            raise
+        raise ArrayError(
+            f"epsilon = {wanted.epsilon} promises next to nothing, and the least noise there is gives less: lower it, to 80 or "
+            "less; scikit-learn's CCA is without privacy. [arrays-epsilon-large]"
+        ) from error
 
 
 @dataclass(frozen=True)

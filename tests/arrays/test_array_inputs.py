@@ -189,6 +189,8 @@ PARAMETERS = [
     ({"budget": 4}, "[arrays-budget-folder]"),
     ({"noise": "laplace"}, "[plan-impossible]"),
     ({"device": "gpu"}, "[arrays-device]"),
+    ({"epsilon": 300}, "[arrays-epsilon-large]"),
+    ({"dimensions": 2.5}, "[arrays-dimensions-odd]"),
 ]
 
 
