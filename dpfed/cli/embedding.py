@@ -92,12 +92,12 @@ def _refuse_options(model: str | None, weights: str | None, captions: bool, cont
 
 def _by_tower(name: str, weights: str | None, captions: bool, pictures: NamedPictures, out: Path, progress: Progress) -> int:
     """Writes what a public tower makes of pictures, or of captions; returns the width of the features."""
+    from dpfed.automatic.towers import named_tower
     from dpfed.data.named_pictures import StoredPictures
     from dpfed.errors import UserError
     from dpfed.features.parquet import captions_embedded, embedded, write_features
-    from dpfed.features.public_tower import public_tower
 
-    tower = public_tower(name, weights)
+    tower = named_tower(name, weights)
     if not captions and tower.reads_images:
         advance = progress.stage("pictures", len(pictures))
         return write_features(out, pictures, embedded(pictures, tower.images, tower.size, tower.preprocessing, advance))

@@ -1,10 +1,8 @@
-"""A public tower by its name, without a run: features of pictures, or of captions."""
+"""A public tower without a run: features of pictures, or of captions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +18,10 @@ from dpfed.features.towers import frozen_towers
 from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.contract import method_of
 from dpfed.models.images import default_size, preprocessing_of
-from dpfed.models.options import SENTENCES, AdaptationConfig, ModelConfig
-from dpfed.models.text_blueprints import CONFIG, text_blueprint
+from dpfed.models.options import AdaptationConfig, ModelConfig
+from dpfed.models.text_blueprints import text_blueprint
 from dpfed.models.text_tower import TextTokenizer, build_text_tower
 from dpfed.objectives import ObjectiveConfig
-
-_CLIP, _TIMM, _TORCHVISION = "open_clip/", "timm/", "torchvision/"
-_KINDS = f"{_TIMM}NAME, {_TORCHVISION}NAME, {_CLIP}NAME, {SENTENCES}NAME, or the folder of a text tower"
 
 
 class PublicTower:
@@ -93,31 +88,15 @@ class PublicTower:
         return means
 
 
-def public_tower(name: str, weights: str | None = None) -> PublicTower:
-    """Builds a public tower.
+def public_tower(config: ModelConfig) -> PublicTower:
+    """The towers of an open_clip model, or an image encoder of timm or torchvision, with the weights that are named.
 
     Args:
-        name: ``timm/NAME``, ``torchvision/NAME``, ``open_clip/NAME``, ``sentence-transformers/NAME``, or the folder of a text
-            tower in the Hugging Face format.
-        weights: a tag that the library knows (it fetches them), or a local file or folder; default: those that timm or
-            torchvision takes by itself.
+        config: names them.
 
     Raises:
-        UserError: for a name or weights that are not known or not available.
+        UserError: for weights that are not available.
     """
-    if name.startswith(SENTENCES) or (Path(name).expanduser() / CONFIG).is_file():
-        return _of_text(name, weights)
-    if name.startswith(_CLIP):
-        options: dict[str, Any] = {"kind": "open_clip", "architecture": name.removeprefix(_CLIP)}
-    elif name.startswith((_TIMM, _TORCHVISION)):
-        base, _, tag = name.partition(".")
-        options = {"kind": "image", "image": base}
-        weights = weights or tag or _usual(base)
-    else:
-        raise UserError(f"--model {name}: expected {_KINDS}. [tower-name]")
-    if weights is None and not name.startswith(f"{_CLIP}local-dir:"):
-        raise UserError(f"--model {name} needs --weights: a tag that open_clip knows, or a local file. [tower-weights]")
-    config = ModelConfig(**options, weights=weights)
     frozen = AdaptationConfig(image="frozen", text="frozen")
     with torch.random.fork_rng(devices=[]):
         model = build_model(config, ObjectiveConfig(), frozen).requires_grad_(False)
@@ -126,9 +105,15 @@ def public_tower(name: str, weights: str | None = None) -> PublicTower:
     return PublicTower(model, towers.text, towers.text_width, tokenizer_for(config), size, preprocessing)
 
 
-def _of_text(name: str, weights: str | None) -> PublicTower:
-    if weights is not None:
-        raise UserError("--weights is for image towers: a text tower has its weights in its folder. [tower-text-weights]")
+def public_text_tower(name: str) -> PublicTower:
+    """A pretrained text tower.
+
+    Args:
+        name: ``sentence-transformers/NAME``, or a folder in the Hugging Face format.
+
+    Raises:
+        UserError: if it is not available.
+    """
     spec = text_blueprint(name)
     tower = build_text_tower(spec, out=1).backbone
     return PublicTower(_TextOnly(tower), tower, spec.width, TextTokenizer(spec))
@@ -140,23 +125,3 @@ class _TextOnly(nn.Module):
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()
         self.text_features = tower
-
-
-def _usual(base: str) -> str:
-    """The tag of the weights that a library takes by itself.
-
-    Raises:
-        UserError: if it has none.
-    """
-    if base.startswith(_TORCHVISION):
-        from dpfed.models.torchvision_encoders import weights_of
-
-        tags = list(weights_of(base.removeprefix(_TORCHVISION)))
-    else:
-        import timm
-
-        found = timm.models.get_arch_pretrained_cfgs(base.removeprefix(_TIMM))
-        tags = [full.partition(".")[2] for full, cfg in found.items() if cfg.has_weights]
-    if not tags:
-        raise UserError(f"{base} has no published weights that are known by default: give --weights. [tower-untrained]")
-    return tags[0]

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 import dpfed as library
-from dpfed.config import parse_config
+from dpfed.config import ModelConfig, parse_config
 from dpfed.errors import UserError
-from dpfed.features.public_tower import public_tower
+from dpfed.features.public_tower import public_text_tower, public_tower
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import build
 from tests.frozen_towers import frozen, image_weights, text_folder
@@ -62,7 +62,8 @@ def test_pictures_in_a_folder_need_no_store(towers, dpfed, tmp_path):
         ((*given, folder, "--split", "train"), "[image-split]"),
         ((*given, "--contrast", folder), "[embed-contrast]"),
         (("--model", "resnet18", folder), "[tower-name]"),
-        (("--model", "open_clip/ViT-B-32", folder), "[tower-weights]"),
+        (("--model", "nothing", folder), "[automatic-model]"),
+        (("--model", "timm/nothing", folder), "[automatic-no-weights]"),
         (("--model", towers[1], "--weights", "some", folder), "[tower-text-weights]"),
         ((folder,), "[embed-files]"),
         ((folder, "--captions", folder), "[embed-no-model]"),
@@ -73,20 +74,12 @@ def test_pictures_in_a_folder_need_no_store(towers, dpfed, tmp_path):
 
 
 def test_captions_need_a_text_tower(towers):
-    tower = public_tower("timm/test_resnet", towers[0])
+    tower = public_tower(ModelConfig(image="timm/test_resnet", weights=towers[0]))
     assert tower.reads_images and not tower.reads_text
     with pytest.raises(UserError, match="tower-no-text"):
         tower.captions([["a"]])
-    text = public_tower(towers[1])
+    text = public_text_tower(towers[1])
     both = text.captions([["a small red circle", "a blue square"], ["a blue square"]])
     alone = text.captions([["a small red circle"]])
     assert not text.reads_images and torch.equal(both[1], text.captions([["a blue square"]])[0])
     torch.testing.assert_close(both[0], (alone[0] + both[1]) / 2)
-
-
-def test_a_name_of_timm_may_hold_its_tag():
-    from dpfed.features.public_tower import _usual
-
-    assert _usual("timm/resnet18") and _usual("torchvision/resnet18")
-    with pytest.raises(UserError, match="tower-untrained"):
-        _usual("timm/no_such_model")
