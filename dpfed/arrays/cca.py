@@ -118,6 +118,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 rows.refuse_empty()
             if self.budget is not None:
                 set_for(records, self.budget)
+            earlier = folders.spent_in(folders.fits_in(path))
             place = folders.new_fit(path) if kept else path
             try:
                 held = Held(records, fit.plan, identity, place, fixed)
@@ -129,7 +130,6 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             with torch.random.fork_rng(devices=[]):
                 fit.run(ledger, randomness)
             budget = held.settled(ledger.charged)
-            earlier = folders.spent_in([one for one in folders.fits_in(path) if one != place])
             self._shape, self.heads_ = fit.shape, fit.shape.published(fit.heads, self.n_components)
             self.released_ = fit.heads.released.detach().cpu().numpy().copy()
             self.epsilon_, self.delta_ = math.inf if fixed else ledger.epsilon, fit.plan.promise.delta

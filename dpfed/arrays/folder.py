@@ -115,7 +115,8 @@ def new_fit(folder: Path) -> Path:
 
 def fits_in(folder: Path) -> list[Path]:
     """The folders of fits, in order."""
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _FIT.fullmatch(path.name))]
+    there = folder.iterdir() if folder.is_dir() else ()
+    found = [(int(match[1]), path) for path in there if (match := _FIT.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
 
 

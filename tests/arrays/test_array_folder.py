@@ -67,6 +67,14 @@ def test_every_fit_in_a_folder_has_its_own_and_they_add_up(tmp_path):
         library.PrivateCCA(epsilon=1, folder=tmp_path / "fits" / "fit-1").fit(X, Y)
 
 
+def test_a_damaged_ledger_of_another_fit_is_seen_before_anything_is_spent(tmp_path):
+    (tmp_path / "fit-1").mkdir()
+    (tmp_path / "fit-1" / "ledger.jsonl").write_text('{"ledger": 1}\n{"step": 0}\n')
+    with pytest.raises(UserError, match="ledger-damaged"):
+        library.PrivateCCA(epsilon=3, folder=tmp_path).fit(X, Y)
+    assert [path.name for path in tmp_path.iterdir()] == ["fit-1"]
+
+
 def test_heads_go_behind_a_tower_of_dpfed(tmp_path):
     cca = library.PrivateCCA(epsilon=3, folder=tmp_path).fit(X, Y)
     model = TwoTowerModel(torch.nn.Identity(), torch.nn.Identity(), torch.nn.Identity())
