@@ -96,7 +96,7 @@ def _own_memory() -> float:
 
 
 def table() -> str:
-    """For docs/two-arrays.md."""
+    """For docs/two-arrays.md, once the result file is there."""
     given = figures("two_arrays")
     lines = [
         "| columns of X, Y | exact CCA | epsilon 1 | epsilon 3 | epsilon 8 | all columns, epsilon 8 |",
