@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from benchmarks import automatic_tables, moment_tables
+from benchmarks import automatic_tables, moment_tables, two_arrays
 from benchmarks import peer_tables as page
 from benchmarks.deployment_tables import budget, cluster, faults, membership, rounds, scaling, secure_sums, stores, torture
 from benchmarks.method_tables import forecast, logit, losses, objectives, table1
@@ -215,6 +215,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name 
         "methods": methods,
         "moments-sets": moment_tables.sets,
         "moments-images": moment_tables.images,
+        "two-arrays": two_arrays.table,
         "public": public_contrast,
         "public-cifar10": public_cifar10,
         "objectives": objectives,
