@@ -48,8 +48,9 @@ from dpfed.report.facts import (
     own_part,
     shared_unit,
 )
-from dpfed.report.gallery import Gallery, build_gallery
+from dpfed.report.gallery import Gallery
 from dpfed.report.html import write_report
+from dpfed.report.pictures import build_gallery
 from dpfed.report.view import RunView
 from dpfed.runs.budgeting import stated
 from dpfed.runs.build import Parts
