@@ -20,6 +20,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.runs import build as building
 from tests import accounted
 from tests.alike_once import ask_each_time, ask_once
+from tests.timm_alone import import_timm_alone
 from tests.undrawn import draw, undraw
 
 # Caches of hypothesis, wherever it is used: never a folder in the checkout.
@@ -33,6 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 accounted.keep()
+import_timm_alone()
 
 CIFAR10 = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10"
 

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -18,9 +19,8 @@ from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from tests.callbacks.event_files import boards, history, records, texts
 
-pytest.importorskip("tensorboard")
-pytest.importorskip("wandb")
-pytest.importorskip("mlflow")
+# They are looked for, and not yet imported: every process of a session reads this file, and one runs it.
+pytestmark = pytest.mark.skipif(not all(map(find_spec, ("tensorboard", "wandb", "mlflow"))), reason="needs all trackers")
 KINDS = ("training/", "progress/", "evaluation/")
 NAMES = ("training/epsilon", "training/learning_rate", "training/noisy_gradient_norm")
 
