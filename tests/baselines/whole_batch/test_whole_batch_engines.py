@@ -144,8 +144,7 @@ def test_exact_logit_clipping_is_the_loop_over_pairs(name, augmentations):
                 torch.testing.assert_close(norms.sort().values.double(), norms_of(parts).sort().values, rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("augmentations", [0, 1])
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(("augmentations", "name"), halved([0, 1], MODELS))
 def test_exact_sample_clipping_is_the_loop_over_records(name, augmentations):
     model, batch = case(name, augmentations)
     parts = sample_parts(model, batch)
@@ -167,9 +166,7 @@ def test_without_clipping_the_sum_is_the_objectives_gradient(name, kind):
         assert_close(run(kind(model, COUNT, norms), batch, 1e9)[0], expected)
 
 
-@pytest.mark.parametrize("augmentations", [0, 1])
-@pytest.mark.parametrize("kind", [LogitEngine, SampleEngine])
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(("augmentations", "kind", "name"), halved([0, 1], [LogitEngine, SampleEngine], MODELS))
 def test_bounds_are_never_below_the_norms_nor_far_above(name, kind, augmentations):
     model, batch = case(name, augmentations)
     exact, bound = (run(kind(model, COUNT, norms), batch, 1.0)[1] for norms in ("exact", "bound"))
