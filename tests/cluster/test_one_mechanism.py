@@ -89,7 +89,7 @@ class Oracle:
         self.plan = plan
         self.parts = build(config, Randomness.from_seed(SEED))
         self.randomness = Randomness.from_seed(SEED).for_ranks()
-        self.views = self.parts.learner.worker(self.randomness)._views
+        self.views = self.parts.learner.worker(self.randomness).views
         self.model = copy.deepcopy(self.parts.model).double().train()
 
     @property

@@ -173,7 +173,7 @@ def test_training_on_them_is_training_on_images(engine, tiny, tmp_path):
 
 def test_neighbours_stay_within_the_bound(parts):
     whole, rows = parts.learner.worker(SECRET), parts.store.split("train")
-    for gone in whole._drawn(0).indices[:4]:
+    for gone in whole.draw(0).indices[:4]:
         fewer = parts.learner.worker(SECRET)
         keep_only(fewer, rows[rows != gone], parts.store.keys)
         moved = (whole.bounded_sum(0).numbers() - fewer.bounded_sum(0).numbers()).norm()

@@ -56,7 +56,7 @@ def moved(parts, step, count=2):
         keep_only(worker, kept, keys)
         return worker.bounded_sum(step).numbers()
 
-    drawn = parts.learner.worker(RANDOMNESS)._drawn(step).indices
+    drawn = parts.learner.worker(RANDOMNESS).draw(step).indices
     whole = total(indices)
     return [(whole - total(indices[indices != gone])).norm().item() for gone in drawn[:count]], whole.norm().item()
 
