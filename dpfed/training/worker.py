@@ -153,7 +153,7 @@ class Worker:
 
     @property
     def _clip(self) -> float | Clip:
-        """How the groups of the next step are clipped, in steps of the grid: all rules give parts of R steps at most.
+        """How the groups of the next step are clipped, in grid steps: all rules give parts of R steps at most.
 
         C enters here, once: a number of the gradient is R / C steps.
         """
