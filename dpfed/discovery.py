@@ -209,9 +209,14 @@ def said_of(value: object, name: str | None = None) -> str:
     kind = value if hasattr(value, "__qualname__") else type(value)
     module = name.partition(":")[0] if name and not in_python(name) else getattr(kind, "__module__", None) or "?"
     shown = name if name and not in_python(name) else f"{module}:{getattr(kind, '__qualname__', '?')}"
+    package = package_of(module)
+    return f"{shown}{f', {package}' if package else ''}, SHA-256 {file_digest(module) or 'not known'}"
+
+
+def package_of(module: str) -> str | None:
+    """The installed package that a module belongs to, with its version; ``None``: it belongs to none."""
     package = _packages().get(module.partition(".")[0], [None])[0]
-    version = f", {package} {importlib.metadata.version(package)}" if package else ""
-    return f"{shown}{version}, SHA-256 {file_digest(module) or 'not known'}"
+    return f"{package} {importlib.metadata.version(package)}" if package else None
 
 
 @functools.cache

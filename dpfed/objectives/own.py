@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_SHIPPED = ("DCL", "Prediction", "VICReg")
+
+
+def is_shipped(name: str) -> bool:
+    """Whether a name leads to a loss of `dpfed.losses`, which every installation of dpfed has.
+
+    Args:
+        name: in the configuration.
+    """
+    return name in {f"dpfed.losses:{loss}" for loss in _SHIPPED}
+
+
 def own_objective(name: str) -> Objective:
     """What is known of a loss of the user's own before it is loaded.
 

@@ -62,6 +62,8 @@ def statement(terms: Terms, own: int | None = None, confirmed: Collection[str] =
     model = terms.run_config().model
     if model.start:
         yield "starting weights", f"{model.start}, SHA-256 {model.start_digest}"
+    for part in terms.code:
+        yield "code", f"{part.key}: {part}"
     yield "trust", str(terms.trust_model)
     if seen := message_epsilon(terms, brief=True):
         yield "one message", seen

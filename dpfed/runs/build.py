@@ -44,6 +44,7 @@ from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, Silent, import_progress, signs_of_life
+from dpfed.protocol.named_code import refuse_other_code
 from dpfed.runs.closed_form import add_moment_heads
 from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
 from dpfed.runs.memory import records_of_a_pass, require_memory
@@ -148,6 +149,8 @@ def build(
     """
     exact_arithmetic()
     progress = progress or Silent()
+    if terms is not None:
+        refuse_other_code(terms.code)
     own = own_parts(config, given)
     own_views, config = open_own(config, own, progress)
     config, start = resolve_with_start(config, start)
