@@ -17,6 +17,7 @@ _HOMES = {
     "Views": "dpfed.data.items.views",
     "SimCLR": "dpfed.models.own",
     "TwoTower": "dpfed.models.own",
+    "BYOL": "dpfed.models.byol",
     "Callback": "dpfed.callbacks",
     "Config": "dpfed.config",
     "load_config": "dpfed.config",

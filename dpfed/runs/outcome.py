@@ -221,6 +221,8 @@ def card_facts(parts: Parts, ledger: Ledger, disclosed: Collection[str] = ()) ->
     protected = (_unit_name(parts) or "unit") if plan.promise.unit == "user" else "record"
     captioned = _WITH_CAPTIONS if plan.bounding.method.closed_form else _CAPTIONED
     unit = captioned if config.model.reads_text else _IMAGE
+    if parts.learner.views.label is not None:
+        unit += " with its class, which the loss reads under the same noise"
     sampler = plan.mechanism.sampler.describe(protected)
     grouping = f"every drawn {protected} chooses one of the K groups independently"
     if plan.bounding.method.whole_batch:

@@ -45,9 +45,11 @@ class Records(RecordSet):
         image: where an item has its image: a column, a place in a tuple, or a function of the item. Default: the item itself,
             the first of a tuple, or the column ``image``.
         caption: where it has its text, or a list of texts. Default: the second of a tuple, if that is a text.
-        label: where it has its class, or a mapping from names of labels to that; read for k-NN and the linear probe alone.
+        label: where it has its class, or a mapping from names of labels to that; read for k-NN, the linear probe, and losses of
+            classes such as `dpfed.losses.SupCon`.
             Default: the second of a tuple, or the column ``label``, if that is a whole number.
-        key: what tells a record from all others, wherever it stands in the data set. Default: a hash of image and captions.
+        key: what tells a record from all others, wherever it stands in the data set. Default: a hash of image, captions and
+            labels.
         unit: what several records share, such as a person. `Privacy(unit="user")` protects all records of one together.
         validation: a data set of held-out records, on which the model is measured.
         test: another one.
@@ -212,11 +214,12 @@ class Records(RecordSet):
                     "another, or leave key= out. [records-key-twice]"
                 )
             return np.array([record_key(name) for name in given], np.uint64), equal
-        # Of a unit's equal records the first, second, ... have keys of their own, which do not change with one more.
-        seen: Counter[str] = Counter()
+        # Of a unit's equal records the first, second, ... have keys of their own, which do not change with one more. A label is
+        # a part of what is equal: a loss may read it, and without the first of two records the second would take its place.
+        seen, classes = Counter[str](), self._class_names()
         keys = np.empty(len(scanned), np.uint64)
         for row, one in enumerate(scanned):
-            name = f"{one.content.hex()} {one.unit}"
+            name = f"{one.content.hex()} {one.unit}{_said(one.labels, classes)}"
             keys[row] = record_key(f"{name} {seen[name]}")
             seen[name] += 1
         return keys, equal
@@ -268,6 +271,16 @@ class _Joined(Sequence[Any]):
     def __getitem__(self, row: Any) -> Any:
         which = int(np.searchsorted(self._ends, row, side="right"))
         return self._sets[which][int(row) - (self._ends[which - 1] if which else 0)]
+
+
+def _said(labels: Mapping[str, Any], classes: Mapping[str, Sequence[str]]) -> str:
+    """A record's labels by the names of their classes, whose numbers may depend on which classes other records have."""
+    text = ""
+    for name, value in sorted(labels.items()):
+        known = classes.get(name, ())
+        if value is not None and value != -1:
+            text += f" {name}={known[value] if isinstance(value, int) and 0 <= value < len(known) else value!r}"
+    return text
 
 
 def _numbered(
