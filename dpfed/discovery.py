@@ -1,5 +1,8 @@
 """What is found by its name: methods of bounding, what rooms add that an installation may lack, and parts of other packages.
 
+Other packages announce parts by entry points of the groups ``dpfed.losses`` (an `Objective`), ``dpfed.methods`` (a `Method`),
+``dpfed.encoders`` (a function that returns a module) and ``dpfed.importers``. dpfed's own are found by their files.
+
 These rooms are `dpfed.baselines` (methods for comparison, BatchNorm) and `dpfed.reproduce` (the papers' experiments and data
 sets). Nothing needs them, and nothing else names them.
 """
@@ -25,6 +28,7 @@ from dpfed.errors import UserError
 from dpfed.schema.named import in_python
 
 Room = Literal["baselines", "reproduce"]
+Kind = Literal["losses", "methods", "importers", "encoders"]
 _METHODS = ("bounding", "baselines")  # rooms with a folder of methods
 
 
@@ -80,20 +84,25 @@ class Announced:
         return found
 
     @property
+    def place(self) -> str:
+        """``module:attribute``, by which a configuration may name it, too."""
+        return f"{self.module}:{self.attribute}"
+
+    @property
     def said(self) -> str:
         """What it is, in words: its name, package and version, its module, and the hash of the module's file."""
         digest = file_digest(self.module) or "not known"
         return f"'{self.name}' of {self.package} {self.version} ({self.module}, SHA-256 {digest})"
 
 
-def announced(kind: Literal["losses", "importers"]) -> dict[str, Announced]:
-    """The parts of a kind that other packages announce, by name: entry points of ``dpfed.losses`` or ``dpfed.importers``.
+def announced(kind: Kind) -> dict[str, Announced]:
+    """The parts of a kind that other packages announce, by name: entry points of ``dpfed.losses`` and so on.
 
     Raises:
         UserError: if two packages announce the same name.
     """
     found: dict[str, Announced] = {}
-    for point in importlib.metadata.entry_points(group=f"dpfed.{kind}"):
+    for point in _entry_points().select(group=f"dpfed.{kind}"):
         package, version = (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
         part = Announced(point.name, package, version, point.module, point.attr)
         if found.setdefault(point.name, part) != part:
@@ -217,6 +226,11 @@ def package_of(module: str) -> str | None:
     """The installed package that a module belongs to, with its version; ``None``: it belongs to none."""
     package = _packages().get(module.partition(".")[0], [None])[0]
     return f"{package} {importlib.metadata.version(package)}" if package else None
+
+
+@functools.cache
+def _entry_points() -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points()  # reads a file of every installed package
 
 
 @functools.cache

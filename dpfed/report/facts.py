@@ -77,6 +77,13 @@ UNSOUND = Mark(
 )
 
 
+def foreign_method(said: str) -> Mark:
+    """For a method of bounding that another package brought."""
+    return Mark(
+        f"The method {said} is another package's: nobody has checked its proof here, so dpfed claims no guarantee.", voids=True
+    )
+
+
 CONTRADICTED = Mark(
     "An audit contradicts the claim: attacks on the mechanism found out more than its epsilon allows (`privacy_audit.json`).",
     voids=True,

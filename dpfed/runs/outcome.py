@@ -25,6 +25,7 @@ from dpfed.models.summary import Trained
 from dpfed.objectives import FOREIGN
 from dpfed.privacy.epsilon_curve import spent_curve
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.method import FOREIGN_METHODS
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.protocol.statement import facts_of_federation, terms_at
 from dpfed.report.audit import on_card
@@ -45,6 +46,7 @@ from dpfed.report.facts import (
     CardFacts,
     Mark,
     foreign_loss,
+    foreign_method,
     own_part,
     shared_unit,
 )
@@ -278,7 +280,10 @@ def _marks(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[Ma
     store = parts.store
     if not parts.plan.private:
         return (NOT_PRIVATE,)
-    marks = [UNSOUND] * (not parts.plan.bounding.method.sound)
+    method = parts.plan.bounding.method
+    marks = [UNSOUND] * (not method.sound)
+    if method.name in FOREIGN_METHODS:
+        marks = [foreign_method(FOREIGN_METHODS[method.name].said)]
     marks += [FIXED_SEED] * ledger.marks.get("fixed_seed", False)
     planned = not store.public and uses_labelled_bank(parts.evaluator.tasks)
     marks += [LABELLED_BANK] * (planned or LABELLED_FIGURES in disclosed)
