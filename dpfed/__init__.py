@@ -18,6 +18,7 @@ _HOMES = {
     "SimCLR": "dpfed.models.own",
     "TwoTower": "dpfed.models.own",
     "BYOL": "dpfed.models.byol",
+    "with_group_norm": "dpfed.models.norm",
     "Callback": "dpfed.callbacks",
     "Config": "dpfed.config",
     "load_config": "dpfed.config",
