@@ -1,7 +1,7 @@
 """What is found by its name: methods of bounding, what rooms add that an installation may lack, and parts of other packages.
 
-Other packages announce parts by entry points of the groups ``dpfed.losses`` (an `Objective`), ``dpfed.methods`` (a `Method`),
-``dpfed.encoders`` (a function that returns a module) and ``dpfed.importers``. dpfed's own are found by their files.
+Other packages announce parts by entry points of a group for each `Kind`: a loss leads to an `Objective`, a method to a `Method`,
+an encoder to a function that returns a module. dpfed's own are found by their files.
 
 These rooms are `dpfed.baselines` (methods for comparison, BatchNorm) and `dpfed.reproduce` (the papers' experiments and data
 sets). Nothing needs them, and nothing else names them.

@@ -20,7 +20,7 @@ from dpfed.models.own import SimCLR
 class BYOL(SimCLR):
     """An image encoder with a projection, a prediction, and a target; for the loss `dpfed.losses.Prediction`.
 
-    The target is a buffer: it is no parameter, and checkpoints keep it. It begins equal to the encoder and its projection when
+    The target is a buffer, not a parameter, and checkpoints keep it. It begins equal to the encoder and its projection when
     the model is first run.
 
     Args:

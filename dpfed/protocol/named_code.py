@@ -111,7 +111,7 @@ def refuse_parts_of_python(config: Config) -> None:
 
 
 def refuse_other_code(code: tuple[NamedCode, ...]) -> None:
-    """Refuses to go on where other code is installed than the terms say.
+    """Refuses to continue where other code is installed than the terms say.
 
     Args:
         code: of the terms.

@@ -7,6 +7,7 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
+from dpfed import losses
 from dpfed.cli import app
 from dpfed.config import parse_config
 from dpfed.errors import UserError
@@ -16,6 +17,7 @@ from dpfed.federation.provisioning.network import State
 from dpfed.federation.simulation import Simulation, simulate
 from dpfed.federation.site.serving import load_site
 from dpfed.files.source import find_source
+from dpfed.objectives.own import _SHIPPED
 from dpfed.progress import Silent
 from dpfed.protocol.named_code import code_of, names_of
 from dpfed.protocol.terms import Terms
@@ -157,6 +159,11 @@ def test_what_no_party_needs_is_not_named(tiny):
     records = parse_config({**tiny, "data": {"source": "tests.own_parts:photos"}, "evaluation": {"split": "none"}})
     with pytest.raises(UserError, match="terms-own-records"):
         refuse_proposal(records, 2)
+
+
+def test_the_shipped_losses_are_those_that_the_library_exports():
+    pairs = {name for name in losses.__all__ if issubclass(getattr(losses, name), losses.PairLoss)} - {"PairLoss"}
+    assert pairs == set(_SHIPPED)
 
 
 def test_source_is_found_without_an_import(mark, tmp_path, monkeypatch):
