@@ -52,13 +52,12 @@ class Phases(Progress):
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
         """See `Progress`."""
-        self._phase = name
+        self._phase = "steps and evaluations" if name == "private steps" else name
         return lambda done: None
 
     def note(self, text: str) -> None:
         """See `Progress`."""
-        if "..." not in text and "still" not in text:
-            self._phase = text.partition(":")[0]
+        self._phase = "evaluation before training" if text.startswith("trains ") else text.partition(":")[0]
 
     def end(self) -> dict[str, int]:
         """MB by phase."""
