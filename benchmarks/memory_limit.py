@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import timm
+from safetensors.torch import save_file
 
 import dpfed
 from benchmarks.memory import anonymous_mb
@@ -34,7 +36,7 @@ RECORDS, HELD_OUT = 96, 48
 WORDS = "a photo of some red green blue small large round square thing near another one".split()
 MODELS: dict[str, dict[str, Any]] = {
     "ViT-S, 224 px": {"model": {"image": "timm/vit_small_patch16_224"}, "size": 224},
-    "EfficientNet-Lite0, 128 px": {"model": {"image": "timm/tf_efficientnet_lite0"}, "size": 128},
+    "EfficientNet-Lite0, 128 px": {"model": {"image": "timm/tf_efficientnet_lite0"}, "size": 128, "weights": True},
     "ViT-B-32 with text, LoRA, 224 px": {
         "model": {"kind": "open_clip", "architecture": "ViT-B-32", "tokenizer": "words"},
         "size": 224,
@@ -84,12 +86,16 @@ def store_of(folder: Path, size: int) -> Path:
 def measure(name: str) -> dict[str, Any]:
     """The peaks of one run, in this process."""
     case = MODELS[name]
-    phases = Phases()
+    phases, model = Phases(), dict(case["model"])
     with tempfile.TemporaryDirectory() as folder:
+        if case.get("weights"):  # BatchNorm wants statistics: those of random weights take as much memory
+            model["weights"] = str(Path(folder) / "weights.safetensors")
+            net = timm.create_model(model["image"].removeprefix("timm/"), num_classes=0)
+            save_file(net.state_dict(), model["weights"])
         config = dpfed.parse_config(
             {
                 "data": {"source": "store", "path": str(store_of(Path(folder) / "store", case["size"])), "size": case["size"]},
-                "model": case["model"],
+                "model": model,
                 "privacy": {"noise_multiplier": 1.0, "batch": 16, "steps": 2, "accountant": "rdp"},
                 "bounding": {"group_size": 4, "microbatch": 16},
                 "evaluation": {"split": "test", "every": 1},

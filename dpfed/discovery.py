@@ -1,7 +1,7 @@
 """What is found by its name: methods of bounding, what rooms add that an installation may lack, and parts of other packages.
 
-Other packages announce parts by entry points of a group for each `Kind`: a loss leads to an `Objective`, a method to a `Method`,
-an encoder to a function that returns a module. dpfed's own are found by their files.
+Other packages announce parts by entry points, of a group for each `Kind`: a loss is an `Objective`, a method a `Method`, an
+encoder a function that returns a module. dpfed's own are found by their files.
 
 These rooms are `dpfed.baselines` (methods for comparison, BatchNorm) and `dpfed.reproduce` (the papers' experiments and data
 sets). Nothing needs them, and nothing else names them.
@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from dpfed.errors import UserError
+from dpfed.files.source import find_source
 from dpfed.schema.named import in_python
 
 Room = Literal["baselines", "reproduce"]
@@ -114,11 +115,9 @@ def announced(kind: Kind) -> dict[str, Announced]:
 
 
 def file_digest(module: str) -> str | None:
-    """The first half of the SHA-256 of a module's file; ``None``: it has none that can be found."""
-    try:
-        origin = getattr(importlib.util.find_spec(module), "origin", None)
-    except (ImportError, ValueError):  # a script that runs as the main module
-        origin = getattr(sys.modules.get(module), "__file__", None)
+    """The first half of the SHA-256 of a module's file; ``None``: it has none that can be found. Nothing is imported."""
+    source = find_source(module)
+    origin = source.file if source else getattr(sys.modules.get(module), "__file__", None)  # compiled, or the main module
     if origin is None or not Path(origin).is_file():
         return None
     return hashlib.sha256(Path(origin).read_bytes()).hexdigest()[:16]
@@ -156,6 +155,11 @@ def named(name: str, key: str) -> Any:
         if not hasattr(found, part):
             raise UserError(f"{key} = {name!r}: the module {module} has no {part!r}. [part-missing]")
         found = getattr(found, part)
+        if isinstance(found, ModuleType):  # whoever reads the name should see whose code it is
+            raise UserError(
+                f"{key} = {name!r} leads through {part!r} to another module: name an object of that module, as in "
+                f"{found.__name__}:object. [part-module]"
+            )
     return found
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from pathlib import Path
 
 
@@ -77,9 +77,10 @@ def _spec(top: str) -> ModuleSpec | None:
 
 
 def _below(places: Iterable[Path], name: str) -> Iterator[Path]:
-    """A package, a module or a plain folder of that name, in Python's order."""
+    """A package, a module or a plain folder of that name, in Python's order, in which compiled modules come first."""
     for place in places:
-        for file in (place / name / "__init__.py", place / f"{name}.py"):
+        package = [place / name / f"__init__{suffix}" for suffix in (*EXTENSION_SUFFIXES, ".py")]
+        for file in (*package, *(place / f"{name}{suffix}" for suffix in (*EXTENSION_SUFFIXES, ".py"))):
             if file.is_file():
                 yield file
     for place in places:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 import tomli_w
@@ -62,9 +63,14 @@ def edit(tmp_path, text="\n# another version\n", name="losses"):
 @pytest.fixture
 def place(mark, shapes, tmp_path):
     """A site that has its kit with terms that name code."""
+    return joinable(tmp_path, shapes, objective={"name": NAME})
+
+
+def joinable(tmp_path, shapes, **sections):
+    """A site that has its kit with terms."""
     office = Office(tmp_path, shapes.path)
     data = {"source": "store", "path": str(office.stores / "evaluation"), "size": 16}
-    plan = {**PLAN, "data": data, "objective": {"name": NAME}}
+    plan = {**PLAN, "data": data, **sections}
     (tmp_path / "plan.toml").write_text(tomli_w.dumps(plan))
     done = office.provision()
     places = {site: office.set_up(site, done) for site in SITES}
@@ -177,6 +183,20 @@ def test_source_is_found_without_an_import(mark, tmp_path, monkeypatch):
     (tmp_path / "loose" / "doors_alone.py").write_text("raise SystemExit")
     monkeypatch.chdir(tmp_path / "loose")
     assert find_source("doors_alone").package is None
+
+
+def test_a_compiled_module_is_not_taken_for_the_source_beside_it(mark, tmp_path):
+    """Python would import the compiled one."""
+    beside = tmp_path / "installed" / "doors_of_a_clinic" / f"losses{EXTENSION_SUFFIXES[0]}"
+    beside.write_bytes(b"")
+    assert find_source("doors_of_a_clinic.losses") is None
+
+
+def test_no_site_imports_the_coordinators_optimizer(mark, shapes, tmp_path):
+    place = joinable(tmp_path, shapes, optimizer={"name": NAME})
+    place.join()
+    load_site(place.site, print)
+    assert not mark.exists() and "doors_of_a_clinic" not in sys.modules
 
 
 @pytest.fixture
