@@ -87,6 +87,7 @@ def package(tmp_path):
         (place / "mine" / "encoders.py").write_text(ENCODER)
         about = place / "mine-1.2.dist-info"
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.2\n")
+        (about / "top_level.txt").write_text("mine\n")
         groups = {"losses": losses, "importers": importers, **more}
         text = "\n".join(f"[dpfed.{group}]\n{points}\n" for group, points in groups.items())
         (about / "entry_points.txt").write_text(text)
