@@ -118,8 +118,8 @@ class Trainer:
         privacy: the promise.
         views: a transform, or `Views`. Default: crops, flips and colours of square images of `size` pixels.
         loss: one of `dpfed.losses`, or any function of the embeddings of one group: ``loss(image (S, V, D))``, and of models
-            that read text ``loss(image (S, V, D), text (S, W, D))``. It gives a scalar, the mean over the group's records.
-            Default: InfoNCE.
+            that read text ``loss(image (S, V, D), text (S, W, D))``; with a parameter ``label``, also ``(S,)`` int64, equal
+            where records share a class. It gives a scalar, the mean over the group's records. Default: InfoNCE.
         optimizer: a function of the parameters that gives a torch optimizer with learning rates of its own, or keys of the
             section ``[optimizer]`` as a mapping. Default: Adam with a rate of 1e-3.
         schedule: a function of that optimizer that gives a torch scheduler, which is stepped after each step.

@@ -18,6 +18,7 @@ from dpfed.config import ObjectiveConfig, parse_config
 from dpfed.losses import SupCon
 from dpfed.objectives.classes import LABEL, first_of_class
 from dpfed.objectives.own import OwnLoss
+from dpfed.runs.labels import label_of
 from tests.own_parts import SIDE, Pictures, augment, encoder, picture
 
 
@@ -178,6 +179,12 @@ def test_labels_that_cannot_be_read_are_refused(tmp_path, more, code):
     with pytest.raises(dpfed.UserError, match=code):
         train(tmp_path, **{"loss": SupCon(), **more})
     assert not (tmp_path / "run").exists()
+
+
+def test_supcon_compares_no_text(tiny_config):
+    config = tiny_config.model_copy(update={"objective": ObjectiveConfig(name="supcon")})
+    with pytest.raises(dpfed.UserError, match="loss-labels-text"):
+        label_of(config, config.objective.group_loss(), dpfed.Records(Pictures(10), workers=0))
 
 
 def test_a_configuration_names_supcon(tmp_path):
