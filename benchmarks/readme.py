@@ -13,7 +13,18 @@ from typing import Any
 
 from benchmarks import automatic_tables, moment_tables, two_arrays
 from benchmarks import peer_tables as page
-from benchmarks.deployment_tables import budget, cluster, faults, membership, memory, rounds, scaling, secure_sums, stores, torture
+from benchmarks.deployment_tables import (
+    budget,
+    cluster,
+    faults,
+    membership,
+    memory,
+    rounds,
+    scaling,
+    secure_sums,
+    stores,
+    torture,
+)
 from benchmarks.method_tables import forecast, logit, losses, objectives, table1
 from benchmarks.recipe_tables import SITUATIONS, rehearsed, rungs
 from benchmarks.record import RESULTS, figures, made_by
