@@ -221,6 +221,6 @@ def memory() -> str:
         phase, peak = max(run["peaks_mb"].items(), key=lambda item: item[1])
         found.append(f"{run['model']}: {peak:,} MB ({phase.partition(',')[0]})")
     return (
-        f"Whole runs on a CPU, with groups of 4, in a control group of {result['limit_mb']:,} MB. The highest peak of any phase, "
-        f"anonymous memory: {'; '.join(found)}. Evaluation takes as many images at a time as the limit allows."
+        f"Whole runs on a CPU, with groups of 4, in a control group of {result['limit_mb']:,} MB. The highest peak of any "
+        f"phase, anonymous memory: {'; '.join(found)}. Evaluation takes as many images at a time as the limit allows."
     )
