@@ -89,7 +89,7 @@ class Pair(nn.Module):
     [
         (
             nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-            "replace it by GroupNorm",
+            "with_group_norm",
         ),
         (Remembers(), "model-"),
         (Pair(), "gave a tuple"),
