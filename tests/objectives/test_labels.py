@@ -111,13 +111,19 @@ def labelled(numbers, classes):
     return [{"image": picture(number), "label": name} for number, name in zip(numbers, classes, strict=True)]
 
 
-def test_a_label_is_a_part_of_a_records_key():
+def read(data, reads_labels=True, **more):
+    found = dpfed.Records(data, workers=0, **more)
+    found.reads_labels = reads_labels
+    return found
+
+
+def test_a_label_that_a_loss_reads_is_a_part_of_a_records_key():
     """Of two equal images with two labels, each keeps its key without the other; classes count by name, and by no number."""
-    both = dpfed.Records(labelled([1, 1, 2], ["cat", "dog", "dog"]), label="label", workers=0)
+    both = read(labelled([1, 1, 2], ["cat", "dog", "dog"]), label="label")
     for missing in range(3):
         kept = [row for row in range(3) if row != missing]
         rows = [both.source[row] for row in kept]
-        assert dpfed.Records(rows, label="label", workers=0).keys.tolist() == both.keys[kept].tolist()
+        assert read(rows, label="label").keys.tolist() == both.keys[kept].tolist()
 
     class Folders(Pictures):
         classes = ("ape", "bee")
@@ -128,8 +134,17 @@ def test_a_label_is_a_part_of_a_records_key():
         def __getitem__(self, place):
             return super().__getitem__(place)[0], 0
 
-    first, second = Folders(4), Fewer(1, first=1)
-    assert dpfed.Records(second, workers=0).keys[0] == dpfed.Records(first, workers=0).keys[1]
+    assert read(Fewer(1, first=1)).keys[0] == read(Folders(4)).keys[1]
+
+
+def test_a_label_that_no_loss_reads_is_no_part_of_a_key():
+    """Its number may depend on other records."""
+    one, other = (
+        read(labelled([1, 2], names), reads_labels=False, label="label") for names in (["cat", "dog"], ["ape", "ape"])
+    )
+    assert one.keys.tolist() == other.keys.tolist() and one.contents == other.contents
+    one.reads_labels = other.reads_labels = True
+    assert not set(one.keys.tolist()) & set(other.keys.tolist()) and one.contents != other.contents
 
 
 def train(tmp_path, **more):
@@ -146,7 +161,9 @@ def train(tmp_path, **more):
 
 
 def test_supcon_trains_and_the_card_says_that_classes_count(tmp_path):
-    run = train(tmp_path, loss=SupCon(temperature=0.2))
+    records = dpfed.Records(Pictures(80), workers=0, name="pictures")
+    run = train(tmp_path, loss=SupCon(temperature=0.2), records=records)
+    assert records.reads_labels
     assert run.config().objective.name == "supcon"
     assert "an image with its class, which the loss reads under the same noise" in run.card.read_text()
 
