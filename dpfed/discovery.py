@@ -233,7 +233,7 @@ def package_of(module: str) -> str | None:
 
 
 @functools.cache
-def _entry_points() -> importlib.metadata.EntryPoints:
+def _entry_points() -> Any:  # Python 3.11 and 3.12 have two types for it
     return importlib.metadata.entry_points()  # reads a file of every installed package
 
 
