@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from dpfed.errors import UserError
-from dpfed.files.atomic import create_file
+from dpfed.files.atomic import create_atomically
 from dpfed.files.reading import read_bytes
 
 _SECRET_BYTES = 32
@@ -58,12 +58,12 @@ class Identity:
         return cls(secret)
 
     def save(self, path: Path) -> None:
-        """Writes a key file that only its owner can read. It never replaces one, whoever else writes one meanwhile.
+        """Writes a key file that only its owner can read, whole or not at all. It never replaces one.
 
         Raises:
             FileExistsError: if it is there.
         """
-        create_file(path, self._secret, mode=0o600)
+        create_atomically(path, self._secret, mode=0o600)
 
     def sign(self, content: bytes) -> bytes:
         """A signature of 64 bytes."""
