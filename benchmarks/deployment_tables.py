@@ -222,5 +222,5 @@ def memory() -> str:
         found.append(f"{run['model']}: {peak:,} MB ({phase.partition(',')[0]})")
     return (
         f"Whole runs on a CPU, with groups of 4, in a control group of {result['limit_mb']:,} MB. The highest peak of any "
-        f"phase, anonymous memory: {'; '.join(found)}. Evaluation takes as many images at a time as the limit allows."
+        f"phase: {'; '.join(found)}. Evaluation takes as many images at a time as the limit allows."
     )

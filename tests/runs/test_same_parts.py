@@ -62,9 +62,7 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize("which", [0, 1], ids=["interrupted", "finished"])
 def test_another_part_of_the_same_name_is_refused(folders, name, which):
     sharper.__qualname__ = contrast.__qualname__  # the configuration has names alone
-    with pytest.raises(
-        dpfed.UserError, match=rf"{name} was .*resume-other-part|resume-config-changed"
-    ):
+    with pytest.raises(dpfed.UserError, match=rf"{name} was .*resume-other-part|resume-config-changed"):
         trainer(**OTHERS[name]).fit(folders[which])
 
 
