@@ -52,7 +52,8 @@ federation-moments: install
 	@run=runs/federation-moments; if test -e $$run; then $(VENV)/bin/dpfed resume $$run; else $(VENV)/bin/dpfed pretrain \
 		federation-moments --run $$run --federated 3 --trust secure --drops 1 --colluders 0; fi
 
-# A file's tests stay in one process; real clusters and federations want memory, so there are four processes at most.
+# A file's tests stay in one process, and the longest files begin (tests/conftest.py); real clusters and federations want memory,
+# so there are four processes at most.
 test: install
 	$(PYTEST)
 
@@ -60,8 +61,9 @@ test: install
 test-ray: install
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m slow tests/cluster/test_ray_jobs.py -k submitted_job_leaves
 
+# Noise multipliers that the tests keep (tests/calibrated.json) are searched for anew.
 test-slow: install
-	$(PYTEST) -m "slow or not slow"
+	DPFED_TESTS_SEARCH=1 $(PYTEST) -m "slow or not slow"
 
 bench: install
 	$(VENV)/bin/python -m benchmarks.step

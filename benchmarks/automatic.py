@@ -27,6 +27,7 @@ from dpfed.automatic.running import pretrain as automatic
 from dpfed.building.plan import plan_of
 from dpfed.config import load_config, parse_config
 from dpfed.data.generated.shapes import shapes_store
+from dpfed.paths import is_store
 from dpfed.runs.pretraining import make_start, pretrain
 
 EPSILONS = (1.0, 8.0)
@@ -95,7 +96,8 @@ def _figures(run: RunDirectory, metrics: tuple[str, str]) -> tuple[float, float]
 def reached(cell: Cell, work: Path, draws: int) -> dict[str, Any]:
     """What both ways reach, in so many runs each."""
     name = f"{cell.name}-{cell.epsilon:g}".replace(",", "").replace(" ", "-")
-    request = Request(cell.data, cell.epsilon, model=cell.model, assignments=(f"data.stores={work}",))
+    stores = () if is_store(cell.data) else (f"data.stores={work}",)
+    request = Request(cell.data, cell.epsilon, model=cell.model, assignments=stores)
     chosen = choose(request)
     row: dict[str, Any] = {"set": cell.name, "epsilon": cell.epsilon, "chosen": [str(one) for one in chosen.choices[3:]]}
     row |= {"expected": chosen.expectation.facts(), "automatic": [], "by hand": []}

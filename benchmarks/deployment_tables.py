@@ -209,3 +209,18 @@ def scaling() -> str:
     ideal = f"even a coordinator that took no time would give {even:.0%}: all workers wait for the one with most records."
     lines += ["", f"At B = {_BATCHES[0]:,} {ideal}"]
     return "\n".join(lines)
+
+
+def memory() -> str:
+    """The highest peak of any phase of whole runs, under a limit."""
+    result = figures("memory")
+    if any("peaks_mb" not in run for run in result["runs"]):
+        raise SystemExit("a run did not end within its limit: benchmarks/results/memory.json")
+    found = []
+    for run in result["runs"]:
+        phase, peak = max(run["peaks_mb"].items(), key=lambda item: item[1])
+        found.append(f"{run['model']}: {peak:,} MB ({phase.partition(',')[0]})")
+    return (
+        f"Whole runs on a CPU, with groups of 4, in a control group of {result['limit_mb']:,} MB. The highest peak of any "
+        f"phase: {'; '.join(found)}. Evaluation takes as many images at a time as the limit allows."
+    )

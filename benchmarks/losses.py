@@ -27,7 +27,7 @@ from torch.nn.functional import interpolate
 
 import dpfed
 from benchmarks.record import RESULTS, figures, write_result
-from dpfed.losses import DCL, InfoNCE, Prediction, PredictionHead, VICReg
+from dpfed.losses import DCL, InfoNCE, Prediction, PredictionHead, SupCon, VICReg
 
 NAME = "losses"
 SEEDS = (0, 1, 2)
@@ -36,7 +36,15 @@ PRIVACY: dict[str, Any] = {"epsilon": 8.0, "batch": 1024, "steps": 40, "group_si
 SIZE = 32  # pixels
 RATE = 2e-3
 EMBEDDING, HIDDEN = 32, 64
-LOSSES: dict[str, Callable[[], Any]] = {"InfoNCE": InfoNCE, "DCL": DCL, "VICReg": VICReg, "Prediction": Prediction}
+DECAY = 0.9  # of BYOL's target: it follows within some ten steps
+LOSSES: dict[str, Callable[[], Any]] = {
+    "InfoNCE": InfoNCE,
+    "DCL": DCL,
+    "VICReg": VICReg,
+    "Prediction": Prediction,
+    "BYOL": Prediction,
+    "SupCon": SupCon,  # reads the classes of the training records, under the same noise
+}
 
 
 class Cifar(Sequence[tuple[Tensor, int]]):
@@ -88,9 +96,13 @@ def trained(records: dpfed.Records, loss: str, seed: int, folder: Path) -> dict[
     """The figures of one run."""
     torch.manual_seed(seed)
     image = encoder()  # drawn before the head: the same for all losses
-    head = PredictionHead(EMBEDDING, HIDDEN) if loss.startswith("Prediction") else None
+    if loss == "BYOL":
+        model: nn.Module = dpfed.BYOL(image, EMBEDDING, hidden=HIDDEN, decay=DECAY)
+    else:
+        head = PredictionHead(EMBEDDING, HIDDEN) if loss == "Prediction" else None
+        model = dpfed.SimCLR(image, EMBEDDING, hidden=HIDDEN, head=head)
     trainer = dpfed.Trainer(
-        dpfed.SimCLR(image, EMBEDDING, hidden=HIDDEN, head=head),
+        model,
         records,
         views=dpfed.Views(view, plain=lambda given: given.float() / 255),
         loss=LOSSES[loss](),

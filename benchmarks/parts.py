@@ -53,13 +53,13 @@ def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
     if not parts.store.public:
         raise UserError(f"how long steps take depends on their records, and those of {parts.store.name} are not public.")
     worker, engine = parts.learner.worker(randomness.for_ranks()), resolved.bounding.engine
-    with _Timers(type(worker._engine)) as timers:
+    with _Timers(type(worker.engine)) as timers:
         drawn = 0
         for step in range(steps + 1):
             if step == 1:  # the first one warms up
                 timers.seconds.clear()
                 drawn = 0
-            drawn += len(worker._drawn(step).indices)
+            drawn += len(worker.draw(step).indices)
             total = worker.bounded_sum(step)
             total.values.sum().item()  # waits for the device
     seconds, parameters = timers.seconds, TrainableVector(parts.model).numel
@@ -95,7 +95,7 @@ class _Timers:
         places: dict[str, tuple[type, str]] = {
             "images": (RecordStore, "images"),
             "views": (ViewMaker, "__call__"),
-            "draws": (Worker, "_drawn"),
+            "draws": (Worker, "draw"),
             "gradients": (engine, "add_clipped"),
         }
         self.seconds: defaultdict[str, float] = defaultdict(float)

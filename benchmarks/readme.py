@@ -11,9 +11,20 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from benchmarks import automatic_tables, moment_tables
+from benchmarks import automatic_tables, moment_tables, two_arrays
 from benchmarks import peer_tables as page
-from benchmarks.deployment_tables import budget, cluster, faults, membership, rounds, scaling, secure_sums, stores, torture
+from benchmarks.deployment_tables import (
+    budget,
+    cluster,
+    faults,
+    membership,
+    memory,
+    rounds,
+    scaling,
+    secure_sums,
+    stores,
+    torture,
+)
 from benchmarks.method_tables import forecast, logit, losses, objectives, table1
 from benchmarks.recipe_tables import SITUATIONS, rehearsed, rungs
 from benchmarks.record import RESULTS, figures, made_by
@@ -216,6 +227,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name 
         "moments-sets": moment_tables.sets,
         "moments-bases": moment_tables.bases,
         "moments-images": moment_tables.images,
+        "two-arrays": two_arrays.table,
         "public": public_contrast,
         "public-cifar10": public_cifar10,
         "objectives": objectives,
@@ -241,6 +253,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name 
         "torture": torture,
         "secure-sums": secure_sums,
         "stores": stores,
+        "memory": memory,
         "budget": budget,
         "membership": membership,
     },

@@ -17,6 +17,8 @@ _HOMES = {
     "Views": "dpfed.data.items.views",
     "SimCLR": "dpfed.models.own",
     "TwoTower": "dpfed.models.own",
+    "BYOL": "dpfed.models.byol",
+    "with_group_norm": "dpfed.models.norm",
     "Callback": "dpfed.callbacks",
     "Config": "dpfed.config",
     "load_config": "dpfed.config",
@@ -29,6 +31,7 @@ _HOMES = {
     "build_model": "dpfed.models.building",
     "pretrain": "dpfed.console.library",
     "resume": "dpfed.federation.simulation",
+    "PrivateCCA": "dpfed.arrays.cca",
     "Encoder": "dpfed.encoder",
     "load": "dpfed.encoder",
 }

@@ -1,5 +1,8 @@
 """What is found by its name: methods of bounding, what rooms add that an installation may lack, and parts of other packages.
 
+Other packages announce parts by entry points, of a group for each `Kind`: a loss is an `Objective`, a method a `Method`, an
+encoder a function that returns a module. dpfed's own are found by their files.
+
 These rooms are `dpfed.baselines` (methods for comparison, BatchNorm) and `dpfed.reproduce` (the papers' experiments and data
 sets). Nothing needs them, and nothing else names them.
 """
@@ -22,9 +25,11 @@ from types import ModuleType
 from typing import Any, Literal
 
 from dpfed.errors import UserError
+from dpfed.files.source import find_source
 from dpfed.schema.named import in_python
 
 Room = Literal["baselines", "reproduce"]
+Kind = Literal["losses", "methods", "importers", "encoders"]
 _METHODS = ("bounding", "baselines")  # rooms with a folder of methods
 
 
@@ -80,20 +85,25 @@ class Announced:
         return found
 
     @property
+    def place(self) -> str:
+        """``module:attribute``, by which a configuration may name it, too."""
+        return f"{self.module}:{self.attribute}"
+
+    @property
     def said(self) -> str:
         """What it is, in words: its name, package and version, its module, and the hash of the module's file."""
         digest = file_digest(self.module) or "not known"
         return f"'{self.name}' of {self.package} {self.version} ({self.module}, SHA-256 {digest})"
 
 
-def announced(kind: Literal["losses", "importers"]) -> dict[str, Announced]:
-    """The parts of a kind that other packages announce, by name: entry points of ``dpfed.losses`` or ``dpfed.importers``.
+def announced(kind: Kind) -> dict[str, Announced]:
+    """The parts of a kind that other packages announce, by name: entry points of ``dpfed.losses`` and so on.
 
     Raises:
         UserError: if two packages announce the same name.
     """
     found: dict[str, Announced] = {}
-    for point in importlib.metadata.entry_points(group=f"dpfed.{kind}"):
+    for point in _entry_points().select(group=f"dpfed.{kind}"):
         package, version = (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
         part = Announced(point.name, package, version, point.module, point.attr)
         if found.setdefault(point.name, part) != part:
@@ -105,11 +115,9 @@ def announced(kind: Literal["losses", "importers"]) -> dict[str, Announced]:
 
 
 def file_digest(module: str) -> str | None:
-    """The first half of the SHA-256 of a module's file; ``None``: it has none that can be found."""
-    try:
-        origin = getattr(importlib.util.find_spec(module), "origin", None)
-    except (ImportError, ValueError):  # a script that runs as the main module
-        origin = getattr(sys.modules.get(module), "__file__", None)
+    """The first half of the SHA-256 of a module's file; ``None``: it has none that can be found. Nothing is imported."""
+    source = find_source(module)
+    origin = source.file if source else getattr(sys.modules.get(module), "__file__", None)  # compiled, or the main module
     if origin is None or not Path(origin).is_file():
         return None
     return hashlib.sha256(Path(origin).read_bytes()).hexdigest()[:16]
@@ -147,6 +155,11 @@ def named(name: str, key: str) -> Any:
         if not hasattr(found, part):
             raise UserError(f"{key} = {name!r}: the module {module} has no {part!r}. [part-missing]")
         found = getattr(found, part)
+        if isinstance(found, ModuleType):  # whoever reads the name should see whose code it is
+            raise UserError(
+                f"{key} = {name!r} leads through {part!r} to another module: name an object of that module, as in "
+                f"{found.__name__}:object. [part-module]"
+            )
     return found
 
 
@@ -209,9 +222,19 @@ def said_of(value: object, name: str | None = None) -> str:
     kind = value if hasattr(value, "__qualname__") else type(value)
     module = name.partition(":")[0] if name and not in_python(name) else getattr(kind, "__module__", None) or "?"
     shown = name if name and not in_python(name) else f"{module}:{getattr(kind, '__qualname__', '?')}"
+    package = package_of(module)
+    return f"{shown}{f', {package}' if package else ''}, SHA-256 {file_digest(module) or 'not known'}"
+
+
+def package_of(module: str) -> str | None:
+    """The installed package that a module belongs to, with its version; ``None``: it belongs to none."""
     package = _packages().get(module.partition(".")[0], [None])[0]
-    version = f", {package} {importlib.metadata.version(package)}" if package else ""
-    return f"{shown}{version}, SHA-256 {file_digest(module) or 'not known'}"
+    return f"{package} {importlib.metadata.version(package)}" if package else None
+
+
+@functools.cache
+def _entry_points() -> Any:  # Python 3.11 and 3.12 have two types for it
+    return importlib.metadata.entry_points()  # reads a file of every installed package
 
 
 @functools.cache

@@ -82,7 +82,7 @@ class Encoder:
             store: the records.
             config: of a run; ``evaluation`` chooses which records.
         """
-        from dpfed.report.gallery import build_gallery
+        from dpfed.report.pictures import build_gallery
 
         how = self.preprocessing
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _MOST = 12  # names that a message lists
 _LONGEST = 2000  # characters of a message; what is in the way is a name or a cell that somebody filled with nonsense
@@ -31,6 +37,10 @@ class UserError(Exception):
         super().__init__(message)
         self.public = f"{_shortened(public)} [{self.code}]" if public and self.code else _shortened(public or message)
         self.command = command
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the sentence, and no frame of dpfed's."""
+        return [f"{type(self).__name__}: {self}"]
 
     @property
     def code(self) -> str:
@@ -59,6 +69,25 @@ def goes_on(sentence: Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         raise Stopped(sentence()) from stop
+
+
+def short_traceback(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose refusals show the caller's line, and not the way through dpfed. DPFED_TRACEBACK=1 shows that, too.
+
+    Args:
+        function: that programs call.
+    """
+
+    @functools.wraps(function)
+    def called(*arguments: P.args, **options: P.kwargs) -> R:
+        try:
+            return function(*arguments, **options)
+        except UserError as error:
+            if os.environ.get("DPFED_TRACEBACK"):
+                raise
+            raise error.with_traceback(None) from error.__cause__
+
+    return called
 
 
 class Notice(UserWarning):

@@ -20,7 +20,7 @@ from dpfed.console.library import shown
 from dpfed.data.items.item import described
 from dpfed.data.items.records import Records
 from dpfed.data.items.views import Views
-from dpfed.errors import UserError
+from dpfed.errors import UserError, short_traceback
 from dpfed.losses import Loss
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.own import as_model
@@ -32,6 +32,7 @@ from dpfed.runs.own import refuse_methods
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.resolution import changed
 from dpfed.runs.running import Session, run_job
+from dpfed.runs.same_parts import refuse_other_parts, settings_of
 from dpfed.schema.named import called
 from dpfed.training.optimizers import MakeOptimizer, MakeSchedule, OwnOptimizer
 
@@ -86,7 +87,10 @@ class Privacy:
 
 
 class Run(RunDirectory):
-    """A finished run: its folder, and the encoder that it trained."""
+    """A finished run: its folder, and the encoder that it trained.
+
+    `card`, `results` and the others are paths: ``print(run.card.read_text())`` shows the privacy card.
+    """
 
     def __init__(self, path: str | Path, encoder: OwnEncoder) -> None:
         super().__init__(path)
@@ -114,8 +118,8 @@ class Trainer:
         privacy: the promise.
         views: a transform, or `Views`. Default: crops, flips and colours of square images of `size` pixels.
         loss: one of `dpfed.losses`, or any function of the embeddings of one group: ``loss(image (S, V, D))``, and of models
-            that read text ``loss(image (S, V, D), text (S, W, D))``. It gives a scalar, the mean over the group's records.
-            Default: InfoNCE.
+            that read text ``loss(image (S, V, D), text (S, W, D))``; with a parameter ``label``, also ``(S,)`` int64, equal
+            where records share a class. It gives a scalar, the mean over the group's records. Default: InfoNCE.
         optimizer: a function of the parameters that gives a torch optimizer with learning rates of its own, or keys of the
             section ``[optimizer]`` as a mapping. Default: Adam with a rate of 1e-3.
         schedule: a function of that optimizer that gives a torch scheduler, which is stepped after each step.
@@ -200,6 +204,7 @@ class Trainer:
                 f"evaluation.split = {split!r}, and the records have no such split: give Records({split}=...). [own-split]"
             )
 
+    @short_traceback
     def fit(self, folder: str | Path) -> Run:
         """Trains, evaluates, and writes model, card and report into a run's folder. The same line resumes and finds it again.
 
@@ -270,6 +275,7 @@ class Trainer:
     def _refuse_another(self, run: RunDirectory) -> None:
         """Refuses a folder with a run of other parts or settings."""
         kept, mine = run.config(), self.config
+        refuse_other_parts(run.provenance.get("settings", {}), settings_of(self._own), run.path)
         records = Ledger.open(run.ledger).plan.sampling.records
         if mine.privacy.unit == "record" and self._records.count("train") != records:
             raise UserError(

@@ -18,8 +18,10 @@ from dpfed.config import Config, parse_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.records import RecordStore
 from dpfed.runs import build as building
-from tests import accounted
+from dpfed.runs import memory
+from tests import accounted, calibrated
 from tests.alike_once import ask_each_time, ask_once
+from tests.timm_alone import import_timm_alone
 from tests.undrawn import draw, undraw
 
 # Caches of hypothesis, wherever it is used: never a folder in the checkout.
@@ -33,8 +35,30 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 accounted.keep()
+calibrated.keep()
+import_timm_alone()
 
 CIFAR10 = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10"
+
+# They take longest, and begin: no process of a session is left with one of them at the end, while the others idle.
+LONGEST = (
+    "cluster/test_workers_and_faults.py",
+    "cluster/test_one_mechanism.py",
+    "bounding/engines/test_others_stay.py",
+    "bounding/kernels/test_outer_products.py",
+    "bounding/methods/test_neighbours.py",
+    "baselines/whole_batch/test_whole_batch_engines.py",
+    "runs/test_budgeting.py",
+    "cli/test_commands.py",
+    "audit/test_privacy_audit.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first; the others stay in their order."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
 
 TINY = {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16}
 
@@ -138,17 +162,19 @@ def dpfed(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_accounting(tmp_path_factory) -> None:
-    """The workers of a session share epsilons."""
+    """The workers of a session share epsilons, and noise multipliers that nobody kept."""
     own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "accounted"
-    folder.mkdir(exist_ok=True)
-    os.environ[accounted.FOLDER] = str(folder)
+    for name, variable in {"accounted": accounted.FOLDER, "calibrated": calibrated.FOLDER}.items():
+        folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+        folder.mkdir(exist_ok=True)
+        os.environ[variable] = str(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def tried_once() -> Iterator[None]:
-    """Of models that are built alike, one is tried on noise before a run; the trial's own tests call it themselves."""
+    """Of models that are built alike, one is tried on noise before a run, and one is counted; trials' own tests call them."""
     real, passed = building.check_independence, set()
+    real_count, counted = memory._count, {}
 
     def check(model, group, tried):
         changed = any("forward" in vars(module) for module in model.modules())
@@ -157,8 +183,17 @@ def tried_once() -> Iterator[None]:
             real(model, group, tried)
             passed.add(built)
 
+    def count(config):
+        built = repr(
+            [getattr(config, part) for part in ("data", "views", "model", "adaptation", "objective", "bounding", "public")]
+        )
+        if built not in counted:
+            counted[built] = real_count(config)
+        return counted[built]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "check_independence", check)
+        patch.setattr(memory, "_count", count)
         yield
 
 

@@ -54,20 +54,43 @@ class ColoursImporter(Importer):
 '''
 
 
+METHOD = '''
+"""Group clipping at half the noise, by a proof that nobody here has read."""
+from dpfed.privacy.method import Method
+
+HALF = Method("half", title="half", claim="It is enough.", sensitivity=lambda given: given.clip_norm, picks_engine=True)
+OTHER = Method("other", title="other", claim="It is enough.", sensitivity=lambda given: given.clip_norm)
+'''
+ENCODER = '''
+"""A small CNN."""
+from torch import nn
+
+
+def small(width=8):
+    first = nn.Conv2d(3, width, 3, 2)
+    return nn.Sequential(first, nn.GroupNorm(2, width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+'''
+
+
 @pytest.fixture
 def package(tmp_path):
     """A folder on the module path with an installed package of these entry points; returns what runs a command with it."""
 
-    def install(losses="decoupled = mine.losses:DECOUPLED", importers="colours = mine.importers:ColoursImporter"):
+    def install(losses="decoupled = mine.losses:DECOUPLED", importers="colours = mine.importers:ColoursImporter", **more):
         place = tmp_path / "site"
         for folder in (place / "mine", place / "mine-1.2.dist-info"):
             folder.mkdir(parents=True)
         (place / "mine" / "__init__.py").touch()
         (place / "mine" / "losses.py").write_text(LOSS)
         (place / "mine" / "importers.py").write_text(IMPORTER)
+        (place / "mine" / "methods.py").write_text(METHOD)
+        (place / "mine" / "encoders.py").write_text(ENCODER)
         about = place / "mine-1.2.dist-info"
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.2\n")
-        (about / "entry_points.txt").write_text(f"[dpfed.losses]\n{losses}\n\n[dpfed.importers]\n{importers}\n")
+        (about / "top_level.txt").write_text("mine\n")
+        groups = {"losses": losses, "importers": importers, **more}
+        text = "\n".join(f"[dpfed.{group}]\n{points}\n" for group, points in groups.items())
+        (about / "entry_points.txt").write_text(text)
 
         def run(*arguments):
             path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")]))
@@ -95,6 +118,35 @@ def test_a_foreign_loss_trains_and_the_card_names_it(package, tiny, tmp_path):
     assert refused.returncode == 2 and "[terms-foreign-loss]" in refused.stderr and not (tmp_path / "sites").exists()
 
 
+@pytest.fixture
+def source(tiny, tmp_path):
+    """A file of a short run of images."""
+    tiny["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 60, "steps": 2}
+    tiny["model"] = {"kind": "image", "embedding": 8, "head_hidden": 8}
+    path = tmp_path / "config.toml"
+    path.write_text(dpfed.parse_config(tiny | {"evaluation": {"split": "none"}}).dump(defaults=False))
+    return path
+
+
+def test_a_foreign_encoder_trains_and_the_card_names_it(package, source, tmp_path):
+    run = package(encoders="tiny-net = mine.encoders:small")
+    done = run("pretrain", source, "--run", tmp_path / "run", "--json", "--set", "model.image=tiny-net")
+    assert done.returncode == 0, done.stderr
+    assert 'image = "mine.encoders:small"' in (tmp_path / "run" / "config.toml").read_text()
+    assert "mine.encoders:small, mine 1.2, SHA-256 " in (tmp_path / "run" / "privacy_card.md").read_text()
+
+
+def test_a_foreign_method_trains_and_claims_nothing(package, source, tmp_path):
+    """Nobody here has read its proof, and its own claim is not ours."""
+    run = package(methods="half = mine.methods:HALF")
+    done = run("pretrain", source, "--run", tmp_path / "run", "--json", "--set", "bounding.method=half")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "run" / "privacy_card.md").exists()
+    card = (tmp_path / "run" / "no_privacy_card.md").read_text()
+    assert "no privacy guarantee holds" in card.partition("\n")[0] and "'half' of mine 1.2 (mine.methods, SHA-256 " in card
+    assert not json.loads((tmp_path / "run" / "results.json").read_text())["privacy"]["guarantee"]
+
+
 def test_a_foreign_importer_reads_its_own_format(package, tmp_path):
     run = package()
     (tmp_path / "all.colours").write_text("".join(f"colour{k} {k} {2 * k} {255 - k}\n" for k in range(60)))
@@ -102,6 +154,23 @@ def test_a_foreign_importer_reads_its_own_format(package, tmp_path):
     assert done.returncode == 0, done.stderr
     store = RecordStore.open(tmp_path / "store")
     assert len(store) == 60 and store.kind == "image" and {"colour0", "colour59"} <= set(store.ids(range(60)))
+
+
+@pytest.mark.parametrize(
+    ("methods", "code"),
+    [
+        ("half = mine.losses:DECOUPLED", "method-foreign"),
+        ("group = mine.methods:HALF", "method-foreign"),
+        ("another = mine.methods:HALF", "method-foreign"),
+        ("half = mine.methods:NOWHERE", "part-broken"),
+        ("other = mine.methods:OTHER", "method-engine"),
+    ],
+)
+def test_a_method_that_cannot_be_used_is_named(package, source, tmp_path, methods, code):
+    name = methods.partition(" ")[0]
+    done = package(methods=methods)("pretrain", source, "--run", tmp_path / "run", "--set", f"bounding.method={name}")
+    assert done.returncode == 2 and f"[{code}]" in done.stderr and "mine 1.2" in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

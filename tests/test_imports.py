@@ -40,3 +40,7 @@ def test_help_loads_no_library_for_numbers_or_progress_bars():
 
 def test_opening_a_run_needs_no_charts():
     assert not {"matplotlib", "torch"} & loaded_after("import dpfed.artifacts.directory")
+
+
+def test_watching_and_showing_a_run_needs_no_torch():
+    assert "torch" not in loaded_after("import dpfed.live.app, dpfed.live.terminal, dpfed.artifacts.view, dpfed.report.html")

@@ -13,7 +13,7 @@ ROOMS = (
     "dpfed.errors dpfed.paths dpfed.files dpfed.schema dpfed.discovery dpfed.objectives dpfed.losses dpfed.privacy "
     "dpfed.data dpfed.budgets dpfed.models dpfed.evaluation dpfed.callbacks dpfed.progress dpfed.features "
     "dpfed.bounding dpfed.baselines dpfed.training dpfed.config dpfed.building dpfed.report dpfed.protocol "
-    "dpfed.artifacts dpfed.runs dpfed.planning dpfed.automatic dpfed.encoder dpfed.own_encoder dpfed.console "
+    "dpfed.artifacts dpfed.runs dpfed.planning dpfed.automatic dpfed.encoder dpfed.own_encoder dpfed.arrays dpfed.console "
     "dpfed.trainer dpfed.federation dpfed.reproduce dpfed.audit dpfed.live dpfed.cluster dpfed.cli"
 ).split()
 

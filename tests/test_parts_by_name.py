@@ -83,6 +83,7 @@ def test_own_views_of_a_record_store(tiny, tmp_path):
         ("data", {"source": "tests.own_parts:nothing"}, "has no 'nothing'"),
         ("data", {"source": "tests.own_parts:small"}, "expected something that returns dpfed.Records, got Sequential"),
         ("data", {"source": "tests.own_parts:photos", "options": {"many": 3}}, "data.source = .* failed: TypeError"),
+        ("objective", {"name": "tests.own_parts:torch.sum"}, "leads through 'torch' to another module"),
         ("model", {"image": "tests.own_parts:photos"}, "returns a torch.nn.Module, got Records"),
         ("views", {"transform": "tests.own_parts:SIDE"}, "expected something that can be called, got int"),
         ("views", {"transform": "tests.own_parts"}, "expected the name of an object"),

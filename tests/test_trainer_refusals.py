@@ -87,10 +87,7 @@ class Pair(nn.Module):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (
-            nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-            "replace it by GroupNorm",
-        ),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten()), "with_group_norm"),
         (Remembers(), "model-"),
         (Pair(), "gave a tuple"),
         (nn.Conv2d(3, 8, 3), r"gave a tensor \(2, 8, .*expected features"),

@@ -49,6 +49,7 @@ def began(
     start: dict[str, Any] | None = None,
     own: Mapping[str, str] | None = None,
     key: bytes = b"",
+    settings: Mapping[str, str] | None = None,
 ) -> str:
     """What a run writes of itself when it begins: the text of its ``provenance.json``.
 
@@ -59,6 +60,7 @@ def began(
         start: what is known of the starting weights (`dpfed.runs.starts.origin_of`), if there are any.
         own: the user's own parts in words, by their keys in the configuration.
         key: of the run, with which the contents of a data set are hashed; see `contents_of`.
+        settings: what these parts say of themselves; who resumes the run must have the same.
     """
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     facts = {"began": today, "data": data_facts(store, config, key), "environments": [environment()]}
@@ -68,6 +70,8 @@ def began(
         facts["start"] = start
     if own:
         facts["own"] = dict(own)
+    if settings:
+        facts["settings"] = dict(settings)
     return json.dumps(facts, indent=1) + "\n"
 
 

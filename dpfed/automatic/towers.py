@@ -8,14 +8,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.errors import UserError
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import LOCAL_DIR
-from dpfed.models.options import SENTENCES
+from dpfed.models.options import SENTENCES, ModelConfig
+from dpfed.models.text_blueprints import CONFIG as TEXT_CONFIG
 from dpfed.schema.named import is_name
+
+if TYPE_CHECKING:  # with torch
+    from dpfed.features.public_tower import PublicTower
 
 OURS = ("cnn", "resnet18", "resnet34", "resnet50")
 TEXT = f"{SENTENCES}all-MiniLM-L6-v2"  # 22 million parameters; of the towers that were measured (docs/moments.md)
@@ -23,6 +27,10 @@ SUGGESTED = "timm/tf_efficientnet_lite0"  # the same
 _FORMS = (
     "timm/NAME, torchvision/NAME, open_clip/NAME, the folder of a public run or of an open_clip model, cnn, resnet18, or "
     "package.module:function"
+)
+_TOWER_FORMS = (
+    f"timm/NAME, torchvision/NAME, open_clip/NAME, the folder of an open_clip model, {SENTENCES}NAME, or the folder of a text "
+    "tower"
 )
 # Looked for among the models that Hugging Face's cache holds, the first one wins.
 _CACHED_IMAGES = ("vit_small_patch14_dinov2.lvd142m", "tf_efficientnet_lite0.in1k", "resnet50.a1_in1k", "resnet18.a1_in1k")
@@ -76,6 +84,30 @@ def given_towers(name: str, reads_text: bool, given: dict[str, Any]) -> Towers:
     if (path / "config.toml").is_file():
         return _run(path, why)
     raise UserError(f"--model {name}: expected {_FORMS}. [automatic-model]")
+
+
+def named_tower(name: str, weights: str | None = None) -> PublicTower:
+    """A pretrained tower by the name that ``--model`` has for it, or a text tower alone; see `given_towers`.
+
+    Args:
+        name: also ``sentence-transformers/NAME``, or the folder of a text tower in the Hugging Face format.
+        weights: a tag that the library knows (it fetches them), or a local file or folder; default: those that it is known by.
+
+    Raises:
+        UserError: for a name or weights that are not known or not available, or a model without pretrained weights.
+    """
+    from dpfed.features.public_tower import public_text_tower, public_tower
+
+    folder = Path(name).expanduser()
+    if name.startswith(SENTENCES) or ((folder / TEXT_CONFIG).is_file() and not (folder / CLIP_CONFIG).is_file()):
+        if weights is not None:
+            raise UserError("--weights is for image towers: a text tower has its weights in its folder. [tower-text-weights]")
+        return public_text_tower(name)
+    found = given_towers(name, False, {"model.weights": weights} if weights else {})
+    if found.pretrained == "none" or "model.start" in found.keys:
+        raise UserError(f"--model {name}: expected {_TOWER_FORMS}. A run is given in the place of --model. [tower-name]")
+    keys = {key.removeprefix("model."): value for key, value in found.keys.items()}
+    return public_tower(ModelConfig(**keys | ({"weights": weights} if weights else {})))
 
 
 def towers_at_hand(reads_text: bool) -> Towers | None:

@@ -10,7 +10,7 @@ from dpfed.bounding.engines.by_method import MAKERS, EngineInputs, MakeEngine, o
 from dpfed.building.method import contrasted, group_loss, options_of
 from dpfed.config import Config
 from dpfed.objectives import GroupLoss
-from dpfed.privacy.method import Method
+from dpfed.privacy.method import FOREIGN_METHODS, Method, engine_of
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
@@ -55,4 +55,6 @@ def maker_of(method: Method) -> MakeEngine:
         return of_groups
     if method.name in MAKERS:
         return MAKERS[method.name]
+    if method.name in FOREIGN_METHODS:
+        return engine_of(FOREIGN_METHODS[method.name])
     return discovery.part("baselines", "engines").MAKERS[method.name]

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 Store = Annotated[Path, typer.Argument(help="A record store on this machine.", show_default=False)]
+StoreOrFits = Annotated[
+    Path, typer.Argument(help="A record store on this machine, or the folder of fits to arrays.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
 
@@ -53,7 +56,7 @@ def set_(
 
 
 @app.command()
-def show(store: Store, as_json: Json = False) -> None:
+def show(store: StoreOrFits, as_json: Json = False) -> None:
     """Show a store's lifetime budget: what is spent, and what is reserved."""
     from dpfed.console.terminal import say
 
@@ -65,14 +68,14 @@ def show(store: Store, as_json: Json = False) -> None:
         print(json.dumps([_facts(one.budget) | {"found_by_name": one.by_name, "equal_contents": one.equal} for one in found]))
         return
     for one in found:
-        if one.by_name is not None:
+        if one.by_name is not None and opened is not None:
             said = f"the budget of {one.budget.head.store} holds for these records as well: {related(one, opened)}."
             _line("note", f"{said}{question(one, opened)}")
         _print(opened, one.budget)
 
 
 @app.command()
-def history(store: Store, as_json: Json = False) -> None:
+def history(store: StoreOrFits, as_json: Json = False) -> None:
     """Show every entry of the budget's ledger, in order."""
     from dpfed.console.terminal import say
 
@@ -112,11 +115,16 @@ def settle(
         _line("budget", f"{shown(budget)}: {percent(budget.filter.part(budget.spent))} is taken")
 
 
-def _found(store: Path) -> tuple[RecordStore, list[Found]]:
-    from dpfed.budgets.registry import budgets_of
+def _found(store: Path) -> tuple[RecordStore | None, list[Found]]:
+    from dpfed.budgets.registry import BUDGET_LEDGER, Found, budgets_of, known_by
+    from dpfed.budgets.replicas import read
     from dpfed.data.store.records import RecordStore
     from dpfed.errors import UserError
+    from dpfed.paths import is_store
 
+    if not is_store(store) and (own := read(store / BUDGET_LEDGER)) is not None:  # of fits to arrays, which are not here
+        known = known_by(own.head.id, store)
+        return None, [Found(known or own)]
     opened = RecordStore.open(store)
     found = budgets_of(opened)
     if not found:
@@ -124,11 +132,11 @@ def _found(store: Path) -> tuple[RecordStore, list[Found]]:
     return opened, found
 
 
-def _print(store: RecordStore, budget: BudgetLedger) -> None:
+def _print(store: RecordStore | None, budget: BudgetLedger) -> None:
     from dpfed.budgets.refusals import percent
 
     facts = _facts(budget)
-    sides = "record" if budget.head.unit == "record" else f"{store.unit_name or 'user'} with all records"
+    sides = "record" if budget.head.unit == "record" else f"{(store and store.unit_name) or 'user'} with all records"
     _line("budget", f"epsilon {facts['epsilon']!r}, delta {facts['delta']!r}, for each {sides}, over all runs")
     _line(
         "ledger",

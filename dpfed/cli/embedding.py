@@ -1,43 +1,109 @@
-"""`dpfed embed` and `dpfed search`: a run's model on other pictures. Nothing is sent."""
+"""`dpfed embed` and `dpfed search`: a run's model, or a public tower, on other pictures. Nothing is sent."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from dpfed.data.named_pictures import NamedPictures
+    from dpfed.progress import Progress
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory, or its model.", show_default=False)]
 
 
 def embed(
-    run: RunFolder,
-    files: Annotated[list[Path], typer.Argument(help="Images, folders of images, or one record store.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The Parquet file to write; it must not exist.")] = Path("features.parquet"),
+    places: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[RUN] FILES...",
+            help="A run directory, or its model (not with --model); then images, folders of images, or one record store.",
+            show_default=False,
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A public tower in the place of a run: timm/NAME, torchvision/NAME, open_clip/NAME, "
+            "sentence-transformers/NAME, or the folder of a text tower.",
+            show_default=False,
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Weights of that tower: a tag, which its library fetches, or a local file; default: the library's own.",
+            show_default=False,
+        ),
+    ] = None,
+    captions: Annotated[
+        bool, typer.Option("--captions", help="With --model and a record store: features of the captions, by the text tower.")
+    ] = False,
+    split: Annotated[
+        str | None, typer.Option(help="Of a record store: train, validation or test; default: all.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The file to write, .npy or else Parquet; it must not exist.")
+    ] = Path("features.parquet"),
     contrast: Annotated[
         bool, typer.Option("--contrast", help="Write the embeddings that are compared with texts, instead of the features.")
     ] = False,
 ) -> None:
-    """Write the features of pictures to a Parquet file with the columns name and features."""
+    """Write the features of pictures, or of captions, to a Parquet file with the columns name and features, or to .npy."""
     from dpfed.console.terminal import console, say, watching
 
+    files = places if model else places[1:]
+    _refuse_options(model, weights, captions, contrast, files)
     say(f"reading {', '.join(map(str, files))}")
     from dpfed.data.named_pictures import pictures_at
-    from dpfed.features.parquet import embedded, write_parquet
+    from dpfed.features.parquet import embedded, write_features
     from dpfed.files.atomic import refuse_existing
 
     refuse_existing(out)
-    pictures = pictures_at(files)
+    pictures = pictures_at(files, split)
     with watching() as progress:
         progress.note("loading PyTorch")
-        from dpfed.encoder import load
+        if model:
+            width = _by_tower(model, weights, captions, pictures, out, progress)
+        else:
+            from dpfed.encoder import load
 
-        encoder = load(run)
-        made = encoder.embed_images if contrast else encoder.features
-        advance = progress.stage("pictures", len(pictures))
-        width = write_parquet(out, pictures, embedded(pictures, made, encoder.size, encoder.preprocessing, advance))
+            encoder = load(places[0])
+            made = encoder.embed_images if contrast else encoder.features
+            advance = progress.stage("pictures", len(pictures))
+            width = write_features(out, pictures, embedded(pictures, made, encoder.size, encoder.preprocessing, advance))
     console.print(f"{out}  {len(pictures):,} x {width} float32", highlight=False, soft_wrap=True)
     console.print("[dim]Features are exact functions of the pictures: this file is as private as they are.[/]", soft_wrap=True)
+
+
+def _refuse_options(model: str | None, weights: str | None, captions: bool, contrast: bool, files: list[Path]) -> None:
+    from dpfed.errors import UserError
+
+    if not files:
+        raise UserError("expected a run and then pictures, or --model NAME and pictures. [embed-files]")
+    if model is None and (weights or captions):
+        given = "--weights" if weights else "--captions"
+        raise UserError(f"{given} is for a public tower: give --model NAME, too, or leave it out. [embed-no-model]")
+    if model and contrast:
+        raise UserError("--contrast is for a run, which has learnt a contrast: leave it out with --model. [embed-contrast]")
+
+
+def _by_tower(name: str, weights: str | None, captions: bool, pictures: NamedPictures, out: Path, progress: Progress) -> int:
+    """Writes what a public tower makes of pictures, or of captions; returns the width of the features."""
+    from dpfed.automatic.towers import named_tower
+    from dpfed.data.named_pictures import StoredPictures
+    from dpfed.errors import UserError
+    from dpfed.features.parquet import captions_embedded, embedded, write_features
+
+    tower = named_tower(name, weights)
+    if not captions and tower.reads_images:
+        advance = progress.stage("pictures", len(pictures))
+        return write_features(out, pictures, embedded(pictures, tower.images, tower.size, tower.preprocessing, advance))
+    if not isinstance(pictures, StoredPictures) or not pictures.captioned:
+        raise UserError("a text tower reads captions: give a record store whose records have some. [embed-captions]")
+    return write_features(out, pictures, captions_embedded(pictures, tower.captions, progress.stage("captions", len(pictures))))
 
 
 def search(
@@ -53,7 +119,7 @@ def search(
     from dpfed.console.terminal import console, say, watching
 
     say(f"reading {pictures or run}")
-    from dpfed.data.named_pictures import NamedPictures, StoredPictures, pictures_at
+    from dpfed.data.named_pictures import StoredPictures, pictures_at
     from dpfed.data.reasons import visible
     from dpfed.live.retrieval import SearchIndex, own_store, public_store
     from dpfed.paths import is_store

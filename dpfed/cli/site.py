@@ -124,11 +124,16 @@ def join(
     unconfirmed: Annotated[
         bool, typer.Option("--unconfirmed", help="Join also if members without confirmed cards could exceed the budget.")
     ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Code of the terms that may run here, package.module:object. May be repeated."),
+    ] = None,
 ) -> None:
     """Take a kit with terms, show what they mean, ask, and join: from then on the site answers to these terms only."""
     say(f"checking {kit}", True)
     from dpfed.errors import UserError
     from dpfed.federation.provisioning.site_paths import SitePaths
+    from dpfed.federation.site.allowed import described_code
     from dpfed.protocol.terms import Terms
 
     paths = SitePaths.open(folder)
@@ -137,6 +142,8 @@ def join(
 
     def agreed(loaded: Terms) -> bool:
         show_terms(loaded, loaded.number_of(opened.identity().signing_key), opened.confirmed())
+        for _, said in described_code(loaded):
+            line("allowed here", said, 15)
         tell(_BEFORE_JOINING)
         try:
             return yes or typer.confirm("Join?")
@@ -148,7 +155,7 @@ def join(
     if opened.joined:
         tell(f"{paths.path} has joined already; its kit is number {paths.kit.serial} now.")
         return
-    loaded = paths.join(agreed, unconfirmed)
+    loaded = paths.join(agreed, unconfirmed, allow or [])
     if loaded is None:
         tell("The site has not joined, and nothing is reserved.")
         raise typer.Exit(1)

@@ -15,7 +15,7 @@ from dpfed.automatic.request import Request
 from dpfed.callbacks import Callback
 from dpfed.config import Config, load_config
 from dpfed.console.terminal import console, watching
-from dpfed.errors import UserError
+from dpfed.errors import UserError, short_traceback
 from dpfed.progress import Progress, Silent
 from dpfed.runs import pretraining
 
@@ -48,6 +48,7 @@ def shown(progress: Progress | bool | None) -> Iterator[Progress]:
         )
 
 
+@short_traceback
 def pretrain(
     config: Config | str | Path | None = None,
     folder: str | Path | None = None,

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-_CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
 _FLOAT = 4  # bytes
 _BESIDE = 64  # what the layers of usual encoders put out at a time, in sizes of their input
 _PART = 8  # of the memory that there is, a pass takes one such part
@@ -21,12 +27,32 @@ def memory_of(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for file in _CGROUP:
+    if resource is not None and (addresses := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        there = min(there, addresses)
+    for file in _limits():
         try:
             there = min(there, int(file.read_text()))
         except (OSError, ValueError):  # there is no such limit
             continue
     return there
+
+
+def _limits() -> Iterator[Path]:
+    """Files with the limits of this process's control groups, and of all groups around them.
+
+    A container sees its own group as the root, or by its full path, of which the lower part may not be there.
+    """
+    try:
+        lines = _OWN_CGROUP.read_text().splitlines()
+    except OSError:
+        lines = []
+    found = {("", "/"), ("memory", "/"), *((kinds, path) for _, kinds, path in (line.split(":", 2) for line in lines))}
+    for kinds, path in found:
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        top, name = (_CGROUPS / "memory", "memory.limit_in_bytes") if kinds else (_CGROUPS, "memory.max")
+        folder = top / path.strip("/")
+        yield from (around / name for around in (folder, *folder.parents) if around.is_relative_to(top))
 
 
 def records_without_gradients(shape: Sequence[int], device: torch.device | str) -> int:

@@ -39,6 +39,19 @@ class StoredPictures:
         """The ids of records."""
         return self._store.ids(self._rows[numbers])
 
+    def units(self, numbers: np.ndarray) -> np.ndarray | None:
+        """What records share, such as a person, as numbers ``(n,)`` uint64; ``None``: nothing."""
+        return None if self._store.units is None else self._store.units[self._rows[numbers]]
+
+    def captions(self, numbers: np.ndarray) -> list[list[str]]:
+        """The captions of records."""
+        return self._store.captions(self._rows[numbers])
+
+    @property
+    def captioned(self) -> bool:
+        """Whether records have captions."""
+        return self._store.kind == "image-text"
+
     def squares(self, numbers: np.ndarray, size: int, how: Preprocessing) -> Tensor:
         """Their pixels as a model sees them, ``(n, 3, size, size)`` uint8.
 
@@ -61,6 +74,9 @@ class PictureFiles:
         """The paths of files."""
         return [str(self._files[number]) for number in numbers]
 
+    def units(self, numbers: np.ndarray) -> None:
+        """See `StoredPictures.units`: files share nothing."""
+
     def squares(self, numbers: np.ndarray, size: int, how: Preprocessing) -> Tensor:
         """See `StoredPictures.squares`."""
         import torch
@@ -78,16 +94,26 @@ class PictureFiles:
 NamedPictures = StoredPictures | PictureFiles
 
 
-def pictures_at(places: Sequence[Path]) -> NamedPictures:
+def pictures_at(places: Sequence[Path], split: str | None = None) -> NamedPictures:
     """The pictures of one store; or image files, and all image files below folders.
 
+    Args:
+        places: a store, or images and folders.
+        split: of the store, such as ``train``; ``None``: all.
+
     Raises:
-        UserError: for no picture, a place that is not there, or a store beside other places.
+        UserError: for no picture, a place that is not there, a store beside other places, or a split of files.
     """
     if stores := [place for place in places if is_store(place)]:
         if len(places) > 1:
             raise UserError(f"{stores[0]} is a record store: give it alone, or only images and folders. [image-store-beside]")
-        return StoredPictures(RecordStore.open(stores[0]))
+        store = RecordStore.open(stores[0])
+        rows = None if split is None else store.split(split)
+        if rows is not None and not len(rows):
+            raise UserError(f"{stores[0]} has no {split} records. [image-split-empty]")
+        return StoredPictures(store, rows)
+    if split is not None:
+        raise UserError(f"only record stores have splits: leave --split {split} out. [image-split]")
     files: list[Path] = []
     for place in places:
         if not place.exists():

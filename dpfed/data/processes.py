@@ -5,18 +5,21 @@ They are started as programs of their own, so that the main module of this one i
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
-from dpfed.errors import UserError
+from dpfed.errors import Notice, UserError
 
 _LOOKED_EVERY = 0.2  # seconds between two looks at whether the parent is there
 _PROGRAM = "from dpfed.data.processes import serve; serve({0}, {1})"
@@ -25,6 +28,32 @@ _PROGRAM = "from dpfed.data.processes import serve; serve({0}, {1})"
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def loader_processes(workers: int, work: object) -> int:
+    """How many processes a torch loader can have: none, where new ones cannot be handed what they are to do.
+
+    On macOS and Windows, and with Python 3.14, a process starts anew and gets a pickled copy, and a lambda or a function inside
+    another one cannot be pickled.
+
+    Args:
+        workers: asked for.
+        work: what the processes are to hold.
+    """
+    if workers == 0 or multiprocessing.get_start_method() == "fork":
+        return workers
+    try:
+        pickle.dumps(work)
+    except Exception as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        warnings.warn(
+            f"records are read and views made in this process, which is slower: others cannot be handed them ({said}). Define "
+            "functions at the top of a module, not as a lambda.",
+            Notice,
+            stacklevel=3,
+        )
+        return 0
+    return workers
 
 
 class Processes:

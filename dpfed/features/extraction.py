@@ -16,18 +16,15 @@ from torch import Tensor, nn
 
 from dpfed.data.record_set import RecordSet
 from dpfed.data.views.batches import ReadAhead
-from dpfed.data.views.record_views import RecordViews, Tokenizer
-from dpfed.errors import UserError
+from dpfed.data.views.record_views import RecordViews
 from dpfed.features.cache import Features, Shard
+from dpfed.features.passes import Passes
 from dpfed.features.towers import frozen_towers
 from dpfed.models.contract import method_of
-from dpfed.models.text_tower import FrozenTextTower
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, Silent
 
 _VERSION = 1
-_IN_A_PASS = {"cpu": 64}  # images, or texts; elsewhere 256
-_SHORTEST = 16  # tokens: texts are cut to 16, 32, 64, ... places, each by its own length
 # Views are drawn by the record's key and a constant that anyone may know: no promise rests on them.
 _VIEWS = Randomness.from_seed(0)
 
@@ -86,8 +83,7 @@ class _Extraction:
         self._device = next(model.parameters()).device
         self._towers = frozen_towers(model)
         self._read = ReadAhead(functools.partial(views.read, store))
-        self._together = _IN_A_PASS.get(self._device.type, 256)
-        self._is_checked: set[tuple[int, ...]] = set()
+        self._passes = Passes(self._device, views.tokenizer)
 
     def key(self, rows: np.ndarray) -> str:
         """Names everything that the features depend on."""
@@ -110,7 +106,8 @@ class _Extraction:
             rows: ``(b,)`` of the store.
             progress: learns how many are done.
         """
-        batches = [rows[first : first + self._together] for first in range(0, len(rows), self._together)]
+        together = self._passes.together
+        batches = [rows[first : first + together] for first in range(0, len(rows), together)]
         self._read.prefetch(batches)
         parts = []
         for own in batches:
@@ -123,7 +120,9 @@ class _Extraction:
         counts = torch.tensor([len(own) for own in captions])
         each = [text for own in captions for text in own]
         number = {text: index for index, text in enumerate(dict.fromkeys(each))}  # equal captions are embedded once
-        text = self._of_texts(list(number), self._views.tokenizer)[[number[text] for text in each]]
+        embed = method_of(self._model, "text_features")
+        of_each = self._passes.of_texts(embed, self._towers.text, self._towers.text_width, list(number))
+        text = of_each[[number[text] for text in each]]
         return Shard(image, text, torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]))
 
     def _of_images(self, rows: np.ndarray) -> Tensor:
@@ -136,53 +135,4 @@ class _Extraction:
             views = of_images(images, torch.from_numpy(drawn).view(shape).to(device))
         else:
             views = of_images.plain(images)[:, None]
-        return torch.stack([self._in_passes(embed, views[:, v]) for v in range(views.shape[1])], 1)
-
-    def _of_texts(self, texts: list[str], tokenizer: Tokenizer) -> Tensor:
-        """``(k, F_t)`` float32 on the CPU."""
-        tokens, embed = tokenizer(texts), method_of(self._model, "text_features")
-        lengths, tower = torch.full((len(tokens),), tokens.shape[1]), self._towers.text
-        if isinstance(tower, FrozenTextTower):  # cut by the text's own length, so each is a function of that text
-            last = ((tokens != tower.spec.padding) * torch.arange(1, tokens.shape[1] + 1)).amax(1)
-            lengths = 2 ** last.clamp(min=_SHORTEST).double().log2().ceil().long()
-            lengths = lengths.clamp(max=tokens.shape[1])
-        result = torch.empty(len(tokens), self._towers.text_width)
-        for length in lengths.unique().tolist():
-            chosen = torch.nonzero(lengths == length)[:, 0]
-            result[chosen] = self._in_passes(embed, tokens[chosen, :length].to(self._device))
-        return result
-
-    def _in_passes(self, embed: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """Embeds in passes of one shape, where a record's place and its neighbours change no bit of its features."""
-        if inputs.shape[1:] not in self._is_checked:
-            self._check(embed, inputs[:1])
-            self._is_checked.add(tuple(inputs.shape[1:]))
-        parts = []
-        for part in inputs.split(self._together):
-            missing = self._together - len(part)
-            # In new memory: some products of a few rows go by where their rows begin.
-            full = torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) if missing else part.clone()
-            parts.append(embed(full)[: len(part)].float().cpu())
-        found = torch.cat(parts)
-        # One record must not end a run, for everyone would see that: it counts as nothing.
-        return torch.where(found.isfinite().all(1, keepdim=True), found, 0.0)
-
-    def _check(self, embed: Callable[[Tensor], Tensor], like: Tensor) -> None:
-        """Tries the tower on noise. Where a pass does not keep records apart, bit by bit, each gets a pass of its own.
-
-        Raises:
-            UserError: if the features of noise are not finite.
-        """
-        generator = torch.Generator().manual_seed(0)
-        shape = (self._together, *like.shape[1:])
-        if like.is_floating_point():
-            noise = torch.randn(shape, generator=generator)
-        else:
-            noise = torch.randint(1, self._views.tokenizer.vocabulary, shape, generator=generator)  # type: ignore[union-attr]
-        noise = noise.to(like)
-        found, half = embed(noise), self._together // 2
-        if not bool(found.isfinite().all()):
-            raise UserError("a frozen tower's features are not finite: its weights are damaged; use others. [features-finite]")
-        others = torch.cat([noise[:half], noise[:half].flip(0)]).roll(half // 2, 0)
-        if half and not torch.equal(found[:half], embed(others).roll(-(half // 2), 0)[:half]):
-            self._together = 1
+        return torch.stack([self._passes(embed, views[:, v]) for v in range(views.shape[1])], 1)

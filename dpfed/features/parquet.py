@@ -1,16 +1,16 @@
-"""What a model makes of pictures, as a Parquet file for other programs."""
+"""Features of pictures, or of captions, as a file for other programs: Parquet with names, or .npy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpfed.data.named_pictures import NamedPictures
+from dpfed.data.named_pictures import NamedPictures, StoredPictures
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.files.atomic import refuse_existing, write_atomically
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 _TOGETHER = 128  # pictures in memory at a time
 
 Embed = Callable[["Tensor"], "Tensor"]
+Batches = Iterator[tuple[np.ndarray, "Tensor"]]
 
 
 def embedded(
     pictures: NamedPictures, embed: Embed, size: int, how: Preprocessing, advance: Callable[[int], None] = lambda done: None
-) -> Iterator[tuple[np.ndarray, Tensor]]:
+) -> Batches:
     """What a model makes of pictures, batch by batch.
 
     Args:
@@ -38,17 +39,36 @@ def embedded(
     Yields:
         Numbers of the pictures ``(n,)``, and ``(n, F)`` float32 on the CPU.
     """
-    numbers = np.arange(len(pictures))
-    for part in np.split(numbers, range(_TOGETHER, len(numbers), _TOGETHER)):
+    for part in _batches(len(pictures)):
         yield part, embed(pictures.squares(part, size, how)).float().cpu()
         advance(int(part[-1]) + 1)
 
 
-def write_parquet(out: Path, pictures: NamedPictures, batches: Iterator[tuple[np.ndarray, Tensor]]) -> int:
-    """Writes ``name`` and ``features``, a list of F float32, for each picture; only its owner can read the file.
+def captions_embedded(
+    records: StoredPictures, embed: Callable[[list[list[str]]], Tensor], advance: Callable[[int], None] = lambda done: None
+) -> Batches:
+    """What a model makes of records' captions, batch by batch; see `embedded`.
 
     Args:
-        out: must not exist.
+        records: with captions.
+        embed: n lists of captions -> ``(n, F)``.
+        advance: learns how many are done.
+    """
+    for part in _batches(len(records)):
+        yield part, embed(records.captions(part)).float().cpu()
+        advance(int(part[-1]) + 1)
+
+
+def _batches(count: int) -> list[np.ndarray]:
+    return np.split(np.arange(count), range(_TOGETHER, count, _TOGETHER))
+
+
+def write_features(out: Path, pictures: NamedPictures, batches: Batches) -> int:
+    """Writes the features of each picture in order; only their owner can read the file.
+
+    Args:
+        out: must not exist. A name that ends in .npy gets ``(n, F)`` float32; any other Parquet with the columns ``name``,
+            ``features`` (F float32) and, where the records have units, ``unit``.
         pictures: whose names are written.
         batches: of `embedded`.
 
@@ -61,20 +81,40 @@ def write_parquet(out: Path, pictures: NamedPictures, batches: Iterator[tuple[np
     refuse_existing(out)
     width = 0
 
-    def write(path: Path) -> None:
+    def counted() -> Batches:
         nonlocal width
-        writer = None
         for numbers, vectors in batches:
             width = vectors.shape[1]
-            features = pa.FixedSizeListArray.from_arrays(pa.array(vectors.numpy().reshape(-1)), width)
-            table = pa.table({"name": pa.array(pictures.names(numbers), pa.string()), "features": features})
-            writer = writer or pq.ParquetWriter(path, table.schema)
-            writer.write_table(table)
-        assert writer is not None  # there is a picture
-        writer.close()
+            yield numbers, vectors
+
+    def write(path: Path) -> None:
+        (_write_npy if out.suffix == ".npy" else _write_parquet)(path, pictures, counted())
 
     try:
         write_atomically(out, write, mode=0o600)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}. [features-unwritable]") from error
     return width
+
+
+def _write_npy(path: Path, pictures: NamedPictures, batches: Batches) -> None:
+    mapped: Any = None
+    for numbers, vectors in batches:
+        if mapped is None:
+            mapped = np.lib.format.open_memmap(path, "w+", np.float32, (len(pictures), vectors.shape[1]))
+        mapped[numbers] = vectors.numpy()
+    mapped.flush()
+
+
+def _write_parquet(path: Path, pictures: NamedPictures, batches: Batches) -> None:
+    writer = None
+    for numbers, vectors in batches:
+        features = pa.FixedSizeListArray.from_arrays(pa.array(vectors.numpy().reshape(-1)), vectors.shape[1])
+        columns = {"name": pa.array(pictures.names(numbers), pa.string()), "features": features}
+        if (units := pictures.units(numbers)) is not None:
+            columns["unit"] = pa.array(units)
+        table = pa.table(columns)
+        writer = writer or pq.ParquetWriter(path, table.schema)
+        writer.write_table(table)
+    assert writer is not None  # there is a picture
+    writer.close()

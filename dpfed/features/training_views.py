@@ -26,12 +26,14 @@ class TrainingViews:
         fixed: whether each step reads the same features of a record: all cached views, or with `cached` = 0 those of the plain
             image. The model is then kept whole. A run in closed form does so.
         cache: keeps the features.
+        label: which label of the records the loss reads; ``None``: none.
     """
 
     whole: RecordViews
     cached: int = 0
     fixed: bool = False
     cache: FeatureCache = field(default_factory=FeatureCache)
+    label: str | None = None
 
     @property
     def from_features(self) -> bool:
@@ -50,6 +52,12 @@ class TrainingViews:
             store: the records.
             rows: ``(n,)`` of the store, of which views will be asked.
         """
+        maker = self._maker(model, store, rows)
+        if self.label is not None:
+            maker.classes = store.labels[self.label]
+        return maker
+
+    def _maker(self, model: nn.Module, store: RecordSet, rows: np.ndarray | PartitionRows) -> ViewMaker:
         if not self.fixed and not self.cached:
             return self.whole.maker(store)
         features = self.cache.features(model, self.whole, store, np.asarray(rows), self.cached)

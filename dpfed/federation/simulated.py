@@ -6,6 +6,7 @@ from pydantic import Field
 
 from dpfed.building.plan import sketch_of
 from dpfed.config import Config, Section
+from dpfed.protocol.named_code import refuse_own_records, refuse_parts_of_python
 from dpfed.protocol.trust import Mode, Trust
 
 
@@ -34,6 +35,8 @@ class Simulation(Section):
             UserError: saying what to change.
         """
         self.trust_model  # noqa: B018 refuses numbers that cannot be
+        refuse_own_records(config)
+        refuse_parts_of_python(config)
         sketch_of(config).apportioned([1] * self.sites)
 
     def __str__(self) -> str:

@@ -27,6 +27,7 @@ DRAFT = ".partial"  # ends the name of what is not whole yet
 
 _FROM_RUST = re.compile(r"\(os error (\d+)\)")  # in what safetensors says
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # what file systems without links to files answer
 _NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP)  # what some network storage answers; it has no more to offer
 
 
@@ -89,6 +90,34 @@ def write_whole(file: RawIOBase, content: bytes | memoryview) -> None:
     while left:
         left = left[file.write(left) or 0 :]
     os.fsync(file.fileno())
+
+
+def create_atomically(path: Path, content: Content, mode: int = 0o666) -> None:
+    """Writes a file that must not be there, whole or not at all. It never replaces one that another process writes meanwhile.
+
+    Args:
+        path: of the file.
+        content: see `create_file`.
+        mode: see `write_atomically`.
+
+    Raises:
+        FileExistsError: if there is one.
+        OSError: if it cannot be written.
+    """
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(4)}{DRAFT}")
+    try:
+        create_file(draft, content, mode)
+        with naming(path):
+            try:
+                os.link(draft, path)  # unlike a rename, it replaces nothing
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                create_file(path, content, mode)
+    finally:
+        with contextlib.suppress(OSError):
+            _remove(draft)
+    sync_folder(path.parent)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """Losses of one group of records, for `dpfed.Trainer` and for loops of your own."""
 
 from dpfed.losses.dcl import DCL
-from dpfed.losses.loss import BarlowTwins, InfoNCE, Loss, SigLIP
+from dpfed.losses.loss import BarlowTwins, InfoNCE, Loss, SigLIP, SupCon
 from dpfed.losses.pairs import PairLoss
 from dpfed.losses.prediction import Prediction, PredictionHead
 from dpfed.losses.vicreg import VICReg
 
-__all__ = ["DCL", "BarlowTwins", "InfoNCE", "Loss", "PairLoss", "Prediction", "PredictionHead", "SigLIP", "VICReg"]
+__all__ = ["DCL", "BarlowTwins", "InfoNCE", "Loss", "PairLoss", "Prediction", "PredictionHead", "SigLIP", "SupCon", "VICReg"]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpfed.errors import UserError
 from dpfed.objectives import OBJECTIVES
 
 
@@ -63,8 +64,11 @@ class _Named(Loss):
 
     def __call__(self, image: Tensor, text: Tensor | None = None) -> Tensor:
         """See `Loss`."""
-        objective = OBJECTIVES[self.name]
-        embeddings = {"image": image} if text is None else {"image": image, "text": text}
+        return self._of({"image": image} if text is None else {"image": image, "text": text})
+
+    def _of(self, embeddings: dict[str, Tensor], **label: Tensor) -> Tensor:
+        """The mean over the records of a group, from their embeddings and classes."""
+        objective, image = OBJECTIVES[self.name], embeddings["image"]
         if objective.unit_length:
             embeddings = {name: nn.functional.normalize(z, dim=-1) for name, z in embeddings.items()}
         given = {key: value for key, value in self.objective.items() if key in objective.options.model_fields}
@@ -72,7 +76,8 @@ class _Named(Loss):
         bias = None if objective.bias is None else self._options.get("bias", objective.bias(len(image)))
         present = torch.ones(len(image), dtype=torch.bool, device=image.device)
         offset = None if bias is None else torch.tensor(float(bias), device=image.device)
-        return objective.loss(embeddings, present, temperature, offset, options=objective.options(**given)) / len(image)
+        options = objective.options(**given)
+        return objective.loss({**embeddings, **label}, present, temperature, offset, options=options) / len(image)
 
     def prepare(self, model: nn.Module, group_size: int) -> None:
         """See `Loss`."""
@@ -120,3 +125,36 @@ class BarlowTwins(_Named):
 
     def __init__(self, redundancy: float | None = None) -> None:
         super().__init__(None, redundancy=redundancy)
+
+
+class SupCon(_Named):
+    """All views of records of one class attract each other, and those of other classes repel them (Khosla et al. 2020).
+
+    The class of a record is a part of it, and enters under the same noise as its image: labels may be private
+    (docs/guarantee.md, Labels in a loss). The loss sees which records of its group share a class, and nothing else. A group
+    needs a few records of a class: groups of 16 serve 10 classes, not 1,000.
+
+    Args:
+        temperature: divides the cosine similarities; default: the model's.
+        label: which label of the records says the class; default: the only one.
+    """
+
+    name = "supcon"
+
+    def __init__(self, temperature: float | None = None, label: str | None = None) -> None:
+        super().__init__(temperature, label=label)
+
+    def __call__(self, image: Tensor, text: Tensor | None = None, *, label: Tensor | None = None) -> Tensor:
+        """The mean over the records of a group.
+
+        Args:
+            image: ``(S, V, D)`` embeddings of the records' views.
+            text: not compared.
+            label: ``(S,)`` int64, equal where two records share a class.
+
+        Raises:
+            UserError: without labels.
+        """
+        if label is None:
+            raise UserError("SupCon: give label=, which says which records share a class. [loss-labels-missing]")
+        return self._of({"image": image}, label=label)

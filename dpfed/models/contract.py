@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dpfed.data.items.item import described
 from dpfed.errors import UserError
+from dpfed.objectives.classes import LABEL
 
 _CONTRACT = {
     "features": "features(images (n, 3, H, W)) -> (n, F)",
@@ -24,7 +25,7 @@ def embeddings_of(model: nn.Module, views: dict[str, Tensor]) -> dict[str, Tenso
 
     Args:
         model: any.
-        views: ``{"image": (S, V, 3, H, W)[, "text": (S, W, L)]}``.
+        views: ``{"image": (S, V, 3, H, W)[, "text": (S, W, L)]}``. A class beside them is not shown to the model.
 
     Returns:
         ``{"image": (S, V, D)[, "text": (S, W, D)]}``, and whatever else of S records the model's own loss needs; of a model
@@ -33,6 +34,7 @@ def embeddings_of(model: nn.Module, views: dict[str, Tensor]) -> dict[str, Tenso
     Raises:
         UserError: if the model gives something else.
     """
+    views = {name: view for name, view in views.items() if name != LABEL}
     embeddings = model(views)
     wanted = ", ".join(f"'{name}': ({view.shape[0]}, {view.shape[1]}, D)" for name, view in views.items())
     given = ", ".join(f"'{name}': {tuple(view.shape)}" for name, view in views.items())

@@ -33,14 +33,16 @@ class MomentNoise:
     Args:
         records: N.
         std: of the noise on each number of the released sum, whose sensitivity is 1.
+        fewest: of one tower's features: with fewer records, heads leave features as they are.
     """
 
     records: int
     std: float
+    fewest: int = 0
 
     def leaves_public(self, towers: int) -> bool:
         """Whether heads leave features as they are: of images alone, where these are too few."""
-        return towers == 1 and self.records < FEWEST_IMAGES
+        return towers == 1 and self.records < self.fewest
 
     def ridge(self, dimensions: int, aligned: bool) -> float:
         """What is added to the auto-moments, of averages: 0.15 / k + 6 s, where s = sigma sqrt(k) / N is the size of the noise.
@@ -106,3 +108,36 @@ def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: b
     left, values, right = torch.linalg.svd(inverses[0] @ cross @ inverses[-1])
     scale = values.clamp(min=0).div(values[0]).pow(_POWER / 2)
     return left * scale, right.T * scale
+
+
+def canonical_heads(
+    layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: bool, components: int
+) -> tuple[Tensor, Tensor]:
+    """Heads onto the most correlated directions alone, ``(k, components)`` float64 (regularised CCA, Hotelling 1936).
+
+    Both towers' features are whitened by their noisy auto-moments, and the directions are those of the largest singular values
+    of what is left of the cross-moment. Each side is scaled by a root of these, so that a pair's score is the best that so many
+    directions give.
+
+    Args:
+        layout: see `heads`.
+        noise: see `heads`.
+        moments: see `heads`.
+        aligned: see `heads`.
+        components: how many directions.
+    """
+    k = layout.dimensions
+    ridge, cross = noise.ridge(k, aligned), moments.cross.double().cpu()
+    if aligned:
+        cross = cross + noise.likeness(cross, layout.scales[1]) * ridge * torch.eye(k, dtype=torch.float64)
+    whitening = []
+    for auto in moments.autos:
+        values, vectors = torch.linalg.eigh(auto.double().cpu())
+        whitening.append((vectors / (values.clamp(min=0) + ridge).sqrt()) @ vectors.T)
+    if layout.towers == 1:
+        values, vectors = torch.linalg.eigh(whitening[0] @ cross @ whitening[0])
+        head = whitening[0] @ (vectors * values.clamp(min=0).sqrt()).flip(1)[:, :components]
+        return head, head
+    left, values, right = torch.linalg.svd(whitening[0] @ cross @ whitening[1])
+    scale = values.sqrt()[:components]
+    return whitening[0] @ (left[:, :components] * scale), whitening[1] @ (right.T[:, :components] * scale)

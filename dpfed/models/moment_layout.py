@@ -147,7 +147,7 @@ class MomentLayout:
         return means[0].item(), moments[0].item(), moments[self.lengths[1]].item()
 
     def whole(self, step: int, *sums: Tensor) -> Tensor:
-        """A step's part of the vector, int64, in steps of the grid.
+        """A step's part of the vector, int64, in grid steps.
 
         Args:
             step: 0 or 1.

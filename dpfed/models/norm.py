@@ -35,6 +35,35 @@ def group_norm(channels: int, groups: int = 32) -> nn.GroupNorm:
     return nn.GroupNorm(max(count for count in range(1, limit + 1) if channels % count == 0), channels)
 
 
+def with_group_norm(model: nn.Module) -> nn.Module:
+    """Replaces every BatchNorm inside a model by a GroupNorm of as many channels, in place.
+
+    The scale and the shift of each layer stay; its running statistics go, so pretrained weights need training again.
+
+    Args:
+        model: any.
+
+    Returns:
+        The model; of a model that is itself a BatchNorm, the new layer.
+
+    Raises:
+        UserError: for a BatchNorm that does not know its channels yet.
+    """
+    if isinstance(model, _BatchNorm):
+        if not model.num_features:
+            raise UserError(
+                f"{type(model).__name__} does not know its channels yet: run the model once before with_group_norm. [norm-lazy]"
+            )
+        found = group_norm(model.num_features)
+        if model.affine:
+            found.load_state_dict({"weight": model.weight.detach(), "bias": model.bias.detach()})
+        behind = [getattr(model, name) for name in _BEHIND if isinstance(getattr(model, name, None), nn.Module)]
+        return nn.Sequential(found, *behind) if behind else found
+    for name, child in list(model.named_children()):
+        setattr(model, name, with_group_norm(child))
+    return model
+
+
 def layer_norm(channels: int) -> nn.GroupNorm:
     """LayerNorm (Ba et al. 2016) of feature maps: over all channels and positions of an image, a GroupNorm with one group."""
     return nn.GroupNorm(1, channels)

@@ -73,7 +73,7 @@ class ModelConfig(Section):
     image: Annotated[str, _OURS] = Field(
         "cnn",
         description="'cnn', 'resnet18', 'resnet34', 'resnet50', or 'timm/NAME' or 'torchvision/NAME', an encoder that does not "
-        "mix records; or 'package.module:function', which returns one",
+        "mix records; or 'package.module:function', which returns one, or the name by which a package announces it",
     )
     options: Annotated[Arguments, _OURS, _OWN] = Field({}, description="arguments of that function")
     stem: Annotated[Literal["cifar", "imagenet"], _OURS, _RESNET] = Field(
@@ -158,6 +158,8 @@ class ModelConfig(Section):
     @field_validator("image")
     @classmethod
     def _known(cls, image: str) -> str:
+        if image not in _ENCODERS and (foreign := discovery.announced("encoders").get(image)) is not None:
+            return foreign.place  # as if the user had named it in full
         if image not in _ENCODERS and not is_name(image) and not image.startswith((_TIMM, _TORCHVISION)):
             hint = f"did you mean '{_TIMM}{image}'?" if "_" in image else nearest(image, _ENCODERS)
             raise ValueError(f"expected one of {', '.join(_ENCODERS)}, or timm/NAME such as timm/vit_tiny_patch16_224; {hint}")

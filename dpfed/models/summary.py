@@ -52,7 +52,19 @@ def trained_part(net: nn.Module, model: ModelConfig, adaptation: AdaptationConfi
         closed_form: towers are frozen, and heads follow from moments.
     """
     total = sum(parameter.numel() for parameter in net.parameters())
-    return Trained(TrainableVector(net).numel, total, _how(model, adaptation, closed_form), start_of(model))
+    how = _how_of(net) if model.is_own and not closed_form else _how(model, adaptation, closed_form)
+    return Trained(TrainableVector(net).numel, total, how, start_of(model))
+
+
+def _how_of(net: nn.Module) -> str:
+    """What is trained of a model of the user's own: each of its parts in full, in part, or not at all."""
+    found: dict[str, list[str]] = {}
+    for name, part in net.named_children():
+        asked = [parameter.requires_grad for parameter in part.parameters()]
+        if asked:
+            how = "in full" if all(asked) else "in part" if any(asked) else "frozen"
+            found.setdefault(how, []).append(name.replace("_", " "))
+    return "; ".join(f"{' and '.join(names)} {how}" for how, names in found.items()) or "in full"
 
 
 def _how(model: ModelConfig, adaptation: AdaptationConfig, closed_form: bool) -> str:

@@ -35,8 +35,8 @@ def validate(model: nn.Module) -> None:
         where = f"{type(module).__name__} at '{path or 'the model itself'}'"
         if isinstance(module, _BatchNorm):
             raise UserError(
-                f"{where} mixes records through batch statistics: replace it by GroupNorm or LayerNorm, or "
-                "set model.normalisation = 'batch' (dpfed.baselines) in our own models. [model-batch-norm]"
+                f"{where} mixes records through batch statistics: dpfed.with_group_norm(encoder) replaces every BatchNorm by "
+                "a GroupNorm. [model-batch-norm]"
             )
         if getattr(module, "mixes_one_group", False) and not module.anchors:
             raise UserError(f"{where} has no anchors: wrap the encoder that holds it in an AnchoredEncoder. [norm-no-anchors]")

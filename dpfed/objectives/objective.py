@@ -26,7 +26,8 @@ class GroupLoss(Protocol):
         """The sum over the records of a group that are present.
 
         Args:
-            embeddings: ``{"image": (S, V, D), "text": (S, W, D)}`` of the S records' views, padding included.
+            embeddings: ``{"image": (S, V, D), "text": (S, W, D)}`` of the S records' views, padding included; of losses that
+                read labels also ``"label": (S,)`` (`dpfed.objectives.classes.first_of_class`).
             present: ``(S,)`` bool, False for padding.
             temperature: of the model, a scalar.
             bias: of the model, a scalar, or ``None``.
@@ -50,6 +51,7 @@ class Objective:
         range: a loss per record that training hardly exceeds, by the options and the number of records that are contrasted:
             twice that of a guess, as a rule. Progress that is released tells no larger ones apart. ``None``: nobody knows.
         images_only: whether it compares views of an image, and knows nothing of captions.
+        reads_labels: whether it reads which records of the group share a class. It then has a key ``label``.
         least: so many records of a group at least have anything to learn from together. Engines leave out groups of one.
     """
 
@@ -61,9 +63,12 @@ class Objective:
     own_terms: bool = False
     range: Callable[[Any, int], float] | None = None
     images_only: bool = False
+    reads_labels: bool = False
     least: int = 2
 
     def __post_init__(self) -> None:
+        if self.reads_labels and "label" not in self.options.model_fields:
+            raise ValueError(f"{self.title}: a loss that reads labels needs the key 'label'")
         if (self.bias is not None) != ("bias" in self.options.model_fields):
             raise ValueError(f"{self.title}: the key 'bias' and what it is for must be declared together")
 

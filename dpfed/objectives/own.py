@@ -6,11 +6,24 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpfed.errors import UserError
+from dpfed.objectives.classes import LABEL, reads_labels
 from dpfed.objectives.objective import Objective
 from dpfed.schema.section import NoOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_SHIPPED = ("DCL", "Prediction", "VICReg")
+
+
+def is_shipped(name: str) -> bool:
+    """Whether a name leads to a loss of `dpfed.losses`, which every installation of dpfed has.
+
+    Args:
+        name: in the configuration.
+    """
+    return name in {f"dpfed.losses:{loss}" for loss in _SHIPPED}
 
 
 def own_objective(name: str) -> Objective:
@@ -31,24 +44,27 @@ class OwnLoss:
 
     Args:
         function: ``loss(image (S, V, D))``, or of models that read text ``loss(image (S, V, D), text (S, W, D))``: a scalar,
-            the mean over the S records, as the losses of torch are.
+            the mean over the S records, as the losses of torch are. One with a parameter ``label`` also gets ``(S,)`` int64,
+            equal where records share a class (`dpfed.objectives.classes.first_of_class`).
+
+    Attributes:
+        reads_labels: whether it has that parameter.
     """
 
     batches = False  # `torch.func.vmap` need not be able to
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
-        self.function = function
+        self.function, self.reads_labels = function, reads_labels(function)
 
     def __call__(
         self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None = None, **ignored: Any
     ) -> Tensor:
         """See `GroupLoss`: the sum over the records that are present."""
-        rows = {
-            name: embeddings[name] if bool(present.all()) else embeddings[name][present]
-            for name in _ORDER
-            if name in embeddings
-        }
-        return self.function(*rows.values()) * len(next(iter(rows.values())))
+        whole = bool(present.all())
+        given = {name: z if whole else z[present] for name, z in embeddings.items()}
+        rows = [given[name] for name in _ORDER if name in given]
+        label = {LABEL: given[LABEL]} if self.reads_labels else {}
+        return self.function(*rows, **label) * len(rows[0])
 
 
 _ORDER = ("image", "text")
@@ -77,12 +93,15 @@ def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
             f"the loss {name} has parameters of its own, which nothing would train privately: move them into the model, or "
             "set requires_grad_(False). [loss-parameters]"
         )
+    called = function
+    if reads_labels(function):  # records 0 and 1 share a class
+        called = lambda *rows: function(*rows, label=torch.arange(len(rows[0]), device=rows[0].device).clamp(min=1) - 1)  # noqa: E731
     with torch.random.fork_rng(devices=[]):
         others = [torch.randn_like(one) for one in rows]
-        first = _value(function, name, rows, gradient=True)
-        _value(function, name, others)
-        _value(function, name, [one[:2] for one in others])
-        again = _value(function, name, rows)
+        first = _value(called, name, rows, gradient=True)
+        _value(called, name, others)
+        _value(called, name, [one[:2] for one in others])
+        again = _value(called, name, rows)
     if not torch.equal(first, again):
         raise UserError(
             f"the loss {name} gives another value for the same embeddings after others: it keeps a queue, a mean or a counter, "

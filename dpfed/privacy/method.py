@@ -8,6 +8,7 @@ sum stands apart (`dpfed.bounding.engines.by_method`).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Mapping
@@ -27,7 +28,8 @@ from dpfed.schema.section import NoOptions, Section
 from dpfed.schema.wording import problem
 
 _FILES = discovery.methods()
-METHODS = tuple(sorted(_FILES))
+FOREIGN_METHODS: dict[str, discovery.Announced] = discovery.announced("methods")
+METHODS = tuple(sorted(_FILES.keys() | FOREIGN_METHODS.keys()))
 
 
 @dataclass(frozen=True)
@@ -171,5 +173,40 @@ class Method:
 
 @functools.cache
 def method_named(name: str) -> Method:
-    """The method of a name that is in `METHODS`."""
-    return importlib.import_module(_FILES[name]).METHOD
+    """The method of a name that is in `METHODS`.
+
+    That of another package is not sound to us, whatever it says: nobody here has read its proof, so its runs claim nothing.
+
+    Raises:
+        UserError: for one of another package that cannot be used.
+    """
+    if name not in FOREIGN_METHODS:
+        return importlib.import_module(_FILES[name]).METHOD
+    part = FOREIGN_METHODS[name]
+    found = part.load()
+    if name in _FILES or not isinstance(found, Method) or found.name != name:
+        problem = "dpfed has a method of that name" if name in _FILES else "expected a Method of that name"
+        raise UserError(
+            f"the method {part.said} cannot be used: {problem}. Correct the package, or uninstall it. [method-foreign]"
+        )
+    if not found.picks_engine:
+        engine_of(part)
+    return dataclasses.replace(found, sound=False)
+
+
+def engine_of(part: discovery.Announced) -> Callable[[Any], Any]:
+    """What makes the engine of another package's method: ``make_engine`` beside it (`dpfed.bounding.engines.by_method`).
+
+    Args:
+        part: the method.
+
+    Raises:
+        UserError: if there is none.
+    """
+    make = getattr(importlib.import_module(part.module), "make_engine", None)
+    if not callable(make):
+        raise UserError(
+            f"the method {part.said} has no engine: set picks_engine, or write make_engine(inputs) beside it, which returns an "
+            "Engine. [method-engine]"
+        )
+    return make

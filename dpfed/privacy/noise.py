@@ -71,7 +71,7 @@ class GaussianNoise:
 
     Args:
         std: standard deviation.
-        unit: what a step of the grid of exact sums stands for.
+        unit: what a grid step of exact sums stands for.
     """
 
     std: float
@@ -88,7 +88,7 @@ class GaussianNoise:
         return self.unit
 
     def steps(self, values: Tensor, randomness: Randomness, purpose: str, step: int, rank: int, context: str) -> Tensor:
-        """See `Noise`; the noise is rounded down to whole steps."""
+        """See `Noise`; the noise is rounded down to whole grid steps."""
         return randomness.normal_steps(values, self.std / self.unit, purpose, step, rank, context)
 
     def steps_of(self, values: Tensor, words: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class DiscreteGaussianNoise:
     docs/guarantee.md has the proof (Noise to the last bit).
 
     Args:
-        unit: what a step of the grid of exact sums stands for.
+        unit: what a grid step of exact sums stands for.
         finer: how many steps of the noise are one of these, so that 2^31 steps are one standard deviation
             (`dpfed.privacy.sum_grid`).
     """

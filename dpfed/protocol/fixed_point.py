@@ -55,7 +55,7 @@ import numpy as np
 
 from dpfed.errors import UserError
 
-LEAST_STEPS = 64  # steps of the grid in one standard deviation of a site's noise
+LEAST_STEPS = 64  # grid steps in one standard deviation of a site's noise
 _TAIL = 12  # standard deviations of the sum's noise that the ring has room for
 _HALF_RING = 2.0**31
 _CHUNK = 1 << 18  # coordinates at a time: bounds the float64 workspace

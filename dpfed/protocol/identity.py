@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from dpfed.errors import UserError
-from dpfed.files.atomic import write_atomically
+from dpfed.files.atomic import create_atomically
 from dpfed.files.reading import read_bytes
 
 _SECRET_BYTES = 32
@@ -59,14 +58,12 @@ class Identity:
         return cls(secret)
 
     def save(self, path: Path) -> None:
-        """Writes a key file that only its owner can read, whole or not at all.
+        """Writes a key file that only its owner can read, whole or not at all. It never replaces one.
 
         Raises:
             FileExistsError: if it is there.
         """
-        if os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        write_atomically(path, self._secret, mode=0o600)
+        create_atomically(path, self._secret, mode=0o600)
 
     def sign(self, content: bytes) -> bytes:
         """A signature of 64 bytes."""

@@ -65,6 +65,8 @@ def statement(terms: Terms, own: int | None = None, confirmed: Collection[str] =
     if terms.basis is not None:
         options = terms.run_config().bounding.options
         yield "public basis", f"{options.get('basis') or 'generated'}, in the terms, fingerprint {options['basis_digest']}"
+    for part in terms.code:
+        yield "code", f"{part.key}: {part}"
     yield "trust", str(terms.trust_model)
     if seen := message_epsilon(terms, brief=True):
         yield "one message", seen

@@ -1,7 +1,7 @@
 """The terms of a federation: everything that its sites sign up to, and whose hash every message names.
 
 They hold the configuration, the privacy plan, who adds the noise, and the sites with their public keys and numbers of records;
-no data, no path. A site that joined them answers no other question.
+no data, no path, and of code that they name a hash alone. A site that joined them answers no other question.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dpfed.objectives import FOREIGN, OBJECTIVES
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.protocol.cards import KEY, SiteCard, hidden_text
 from dpfed.protocol.identity import is_exchange_key
+from dpfed.protocol.named_code import NamedCode, code_of, names_of, refuse_own_records, refuse_parts_of_python
 from dpfed.protocol.trust import Mode, Trust
-from dpfed.schema.named import is_name
 from dpfed.schema.section import Items
 
 # Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
@@ -55,6 +55,7 @@ class Terms(Section):
     coordinator: str = KEY
     basis: str | None = Field(None, description="the public basis of private moments, base64 of a safetensors file")
     sites: Items[Member] = Field(min_length=1)
+    code: Items[NamedCode] = Field((), description="that the configuration names, and every party calls")
 
     @classmethod
     def agree(cls, config: Config, cards: list[SiteCard], coordinator: str, **options: Any) -> Terms:
@@ -86,7 +87,8 @@ class Terms(Section):
         public = config.public.model_copy(update={"path": _without_folder(config.public.path)})
         shared = config.model_copy(update={"data": DataConfig(**kept), "model": model, "public": public})
         agreed = shared.model_dump(mode="json", exclude_defaults=True)
-        return cls._checked({"config": agreed, "plan": plan.as_dict(), "coordinator": coordinator, "sites": sites, **options})
+        found = {"config": agreed, "plan": plan.as_dict(), "sites": sites, "code": code_of(config)}
+        return cls._checked({**found, "coordinator": coordinator, **options})
 
     @classmethod
     def load(cls, path: str | Path) -> Terms:
@@ -116,7 +118,8 @@ class Terms(Section):
     @property
     def text(self) -> str:
         """The content of a file of terms."""
-        return self.model_dump_json(indent=1) + "\n"
+        left_out = None if self.code else {"code"}  # terms that name no code keep their text
+        return self.model_dump_json(indent=1, exclude=left_out) + "\n"
 
     @classmethod
     def _checked(cls, tree: Any) -> Terms:
@@ -129,8 +132,10 @@ class Terms(Section):
         terms.trust_model  # noqa: B018 refuses numbers that cannot be
         config, sites = terms.run_config(), terms.sites
         _refuse_foreign_loss(config)
-        _refuse_own_parts(config)
+        refuse_own_records(config)
+        refuse_parts_of_python(config)
         counts = [(site.units or 0) if plan.promise.unit == "user" else site.records for site in sites]
+        _check(names_of(config) == {part.key: part.name for part in terms.code}, "the hashes are those of other code")
         _check(describes(config, plan), "the plan is not the configuration's")
         unnamed = plan.bounding.method.public_records and config.public.source == "store" and config.public.digest is None
         _check(not unnamed, "the public records have no fingerprint")
@@ -155,6 +160,8 @@ class Terms(Section):
                 del site["contents"]
         if tree["basis"] is None:  # likewise
             del tree["basis"]
+        if not tree["code"]:
+            del tree["code"]
         text = json.dumps(tree, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -215,23 +222,6 @@ def _refuse_foreign_loss(config: Config) -> None:
         f"objective.name = {loss}: the terms of a federation cannot hold another package's code. Set one of {known}. "
         "[terms-foreign-loss]"
     )
-
-
-def _refuse_own_parts(config: Config) -> None:
-    """Refuses parts by name: a site would import and call whatever a coordinator names."""
-    named = {
-        "data.source": config.data.source,
-        "model.image": config.model.image,
-        "views.transform": config.views.transform,
-        "views.plain": config.views.plain,
-        "objective.name": config.objective.name,
-    }
-    for key, name in named.items():
-        if is_name(name):
-            raise UserError(
-                f"{key} = {name!r}: the terms of a federation cannot name code, for a site would run whatever its coordinator "
-                "names. Choose one of dpfed's own parts. [terms-own-parts]"
-            )
 
 
 def _check(condition: bool, message: str) -> None:

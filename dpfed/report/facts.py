@@ -37,10 +37,13 @@ SHARED_PASSES = (
     "assumes that there is none. Each machine was checked on noise before its first pass; this is not a proof. "
     "bounding.engine = 'loop' computes every group by itself."
 )
+OTHER_RUNS = (
+    "Other runs on the same records, such as a search for good settings, even if they were thrown away: they spend budget "
+    "that this card does not count."
+)
 NOT_PROTECTED = (
     "Evaluation figures: they are exact functions of held-out records and labels.",
-    "Other runs on the same records, such as a search for good settings, even if they were thrown away: they spend budget "
-    "that this card does not count.",
+    OTHER_RUNS,
     "The public figures: N, q, K, T, C and sigma are known to everyone.",
     "Anything, against somebody who has a copy of the run's secret key: they can compute the noise again and subtract it.",
     LAST_BITS,
@@ -76,6 +79,13 @@ NOT_PRIVATE = Mark(
 UNSOUND = Mark(
     "The method was run as it was published, for comparison. Its claim does not hold (docs/methods.md says why).", voids=True
 )
+
+
+def foreign_method(said: str) -> Mark:
+    """For a method of bounding that another package brought."""
+    return Mark(
+        f"The method {said} is another package's: nobody has checked its proof here, so dpfed claims no guarantee.", voids=True
+    )
 
 
 CONTRADICTED = Mark(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 from matplotlib.figure import Figure
@@ -59,10 +60,8 @@ def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> N
     if not runs:
         raise UserError("a report needs at least one run. [report-runs-missing]")
     values = _single(runs[0]) if len(runs) == 1 else _comparison(runs)
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals.update(shown=shown, picture=_picture, small=_small, style=page_style())
     try:
-        path_of(path, "the report").write_text(environment.from_string(_template()).render(values, note=note), encoding="utf-8")
+        path_of(path, "the report").write_text(_page().render(values, note=note), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write the report {path}: {error.strerror or error}. [report-unwritable]") from error
 
@@ -72,6 +71,14 @@ def page_style() -> Markup:
     return Markup(palette() + _template().partition("{{ style }}")[2].partition("</style>")[0])  # noqa: S704
 
 
+@functools.cache
+def _page() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.globals.update(shown=shown, picture=_picture, small=_small, style=page_style())
+    return environment.from_string(_template())
+
+
+@functools.cache
 def _template() -> str:
     return resources.files("dpfed.report").joinpath("template.html").read_text(encoding="utf-8")
 

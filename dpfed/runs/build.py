@@ -41,8 +41,10 @@ from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, Silent, import_progress, signs_of_life
+from dpfed.protocol.named_code import refuse_other_code
 from dpfed.runs.closed_form import add_moment_heads
 from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
+from dpfed.runs.labels import label_of
 from dpfed.runs.memory import records_of_a_pass, require_memory
 from dpfed.runs.own import finished_model, open_own, own_loss, tokenizer_of
 from dpfed.runs.preflight import guarded, refuse_inexact, refuse_too_many_ranks, refuse_uncaptioned
@@ -147,6 +149,8 @@ def build(
     """
     exact_arithmetic()
     progress = progress or Silent()
+    if terms is not None:
+        refuse_other_code(terms.code)
     own = own_parts(config, given)
     own_views, config = open_own(config, own, progress)
     config, start = resolve_with_start(config, start)
@@ -178,7 +182,7 @@ def build(
         plan=plan,
         model=model.to(device),
         records=store,
-        views=_training_views(config, plan, views, FeatureCache(features, progress)),
+        views=_training_views(config, plan, views, FeatureCache(features, progress), label_of(config, loss, store)),
         engine=functools.partial(engine_for, config=config, loss=loss),
         optimizer=config.optimizer,
         own_optimizer=own.optimizer,
@@ -239,11 +243,13 @@ def _model(
     return model
 
 
-def _training_views(config: Config, plan: PrivacyPlan, views: RecordViews, cache: FeatureCache) -> TrainingViews:
-    """What a worker's model reads of its records."""
+def _training_views(
+    config: Config, plan: PrivacyPlan, views: RecordViews, cache: FeatureCache, label: str | None
+) -> TrainingViews:
+    """What a worker's model, and its loss, read of its records."""
     if plan.bounding.method.closed_form:
         return TrainingViews(views, plan.bounding.options["views"], fixed=True, cache=cache)
-    return TrainingViews(views, config.cached_views, cache=cache)
+    return TrainingViews(views, config.cached_views, cache=cache, label=label)
 
 
 def _records(config: Config, progress: Progress, stand_in: bool) -> RecordStore:
@@ -294,7 +300,8 @@ def _with_engine(config: Config, learner: Learner, loss: GroupLoss, progress: Pr
 
 def _dummy_batch(config: Config, learner: Learner) -> GroupBatch:
     towers = frozen_towers(learner.model) if learner.views.from_features else None
-    return dummy_batch(config, learner.plan, learner.views.whole.tokenizer, learner.device, towers)
+    labelled = learner.views.label is not None
+    return dummy_batch(config, learner.plan, learner.views.whole.tokenizer, learner.device, towers, labelled)
 
 
 def _refuse_cached(config: Config) -> None:

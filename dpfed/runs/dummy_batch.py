@@ -13,14 +13,20 @@ from dpfed.config import Config
 from dpfed.data.views.record_views import Tokenizer
 from dpfed.data.views.texts import TextViews
 from dpfed.features.towers import Towers
+from dpfed.objectives.classes import LABEL
 from dpfed.privacy.plan import PrivacyPlan
 
-_GROUPS = 16
+_GROUPS, _CLASSES = 16, 3
 _MOST_TRIED, _PIXELS_TRIED = 64, 64 * 64 * 64  # see `largest_pass`: 64 records of 64 pixels, or fewer larger ones
 
 
 def dummy_batch(
-    config: Config, plan: PrivacyPlan, tokenizer: Tokenizer | None, device: torch.device, towers: Towers | None = None
+    config: Config,
+    plan: PrivacyPlan,
+    tokenizer: Tokenizer | None,
+    device: torch.device,
+    towers: Towers | None = None,
+    labelled: bool = False,
 ) -> GroupBatch:
     """Noise in the shape of a few groups, of sizes that vary as they will.
 
@@ -30,6 +36,7 @@ def dummy_batch(
         tokenizer: of models that read text.
         device: where the batch is to be.
         towers: whose features the batch has, where they are computed once.
+        labelled: whether the loss reads which records share a class.
     """
     public = config.public.records if plan.bounding.method.public_records else 0
     count = max(1, min(plan.groups, config.bounding.microbatch // (plan.bounding.group_size + public), _GROUPS))
@@ -47,6 +54,8 @@ def dummy_batch(
         texts = each if TextViews(config.text_views).active else 1
         shape = (records, texts, tokenizer.context)
         views["text"] = torch.randint(1, tokenizer.vocabulary, shape, generator=generator).to(device)
+    if labelled:
+        views[LABEL] = torch.randint(0, _CLASSES, (records, 1, 1), generator=generator).to(device)
     return GroupBatch(views, [0, *sizes.cumsum(0).tolist()])
 
 

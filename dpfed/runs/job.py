@@ -23,6 +23,7 @@ from dpfed.progress import Progress
 from dpfed.runs.budgeting import preflight_budget
 from dpfed.runs.build import Parts, build
 from dpfed.runs.preflight import Preflight
+from dpfed.runs.same_parts import refuse_other_parts, settings_of
 from dpfed.runs.starts import origin_of
 from dpfed.runs.trial_step import refuse_equal_captions, try_step
 from dpfed.training.transport import InProcess, Transport
@@ -109,7 +110,13 @@ def create_job(
     origin = origin_of(parts.config, parts.start)
     files = {
         RunDirectory.PROVENANCE: began(
-            parts.store, parts.config.data, parts.learner.public, origin, parts.own, randomness.key("contents")
+            parts.store,
+            parts.config.data,
+            parts.learner.public,
+            origin,
+            parts.own,
+            randomness.key("contents"),
+            settings_of(given) if given else None,
         ),
         **(files or {}),
     }
@@ -142,6 +149,8 @@ def resume_job(
     if terms is None and run.terms.is_file():
         raise UserError(f"{run.path} is a federation's run: restart its server (`flwr run`) to resume it. [resume-federated]")
     randomness = run.randomness()
+    if given:
+        refuse_other_parts(run.provenance.get("settings", {}), settings_of(given), run.path)
     run.note_environment(environment())
     parts = build(run.config(), randomness, progress, world_size=world_size, terms=terms, features=run.features, given=given)
     kept = run.provenance.get("data", {}).get("contents")

@@ -25,6 +25,7 @@ from dpfed.models.summary import Trained
 from dpfed.objectives import FOREIGN
 from dpfed.privacy.epsilon_curve import spent_curve
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.method import FOREIGN_METHODS
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.protocol.statement import facts_of_federation, terms_at
 from dpfed.report.audit import on_card
@@ -46,11 +47,13 @@ from dpfed.report.facts import (
     CardFacts,
     Mark,
     foreign_loss,
+    foreign_method,
     own_part,
     shared_unit,
 )
-from dpfed.report.gallery import Gallery, build_gallery
+from dpfed.report.gallery import Gallery
 from dpfed.report.html import write_report
+from dpfed.report.pictures import build_gallery
 from dpfed.report.view import RunView
 from dpfed.runs.budgeting import stated
 from dpfed.runs.build import Parts
@@ -221,6 +224,8 @@ def card_facts(parts: Parts, ledger: Ledger, disclosed: Collection[str] = ()) ->
     protected = (_unit_name(parts) or "unit") if plan.promise.unit == "user" else "record"
     captioned = _WITH_CAPTIONS if plan.bounding.method.closed_form else _CAPTIONED
     unit = captioned if config.model.reads_text else _IMAGE
+    if parts.learner.views.label is not None:
+        unit += " with its class, which the loss reads under the same noise"
     sampler = plan.mechanism.sampler.describe(protected)
     grouping = f"every drawn {protected} chooses one of the K groups independently"
     if plan.bounding.method.whole_batch:
@@ -278,7 +283,10 @@ def _marks(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[Ma
     store = parts.store
     if not parts.plan.private:
         return (NOT_PRIVATE,)
-    marks = [UNSOUND] * (not parts.plan.bounding.method.sound)
+    method = parts.plan.bounding.method
+    marks = [UNSOUND] * (not method.sound)
+    if method.name in FOREIGN_METHODS:
+        marks = [foreign_method(FOREIGN_METHODS[method.name].said)]
     marks += [FIXED_SEED] * ledger.marks.get("fixed_seed", False)
     planned = not store.public and uses_labelled_bank(parts.evaluator.tasks)
     marks += [LABELLED_BANK] * (planned or LABELLED_FIGURES in disclosed)

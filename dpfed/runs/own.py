@@ -23,6 +23,7 @@ from dpfed.models.contract import embeddings_of
 from dpfed.models.options import SIZE
 from dpfed.models.own import OwnTokenizer, finish_model
 from dpfed.objectives import OBJECTIVES, GroupLoss
+from dpfed.objectives.classes import reads_labels
 from dpfed.objectives.own import OwnLoss, refuse_unfit
 from dpfed.privacy.method import method_named
 from dpfed.progress import Progress
@@ -49,6 +50,8 @@ def open_own(config: Config, own: OwnParts, progress: Progress) -> tuple[ItemVie
     if own.records is None and own.views is None:
         return None, config
     refuse_methods(config)
+    if own.records is not None:
+        own.records.reads_labels = config.objective.loss.reads_labels if own.loss is None else reads_labels(own.loss)
     if own.records is not None and config.evaluation.split == "test" and "test" not in own.records.held_out:
         config = changed(config, evaluation={"split": own.records.held_out[0] if own.records.held_out else "none"})
     if own.views is None and config.views.transform is None:

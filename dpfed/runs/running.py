@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from dpfed.building.model import facts_of
 from dpfed.callbacks import Callback, RunInfo, StepSummary
 from dpfed.config import Config
 from dpfed.data.items.views import ItemViews
-from dpfed.errors import UserError, goes_on
+from dpfed.errors import Notice, UserError, goes_on
 from dpfed.files.atomic import remove_drafts
 from dpfed.files.toml_file import leaves
 from dpfed.models.folder import save_encoder
@@ -98,9 +99,19 @@ class Session:
         """The steps that are left, each on disk and charged. Behind the last one the run is finished as by `run`."""
         steps, measurement = self._begin()
         advance = _advance(self._progress, steps)
+        manual, parameters = self._job.parts.learner.manual, list(self._job.parts.model.parameters())
         for summary in steps.each(self._connect(self._job), self._seeing(measurement)):
             advance(summary.done)
+            before = [parameter._version for parameter in parameters]
             yield summary
+            if manual and before == [parameter._version for parameter in parameters]:
+                warnings.warn(
+                    f"manual=True, and the loop's body changed no parameter in step {summary.done}: the noisy gradient is in "
+                    ".grad, and steps.optimizer.step() takes the step.",
+                    Notice,
+                    stacklevel=2,
+                )
+                manual = False  # said once
         _finish(self._job, steps, measurement, self._progress, self._callbacks)
 
     def _begin(self) -> tuple[Steps, Measurement]:

@@ -119,7 +119,7 @@ class Coordinator:
             UserError: if the sum is not what the plan describes, the budget is spent, or the step was released before and
                 came out differently.
         """
-        noisy = self._release(step, total)
+        noisy = self.release(step, total)
         if not self.ahead:
             self.commit()
         return self._update(step, noisy)
@@ -159,8 +159,19 @@ class Coordinator:
             self._ledger.note_replay(recorded)
         return self._update(step, noisy.to(self._vector.device))
 
-    def _release(self, step: int, total: BoundedSum) -> Tensor:
-        """Adds the noise, and begins to keep and pay for the result."""
+    def release(self, step: int, total: BoundedSum) -> Tensor:
+        """Adds the noise, and begins to keep and pay for the result: the release of a step.
+
+        Args:
+            step: 0 .. T - 1.
+            total: the sum over all K groups.
+
+        Returns:
+            ``(P + statistics,)`` the noisy sum, which nothing may use before `commit`.
+
+        Raises:
+            UserError: see `apply`.
+        """
         self.commit()
         self._check_sum(step, total)
         noisy, recorded = total.values, self._ledger.release_of(step)

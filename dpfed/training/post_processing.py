@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
+from dpfed.models.byol import BYOL
 from dpfed.models.moment_layout import MomentLayout
 from dpfed.models.moments import ATTRIBUTE, MomentHeads
 from dpfed.models.parameters import TrainableVector
@@ -98,6 +99,19 @@ class SetWeights(PostProcessor):
         return placed
 
 
+class MovingTarget(PostProcessor):
+    """Moves the target of a `BYOL` after each step. The target is a buffer of the model, so there is no other state."""
+
+    name = "moving_target"
+
+    def __init__(self, model: BYOL) -> None:
+        self._model = model
+
+    def updated(self, step: int) -> None:
+        """See `PostProcessor`."""
+        self._model.follow()
+
+
 def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProcessor]:
     """The processors that a configuration and a model ask for, in order.
 
@@ -108,6 +122,8 @@ def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProce
     processors: list[PostProcessor] = []
     if isinstance(heads := getattr(model, ATTRIBUTE, None), MomentHeads):
         processors.append(SetWeights(heads.layout))
+    if isinstance(model, BYOL):
+        processors.append(MovingTarget(model))
     if config.ema:
         processors.append(MovingAverage(model, config.ema))
     return processors

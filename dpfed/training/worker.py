@@ -55,6 +55,8 @@ class Worker:
         public_negatives: the public records that join every group, where the method has any.
 
     Attributes:
+        engine: as given, and so are `views`.
+        views: of this worker's store.
         threshold: of the gradients' norms, which the coordinator tells before a step where the plan asks about one; public.
 
     Raises:
@@ -93,8 +95,8 @@ class Worker:
         self._grid = plan.grid_of(noise_shares) if plan.private else None
         self._model = model
         self._vector = TrainableVector(model)
-        self._engine = engine
-        self._views = views
+        self.engine = engine
+        self.views = views
         self._prefetch_images = views.prefetch
         self._indices = None if isinstance(indices, PartitionRows) else indices
         self._keys = keys
@@ -123,9 +125,9 @@ class Worker:
         Returns:
             The exact sum over this worker's groups: zeros if nothing was drawn, for an empty step is still a step.
         """
-        draw = self._drawn(step)
-        total = self._engine.zeros()
-        if self._grid is not None and self._engine.adds_whole_parts:
+        draw = self.draw(step)
+        total = self.engine.zeros()
+        if self._grid is not None and self.engine.adds_whole_parts:
             total = total.long()
         torch.manual_seed(self._randomness.seed("model", step, self._rank))  # dropout and the like repeat on resume
         self._model.train()
@@ -151,14 +153,14 @@ class Worker:
 
     @property
     def _clip(self) -> float | Clip:
-        """How the groups of the next step are clipped, in steps of the grid: all rules give parts of R steps at most.
+        """How the groups of the next step are clipped, in grid steps: all rules give parts of R steps at most.
 
         C enters here, once: a number of the gradient is R / C steps.
         """
         if self._grid is None:
             return math.inf
         bound, steps = self._grid.radius, 1 / self._grid.unit
-        if not self._engine.adds_whole_parts:
+        if not self.engine.adds_whole_parts:
             # Cutting off what is behind the point of the sum moves neighbours by one step in each number; rounding, by less.
             bound /= 1 + 2 * math.sqrt(self._vector.numel) * self._grid.unit / self._plan.sensitivity
         if self._bounding.clipping == "automatic":
@@ -175,7 +177,7 @@ class Worker:
         self._prefetch_views(draw, ranges, step)
         for first, end in ranges:
             offsets = (draw.offsets[first : end + 1] - draw.offsets[first]).tolist()
-            views = self._views(draw.between(first, end), self._randomness, step, self._vector.device)
+            views = self.views(draw.between(first, end), self._randomness, step, self._vector.device)
             if self._public_negatives and draw.keys is not None:
                 keys = draw.keys[first:end]
                 views, offsets = self._public_negatives.joined(
@@ -183,13 +185,17 @@ class Worker:
                 )
             if end == len(draw):
                 self._prefetch(step + 1)
-            norms.append(self._engine.add_clipped(GroupBatch(views, offsets, step), clip, total, *asked))
+            norms.append(self.engine.add_clipped(GroupBatch(views, offsets, step), clip, total, *asked))
         if not ranges:
             self._prefetch(step + 1)
         return norms
 
-    def _drawn(self, step: int) -> StepDraw:
-        """The step's draw: a function of key and step, so that it may have been made ahead."""
+    def draw(self, step: int) -> StepDraw:
+        """Whose records take part in a step, and in which groups: a function of key and step, which may have been made ahead.
+
+        Args:
+            step: training step.
+        """
         if self._drawn_ahead is not None and self._drawn_ahead[0] == step:
             return self._drawn_ahead[1]
         groups = self._groups if self._divided == (0, 1) else self._plan.groups
@@ -209,7 +215,7 @@ class Worker:
         """Lets the first images of the next step be read beside the last gradients, and while the sum is on its way."""
         if step >= self._plan.steps:
             return
-        draw = self._drawn(step)
+        draw = self.draw(step)
         self._drawn_ahead = step, draw
         self._prefetch_views(draw, draw.microbatches(self._microbatch), step)
 

@@ -94,20 +94,20 @@ def clean_optimizer_state(patch):
 
 
 def weights_from_the_clean_sum(patch):
-    real = Coordinator._release
+    real = Coordinator.release
 
     def release(self, step, total):
         real(self, step, total)
         return total.numbers().float()
 
-    patch.setattr(Coordinator, "_release", release)
+    patch.setattr(Coordinator, "release", release)
 
 
 def clip_after_summing(patch, bound=lambda plan: plan.groups * plan.bounding.clip_norm):
     real = Worker.bounded_sum
 
     def bounded_sum(self, step):
-        self._engine.adds_whole_parts = False  # what is not clipped may be too long for 32 bits
+        self.engine.adds_whole_parts = False  # what is not clipped may be too long for 32 bits
         total = real(self, step)
         factor = min(1.0, bound(self._plan) / max(total.numbers().norm().item(), 1e-30))
         return dataclasses.replace(total, values=(total.values * factor).long())

@@ -161,13 +161,13 @@ def test_every_spread_is_the_longest_sum_over_sensitivity(name):
 def test_a_worker_sums_whole_numbers_whose_length_is_the_plans(tiny):
     parts = build(parse_config(tiny), Randomness.from_seed(5), world_size=2)
     worker, seen = parts.learner.worker(Randomness.from_seed(5)), []
-    add = worker._engine.add_clipped
+    add = worker.engine.add_clipped
 
     def watched(batch, clip_norm, into):
         seen.append((clip_norm, into.dtype))
         return add(batch, clip_norm, into)
 
-    worker._engine.add_clipped = watched
+    worker.engine.add_clipped = watched
     total, grid = worker.bounded_sum(0), parts.plan.grid_of()
     assert set(seen) == {(Clip(R, R / parts.plan.bounding.clip_norm), torch.int64)}
     assert grid.radius * total.unit == pytest.approx(parts.plan.bounding.clip_norm, rel=1e-15)

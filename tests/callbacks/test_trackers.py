@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -17,31 +18,47 @@ from dpfed.callbacks.tracker import sendable
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from tests.callbacks.event_files import boards, history, records, texts
+from tests.conftest import tiny_tree
 
-pytest.importorskip("tensorboard")
-pytest.importorskip("wandb")
-pytest.importorskip("mlflow")
+# They are looked for, and not yet imported: every process of a session reads this file, and one runs it.
+pytestmark = pytest.mark.skipif(not all(map(find_spec, ("tensorboard", "wandb", "mlflow"))), reason="needs all trackers")
 KINDS = ("training/", "progress/", "evaluation/")
 NAMES = ("training/epsilon", "training/learning_rate", "training/noisy_gradient_norm")
 
 
+def leave_alone(patch, folder):
+    """No account, no server, and no folder but this one."""
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_"))]:
+        patch.delenv(name)
+    patch.setenv("HOME", str(folder / "home"))
+    patch.setenv("WANDB_MODE", "offline")
+    for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
+        patch.setenv(name, str(folder / "home" / name))
+    patch.chdir(folder)
+
+
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
-    """No account, no server, and no folder but the test's own."""
-    for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "home" / name))
-    monkeypatch.chdir(tmp_path)
+    leave_alone(monkeypatch, tmp_path)
+
+
+def config_of(tree):
+    tree["training"] |= {"checkpoint_every": 4}
+    return dpfed.parse_config(tree)
 
 
 @pytest.fixture
 def config(tiny):
-    tiny["privacy"] |= {"steps": 6}
-    tiny["training"] |= {"checkpoint_every": 4}
-    return dpfed.parse_config(tiny)
+    return config_of(tiny)
+
+
+@pytest.fixture(scope="module")
+def finished(shapes, tmp_path_factory):
+    """A run with all trackers that nobody interrupted; tests only read it."""
+    folder = tmp_path_factory.mktemp("tracked")
+    with pytest.MonkeyPatch.context() as patch:
+        leave_alone(patch, folder)
+        return dpfed.pretrain(config_of(tiny_tree(shapes)), folder / "run", callbacks=all_trackers())
 
 
 class Stops(dpfed.Callback):
@@ -115,12 +132,9 @@ def on_mlflow(run):
     return [((point.key.replace("_at_", "@"), point.step), point.value) for point in points]
 
 
-@pytest.mark.parametrize("at", [None, 2, 5])
-def test_every_figure_reaches_every_tracker_once(config, tmp_path, at):
-    if at is None:
-        run = dpfed.pretrain(config, tmp_path / "run", callbacks=all_trackers())
-    else:
-        run = interrupted(config, tmp_path / "run", at)
+@pytest.mark.parametrize("at", [None, pytest.param(2, marks=pytest.mark.slow), 5])
+def test_every_figure_reaches_every_tracker_once(config, tmp_path, request, at):
+    run = interrupted(config, tmp_path / "run", at) if at else request.getfixturevalue("finished")
     wanted = expected(run)
     assert {step for _, step in wanted} == set(range(7))  # step 0: the model before training
     for got in (on_tensorboard(run), on_wandb(run), on_mlflow(run)):
@@ -128,8 +142,8 @@ def test_every_figure_reaches_every_tracker_once(config, tmp_path, at):
         assert {key: pytest.approx(value, rel=1e-6) for key, value in got} == wanted
 
 
-def test_the_card_and_public_pictures_come_at_the_end(config, tmp_path):
-    run = dpfed.pretrain(config, tmp_path / "run", callbacks=all_trackers())
+def test_the_card_and_public_pictures_come_at_the_end(finished):
+    run = finished
     card, shown = run.card.read_text(), sorted(run.gallery.glob("*.png"))
     assert shown
     board = boards(run.path / "tensorboard")
@@ -195,12 +209,12 @@ def test_nothing_private_leaves(clinic, tmp_path):
         assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", str(record))  # random ids hold short names
 
 
-def test_parameters_are_the_configuration_without_paths(config, tmp_path):
-    run = dpfed.pretrain(config, tmp_path / "run", callbacks=[MLflow()])
-    _, found = mlflow_run(run)
+def test_parameters_are_the_configuration_without_paths(finished):
+    folder = str(finished.path.parent)
+    _, found = mlflow_run(finished)
     assert found.data.params["privacy.epsilon"] == "8.0" and found.data.params["bounding.group_size"] == "4"
     assert not {"data.path", "data.stores", "public.path"} & found.data.params.keys()
-    assert not [value for value in found.data.params.values() if "/tmp" in value or str(tmp_path) in value]
+    assert not [value for value in found.data.params.values() if "/tmp" in value or folder in value]
 
 
 def test_keys_that_say_where_something_lies_are_kept_back():

@@ -29,6 +29,7 @@ def run(tmp_path_factory, shapes):
         "model": {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16},
         "bounding": {"engine": "loop"},
         "privacy": {"epsilon": 8.0, "accountant": "rdp", "batch": 60, "steps": 4},
+        "evaluation": {"records": 60, "bank": 60},
     }
     (folder / "tiny.toml").write_text(parse_config(config).dump())
     result = in_a_process("pretrain", folder / "tiny.toml", "--run", folder / "run", "--set", "privacy.steps=5")

@@ -18,13 +18,13 @@ import pytest
 import torch
 
 from dpfed.cli import main
-from tests import accounted
+from tests import accounted, calibrated
 from tests.patience import Patience
 from tests.undrawn import undraw
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
-    ["dpfed.cluster.torchrun", "dpfed.console.terminal", "dpfed.runs.pretraining", "tests.undrawn", "tests.accounted"]
+    ["dpfed.cluster.torchrun", "dpfed.console.terminal", "dpfed.runs.pretraining", "tests.undrawn", "tests.calibrated"]
     # What a run imports on its way, which would take each process seconds.
     + ["dp_accounting.pld", "dp_accounting.rdp", "pandas", "PIL.Image", "PIL.JpegImagePlugin", "pyarrow.pandas_compat"]
     + ["torch._dynamo", "torch.onnx", "scipy.signal", "rich._emoji_codes"]
@@ -125,6 +125,7 @@ def _enter(rank: int, world: int, port: int, output: Path, task: Callable[..., N
     torch.set_num_threads(1)
     os.environ |= as_torchrun(rank, world, port)
     accounted.keep()
+    calibrated.keep()
     with pytest.MonkeyPatch.context() as patch:
         undraw(patch)
         task(rank, *args)

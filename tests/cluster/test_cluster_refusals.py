@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from dpfed.config import load_config
+from dpfed.runs.pretraining import pretrain as run_here
 from tests.cluster.processes import Processes, as_torchrun, command, free_port, pretrain
 from tests.cluster.processes import dpfed as call
 
@@ -39,17 +41,23 @@ def refused(processes, sentence):
     assert "Traceback" not in processes.text
 
 
+@pytest.fixture(scope="module")
+def finished(source, tmp_path_factory):
+    """A finished run of that configuration; how many processes carried it out makes no difference to what is refused."""
+    return run_here(load_config(source), tmp_path_factory.mktemp("finished") / "run")
+
+
 @pytest.mark.parametrize("what", REFUSED)
-def test_mistakes_are_refused_before_anything_is_written(source, undisturbed, tmp_path, monkeypatch, dpfed, what):
+def test_mistakes_are_refused_before_anything_is_written(source, finished, tmp_path, monkeypatch, dpfed, what):
     of_torchrun, line, sentence = REFUSED[what]
     for name, value in as_torchrun(0, 1, free_port()).items() if of_torchrun else ():
         monkeypatch.setenv(name, value)
-    places, before = {"C": source, "N": tmp_path / "work" / "new", "F": undisturbed.path}, files(undisturbed.path)
+    places, before = {"C": source, "N": tmp_path / "work" / "new", "F": finished.path}, files(finished.path)
     code, out, error = dpfed(*(places.get(word, word) for word in line.split()))
     assert code == 2 and "Traceback" not in out + error
     said = [line for line in error.splitlines() if line.startswith("error: ")]
     assert said == error.splitlines()[-1:] and sentence in said[0]
-    assert not (tmp_path / "work").exists() and files(undisturbed.path) == before
+    assert not (tmp_path / "work").exists() and files(finished.path) == before
 
 
 def test_more_workers_than_groups_are_refused_at_once(source, tmp_path):
@@ -66,14 +74,14 @@ def restarted(rank, *arguments):
     call(*arguments)
 
 
-def test_torchruns_restart_resumes_no_run_unasked(undisturbed, source, tmp_path):
-    before = files(undisturbed.path)
-    with Processes(1, tmp_path / "out", restarted, *pretrain(source, undisturbed.path)) as processes:
+def test_torchruns_restart_resumes_no_run_unasked(finished, source, tmp_path):
+    before = files(finished.path)
+    with Processes(1, tmp_path / "out", restarted, *pretrain(source, finished.path)) as processes:
         assert processes.wait() == [2], processes.text
         refused(processes, "run-in-use")
-    assert files(undisturbed.path) == before
+    assert files(finished.path) == before
 
 
-def test_the_same_configuration_goes_on_with_its_own_run(undisturbed, source, tmp_path):
-    with Processes(2, tmp_path / "out", command, *pretrain(source, undisturbed.path, "--resume")) as processes:
+def test_the_same_configuration_goes_on_with_its_own_run(finished, source, tmp_path):
+    with Processes(2, tmp_path / "out", command, *pretrain(source, finished.path, "--resume")) as processes:
         assert processes.wait() == [0, 0], processes.text

@@ -89,7 +89,7 @@ class Oracle:
         self.plan = plan
         self.parts = build(config, Randomness.from_seed(SEED))
         self.randomness = Randomness.from_seed(SEED).for_ranks()
-        self.views = self.parts.learner.worker(self.randomness)._views
+        self.views = self.parts.learner.worker(self.randomness).views
         self.model = copy.deepcopy(self.parts.model).double().train()
 
     @property
@@ -135,16 +135,19 @@ class Oracle:
 
 @pytest.fixture(scope="module")
 def outcomes(shapes, tmp_path_factory):
-    """What each process saw, and the finished run, by plan and number of workers."""
-    found = {}
-    for name, plan in PLANS.items():
-        for how, world in WORKERS.items():
-            folder, config = tmp_path_factory.mktemp(f"{name}-{how}"), configuration(shapes, plan)
+    """What each process saw, and the finished run, by plan and number of workers: carried out when somebody asks."""
+
+    class Outcomes(dict):
+        def __missing__(self, asked):
+            name, how = asked
+            folder, config, world = tmp_path_factory.mktemp(f"{name}-{how}"), configuration(shapes, PLANS[name]), WORKERS[how]
             with Processes(world, folder, watch, config, folder, how) as processes:
                 assert processes.wait() == [0] * world, processes.text
             seen = [torch.load(folder / f"{rank}.pt") for rank in range(world)]
-            found[name, how] = seen, RunDirectory.open(folder / "run")
-    return found
+            self[asked] = seen, RunDirectory.open(folder / "run")
+            return self[asked]
+
+    return Outcomes()
 
 
 @pytest.fixture(scope="module", params=PLANS)
@@ -156,10 +159,17 @@ def plan(request, shapes):
     torch.set_num_threads(threads)
 
 
-every_number = pytest.mark.parametrize("how", WORKERS)
+# Each number of workers carries out a plan at once, and the other one in the slow suite.
+AT_ONCE = {"full": ("alone", "1", "3"), "sparse": ("alone", "2", "3")}
+SLOW = [pytest.param("full", "2", marks=pytest.mark.slow), pytest.param("sparse", "1", marks=pytest.mark.slow)]
+every_case = pytest.mark.parametrize(
+    ("name", "how"), [(name, how) for name, hows in AT_ONCE.items() for how in hows[1:]] + SLOW
+)
+every_number = pytest.mark.parametrize("how", [*AT_ONCE["sparse"], pytest.param("1", marks=pytest.mark.slow)])
 
 
-@pytest.mark.parametrize("how", ["1", "3"])
+# One worker's steps are the plain run's, bit for bit, as is tested below.
+@pytest.mark.parametrize("how", [pytest.param("1", marks=pytest.mark.slow), "3"])
 def test_each_step_is_the_oracles(outcomes, plan, how):
     name, figures, oracle = plan
     seen, workers = outcomes[name, how][0], WORKERS[how]
@@ -190,8 +200,7 @@ def test_there_were_sums_to_compare_and_workers_without_records(outcomes, shapes
     assert not any(outcomes["sparse", "3"][0][worker]["own"][step][0].any() for step, worker in empty)
 
 
-@pytest.mark.parametrize("name", PLANS)
-@every_number
+@every_case
 def test_all_workers_hold_the_same_bits_in_every_step(outcomes, name, how):
     first, *others = outcomes[name, how][0]
     assert len(first["held"]) == PLANS[name]["steps"]
@@ -201,8 +210,7 @@ def test_all_workers_hold_the_same_bits_in_every_step(outcomes, name, how):
             assert all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 
-@pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("how", ["1", "2", "3"])
+@every_case
 def test_any_number_of_workers_is_the_plain_run_bit_for_bit(outcomes, name, how):
     """Sums, releases, weights: a sum of whole numbers is the same whoever adds it up."""
     ((alone, *_), plain), ((first, *_), run) = outcomes[name, "alone"], outcomes[name, how]
@@ -242,7 +250,7 @@ def test_steps_do_not_share_their_noise(outcomes, how):
 
 def test_the_promise_does_not_depend_on_the_number_of_workers(outcomes):
     for name, figures in PLANS.items():
-        promises = [promise(outcomes[name, how][1]) for how in WORKERS]
+        promises = [promise(outcomes[name, how][1]) for how in AT_ONCE[name]]
         for one in promises:
             assert one == promises[0]
         results, _, lines, _ = promises[0]

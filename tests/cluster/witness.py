@@ -14,7 +14,7 @@ from tests.cluster.processes import Processes
 def witness(rank, config, folder, alone=False):
     """Takes part in a run; the weights and the threshold of each step, and each sum before and after the noise."""
     seen = {"held": [], "asked": [], "sums": []}
-    bounded_sum, release = Worker.bounded_sum, Coordinator._release
+    bounded_sum, release = Worker.bounded_sum, Coordinator.release
 
     def watched_sum(self, step):
         seen["held"].append({name: value.clone() for name, value in self._model.state_dict().items()})
@@ -27,11 +27,11 @@ def witness(rank, config, folder, alone=False):
         seen["sums"].append((clean, noisy.clone()))
         return noisy
 
-    Worker.bounded_sum, Coordinator._release = watched_sum, watched_release
+    Worker.bounded_sum, Coordinator.release = watched_sum, watched_release
     try:
         pretrain(config, folder / "run") if alone else take_part(Task(folder / "run", config), Silent())
     finally:
-        Worker.bounded_sum, Coordinator._release = bounded_sum, release
+        Worker.bounded_sum, Coordinator.release = bounded_sum, release
     torch.save(seen, folder / f"{rank}.pt")
 
 

@@ -126,7 +126,7 @@ OTHERS = {
 ELSEWHERE = frozenset(
     "privacy.epsilon privacy.noise_multiplier privacy.per_unit bounding.max_batch bounding.max_group_size bounding.engine "
     "model.text evaluation.tasks views.crop_scale views.crop_ratio views.flip views.grayscale views.blur views.count "
-    "views.plain views.shape".split()
+    "views.plain views.shape objective.label".split()
     + [*OPTIONS]
 )
 # Where they have no effect, the first would be learnt without any gradient, and the second draws views that nothing looks at,

@@ -11,7 +11,7 @@ from torch import nn
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.errors import UserError
-from dpfed.features import cache, extraction
+from dpfed.features import cache, passes
 from dpfed.features.extraction import FeatureCache
 from dpfed.features.towers import from_features, frozen_towers
 from dpfed.models.parameters import TrainableVector
@@ -83,7 +83,7 @@ def test_a_tower_that_mixes_records_gets_one_at_a_time(parts, tmp_path, monkeypa
 
 def test_an_interrupted_computation_goes_on(parts, tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "SHARD", 16)
-    monkeypatch.setattr(extraction, "_IN_A_PASS", {"cpu": 8})
+    monkeypatch.setattr(passes, "_IN_A_PASS", {"cpu": 8})
     rows, done = parts.store.split("train")[:40], []
 
     class Killed(Silent):
@@ -173,7 +173,7 @@ def test_training_on_them_is_training_on_images(engine, tiny, tmp_path):
 
 def test_neighbours_stay_within_the_bound(parts):
     whole, rows = parts.learner.worker(SECRET), parts.store.split("train")
-    for gone in whole._drawn(0).indices[:4]:
+    for gone in whole.draw(0).indices[:4]:
         fewer = parts.learner.worker(SECRET)
         keep_only(fewer, rows[rows != gone], parts.store.keys)
         moved = (whole.bounded_sum(0).numbers() - fewer.bounded_sum(0).numbers()).norm()

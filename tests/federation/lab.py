@@ -102,9 +102,15 @@ class Lab:
 
     def restarted(self) -> Federation:
         """A server that was just started."""
-        journal, paid = Journal(self.folder / "federation.jsonl"), self.folder / "run.jsonl"
-        ledger = Ledger.open(paid) if paid.exists() else Ledger.create(paid, self.plan)
-        return Federation(self.terms, self.coordinator, self.wire, self.parts.model, journal, ledger, self.notes.append)
+        path = self.folder / "run.jsonl"
+        self.journal = Journal(self.folder / "federation.jsonl")
+        self.paid = Ledger.open(path) if path.exists() else Ledger.create(path, self.plan)
+        return self.federation()
+
+    def federation(self, **options) -> Federation:
+        """A server with the journal and the ledger of the last one, and further options."""
+        parts = (self.terms, self.coordinator, self.wire, self.parts.model, self.journal, self.paid, self.notes.append)
+        return Federation(*parts, **options)
 
     def ledger(self, number: int) -> Ledger:
         """A site's ledger, as it is on disk."""

@@ -33,7 +33,7 @@ def test_a_federation_adds_it_once_for_whoever_is_to_add_it(discrete, tmp_path, 
     if trust == "central":
         assert torch.equal(total.values, clean.values) and total.noise_std == 0
     ledger = Ledger.create(tmp_path / "coordinator.jsonl", lab.plan)
-    noisy = lab.parts.learner.coordinator(Randomness.from_seed(9), ledger)._release(0, total)
+    noisy = lab.parts.learner.coordinator(Randomness.from_seed(9), ledger).release(0, total)
     variance = (noisy.double() - clean.numbers()).square().mean().item() / lab.plan.noise_std**2
     assert variance == pytest.approx(1 if trust == "central" else SITES, rel=6 * (2 / noisy.numel()) ** 0.5)
     if trust == "central":
@@ -72,7 +72,7 @@ def test_shares_of_it_are_added_up_as_whole_numbers(discrete, tmp_path, trust, d
     assert error == pytest.approx(len(arrived) / lab.terms.trust_model.honest, rel=6 * (2 / total.values.numel()) ** 0.5)
     assert total.noise_std >= lab.plan.noise.multiplier * lab.plan.sensitivity
     ledger = Ledger.create(tmp_path / "coordinator.jsonl", lab.plan)
-    noisy = lab.parts.learner.coordinator(Randomness.from_seed(9), ledger)._release(0, total)
+    noisy = lab.parts.learner.coordinator(Randomness.from_seed(9), ledger).release(0, total)
     assert torch.equal(noisy, expected)  # nobody adds noise a second time
 
 
@@ -116,7 +116,7 @@ def test_neighbours_integers_at_a_site_are_as_close_as_planned(discrete, tmp_pat
     lab = Lab(discrete, tmp_path, trust=trust, drops=0, colluders=1)
     grid, found = lab.plan.grid_of(lab.terms.trust_model.honest), []
     worker, _ = lab.worker(0)
-    drawn = [int(index) for index in worker._drawn(0).indices]
+    drawn = [int(index) for index in worker.draw(0).indices]
 
     def integers(gone: int) -> np.ndarray:
         one, _ = lab.worker(0)

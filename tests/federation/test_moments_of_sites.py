@@ -28,7 +28,7 @@ def agreed(tiny_moments, aligned_start):
 
 def released(lab, missing_from=2):
     """Runs both rounds, without the last site from one on; returns the noisy sums, as the coordinator's model has them."""
-    coordinator = lab.parts.learner.coordinator(Randomness.from_seed(7), lab.server._paid)
+    coordinator = lab.parts.learner.coordinator(Randomness.from_seed(7), lab.paid)
     for step in range(2):
         lab.wire.gone = {"node2"} if step >= missing_from else set()
         train(lab.server, coordinator, [step])
@@ -59,17 +59,14 @@ def test_two_rounds_release_the_moments_with_the_terms_noise(agreed, tmp_path, m
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_round_of_too_few_sites_is_charged_and_never_released(agreed, tmp_path, lost):
     lab = Lab(agreed, tmp_path, trust="secure", **MODES["secure"])
-    coordinator, layout = (
-        lab.parts.learner.coordinator(Randomness.from_seed(7), lab.server._paid),
-        lab.parts.model.moments.layout,
-    )
+    coordinator, layout = (lab.parts.learner.coordinator(Randomness.from_seed(7), lab.paid), lab.parts.model.moments.layout)
     for step in range(2):
         killed = ("node0", "node1") if step == lost else ()
         lab.wire.tampers = dict.fromkeys(killed, lambda asked, reply: None if b'"kind": "step"' in asked.header else reply)
         train(lab.server, coordinator, [step])
     released = lab.parts.model.moments.released
     assert [bool(released[layout.place(step)].any()) for step in range(2)] == [lost == 1, lost == 0]
-    assert lab.ledger(2).charged == 2 and lab.server._paid.charged == 2
+    assert lab.ledger(2).charged == 2 and lab.paid.charged == 2
     assert any("1 of 3 sites answered, 2 are needed" in note for note in lab.notes)
     heads = [lab.parts.model.moments.head(side).matrix for side in ("image", "text")]
     assert all(torch.allclose(head, torch.eye(len(head)), atol=1e-5) for head in heads) == (lost == 1)  # the public model

@@ -3,6 +3,7 @@
 Two data owners, because a sum of two is the same in either order. A ledger holds a digest of every release.
 """
 
+import contextlib
 import json
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from dpfed.federation.coordinator.running import coordinate
 from dpfed.federation.demo.loopback import RUN, loopback
 from dpfed.federation.simulation import Simulation, resume, simulate
 from dpfed.federation.site import serving
+from dpfed.federation.site.allowed import keep_allowed
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.serving import load_site
 from dpfed.privacy.ledger import Ledger
@@ -49,10 +51,24 @@ def config(tiny):
 
 
 @pytest.fixture
-def locally(config, tmp_path, monkeypatch):
+def locally(config, tmp_path):
     """What two owners in this process release, without any protocol."""
+    with released_locally(config, tmp_path) as released:
+        yield released
+
+
+@contextlib.contextmanager
+def released_locally(config, folder):
+    """The same; meanwhile torch has one thread, as in the processes."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the processes: more add up in another order
+    torch.set_num_threads(1)  # more add up in another order
+    try:
+        yield _released(config, folder)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _released(config, folder):
     parts = build(config, Randomness.from_seed(SEED), world_size=SITES)
     indices = parts.store.split("train")
     sites = site_of_records(parts.store, SITES, SKEW)[indices]
@@ -63,10 +79,9 @@ def locally(config, tmp_path, monkeypatch):
         parts.learner.worker(owners, partition=Partition(number, indices[sites == number], groups))
         for number, groups in enumerate(parts.plan.apportioned(counts))
     ]
-    ledger = Ledger.create(tmp_path / "local.jsonl", parts.plan)
+    ledger = Ledger.create(folder / "local.jsonl", parts.plan)
     train(InProcess(workers), parts.learner.coordinator(Randomness.from_seed(SEED), ledger), range(parts.plan.steps))
-    yield digests(ledger.path)
-    torch.set_num_threads(threads)
+    return digests(ledger.path)
 
 
 def digests(ledger: Path) -> list[str]:
@@ -110,6 +125,7 @@ def institutions(config, shapes, folder):
         (site.path / "secret.key").write_bytes(Randomness.from_seed(SEED).for_ranks().master)
         Ledger.create(site.ledger, terms.privacy_plan)
         terms.save(site.path / "terms.json")
+        keep_allowed(site.path / "allowed.json", terms)
     return sites, made
 
 
@@ -123,9 +139,8 @@ def test_institutions_release_the_same(locally, config, shapes, tmp_path):
     assert coordinate(made.path, tmp_path / "run", wire, Silent()).path == run.path  # a finished run stays as it is
 
 
-@pytest.mark.slow
-def test_institutions_with_flower_between_them_release_the_same(locally, config, shapes, tmp_path):
-    sites, made = institutions(config, shapes, tmp_path)
+def train_over_flower(sites, made, run):
+    """A run whose parties are processes, with Flower between them."""
     with tempfile.TemporaryDirectory(prefix="dpfed-") as place:
         sockets = {site.path.name: Path(place) / site.path.name / "door" for site in sites}
         with loopback(Path(place) / "loopback", sockets) as federation:
@@ -134,8 +149,14 @@ def test_institutions_with_flower_between_them_release_the_same(locally, config,
                 federation.members.start(f"{site.path.name}-worker", command, {"OMP_NUM_THREADS": "1"})
                 federation.members.wait_for(f"{site.path.name}-worker", "ready", at_most(120))
             root = Path(__file__).resolve().parents[2]
-            federation.submit(root, {"federation": str(made.path), "run": str(tmp_path / "run")})
+            federation.submit(root, {"federation": str(made.path), "run": str(run)})
             federation.members.wait(RUN, at_most(300))
+
+
+@pytest.mark.slow
+def test_institutions_with_flower_between_them_release_the_same(locally, config, shapes, tmp_path):
+    sites, made = institutions(config, shapes, tmp_path)
+    train_over_flower(sites, made, tmp_path / "run")
     assert digests(tmp_path / "run" / "ledger.jsonl") == locally
 
 

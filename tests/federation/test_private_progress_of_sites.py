@@ -74,6 +74,7 @@ def test_a_sites_sum_is_as_long_as_its_groups_and_figures_can_be(progress, tmp_p
 @pytest.mark.parametrize("threshold", [None, -1.0, "3", float("inf"), float("nan"), True])
 def test_a_site_answers_no_question_without_a_threshold(progress, tmp_path, threshold):
     lab = Lab(progress, tmp_path, drops=0)
-    lab.server._threshold = {} if threshold is None else {"threshold": threshold}
+    if threshold is not None:
+        lab.server.set_clip_threshold(threshold)
     assert lab.server.aggregate(0) is None
     assert Reason.MALFORMED in str(lab.events()[-1]["missing"]) and lab.ledger(0).charged == 0

@@ -45,7 +45,7 @@ def test_the_first_sum_pulls_the_centres_to_the_embeddings(tiny_public):
     named = [(name, parameter) for name, parameter in parts.model.named_parameters() if parameter.requires_grad]
     assert [name for name, _ in named][-1] == "centres.table.weight"
     pull = -total[-4 * 16 :].view(2, 2, 16) / 0.3
-    indices, (image, text) = parts.learner.worker(RANDOMNESS)._drawn(0).indices, (0, 1)
+    indices, (image, text) = parts.learner.worker(RANDOMNESS).draw(0).indices, (0, 1)
     views = parts.views.maker(parts.store)(indices, RANDOMNESS, 0, torch.device("cpu"))
     with torch.no_grad():
         z = embeddings_of(parts.model.train(), views)

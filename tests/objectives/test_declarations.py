@@ -13,7 +13,7 @@ OWN = [(name, key) for name, loss in OBJECTIVES.items() for key in loss.options.
 
 def another(key: str) -> object:
     """A value that a key may have, and that is not its default."""
-    return {"learn_temperature": True, "augmentations": 3}.get(key, 0.375)
+    return {"learn_temperature": True, "augmentations": 3, "label": "species"}.get(key, 0.375)
 
 
 @pytest.mark.parametrize(("name", "key"), OWN)
@@ -32,7 +32,8 @@ def test_another_losss_key_is_refused_unless_at_its_default(name, key, other):
     if key in OBJECTIVES[other].options.model_fields:
         return
     parse_config({"objective": {"name": other, key: OBJECTIVES[name].options.model_fields[key].default}})
-    losses = " or ".join(map(repr, keys_of_losses()[key]))
+    *most, last = map(repr, keys_of_losses()[key])
+    losses = f"{', '.join(most)} or {last}" if most else last
     said = f"'objective.{key}' has no effect with objective.name = '{other}'.*: set objective.name = {losses}, or leave it out"
     with pytest.raises(UserError, match=said):
         parse_config({"objective": {"name": other, key: another(key)}})

@@ -69,7 +69,7 @@ def test_noise_is_the_private_plans_for_any_public_records(config, shapes, tmp_p
     transport, _ = transport_of(imitation, plan)
     total = transport.aggregate(0)
     clean = total.numbers()
-    noisy = coordinator._release(0, total)
+    noisy = coordinator.release(0, total)
     std = plan.noise.multiplier * 2 * plan.bounding.clip_norm
     assert (noisy - clean).std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * len(clean)))
 
@@ -77,7 +77,7 @@ def test_noise_is_the_private_plans_for_any_public_records(config, shapes, tmp_p
 def test_each_public_record_is_drawn_with_the_private_rate(config, shapes):
     plan = declared_plan(config, None, Silent())
     _, worker = transport_of(imitation_of(config, plan, shapes, 150), plan)
-    drawn = [len(worker._drawn(step).indices) for step in range(200)]
+    drawn = [len(worker.draw(step).indices) for step in range(200)]
     rate = plan.sampling.batch / plan.sampling.records
     spread = math.sqrt(150 * rate * (1 - rate) / len(drawn))
     assert abs(np.mean(drawn) - 150 * rate) < 4 * spread

@@ -8,7 +8,8 @@ import os
 import pytest
 
 from dpfed.errors import UserError
-from dpfed.privacy.ledger import Ledger, Release
+from dpfed.files.json_lines import append_line
+from dpfed.privacy.ledger import Ledger, Release, link
 from dpfed.privacy.plan import ARITHMETIC, PrivacyPlan
 from dpfed.runs.pretraining import pretrain
 from tests.files.disk import full_disk
@@ -205,7 +206,7 @@ def test_a_run_whose_engines_rounded_otherwise_is_not_resumed(tiny_config, tmp_p
     ids=str,
 )
 def test_a_count_that_is_no_whole_number_is_damage(ledger, entry):
-    ledger._append(entry)
+    append_line(ledger.path, {**entry, "chain": link(ledger.head, entry)})
     with pytest.raises(UserError, match="line 6: .*ledger-damaged"):
         Ledger.open(ledger.path)
 

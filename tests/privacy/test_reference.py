@@ -83,7 +83,7 @@ def test_the_sum_is_that_of_the_plain_gradients(without, engine):
     losses = []
     for group in range(len(draw)):
         members = draw.members(group)
-        embeddings = parts.model(worker._views(members, randomness, 0, torch.device("cpu")))
+        embeddings = parts.model(worker.views(members, randomness, 0, torch.device("cpu")))
         present = torch.ones(len(members), dtype=torch.bool)
         losses.append(parts.config.objective.group_loss()(embeddings, present, parts.model.temperature, None))
     trainable = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]

@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 
 from dpfed.errors import UserError
-from dpfed.report.gallery import Gallery, build_gallery
+from dpfed.report.gallery import Gallery
+from dpfed.report.pictures import build_gallery
 
 
 def tokenizer(texts):

@@ -12,9 +12,9 @@ from dpfed.artifacts.view import read_view
 from dpfed.errors import UserError
 from dpfed.protocol.journal import Journal
 from dpfed.report.facts import FIXED_SEED, LABELLED_BANK, shared_unit
-from dpfed.report.gallery import build_gallery
 from dpfed.report.html import CLOSED_FORM, NO_LOSS, _marks, write_report
 from dpfed.report.ladder import ladder
+from dpfed.report.pictures import build_gallery
 from dpfed.report.results import Result
 from dpfed.report.style import TARGET, TRAINED, UNTRAINED
 from dpfed.report.timeline import timeline_plot

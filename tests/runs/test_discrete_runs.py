@@ -50,7 +50,7 @@ def test_neighbours_integers_are_as_close_as_the_plan_says(discrete, world_size,
         return sum(others, first).values.numpy()
 
     everybody = integers()
-    drawn = np.concatenate([worker._drawn(0).indices for worker in workers(-1)])
+    drawn = np.concatenate([worker.draw(0).indices for worker in workers(-1)])
     moved = [math.sqrt(sum(int(step) ** 2 for step in everybody - integers(gone))) for gone in drawn[::15]]
     grid = whole.plan.grid_of()
     assert 0 < max(moved) <= 2 * grid.radius

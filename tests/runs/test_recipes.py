@@ -19,12 +19,16 @@ privacy = {batch = 16, steps = 1, seed = 0}
 evaluation = {split = "none"}
 """
 SMALL = ["privacy.batch=64", "privacy.steps=2", "optimizer.warmup=0", "evaluation.every=0", "evaluation.split=test"]
+FEW = ["evaluation.records=60"]
 OWN = {
     "recipes/small-images": ["public.generated=64", "evaluation.tasks=", "evaluation.split=none"],  # shapes have no labels
-    "recipes/large-image-text": ["model.width=8", "model.stem=cifar", "data.size=32"],
-    "recipes/adaptation": ["model.architecture=towers/small.json", "model.weights="],
-    "recipes/federation": [],
-    "recipes/few-pairs": "data.size=16 model.image=cnn model.weights= model.text=transformer evaluation.split=test".split(),
+    "recipes/large-image-text": ["model.width=8", "model.stem=cifar", "data.size=32", *FEW],
+    "recipes/adaptation": ["model.architecture=towers/small.json", "model.weights=", *FEW],
+    "recipes/federation": FEW,
+    "recipes/few-pairs": [
+        *"data.size=16 model.image=cnn model.weights= model.text=transformer evaluation.split=test".split(),
+        *FEW,
+    ],
 }
 
 

@@ -318,11 +318,11 @@ def test_groups_that_hold_no_record_count_in_the_divisor(tiny):
     for step in range(3):
         draw = draw_step(parts.plan, randomness, step, indices, parts.store.keys[indices], parts.plan.groups)
         assert len(draw) < parts.plan.groups == 15  # some are empty
-        total, expected = worker.bounded_sum(step), worker._engine.zeros().long()
+        total, expected = worker.bounded_sum(step), worker.engine.zeros().long()
         for group in range(len(draw)):
-            views = worker._views(draw.members(group), randomness, step, torch.device("cpu"))
+            views = worker.views(draw.members(group), randomness, step, torch.device("cpu"))
             batch = GroupBatch(views, [0, len(draw.members(group))], step)
-            worker._engine.add_clipped(batch, worker._clip, expected)
+            worker.engine.add_clipped(batch, worker._clip, expected)
         assert torch.equal(total.values, expected)
         assert (total.groups, total.sensitivity) == (15, 2 * parts.plan.bounding.clip_norm)
     assert parts.plan.divisor == 15

@@ -122,7 +122,7 @@ def noise_on_every_number(folder) -> None:
     for step in range(STEPS):
         clean = torch.full((SIZE + 3,), float(step))
         total = exact(clean, PLAN)
-        noises.append(coordinator._release(step, total).double() - clean.double())
+        noises.append(coordinator.release(step, total).double() - clean.double())
     noise = torch.stack(noises) / PLAN.noise_std
     assert (noise.std(0) - 1).abs().max() < 5 / math.sqrt(2 * STEPS)
     assert (torch.corrcoef(noise.T) - torch.eye(SIZE + 3)).abs().max() < 5 / math.sqrt(STEPS)

@@ -105,7 +105,7 @@ def test_a_group_is_its_record_and_its_keys_public_ones(tiny_public, tmp_path, m
     parts, step, cpu = build(parse_config(tiny_public), RANDOMNESS), 3, torch.device("cpu")
     seen = Seen()
     one = parts.learner.worker(RANDOMNESS)
-    one._engine = seen
+    one.engine = seen
     one.bounded_sum(step)
     indices, keys = parts.store.split("train"), parts.store.keys
     draw = worker_room.draw_step(parts.plan, RANDOMNESS, step, indices, keys[indices], parts.plan.groups)
@@ -129,7 +129,7 @@ def test_a_workers_sum_is_that_of_its_records_own_terms(tiny_public):
     tiny_public["public"] |= {"centring": 0.0}  # `tests/bounding/methods/test_public.py` has centres
     parts, seen, expected = build(parse_config(tiny_public), RANDOMNESS), Seen(), 0
     one = parts.learner.worker(RANDOMNESS)
-    one._engine = seen
+    one.engine = seen
     one.bounded_sum(0)
     trained = TrainableVector(parts.model).parameters
     for views in seen.groups:
@@ -222,8 +222,8 @@ def unit_sums(parts, per_unit: int):
         one = Worker(
             plan=plan,
             model=parts.model,
-            engine=template._engine,
-            views=template._views,
+            engine=template.engine,
+            views=template.views,
             indices=kept,
             keys=parts.store.keys[kept],
             randomness=RANDOMNESS,
@@ -243,20 +243,20 @@ def test_an_adversarial_unit_of_many_reaches_c_and_no_more(parts, per_unit):
 
 def test_a_group_for_every_record_of_a_unit_breaks_the_bound(parts, monkeypatch):
     """The mechanism broken on purpose: a drawn unit's records make a group each."""
-    honest = Worker._drawn
+    honest = Worker.draw
 
     def singles(self, step):
         draw = honest(self, step)
         return StepDraw(draw.indices, np.arange(len(draw.indices) + 1), np.repeat(draw.keys, np.diff(draw.offsets)))
 
-    monkeypatch.setattr(Worker, "_drawn", singles)
+    monkeypatch.setattr(Worker, "draw", singles)
     found, plan = unit_sums(parts, 5)
     assert found > plan.sensitivity * 1.02
 
 
 def test_a_worker_has_companions_exactly_where_the_plan_says_so(parts, tiny):
     one = parts.learner.worker(RANDOMNESS)
-    rest = dict(engine=one._engine, views=one._views, indices=np.arange(2), keys=one._keys[:2], microbatch=8)
+    rest = dict(engine=one.engine, views=one.views, indices=np.arange(2), keys=one._keys[:2], microbatch=8)
     with pytest.raises(ValueError, match="public records"):
         Worker(parts.plan, parts.model, randomness=RANDOMNESS, **rest)
     group = build(parse_config(tiny), RANDOMNESS).plan

@@ -51,9 +51,9 @@ def test_sums_are_the_same_to_the_bit(parts: Parts, steps: list[int]) -> None:
 
 def test_only_the_next_step_and_no_step_after_the_last_is_begun(parts: Parts) -> None:
     worker = parts.learner.worker(Randomness.from_seed(2))
-    reading = worker._views._read
+    reading = worker.views._read
     worker.bounded_sum(3)
-    draw = worker._drawn(4)
+    draw = worker.draw(4)
     wanted = [draw.between(*groups) for groups in draw.microbatches(12)]
     begun = [indices for indices, _ in reading._begun]
     assert len(begun) == 2 and all(map(np.array_equal, [*begun, *reading._later], wanted))
@@ -87,7 +87,7 @@ def test_what_was_expected_is_read_two_ahead_and_once() -> None:
 
 def test_a_threads_error_surfaces_and_the_next_step_goes_on(parts: Parts) -> None:
     worker, plain = (parts.learner.worker(Randomness.from_seed(2)) for _ in range(2))
-    reading, failing = worker._views._read, [True]
+    reading, failing = worker.views._read, [True]
     read = reading._read
 
     def fail(indices: np.ndarray) -> torch.Tensor:

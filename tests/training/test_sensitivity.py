@@ -132,7 +132,7 @@ def test_an_adversarial_neighbour_reaches_2c_and_no_more(tiny):
 
 def test_views_and_captions_of_the_others_stay_as_they_are(tiny):
     parts = parts_with(tiny)
-    maker, randomness = parts.learner.worker(Randomness.from_seed(5))._views, Randomness.from_seed(5)
+    maker, randomness = parts.learner.worker(Randomness.from_seed(5)).views, Randomness.from_seed(5)
     indices = parts.store.split("train")[:20]
     every = maker(indices, randomness, 3, torch.device("cpu"))
     fewer = maker(np.delete(indices, 4), randomness, 3, torch.device("cpu"))
@@ -159,7 +159,7 @@ def test_owners_share_records_and_groups_without_overlap(tiny, world_size):
     for one in workers[1:]:
         total = total + one.bounded_sum(0)
     assert total.groups == parts.plan.groups and total.sensitivity == parts.plan.sensitivity
-    drawn = [one._drawn(0).indices for one in workers]
+    drawn = [one.draw(0).indices for one in workers]
     alone = parts.learner.worker(Randomness.from_seed(5))
     assert sorted(np.concatenate(drawn)) == sorted(drawn_of(parts, Randomness.from_seed(5)))
     assert total.values.any() and torch.equal(total.values, alone.bounded_sum(0).values)
@@ -210,8 +210,8 @@ def sums_of_units(parts, per_unit: int) -> tuple[torch.Tensor, torch.Tensor, Pri
         one = Worker(
             plan=plan,
             model=model,
-            engine=template._engine,
-            views=template._views,
+            engine=template.engine,
+            views=template.views,
             indices=kept,
             keys=parts.store.keys[kept],
             randomness=Randomness.from_seed(5),
@@ -252,7 +252,7 @@ def test_units_drawn_by_record_keys_move_the_sum_beyond_2c(tiny, monkeypatch):
 def test_a_worker_needs_units_just_where_the_plan_protects_them(tiny):
     parts = parts_with(tiny)
     one = parts.learner.worker(Randomness.from_seed(0))
-    rest = dict(model=parts.model, engine=one._engine, views=one._views, indices=np.arange(2), keys=one._keys[:2], microbatch=8)
+    rest = dict(model=parts.model, engine=one.engine, views=one.views, indices=np.arange(2), keys=one._keys[:2], microbatch=8)
     with pytest.raises(ValueError, match="not given"):
         Worker(parts.plan.replace(unit="user"), randomness=Randomness.from_seed(0), **rest)
     with pytest.raises(ValueError, match="were given"):

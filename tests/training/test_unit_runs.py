@@ -63,8 +63,8 @@ def test_a_step_of_a_run_draws_at_most_one_record_of_a_person(protecting):
     parts = build(parse_config(protecting))
     drawn = []
     worker = parts.learner.worker(Randomness.from_seed(1))
-    make = worker._views
-    worker._views = lambda rows, *rest: drawn.append(rows) or make(rows, *rest)
+    make = worker.views
+    worker.views = lambda rows, *rest: drawn.append(rows) or make(rows, *rest)
     worker.bounded_sum(0)
     rows = np.concatenate(drawn)
     units = parts.store.units[rows]

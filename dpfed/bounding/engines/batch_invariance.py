@@ -23,8 +23,10 @@ from dpfed.bounding.engines.padding import Padding
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.term import Term
 from dpfed.errors import UserError
+from dpfed.objectives.classes import LABEL
 
 _TRIALS = 6  # at least so many passes
+_CLASSES = 3
 _NEARLY = 1e-3
 _HUGE = 1e6
 
@@ -249,14 +251,15 @@ def _trial(
 
 
 def _noise(views: Views, records: int, vocabulary: int, generator: torch.Generator) -> Views:
-    """Images of noise, and texts of any tokens."""
+    """Images of noise, texts of any tokens, and a few classes."""
     noise = {}
     for name, view in views.items():
         shape = (records, *view.shape[1:])
         if view.is_floating_point():
             drawn = torch.randn(shape, generator=generator)
         else:
-            drawn = torch.randint(1, vocabulary, shape, generator=generator)
+            numbers = (0, _CLASSES) if name == LABEL else (1, vocabulary)
+            drawn = torch.randint(*numbers, shape, generator=generator)
         noise[name] = drawn.to(view)
     return noise
 

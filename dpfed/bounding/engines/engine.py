@@ -20,6 +20,7 @@ from dpfed.data.transfer import to_device
 from dpfed.models.contract import bias_of, embeddings_of, temperature_of
 from dpfed.models.parameters import TrainableVector, exact_type
 from dpfed.objectives import GroupLoss
+from dpfed.objectives.classes import LABEL, first_of_class
 
 Precision = Literal["fp32", "bf16"]
 Views = dict[str, Tensor]
@@ -30,7 +31,8 @@ class GroupBatch:
     """The views of the records of some groups, one group after the other.
 
     Attributes:
-        views: ``{"image": (n, V, 3, H, W), "text": (n, W, L)}`` on the model's device.
+        views: ``{"image": (n, V, 3, H, W), "text": (n, W, L)}`` on the model's device, and for losses that read labels
+            ``"label": (n, 1, 1)`` int64.
         offsets: G + 1 offsets; group g is rows ``offsets[g]:offsets[g + 1]``.
         step: training step, for engines that draw noise.
     """
@@ -216,16 +218,19 @@ class LossOfViews(nn.Module):
         return self.of(self.embed(views), present, *self.scalars())
 
     def embed(self, views: Views) -> dict[str, Tensor]:
-        """The embeddings of any records' views, in float32; in float64 of a model in float64."""
+        """The embeddings of any records' views, in float32, and their classes; in float64 of a model in float64."""
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
             embeddings = embeddings_of(self.model, views)
         # Similarities, softmax and everything behind them stay in float32.
-        return {name: z if z.dtype == torch.float64 else z.float() for name, z in embeddings.items()}
+        found = {name: z if z.dtype == torch.float64 else z.float() for name, z in embeddings.items()}
+        return {**found, LABEL: views[LABEL]} if LABEL in views else found
 
     def scalars(self) -> tuple[Tensor, Tensor | None]:
         """Temperature and bias as the model has them now."""
         return temperature_of(self.model), bias_of(self.model)
 
     def of(self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None) -> Tensor:
-        """The loss of one group from its embeddings."""
+        """The loss of one group from its embeddings, and from which of its records share a class."""
+        if LABEL in embeddings:
+            embeddings = {**embeddings, LABEL: first_of_class(embeddings[LABEL], present)}
         return self._loss(embeddings, present, temperature, bias)

@@ -23,6 +23,7 @@ from dpfed.paths import is_store, local_path
 from dpfed.schema.named import is_name
 
 _PACKED = frozenset({".zip", ".7z", ".rar", ".gz", ".bz2", ".xz", ".zst", ".lz4"})
+_NOT_IMPORTED = ("shapes", "scenes", "procedural", "store")  # data.source of generated records, and of a store
 # The most particular first: a folder of anything is recognised last.
 _IMPORTERS: tuple[type[Importer], ...] = (
     Cifar10Importer,
@@ -65,9 +66,9 @@ def refuse_unknown(source: str) -> None:
     Raises:
         UserError: naming those that are near.
     """
-    if is_name(source):
+    if is_name(source) or source in _NOT_IMPORTED:  # then the other packages are not looked through
         return
-    sources = ["shapes", "scenes", "procedural", "store", *importers()]
+    sources = [*_NOT_IMPORTED, *importers()]
     if source not in sources:
         raise UserError(f"unknown data.source {source!r}; {nearest(source, sources)} (folder: images). [data-source-unknown]")
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from dpfed.data.items.item import BrokenItem, Parts, described, is_finite
-from dpfed.data.processes import cores
+from dpfed.data.processes import cores, loader_processes
 from dpfed.errors import UserError
 
 Transform = Callable[[Any], Any]
@@ -149,7 +149,7 @@ class ItemLoader:
 
     def __init__(self, recipe: Recipe, workers: int | None = None, chunk: int = _CHUNK) -> None:
         self._chunk = self._size = chunk
-        self._recipe, self._workers = recipe, cores() if workers is None else workers
+        self._recipe, self._workers = recipe, loader_processes(cores() if workers is None else workers, recipe)
         self._queue = _Queue()
         self._loader: DataLoader[Any] | None = None
         self._coming: Iterator[Any] = iter(())

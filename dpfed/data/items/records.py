@@ -23,9 +23,10 @@ from dpfed.errors import UserError
 
 @dataclass(frozen=True)
 class _Index:
-    """What was read of all records."""
+    """What was read of all records; `labelled_keys` count labels among what makes records equal."""
 
     keys: np.ndarray
+    labelled_keys: np.ndarray
     units: np.ndarray | None
     labels: dict[str, np.ndarray]
     label_names: dict[str, list[str]]
@@ -45,9 +46,11 @@ class Records(RecordSet):
         image: where an item has its image: a column, a place in a tuple, or a function of the item. Default: the item itself,
             the first of a tuple, or the column ``image``.
         caption: where it has its text, or a list of texts. Default: the second of a tuple, if that is a text.
-        label: where it has its class, or a mapping from names of labels to that; read for k-NN and the linear probe alone.
+        label: where it has its class, or a mapping from names of labels to that; read for k-NN, the linear probe, and losses of
+            classes such as `dpfed.losses.SupCon`.
             Default: the second of a tuple, or the column ``label``, if that is a whole number.
-        key: what tells a record from all others, wherever it stands in the data set. Default: a hash of image and captions.
+        key: what tells a record from all others, wherever it stands in the data set. Default: a hash of image and captions, and
+            of the labels where a loss reads them.
         unit: what several records share, such as a person. `Privacy(unit="user")` protects all records of one together.
         validation: a data set of held-out records, on which the model is measured.
         test: another one.
@@ -57,6 +60,7 @@ class Records(RecordSet):
 
     Attributes:
         source: the data set as it was given.
+        reads_labels: whether the loss of the run that is opened reads labels: they then count among what makes records equal.
         equal: how many records have an image and captions that another one has, too; each of them counts.
 
     Raises:
@@ -91,6 +95,7 @@ class Records(RecordSet):
         self.source = data
         self.path = Path(f"records of {self.name}") if self.store is None else self.store.path
         self.advance: Callable[[int], None] = lambda done: None
+        self.reads_labels = False
 
     def __len__(self) -> int:
         return len(self.items)
@@ -109,7 +114,9 @@ class Records(RecordSet):
     @property
     def keys(self) -> np.ndarray:  # type: ignore[override]
         """See `RecordSet`, as for all that follows."""
-        return self._index.keys if self.store is None else self.store.keys
+        if self.store is not None:
+            return self.store.keys
+        return self._index.labelled_keys if self.reads_labels else self._index.keys
 
     @property
     def units(self) -> np.ndarray | None:  # type: ignore[override]
@@ -151,7 +158,7 @@ class Records(RecordSet):
         """See `RecordSet`."""
         return self.items.splits
 
-    @functools.cached_property
+    @property
     def contents(self) -> str:  # type: ignore[override]
         """See `RecordSet`: a plain hash, which leaves this machine for public records only."""
         if self.store is not None:
@@ -189,14 +196,19 @@ class Records(RecordSet):
         if self.parts.unit is not None:
             units = np.array([record_key(f"unit {one.unit}") for one in scanned], np.uint64)
         keys, equal = self._keys(scanned)
+        labelled = self._keys(scanned, by_label=True)[0]
         captions = [one.captions for one in scanned]
         if any(captions) and not all(captions):
             missing = sum(not own for own in captions)
             raise UserError(f"{missing:,} of {len(captions):,} records of {self.name} have no caption. [records-uncaptioned]")
-        return _Index(keys, units, labels, names, captions, equal)
+        return _Index(keys, labelled, units, labels, names, captions, equal)
 
-    def _keys(self, scanned: list[Scanned]) -> tuple[np.ndarray, int]:
-        """The records' keys, and how many records are equal to another one."""
+    def _keys(self, scanned: list[Scanned], by_label: bool = False) -> tuple[np.ndarray, int]:
+        """The records' keys, and how many records are equal to another one.
+
+        Of a unit's equal records the first, second, ... have keys of their own, which do not change with one more. Where a loss
+        reads labels, records with two labels are not equal: without the first of them, the second would take its place.
+        """
         counts = Counter(one.content for one in scanned)
         equal = sum(count for count in counts.values() if count > 1)
         if self.parts.key is not None:
@@ -212,11 +224,10 @@ class Records(RecordSet):
                     "another, or leave key= out. [records-key-twice]"
                 )
             return np.array([record_key(name) for name in given], np.uint64), equal
-        # Of a unit's equal records the first, second, ... have keys of their own, which do not change with one more.
-        seen: Counter[str] = Counter()
+        seen, classes = Counter[str](), self._class_names()
         keys = np.empty(len(scanned), np.uint64)
         for row, one in enumerate(scanned):
-            name = f"{one.content.hex()} {one.unit}"
+            name = f"{one.content.hex()} {one.unit}{_said(one.labels, classes) if by_label else ''}"
             keys[row] = record_key(f"{name} {seen[name]}")
             seen[name] += 1
         return keys, equal
@@ -268,6 +279,16 @@ class _Joined(Sequence[Any]):
     def __getitem__(self, row: Any) -> Any:
         which = int(np.searchsorted(self._ends, row, side="right"))
         return self._sets[which][int(row) - (self._ends[which - 1] if which else 0)]
+
+
+def _said(labels: Mapping[str, Any], classes: Mapping[str, Sequence[str]]) -> str:
+    """A record's labels by the names of their classes, whose numbers may depend on which classes other records have."""
+    text = ""
+    for name, value in sorted(labels.items()):
+        known = classes.get(name, ())
+        if value is not None and value != -1:
+            text += f" {name}={known[value] if isinstance(value, int) and 0 <= value < len(known) else value!r}"
+    return text
 
 
 def _numbered(

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dpfed.data.items.item import BrokenItem, Part, Parts, content_of, described, hashed, part_of
 from dpfed.data.items.loading import Failure
-from dpfed.data.processes import cores
+from dpfed.data.processes import cores, loader_processes
 from dpfed.errors import UserError
 
 _CHUNK = 64
@@ -81,6 +81,7 @@ def scan(
     """
     count = length_of(items)
     workers = 0 if count <= _SMALL else cores() if workers is None else workers
+    workers = loader_processes(workers, (items, parts))
     read: list[Scanned] = []
     for found in _in_order(items, parts, list(range(count)), workers):
         read.append(found)

@@ -156,7 +156,7 @@ class ItemViews(RecordViews):
             UserError: if the transform fails, gives something else than views, or does not give the same for the same seeds.
         """
         count = views.count or count
-        trial = Recipe(records.items, records.parts, views.transform, lambda image: image)
+        trial = Recipe(records.items, records.parts, views.transform, _unchanged)
         rows = np.arange(min(len(records), _TRIED))
         seeds = np.arange(1, 1 + len(rows) * count, dtype=np.uint64).reshape(len(rows), count)
         with generators_kept():
@@ -235,6 +235,10 @@ class ItemMaker(ViewMaker):
 
 _TRIED = 16
 _TOGETHER, _MOST_TOGETHER = 64 << 20, 256  # bytes and records that travel together between two processes
+
+
+def _unchanged(image: Any) -> Any:
+    return image
 
 
 def _tried(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray) -> tuple[Tensor, bool]:

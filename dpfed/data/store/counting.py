@@ -80,5 +80,6 @@ def no_units(name: str) -> UserError:
     """The error of records that name no units, which are to be protected."""
     return UserError(
         f"privacy.unit = 'user' protects all records that share a unit, and the records of {name} name no units: set "
-        "it to 'record', or import a source that names them (a column 'person_id', 'patient_id' or 'unit'). [unit-none-named]"
+        "it to 'record', give Records(unit=...), or import a source that names them (a column 'person_id', 'patient_id' or "
+        "'unit'). [unit-none-named]"
     )

@@ -14,6 +14,7 @@ from dpfed.data.record_set import RecordSet
 from dpfed.data.transfer import to_device
 from dpfed.data.views.images import ImageViews
 from dpfed.data.views.texts import TextViews
+from dpfed.objectives.classes import LABEL
 from dpfed.privacy.randomness import Randomness
 
 _AHEAD = 2  # microbatches whose images are read before they are asked for
@@ -69,7 +70,12 @@ class ViewMaker:
         count: views per record: 2 + N_a images of records that are images alone, otherwise 1 + N_a images and as many texts.
         tokenizer: for models that read text; ``None`` for image models.
         text_views: random views of the captions; ``None``, or views that change nothing, give each record one text.
+
+    Attributes:
+        classes: ``(N,)`` int64 of the records, for a loss that reads them; -1 where a record has none.
     """
+
+    classes: np.ndarray | None = None
 
     def __init__(
         self,
@@ -96,9 +102,12 @@ class ViewMaker:
             device: where the views are made.
 
         Returns:
-            ``{"image": (n, V, 3, H, W) float32, "text": (n, W, L) int64}``; W is `count`, or 1 without text views.
+            ``{"image": (n, V, 3, H, W) float32, "text": (n, W, L) int64}``; W is `count`, or 1 without text views. With
+            `classes` also ``"label": (n, 1, 1) int64``.
         """
         result = {"image": self._images(indices, randomness, step, device)}
+        if self.classes is not None:
+            result[LABEL] = to_device(torch.from_numpy(self.classes[indices].astype(np.int64))[:, None, None], device)
         if self._tokenizer is not None:
             result["text"] = to_device(self._texts(self._tokenizer, indices, randomness, step), device)
         return result

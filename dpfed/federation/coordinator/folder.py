@@ -16,6 +16,7 @@ from dpfed.paths import local_path
 from dpfed.progress import Progress, Silent, import_progress
 from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity
+from dpfed.protocol.named_code import code_of, refuse_own_records
 from dpfed.protocol.terms import Terms
 from dpfed.runs.preflight import refuse_impossible
 from dpfed.runs.starts import checked_start, starting_weights
@@ -121,12 +122,15 @@ def refuse_proposal(config: Config, sites: int) -> None:
         sites: how many there will be.
 
     Raises:
-        UserError: for privacy.not_covered and a seed, starting weights that are not there, records that are not there or
-            cannot be measured as asked, an unfit public store, or a plan that cannot be for any number of records.
+        UserError: for privacy.not_covered and a seed, code that no site may be asked to call, starting weights that are not
+            there, records that are not there or cannot be measured as asked, an unfit public store, or a plan that cannot be
+            for any number of records.
     """
     if config.privacy.not_covered is not None:
         raise UserError("privacy.not_covered is for own records, not for a federation's: leave it out. [terms-not-covered]")
     if config.privacy.seed is not None:
         raise UserError("privacy.seed gives the noise away to anyone, and no site joins such terms: leave it out. [terms-seed]")
+    refuse_own_records(config)
+    code_of(config)
     checked_start(config)
     refuse_impossible(config, sites)

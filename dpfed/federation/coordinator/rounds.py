@@ -100,7 +100,7 @@ class Federation:
             self._journal.write("discarded", step, reason=reason)
             self._note(f"step {step} is discarded and charged: {reason}")
             return None
-        self._wait_for_sites(step)
+        self.wait_for_sites(step)
         self._journal.write("opened", step)
         arrived, missing = self._ask(step)
         names = [self._terms.sites[number].name for number in sorted(arrived)]
@@ -123,8 +123,12 @@ class Federation:
         """See `Transport`."""
         self._threshold = {"threshold": threshold}
 
-    def _wait_for_sites(self, step: int) -> None:
-        """Greets until enough sites are there; before this server's first step, until all are, or the deadline is over."""
+    def wait_for_sites(self, step: int) -> None:
+        """Greets until enough sites are there; before this server's first step, until all are, or the deadline is over.
+
+        Args:
+            step: which is about to be opened.
+        """
         started, pause, absent = time.monotonic(), _PAUSES[0], [""]
         say_at = started + min(_QUIET, self._terms.deadline)
         while True:

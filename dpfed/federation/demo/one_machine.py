@@ -102,8 +102,9 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
     with watching() as progress:
         cards = [site.card for site in own]
         coordinator = CoordinatorFolder.create(parties / "coordinator", config, cards, progress, **options)
-    for site in own:
-        site.join(Terms.load(coordinator.terms))
+    terms = Terms.load(coordinator.terms)
+    for site in own:  # whoever wrote the configuration runs all parties
+        site.join(terms, allowed=[part.name for part in terms.code])
     say(f"every institution has joined the terms {parties / 'coordinator' / 'terms.json'}")
 
 

@@ -21,12 +21,15 @@ from dpfed.federation.provisioning.certificates import AUTHORITY, is_whole
 from dpfed.federation.provisioning.network import Finding, State, of_certificate, of_connection, of_port
 from dpfed.federation.provisioning.services import NODE_PORT
 from dpfed.federation.provisioning.site_paths import SitePaths
+from dpfed.federation.site.allowed import described_code
 from dpfed.federation.site.folder import SiteFolder, refuse_too_few
 from dpfed.federation.site.local_socket import refuse_open_folder
 from dpfed.files.reading import read_bytes
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.promise import round_up
 from dpfed.protocol.messages import PROTOCOL
+from dpfed.protocol.named_code import refuse_other_code
+from dpfed.protocol.terms import Terms
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _RESTORE = "restore it, if it was moved away; otherwise the site is out: docs/a-site-in-15-minutes.md, Backups"
@@ -52,6 +55,7 @@ def examine_site(folder: Path) -> list[Finding]:
         ("coordinator", lambda: of_connection(kit.superlink, paths.path / AUTHORITY, paths.env())),
         ("store", lambda: _store(site)),
         ("terms", lambda: _terms(paths)),
+        ("code", lambda: _code(paths)),
         ("budget", lambda: _budget(site)),
     ]
     if not site.left:
@@ -161,6 +165,25 @@ def _terms(paths: SitePaths) -> Iterator[Finding]:
         yield Finding("terms", State.CARE, said, f"call them, then: dpfed site confirm {paths.path} FINGERPRINTS")
     else:
         yield Finding("terms", State.GOOD, f"{terms.fingerprint}, {terms.trust}, {len(terms.sites)} sites")
+
+
+def _code(paths: SitePaths) -> Iterator[Finding]:
+    """Whether the code that the terms name is what is installed here, and was allowed; nothing of it is imported."""
+    site, text = paths.site, paths.kit.terms
+    if site.left or not site.joined and text is None:
+        return
+    terms = site.terms() if site.joined else Terms.model_validate(text)
+    if site.joined:
+        site.refuse_code(terms)
+    else:
+        refuse_other_code(terms.code)
+    options = " ".join(f"--allow {part.name}" for part in terms.code)
+    for _, said in described_code(terms):
+        if site.joined:
+            yield Finding("code", State.GOOD, f"as agreed on, and allowed: {said}")
+        else:
+            advice = f"read that code; if it may run here: dpfed site join {paths.path} {paths.path} {options}"
+            yield Finding("code", State.CARE, f"the terms name {said}", advice)
 
 
 def _copies(site: SiteFolder) -> Iterator[Finding]:

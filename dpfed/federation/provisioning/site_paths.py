@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,9 @@ class SitePaths:
                 self._write(new, kit)
             return new != old
 
-    def join(self, agreed: Callable[[Terms], bool] | None = None, unconfirmed: bool = False) -> Terms | None:
+    def join(
+        self, agreed: Callable[[Terms], bool] | None = None, unconfirmed: bool = False, allowed: Collection[str] = ()
+    ) -> Terms | None:
         """Signs up to the kit's terms, see `SiteFolder.join`; ``None``: it was not agreed to.
 
         Raises:
@@ -185,7 +187,7 @@ class SitePaths:
         terms = Terms.load(self.path / "terms.json")
         if terms.coordinator != kit.coordinator:
             raise UserError(f"the kit in {self.path} holds terms of another coordinator: do not join them. [kit-foreign-terms]")
-        return terms if self.site.join(terms, agreed, unconfirmed) else None
+        return terms if self.site.join(terms, agreed, unconfirmed, allowed) else None
 
     def leave(self) -> None:
         """Leaves the federation for good. What was spent stays spent, and what was reserved stays reserved.

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site
 from dpfed.federation.confirmed_cards import confirm, confirmed_in, refuse_strangers
 from dpfed.federation.own_folder import own_folder
+from dpfed.federation.site.allowed import keep_allowed, refuse_unallowed, refuse_unknown
 from dpfed.files.atomic import create_file, sync_folder, write_atomically
 from dpfed.files.locking import noted_lock
 from dpfed.files.reading import read_bytes
@@ -72,7 +73,7 @@ class SiteFolder:
         self.socket = self.path / "door" / "socket"
         self.ledger, self.features = self.path / "ledger.jsonl", self.path / "features"
         self._settings, self._terms, self._left = self.path / "site.toml", self.path / "terms.json", self.path / "left.json"
-        self._confirmed = self.path / "confirmed.json"
+        self._confirmed, self._allowed = self.path / "confirmed.json", self.path / "allowed.json"
         self._identity, self._randomness = self.path / "identity.key", self.path / "secret.key"
 
     @classmethod
@@ -180,13 +181,20 @@ class SiteFolder:
             raise UserError(f"{self.path} has joined no federation: `dpfed site join FOLDER KIT` joins one. [site-not-joined]")
         return Terms.load(self._terms)
 
-    def join(self, terms: Terms, agreed: Callable[[Terms], bool] | None = None, unconfirmed: bool = False) -> bool:
+    def join(
+        self,
+        terms: Terms,
+        agreed: Callable[[Terms], bool] | None = None,
+        unconfirmed: bool = False,
+        allowed: Collection[str] = (),
+    ) -> bool:
         """Signs up: from now on the site answers to these terms, and to no others.
 
         Args:
             terms: of the federation.
             agreed: asked when nothing else stands in the way, before anything is reserved; default: yes.
             unconfirmed: join also if members whose cards nobody has confirmed could make the terms spend more than the budget.
+            allowed: names of code that may run here, see `refuse_unknown`.
 
         Returns:
             Whether the site has joined.
@@ -214,13 +222,23 @@ class SiteFolder:
         if not unconfirmed:
             self._refuse_worst_case(terms, number)
         self.refuse_lost_terms()
+        refuse_unknown(terms, allowed)
         if agreed is not None and not agreed(terms):
             return False
         self.ledger.unlink(missing_ok=True)  # of an attempt that a crash cut short
+        keep_allowed(self._allowed, terms)
         reserve_site(self, terms)
         Ledger.create(self.ledger, plan)
         terms.save(self._terms)
         return True
+
+    def refuse_code(self, terms: Terms) -> None:
+        """Refuses to serve where the terms name code that was not allowed, or that is another one now.
+
+        Raises:
+            UserError: see `refuse_unallowed`.
+        """
+        refuse_unallowed(self._allowed, terms)
 
     def refuse_lost_terms(self) -> None:
         """Refuses a ledger whose terms are gone.

@@ -150,6 +150,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     identity = folder.identity()
     randomness = folder.randomness()
     number = terms.number_of(identity.signing_key)
+    folder.refuse_code(terms)  # before any of it is imported
     folder.refuse_cost(terms.privacy_plan)  # its operator may have lowered the budget since
     parts = build(site_config(terms, settings), randomness, terms=terms, features=folder.features)
     store = record_store(parts.store)

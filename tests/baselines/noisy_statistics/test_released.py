@@ -134,5 +134,5 @@ def test_a_worker_repeats_its_steps_and_draws_new_noise_in_each(tiny):
     elsewhere = parts.learner.worker(Randomness.from_seed(5))
     elsewhere._randomness = Randomness.from_seed(5)
     secret = np.random.default_rng(0).bytes(32)
-    elsewhere._engine = engine_for(parts.model, parts.plan, Randomness(secret), 0, config=parts.config)
+    elsewhere.engine = engine_for(parts.model, parts.plan, Randomness(secret), 0, config=parts.config)
     assert not torch.equal(elsewhere.bounded_sum(0).values, sums[0].values)  # other release noise, other slots

@@ -56,7 +56,7 @@ def moved(parts, step, count=2):
         keep_only(worker, kept, keys)
         return worker.bounded_sum(step).numbers()
 
-    drawn = parts.learner.worker(RANDOMNESS)._drawn(step).indices
+    drawn = parts.learner.worker(RANDOMNESS).draw(step).indices
     whole = total(indices)
     return [(whole - total(indices[indices != gone])).norm().item() for gone in drawn[:count]], whole.norm().item()
 
@@ -67,7 +67,8 @@ def test_a_record_moves_the_sum_within_sensitivity_for_any_c(parts_of, name, cli
     lengths = {}
     for clip_norm in clip_norms:
         parts = with_plan(parts_of(name), calibrated(parts_of(name), clip_norm))
-        for step in range(parts.plan.steps):
+        # The two steps of a closed form differ; all others draw another sample, and each C has its own.
+        for step in range(2) if parts.plan.bounding.method.closed_form else [clip_norms.index(clip_norm) % 2]:
             found, length = moved(parts, step, len(clip_norms))
             assert max(found) <= parts.plan.sensitivity_of(step)
             assert max(found) > 0

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from dpfed.federation.coordinator.members import Backoff
-from dpfed.federation.coordinator.rounds import Federation
 from dpfed.protocol import messages
 from dpfed.protocol.messages import PROTOCOL, sign
 from tests.federation.lab import Lab, identity_of
@@ -48,10 +47,7 @@ def hanging(one: Lab, address: str, kind: str = "step") -> None:
 
 def patient(one: Lab, clock: Clock) -> None:
     """A server whose patience follows the test's clock."""
-    before = one.server
-    one.server = Federation(
-        one.terms, one.coordinator, one.wire, one.parts.model, before._journal, before._paid, one.notes.append, Backoff(clock)
-    )
+    one.server = one.federation(backoff=Backoff(clock))
 
 
 def events(one: Lab) -> list[str]:
@@ -109,7 +105,7 @@ def test_a_site_pays_for_no_step_that_it_cannot_mask(lab):
 @pytest.mark.parametrize("harm", ["offers", "roster", "none"])
 def test_a_step_that_cannot_be_masked_costs_a_site_nothing(lab, harm):
     one = lab("secure", drops=0, colluders=1)
-    one.server._wait_for_sites(0)
+    one.server.wait_for_sites(0)
     caught = []
     one.wire.exchange = lambda packets, seconds, most: caught.append(packets) or iter(())
     one.server.aggregate(0)
@@ -155,7 +151,7 @@ def test_a_hanging_site_costs_one_deadline_and_comes_back(lab):
 
 def test_a_site_that_has_left_is_said_to_have_left(lab):
     one, left = lab("distributed", drops=1, deadline=5.0), []
-    one.server._members._left = lambda: left
+    one.server = one.federation(left=lambda: left)
     one.server.aggregate(0)
     gone = one.wire.workers.pop("node0")
     for step in (1, 2):
@@ -240,7 +236,7 @@ def test_a_coordinator_of_another_protocol_is_refused_unpaid(lab, monkeypatch):
 def test_every_question_limits_its_replies(lab):
     one = lab("secure")
     one.server.aggregate(0)
-    numbers = one.server._numbers
+    numbers = one.clean(0).values.numel()
     assert set(one.wire.most) == {messages.LONGEST_HEADER, messages.LONGEST_HEADER + 4 * numbers}
     assert (
         max(len(r.header) + len(r.signature) + len(r.vector) for _, r in one.wire.replies)

@@ -93,7 +93,7 @@ def test_the_same_update_as_three_owners_in_one_process(lab, tmp_path):
 @pytest.mark.parametrize("drops", [0, 1])
 def test_the_noise_is_never_below_the_plan(lab, trust, drops):
     one = lab(trust)
-    one.server._wait_for_sites(0)
+    one.server.wait_for_sites(0)
     one.wire.gone = set(list(one.wire.workers)[:drops])
     there = range(drops, SITES)
     total = one.server.aggregate(0)
@@ -270,7 +270,7 @@ def test_a_step_left_open_is_paid_for_and_never_asked_again(lab, trust, tmp_path
 def test_a_step_is_on_the_books_before_anybody_is_asked(lab):
     """A server that is killed while the sites compute must not ask them again: they have paid, and somebody may have seen."""
     one = lab("central")
-    one.server._wait_for_sites(0)
+    one.server.wait_for_sites(0)
     exchange = one.wire.exchange
 
     def dies(packets, seconds, most):
@@ -321,7 +321,7 @@ def test_somebody_elses_key_coordinates_nothing(lab):
     one = lab()
     with pytest.raises(UserError, match="coordinator-key"):
         server = one.server
-        type(server)(one.terms, one.identities[0], one.wire, one.parts.model, server._journal, server._paid, print)
+        type(server)(one.terms, one.identities[0], one.wire, one.parts.model, one.journal, one.paid, print)
 
 
 HOSTILE = [

@@ -1,0 +1,1 @@
+"""Private moments of arrays: `dpfed.PrivateCCA`, as scikit-learn's estimators are."""

@@ -1,0 +1,98 @@
+"""The privacy card of a fit on arrays: the same card as a run's, about rows."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Sequence
+
+from dpfed.arrays.fitting import Fit
+from dpfed.arrays.records import GROUP
+from dpfed.artifacts.provenance import LEDGER, environment
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.promise import round_up
+from dpfed.report.card import privacy_card
+from dpfed.report.facts import ASSUMED_OF_BITS, FIXED_SEED, LAST_BITS, NOT_PROTECTED, OTHER_RUNS, CardFacts
+
+_OUTPUTS = (
+    "Covered by the guarantee: the heads (`heads_`, `heads.safetensors`), which follow from two noisy sums, this card and the "
+    "ledger.",
+    "Not covered: what `transform` makes of rows, and `score`. Both are exact functions of the rows that they get.",
+)
+_EACH = (
+    "What one row's features owe to other rows: every row must be a function of its own record. Towers that were frozen do so. "
+    "A scaler, PCA or selection of columns that was fitted on the same rows does not, and epsilon does not cover it.",
+    "The data that the towers were trained on. This matters unless these data are public.",
+)
+_AGAIN = (
+    "Other fits on the same rows, such as a search for good settings or cross-validation: each call of `fit` spends its "
+    "epsilon again, and they add up, even if the results were thrown away."
+)
+_SECRETS = (
+    "The rows of X and Y: only those who hold them now may have them.",
+    "The key of the noise. It was drawn in memory for this fit, and was never written.",
+)
+NO_BUDGET = "none was set (budget= and folder= set one): other fits on the same rows are not counted here"
+
+
+def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Sequence[tuple[float, float]]) -> str:
+    """Words what a fit guarantees.
+
+    Args:
+        fit: the fit.
+        ledger: of it.
+        identity: what tells it from any other.
+        budget: the lifetime budget of the rows, in words.
+        earlier: epsilon and delta of other fits in the same folder.
+    """
+    plan, units = fit.plan, fit.records.units is not None
+    protected, other = GROUP if units else "record", plan.other_accountant
+    matrices = "X and Y" if fit.records.y is not None else "X"
+    one = f"one {GROUP}: all rows of {matrices} that share a value of `groups`" if units else f"one record: a row of {matrices}"
+    sampler = plan.mechanism.sampler.describe(protected) + (f"; the rows of a {GROUP} are averaged" if units else "")
+    k = fit.heads.layout.dimensions
+    discrete = plan.noise.kind == "discrete"
+    bits = ASSUMED_OF_BITS if discrete else LAST_BITS.replace("privacy.noise = 'discrete'", "noise='discrete'")
+    always = (bits if said is LAST_BITS else said for said in NOT_PROTECTED if said is not OTHER_RUNS)
+    return privacy_card(
+        CardFacts(
+            name=f"PrivateCCA on {matrices}",
+            plan=plan,
+            unit=one,
+            protected=protected,
+            trained=f"linear heads of {k:,} dimensions, for {' and '.join(f'{width:,}' for width in fit.shape.widths)} columns",
+            epsilon_spent=ledger.epsilon,
+            other_accountant=other or "",
+            other_epsilon=None if other is None else plan.epsilon(ledger.charged, other),
+            steps_charged=ledger.charged,
+            sampler=sampler,
+            grouping=f"none: each {protected} adds its own part to the sum of each step",
+            trust_mode="central: one process holds the rows, the sums and the noise",
+            outputs=_OUTPUTS,
+            noise=plan.noise_of().said,
+            marks=(FIXED_SEED,) if ledger.marks.get("fixed_seed") else (),
+            not_protected=(_AGAIN, *_EACH, *always),
+            options=", ".join(f"{name} = {value}" for name, value in {**plan.bounding.options, "dimensions": k}.items()),
+            secrets=_SECRETS,
+            budget=budget,
+            provenance=tuple(_rows(identity, ledger, earlier)),
+        )
+    )
+
+
+def _rows(identity: str, ledger: Ledger, earlier: Sequence[tuple[float, float]]) -> Iterable[tuple[str, str]]:
+    yield "Fit id", identity
+    yield "Fitted on", f"{datetime.datetime.now(datetime.UTC).date().isoformat()} (UTC)"
+    if earlier:
+        epsilon, delta = (sum(values) + own for values, own in zip(zip(*earlier, strict=True), _spent(ledger), strict=True))
+        yield (
+            "Other fits in this folder",
+            f"{len(earlier)}; on the same rows, together ({round_up(epsilon)}, {round_up(delta)})-differentially private",
+        )
+    made = environment()
+    yield "Code", made["commit"] or "no checkout; see the versions"
+    yield "Versions", ", ".join(f"{package} {version}" for package, version in made["versions"].items())
+    yield LEDGER, ledger.head
+
+
+def _spent(ledger: Ledger) -> tuple[float, float]:
+    return ledger.epsilon, ledger.plan.promise.delta

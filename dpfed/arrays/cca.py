@@ -1,0 +1,296 @@
+"""`dpfed.PrivateCCA`: linear heads for two views of the same records, under differential privacy."""
+
+from __future__ import annotations
+
+import copy
+import math
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted
+
+from dpfed.arrays import folder as folders
+from dpfed.arrays.budgeting import Budget, Held, set_for
+from dpfed.arrays.card import card_of
+from dpfed.arrays.embedding import embedded, recall
+from dpfed.arrays.fitting import DEVICES, Fit, Shape, Wanted, randomness_of
+from dpfed.arrays.records import ArrayRecords
+from dpfed.arrays.refusal import ArrayError
+from dpfed.arrays.rows import Rows, rows_of
+from dpfed.errors import UserError
+from dpfed.paths import path_of
+
+_KEPT = ("folder", "budget", "random_state")  # parameters that a saved estimator does not have
+
+
+class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Canonical correlation of two matrices of features under differential privacy, as scikit-learn's ``CCA``.
+
+    Row i of X and of Y are features of record i, by frozen towers or other functions of that record alone. `fit` releases their
+    means and moments with noise, once, and makes two linear heads in closed form (docs/moments.md). Each call of `fit` spends
+    `epsilon` again.
+
+    Args:
+        epsilon: what a fit may spend; it must be given.
+        delta: default 1/(N ln N), where N counts records, or groups.
+        n_components: heads onto so many directions, the most correlated, as ``CCA`` has them: good where X and Y share few;
+            ``None``: heads of k columns, those of a run. `with_components` changes it for nothing.
+        dimensions: k, after a public projection of the features; ``None``: chosen from N and the noise.
+        aligned: whether X and Y are alike before anything is learnt, as by the two towers of a CLIP.
+        noise: ``"gaussian"``, or ``"discrete"``: proven to the last bit.
+        device: where the rows are added up: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
+        folder: of fits: ledger, card and heads of each call of `fit`, and the budget's ledger; ``None``: nothing is kept.
+        budget: of all fits on these rows together, epsilon or (epsilon, delta); it needs `folder`.
+        random_state: for tests only: a number makes the noise predictable, so nothing is promised, and `epsilon_` is infinite.
+
+    Attributes:
+        epsilon_: what the fit spent.
+        delta_: its companion.
+        card_: the privacy card, Markdown.
+        heads_: the tensors of ``heads.safetensors`` by name, as float32 arrays: X is ``image``, Y is ``text``.
+        released_: the means and moments with their noise, from which the heads follow, float32.
+        ledger_: what was charged, JSON lines.
+        n_features_in_: columns of X.
+        n_features_y_: columns of Y; 0: there was none.
+    """
+
+    epsilon_: float
+    delta_: float
+    card_: str
+    heads_: dict[str, np.ndarray]
+    released_: np.ndarray
+    ledger_: str
+    n_features_in_: int
+    n_features_y_: int
+
+    def __init__(
+        self,
+        epsilon: float | None = None,
+        *,
+        delta: float | None = None,
+        n_components: int | None = None,
+        dimensions: int | None = None,
+        aligned: bool = False,
+        noise: str = "gaussian",
+        device: str = "auto",
+        folder: str | Path | None = None,
+        budget: Budget | None = None,
+        random_state: int | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.n_components = n_components
+        self.dimensions = dimensions
+        self.aligned = aligned
+        self.noise = noise
+        self.device = device
+        self.folder = folder
+        self.budget = budget
+        self.random_state = random_state
+
+    def fit(self, X: Any, Y: Any = None, groups: Any = None) -> PrivateCCA:
+        """Spends epsilon, and makes the heads.
+
+        A row that is zero or has a number that is not finite counts as nothing.
+
+        Args:
+            X: ``(N, F)`` array, tensor, data frame, sparse matrix, or path of a file that `dpfed embed` wrote; without `Y`
+                ``(N, V, F)``, V views of each image.
+            Y: ``(N, G)``, the same.
+            groups: ``(N,)`` what several rows share, such as a person: then all rows of one are averaged, and protected
+                together. A row with None or NaN is a group of its own.
+
+        Raises:
+            UserError: before anything is spent, for whatever cannot be.
+        """
+        wanted, randomness = self._wanted(), randomness_of(self.random_state)
+        x, y = rows_of(X, "X"), None if Y is None else rows_of(Y, "Y")
+        with folders.opened(self.folder) as (path, kept):
+            records = ArrayRecords(x, y, groups, path)
+            fit, identity, fixed = Fit(wanted, records), secrets.token_hex(8), self.random_state is not None
+            self._components(fit.heads.layout.dimensions)
+            for rows in filter(None, (x, y)):
+                rows.refuse_empty()
+            if self.budget is not None:
+                set_for(records, self.budget)
+            earlier = folders.spent_in(folders.fits_in(path))
+            place = folders.new_fit(path) if kept else path
+            try:
+                held = Held(records, fit.plan, identity, place, fixed)
+            except UserError:
+                if kept:
+                    place.rmdir()  # nothing is in it yet
+                raise
+            ledger = fit.create_ledger(place / folders.LEDGER, fixed)
+            with torch.random.fork_rng(devices=[]):
+                fit.run(ledger, randomness)
+            budget = held.settled(ledger.charged)
+            self._shape, self.heads_ = fit.shape, fit.shape.published(fit.heads, self.n_components)
+            self.released_ = fit.heads.released.detach().cpu().numpy().copy()
+            self.epsilon_, self.delta_ = math.inf if fixed else ledger.epsilon, fit.plan.promise.delta
+            self.card_ = card_of(fit, ledger, identity, budget, earlier)
+            self.ledger_ = ledger.path.read_text(encoding="utf-8")
+            self.n_features_in_, self.n_features_y_ = x.width, 0 if y is None else y.width
+            self._note_columns(x.columns)
+            if kept:
+                folders.write(place, self._saved())
+        return self
+
+    def with_components(self, n_components: int | None) -> PrivateCCA:
+        """The same fit with other heads, which follow from what was released: it costs nothing.
+
+        Args:
+            n_components: see the parameter.
+
+        Raises:
+            UserError: for more than there are dimensions.
+        """
+        check_is_fitted(self)
+        made = copy.copy(self).set_params(n_components=n_components)
+        heads = self._shape.heads()
+        made._components(heads.layout.dimensions)
+        with torch.no_grad():
+            heads.released.copy_(torch.from_numpy(self.released_))
+        made.heads_ = self._shape.published(heads, n_components)
+        return made
+
+    def transform(self, X: Any, Y: Any = None) -> Any:
+        """Embeddings of unit length: the product of one of X with one of Y is the score of the pair.
+
+        They are exact functions of the rows, which no epsilon covers. A row that is zero or not finite gives zeros.
+
+        Args:
+            X: ``(n, F)``, see `fit`, or ``(n, V, F)``; ``None``: Y alone.
+            Y: ``(n, G)``.
+
+        Returns:
+            ``(n, D)`` float32; with `Y` a pair of these.
+        """
+        check_is_fitted(self)
+        z = None if X is None and Y is not None else embedded(self._given(X, "X"), self.heads_, "image")
+        if Y is None:
+            return z
+        w = embedded(self._given(Y, "Y"), self.heads_, "text")
+        return w if z is None else (z, w)
+
+    def fit_transform(self, X: Any, Y: Any = None, groups: Any = None) -> Any:  # type: ignore[override]
+        """`fit`, and then `transform` of the same rows."""
+        return self.fit(X, Y, groups).transform(X, Y)
+
+    def score(self, X: Any, Y: Any = None) -> float:
+        """R@10: the share of rows whose own partner is among the ten nearest of all partners, the mean of both directions.
+
+        Of views (n, V, F), the first two of each row are partners. It is an exact figure of these rows, which no epsilon
+        covers: measure rows that were not fitted.
+
+        Args:
+            X: see `transform`; more than ten rows.
+            Y: the same.
+
+        Returns:
+            From 0 to 1; about 10 / n by chance.
+        """
+        if Y is None:
+            z = self.transform(X)
+            if z.ndim != 3:
+                raise ArrayError("Y is missing: score compares rows of X with rows of Y, or views of one row. [arrays-score]")
+            return recall(z[:, 0], z[:, 1])
+        return recall(*self.transform(X, Y))
+
+    def save(self, folder: str | Path) -> None:
+        """Writes heads, card and ledger into a new folder; none holds anything of the rows that epsilon does not cover.
+
+        Raises:
+            UserError: if the folder is in use, or cannot be written.
+        """
+        check_is_fitted(self)
+        folders.save_into(path_of(folder, "the folder"), self._saved())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> PrivateCCA:
+        """Reads what `save` wrote, or a fit with `folder`; of several fits the last.
+
+        Raises:
+            UserError: if there is nothing, or it is damaged.
+        """
+        saved = folders.read(path_of(folder, "the folder"))
+        made = cls(**saved.parameters)
+        made.heads_, made.released_, made.card_, made.ledger_ = saved.heads, saved.released, saved.card, saved.ledger
+        made.epsilon_, made.delta_ = math.inf if saved.epsilon is None else saved.epsilon, saved.delta
+        made.n_features_in_, made.n_features_y_ = saved.widths[0], (*saved.widths, 0)[1]
+        made._shape = Shape(saved.plan, saved.widths, bool(made.aligned))
+        made._note_columns(saved.columns)
+        return made
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.heads_["image.matrix"].shape[1])
+
+    def __sklearn_tags__(self) -> Tags:
+        """What scikit-learn asks of an estimator."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.sparse = tags.input_tags.three_d_array = True
+        tags.target_tags.two_d_labels = True
+        tags.transformer_tags.preserves_dtype = []
+        tags.non_deterministic = True
+        return tags
+
+    def _wanted(self) -> Wanted:
+        if self.epsilon is None:
+            raise ArrayError("epsilon is missing: say what the fit may spend, such as PrivateCCA(epsilon=3). [arrays-epsilon]")
+        k = self.dimensions
+        if k is not None and (not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1):
+            raise ArrayError(f"dimensions = {k!r}: expected a whole number from 1, or None. [arrays-dimensions-odd]")
+        if self.device not in DEVICES:
+            raise ArrayError(f"device = {self.device!r}: expected one of {', '.join(DEVICES)}. [arrays-device]")
+        if self.budget is not None and self.folder is None:
+            raise ArrayError("budget= needs folder=, in which the budget's ledger is kept. [arrays-budget-folder]")
+        return Wanted(self.epsilon, self.delta, k and int(k), bool(self.aligned), self.noise, self.device)
+
+    def _components(self, k: int) -> None:
+        wanted = self.n_components
+        if wanted is not None and not (isinstance(wanted, int | np.integer) and 1 <= wanted <= k):
+            raise ArrayError(
+                f"n_components = {wanted!r}: expected a whole number from 1 to {k}, the dimensions. [arrays-parts]"
+            )
+
+    def _note_columns(self, columns: tuple[str, ...] | None) -> None:
+        if columns is not None:
+            self.feature_names_in_ = np.array(columns, dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+
+    def _given(self, given: Any, name: str) -> Rows:
+        """Rows to be transformed, of as many columns as were fitted."""
+        rows = rows_of(given, name, least=1)
+        expected = self.n_features_in_ if name == "X" else self.n_features_y_
+        if not expected:
+            raise ArrayError("the estimator was fitted to X alone: give no Y. [arrays-no-y]")
+        if rows.width != expected:
+            raise ArrayError(
+                f"{name} has {rows.width} features, but {type(self).__name__} is expecting {expected} features as input. "
+                "[arrays-other-columns]"
+            )
+        known = getattr(self, "feature_names_in_", None)
+        if name == "X" and known is not None and rows.columns is not None and rows.columns != tuple(known):
+            raise ArrayError("the columns of X have other names, or another order, than when it was fitted. [arrays-columns]")
+        return rows
+
+    def _saved(self) -> folders.Saved:
+        columns = getattr(self, "feature_names_in_", None)
+        return folders.Saved(
+            parameters={name: value for name, value in self.get_params().items() if name not in _KEPT},
+            epsilon=self.epsilon_ if math.isfinite(self.epsilon_) else None,
+            delta=self.delta_,
+            widths=tuple(filter(None, (self.n_features_in_, self.n_features_y_))),
+            heads=self.heads_,
+            released=self.released_,
+            card=self.card_,
+            ledger=self.ledger_,
+            columns=None if columns is None else tuple(columns),
+        )

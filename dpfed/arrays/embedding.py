@@ -1,0 +1,59 @@
+"""What heads make of rows, a block at a time, and how well partners find each other."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from dpfed.arrays.refusal import ArrayError
+from dpfed.arrays.rows import Rows
+from dpfed.evaluation.retrieval import ranks
+from dpfed.models.moments import PublishedHeads
+
+_TOP = 10
+
+
+@torch.inference_mode()
+def embedded(rows: Rows, heads: dict[str, np.ndarray], side: Literal["image", "text"]) -> np.ndarray:
+    """Embeddings of unit length ``(n, D)``, or ``(n, V, D)``, float32; zeros for rows that are zero or not finite.
+
+    Args:
+        rows: features.
+        heads: the tensors of ``heads.safetensors`` by name.
+        side: whose head.
+    """
+    head = PublishedHeads({name: torch.from_numpy(value) for name, value in heads.items()}).head(side)
+    width = head.matrix.shape[1]
+    made = np.empty((len(rows), max(1, rows.views), width), np.float32)
+    for numbers in rows.blocks():
+        block = torch.from_numpy(rows.block(numbers))
+        largest = block.abs().amax(-1, keepdim=True)
+        there = block.isfinite().all(-1, keepdim=True) & (largest > 0)
+        # Heads bring features to unit length anyway; numbers that float32 cannot hold are scaled before.
+        scaled = torch.where(there, block / torch.where(there, largest, 1.0), 0.0).float()
+        made[numbers[0] : numbers[-1] + 1] = torch.where(there, F.normalize(head(scaled), dim=-1), 0.0).numpy()
+    return made if rows.views else made[:, 0]
+
+
+def recall(z: np.ndarray, w: np.ndarray) -> float:
+    """R@10, the mean of both directions.
+
+    Args:
+        z: ``(n, D)``.
+        w: ``(n, D)``, partners in the same order.
+
+    Raises:
+        ArrayError: for ten rows or fewer, of which each would be among the ten nearest.
+    """
+    if len(z) != len(w):
+        raise ArrayError(f"X has {len(z):,} rows and Y {len(w):,}: row i of both must be of one record. [arrays-score-lengths]")
+    if len(z) <= _TOP:
+        raise ArrayError(
+            f"score says whose partner is among the {_TOP} nearest: give more than {_TOP} rows. [arrays-score-few]"
+        )
+    own, first, second = torch.arange(len(z)), torch.from_numpy(z), torch.from_numpy(w)
+    found = [ranks(query, candidate, own, own) for query, candidate in ((first, second), (second, first))]
+    return float(torch.stack(found).le(_TOP).double().mean())

@@ -1,0 +1,78 @@
+"""Features in files, as `dpfed embed` writes them: .npy, which is mapped, and Parquet, whose numbers are read as they are."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpfed.arrays.refusal import ArrayError
+
+FEATURES, NAME = "features", "name"  # columns of Parquet
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a file holds.
+
+    Attributes:
+        features: ``(N, F)``.
+        names: of the rows, a pyarrow array; ``None``: it says none.
+    """
+
+    features: np.ndarray
+    names: Any = None
+
+
+def opened(given: str | os.PathLike[str], name: str) -> Opened:
+    """Opens a file of features.
+
+    Args:
+        given: its path.
+        name: ``X`` or ``Y``.
+
+    Raises:
+        ArrayError: if it cannot be read, or holds something else.
+    """
+    path = Path(given).expanduser()
+    try:
+        if path.suffix == ".npy":
+            return Opened(np.load(path, mmap_mode="r", allow_pickle=False))
+        if path.suffix in (".parquet", ".pq"):
+            return _parquet(path)
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise ArrayError(f"cannot read {path} as {name}: {said}. [arrays-file]") from error
+    raise ArrayError(f"{name} = '{path}': expected a file that ends in .npy or .parquet, or an array. [arrays-file-kind]")
+
+
+def _parquet(path: Path) -> Opened:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = pq.read_schema(path).names
+    if FEATURES not in columns:
+        raise ArrayError(
+            f"{path} has the columns {', '.join(columns)}: expected a column '{FEATURES}' of vectors, as `dpfed embed` writes "
+            "it. [arrays-file-column]"
+        )
+    table = pq.read_table(path, columns=[one for one in (FEATURES, NAME) if one in columns])
+    vectors = table[FEATURES].combine_chunks()
+    if not (
+        pa.types.is_fixed_size_list(vectors.type) or pa.types.is_list(vectors.type) or pa.types.is_large_list(vectors.type)
+    ):
+        raise ArrayError(f"'{FEATURES}' in {path} holds {vectors.type}: expected vectors. [arrays-file-vectors]")
+    values, count = vectors.flatten(), len(vectors)
+    if vectors.null_count or (count and (len(values) % count or set(_lengths(vectors)) != {len(values) // count})):
+        raise ArrayError(f"the vectors in {path} differ in length, or some are missing. [arrays-file-lengths]")
+    features = values.to_numpy(zero_copy_only=False).reshape(count, -1 if count else 0)
+    return Opened(features, table[NAME].combine_chunks() if NAME in table.column_names else None)
+
+
+def _lengths(vectors: Any) -> list[int]:
+    import pyarrow.compute as pc
+
+    return pc.unique(pc.list_value_length(vectors)).to_pylist()

@@ -1,0 +1,268 @@
+"""Two noisy sums over the rows of arrays, and heads that follow: what a run in closed form does, without a configuration.
+
+Plan, worker, engine, coordinator, noise and ledger are those of such a run. With equal numbers and an equal key, both release
+the same bits.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpfed.arrays.records import ArrayRecords, ArrayViews
+from dpfed.arrays.refusal import ArrayError
+from dpfed.bounding.pair_moments import MomentsEngine
+from dpfed.data.sampling import PartitionRows
+from dpfed.errors import Notice, UserError
+from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
+from dpfed.models.moment_heads import canonical_heads
+from dpfed.models.moment_layout import Moments, dimensions_for
+from dpfed.models.moments import MomentHeads, Side, give_heads
+from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.blocks import block_length
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.method import MethodInputs, method_named
+from dpfed.privacy.plan import STEPS_IN_CLOSED_FORM, PrivacyPlan
+from dpfed.privacy.plan_checks import MOST_RECORDS
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.closed_form import moment_heads
+from dpfed.runs.resolution import pick_device
+from dpfed.training.coordinator import Coordinator
+from dpfed.training.loop import train
+from dpfed.training.options import OptimizerConfig
+from dpfed.training.transport import InProcess
+from dpfed.training.worker import Worker
+
+METHOD = "moments"
+DEVICES = ("auto", "cpu", "cuda", "mps")
+_SIDES: tuple[Side, ...] = ("image", "text")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What somebody asks of a fit.
+
+    Attributes:
+        epsilon: of the fit.
+        delta: ``None``: 1/(N ln N).
+        dimensions: k; ``None``: chosen from N and sigma.
+        aligned: whether the features of a record are alike before anything is learnt.
+        noise: ``gaussian`` or ``discrete``.
+        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
+    """
+
+    epsilon: float
+    delta: float | None = None
+    dimensions: int | None = None
+    aligned: bool = False
+    noise: str = "gaussian"
+    device: str = "auto"
+
+
+def plan_of(wanted: Wanted, records: ArrayRecords) -> PrivacyPlan:
+    """What a fit promises, and how: the plan of a run in closed form over as many records.
+
+    Raises:
+        UserError: for numbers that cannot be a plan.
+    """
+    views = records.x.views
+    method = method_named(METHOD)
+    options = method.checked("infonce", {"dimensions": wanted.dimensions or 0, "views": views, "basis": "random"})
+    inputs = MethodInputs(METHOD, options, "infonce", None, "fp32", reads_text=records.y is not None, public_records=0)
+    units: dict[str, Any] = {} if records.units is None else {"unit": "user", "per_unit": MOST_RECORDS}  # all of a unit's
+    numbers = {"group_size": 1, "clip_norm": 1.0, "method_name": METHOD, "noise_kind": wanted.noise, **units}
+    options, n, steps = method.public_parameters(inputs), records.protected, STEPS_IN_CLOSED_FORM
+    try:
+        return PrivacyPlan.calibrate(n, n, steps, wanted.epsilon, wanted.delta, options=options, **numbers)
+    except UserError as error:
+        if error.code != "epsilon-too-large":
+            raise
+        raise ArrayError(
+            f"epsilon = {wanted.epsilon} promises next to nothing, and the least noise there is gives less: lower it, to 80 or "
+            "less; scikit-learn's CCA is without privacy. [arrays-epsilon-large]"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What heads are made of beside what was released; all of it is public.
+
+    A matrix with fewer columns than the heads have dimensions gets columns of zeros: otherwise the other matrix would be
+    projected to as few. What noise makes of these columns is dropped.
+
+    Attributes:
+        plan: of the fit.
+        widths: columns of X and of Y.
+        aligned: see `Wanted`.
+    """
+
+    plan: PrivacyPlan
+    widths: tuple[int, ...]
+    aligned: bool = False
+
+    def refuse_impossible(self) -> None:
+        """Refuses numbers that do not go together.
+
+        Raises:
+            ArrayError: saying which.
+        """
+        widest, n, wanted = max(self.widths), self.plan.sampling.records, self.plan.bounding.options["dimensions"]
+        if self.aligned and len(set(self.widths)) > 1:
+            columns = " and ".join(f"{width:,}" for width in self.widths)
+            raise ArrayError(
+                f"aligned=True says that rows of X and Y are alike, and they have {columns} columns: leave it out. "
+                "[arrays-aligned]"
+            )
+        if wanted > min(widest, n):
+            raise ArrayError(
+                f"dimensions = {wanted} is too much for {widest:,} columns and N = {n:,}: lower it, or leave it out. "
+                "[arrays-dimensions]"
+            )
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        """Columns with those of zeros."""
+        n, sigma = self.plan.sampling.records, self.plan.noise.multiplier
+        k = self.plan.bounding.options["dimensions"] or dimensions_for(n, sigma, (max(self.widths),))
+        return tuple(max(width, k) for width in self.widths)
+
+    def heads(self) -> MomentHeads:
+        """Heads of which nothing is released yet."""
+        aligned = self.aligned or len(self.widths) == 1  # views of an image are alike
+        return moment_heads(self.plan, self.padded, aligned, self.plan.noise_std)
+
+    def there(self, heads: MomentHeads) -> Tensor:
+        """1 for each number of the sums that is not one of columns of zeros, which the sums hold as noise alone."""
+        layout = heads.layout
+        columns = (torch.arange(layout.dimensions) < torch.tensor(self.widths)[:, None]).double()
+        moments = Moments(columns, columns[0][:, None] * columns[-1], columns[:, :, None] * columns[:, None, :])
+        return torch.cat([layout.encoded(step, moments) for step in (0, 1)]).ne(0).to(heads.released)
+
+    def published(self, heads: MomentHeads, components: int | None) -> dict[str, np.ndarray]:
+        """The tensors of ``heads.safetensors`` by name, for columns as they were given.
+
+        Args:
+            heads: with what was released.
+            components: only so many directions, the most correlated; ``None``: the heads of a run.
+        """
+        sides = _SIDES[: len(self.widths)]
+        if components is None:
+            matrices = [heads.head(side).matrix for side in sides]
+        else:
+            moments = heads.layout.decoded(heads.released.detach().double().cpu())
+            matrices = list(canonical_heads(heads.layout, heads.noise, moments, heads.aligned, components))
+        made: dict[str, Tensor] = {}
+        for side, width, matrix in zip(sides, self.widths, matrices, strict=False):
+            head = heads.head(side)
+            made[f"{side}.projection"], made[f"{side}.centre"] = head.projection[:, :width], head.centre
+            made[f"{side}.matrix"] = matrix.to(head.matrix)
+        return {name: np.ascontiguousarray(tensor.detach().cpu().numpy()) for name, tensor in made.items()}
+
+
+def randomness_of(seed: Any) -> Randomness:
+    """Fresh secret randomness, unless somebody asks for noise that can be repeated, which a notice warns of.
+
+    Args:
+        seed: an estimator's ``random_state``.
+
+    Raises:
+        ArrayError: for anything but a whole number.
+    """
+    if seed is None:
+        return Randomness.fresh()
+    if isinstance(seed, np.random.RandomState):
+        seed = int(seed.randint(2**31))
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
+        raise ArrayError(f"random_state = {seed!r}: leave it out; for tests, give a whole number. [arrays-seed]")
+    warnings.warn(
+        "random_state makes the noise predictable, so this fit promises no privacy, and its card says so: leave it out",
+        Notice,
+        stacklevel=3,
+    )
+    return Randomness.from_seed(int(seed))
+
+
+class Fit:
+    """One fit: its plan, and its rows as the mechanism reads them.
+
+    Args:
+        wanted: what is asked for.
+        records: the rows.
+
+    Attributes:
+        plan: what is promised.
+        shape: of the heads.
+        records: the rows.
+        model: frozen, with nothing but heads.
+        heads: of the model.
+
+    Raises:
+        UserError: for numbers that do not go together.
+    """
+
+    def __init__(self, wanted: Wanted, records: ArrayRecords) -> None:
+        self.plan, self.records = plan_of(wanted, records), records
+        widths = tuple(rows.width for rows in (records.x, records.y) if rows is not None)
+        self.shape = Shape(self.plan, widths, wanted.aligned)
+        self.shape.refuse_impossible()
+        self.heads = self.shape.heads()
+        self.model = _bare(len(widths)).requires_grad_(False)
+        give_heads(self.model, self.heads)
+        self.model.to(pick_device(wanted.device))
+
+    @property
+    def size(self) -> int:
+        """Numbers of both sums."""
+        return TrainableVector(self.model).numel
+
+    def create_ledger(self, path: Path, fixed_seed: bool) -> Ledger:
+        """A ledger for this fit; see `Ledger.create`."""
+        return Ledger.create(path, self.plan, {"fixed_seed": fixed_seed}, block_length(self.size))
+
+    def worker(self, randomness: Randomness) -> Worker:
+        """Adds up the rows.
+
+        Args:
+            randomness: the owner's.
+        """
+        records = self.records
+        # Nothing is drawn: every record takes part, a unit with all of its rows. So a row's place may be its key.
+        places = np.arange(len(records), dtype=np.uint64)
+        return Worker(
+            plan=self.plan,
+            model=self.model,
+            engine=MomentsEngine(self.model, self.plan),
+            views=ArrayViews(records, self.shape.padded),
+            indices=PartitionRows(records, places),
+            keys=places,
+            randomness=randomness,
+            microbatch=records.together,
+            units=records.units,
+        )
+
+    def run(self, ledger: Ledger, randomness: Randomness) -> None:
+        """Releases both sums, each charged before anything follows from it; then the heads hold them.
+
+        Args:
+            ledger: of this fit.
+            randomness: its secret.
+        """
+        coordinator = Coordinator(self.plan, self.model, OptimizerConfig(), randomness, ledger)
+        transport, there = InProcess([self.worker(randomness.for_ranks())]), self.shape.there(self.heads)
+        for step in range(self.plan.steps):
+            train(transport, coordinator, [step])
+            with torch.no_grad():
+                self.heads.released.mul_(there)
+
+
+def _bare(towers: int) -> nn.Module:
+    """A model whose towers give what they get."""
+    if towers == 1:
+        return SimCLRModel(nn.Identity(), nn.Identity())
+    return TwoTowerModel(nn.Identity(), nn.Identity(), nn.Identity())

@@ -1,0 +1,200 @@
+"""A fit as a folder, and a folder of fits.
+
+ledger.jsonl        what was charged; written before anything follows from the rows
+heads.safetensors   the heads, in the format of a run's model (docs/moments.md)
+released.safetensors
+                    the noisy means and moments, of which other heads can be made
+privacy_card.md     the card
+cca.json            parameters and numbers of the estimator; written last, so a fit that has it is whole
+
+A folder of fits holds one such folder for each call of `fit`, fit-1, fit-2, ..., and the ledger of a lifetime budget.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from dpfed.arrays.refusal import ArrayError
+from dpfed.errors import UserError
+from dpfed.files.atomic import write_atomically
+from dpfed.files.reading import read_bytes, read_text
+from dpfed.paths import path_of
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
+
+LEDGER, HEADS, RELEASED = "ledger.jsonl", "heads.safetensors", "released.safetensors"
+CARD, FACTS = "privacy_card.md", "cca.json"
+_FORMAT, _RELEASED = 1, "released"
+_FIT = re.compile(r"fit-(\d+)")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a folder keeps of a fit.
+
+    Attributes:
+        parameters: of the estimator.
+        epsilon: spent; ``None``: nothing bounds it.
+        delta: its companion.
+        widths: columns of X and of Y.
+        heads: as `dpfed.models.moments.published_heads` gives them.
+        released: the noisy means and moments.
+        card: Markdown.
+        ledger: JSON lines.
+        columns: names of the columns of X, where it had some.
+    """
+
+    parameters: dict[str, Any]
+    epsilon: float | None
+    delta: float
+    widths: tuple[int, ...]
+    heads: dict[str, np.ndarray]
+    released: np.ndarray
+    card: str
+    ledger: str
+    columns: tuple[str, ...] | None = None
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """What the fit promised, as its ledger says."""
+        return PrivacyPlan.from_dict(json.loads(self.ledger.partition("\n")[0])["plan"])
+
+
+@contextlib.contextmanager
+def opened(folder: str | Path | None) -> Iterator[tuple[Path, bool]]:
+    """Where a fit keeps its ledger, and whether it stays; otherwise it goes at the end of the ``with`` block.
+
+    Args:
+        folder: of fits; ``None``: a temporary one.
+    """
+    if folder is not None:
+        yield path_of(folder, "folder").expanduser(), True
+        return
+    with tempfile.TemporaryDirectory(prefix="dpfed-cca-") as temporary:
+        yield Path(temporary), False
+
+
+def new_fit(folder: Path) -> Path:
+    """Makes the folder of the next fit.
+
+    Args:
+        folder: of fits; it is made if it is missing.
+
+    Raises:
+        ArrayError: if it cannot be made, or holds something else.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / "config.toml").exists() or (folder / FACTS).exists():
+            raise ArrayError(
+                f"{folder} holds a run or a saved estimator: give a folder of its own, in which each fit gets a folder. "
+                "[arrays-folder-used]"
+            )
+        number = 1 + max((int(found[1]) for path in folder.iterdir() if (found := _FIT.fullmatch(path.name))), default=0)
+        while True:
+            try:
+                (folder / f"fit-{number}").mkdir()
+                return folder / f"fit-{number}"
+            except FileExistsError:  # another process's
+                number += 1
+    except OSError as error:
+        raise ArrayError(f"cannot make {error.filename or folder}: {error.strerror or error}. [arrays-folder]") from error
+
+
+def fits_in(folder: Path) -> list[Path]:
+    """The folders of fits, in order."""
+    there = folder.iterdir() if folder.is_dir() else ()
+    found = [(int(match[1]), path) for path in there if (match := _FIT.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def spent_in(folders: list[Path]) -> list[tuple[float, float]]:
+    """Epsilon and delta that the ledgers of fits hold, of those that were charged anything.
+
+    Raises:
+        UserError: for a damaged ledger.
+    """
+    ledgers = [Ledger.open(folder / LEDGER) for folder in folders if (folder / LEDGER).exists()]
+    return [(ledger.epsilon, ledger.plan.promise.delta) for ledger in ledgers if ledger.charged]
+
+
+def write(folder: Path, saved: Saved) -> None:
+    """Writes a fit; the ledger may be there already.
+
+    Raises:
+        ArrayError: if the folder cannot be written.
+    """
+    tensors = {HEADS: save(saved.heads), RELEASED: save({_RELEASED: saved.released})}
+    facts = {name: value for name, value in asdict(saved).items() if name not in ("heads", "released", "card", "ledger")}
+    facts |= {"format": _FORMAT, "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in tensors.items()}}
+    try:
+        if not (folder / LEDGER).exists():
+            write_atomically(folder / LEDGER, saved.ledger)
+        for name, content in tensors.items():
+            write_atomically(folder / name, content)
+        write_atomically(folder / CARD, saved.card)
+        write_atomically(folder / FACTS, json.dumps(facts, indent=1) + "\n")
+    except OSError as error:
+        raise ArrayError(f"cannot write {folder}: {error.strerror or error}. [arrays-unwritable]") from error
+
+
+def save_into(folder: Path, saved: Saved) -> None:
+    """Writes a fit into a new folder.
+
+    Raises:
+        ArrayError: if the folder is in use or cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        used = any(folder.iterdir())
+    except OSError as error:
+        raise ArrayError(f"cannot make {folder}: {error.strerror or error}. [arrays-save]") from error
+    if used:
+        raise ArrayError(f"{folder} is in use: give a new folder. [arrays-save-used]")
+    write(folder, saved)
+
+
+def read(folder: Path) -> Saved:
+    """Reads a fit; of a folder of fits the last that is whole.
+
+    Raises:
+        UserError: if there is none, or it is damaged.
+    """
+    folder = path_of(folder, "the folder of a fit")
+    if not (folder / FACTS).is_file() and folder.is_dir():
+        whole = [path for path in fits_in(folder) if (path / FACTS).is_file()]
+        folder = whole[-1] if whole else folder
+    try:
+        facts = json.loads(read_text(folder / FACTS))
+        tensors = {name: read_bytes(folder / name) for name in (HEADS, RELEASED)}
+        card, ledger = read_text(folder / CARD), read_text(folder / LEDGER)
+        if facts["format"] != _FORMAT:
+            raise ArrayError(f"{folder} is of format {facts['format']}; this dpfed reads {_FORMAT}. [arrays-format]")
+        for name, content in tensors.items():
+            if hashlib.sha256(content).hexdigest() != facts["sha256"][name]:
+                raise ArrayError(f"{folder / name} is not what {FACTS} describes: copy the folder again. [arrays-file-differs]")
+        columns = facts["columns"] and tuple(facts["columns"])
+        widths = tuple(facts["widths"])
+        heads, released = load(tensors[HEADS]), load(tensors[RELEASED])[_RELEASED]
+        return Saved(facts["parameters"], facts["epsilon"], facts["delta"], widths, heads, released, card, ledger, columns)
+    except OSError as error:
+        raise ArrayError(
+            f"cannot read {error.filename or folder}: {error.strerror or error}; expected what PrivateCCA.save, or a fit with "
+            "folder=, wrote. [arrays-unreadable]"
+        ) from error
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise ArrayError(f"{folder} is damaged ({error!r}): copy it again. [arrays-damaged]") from error

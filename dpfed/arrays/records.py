@@ -1,0 +1,184 @@
+"""Rows of one or two matrices as records: what workers and lifetime budgets read of them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfed.arrays.refusal import ArrayError
+from dpfed.arrays.rows import Rows
+from dpfed.data.record_set import RecordSet
+from dpfed.data.store.record import record_key
+from dpfed.data.views.batches import ViewMaker
+from dpfed.privacy.randomness import Randomness
+
+GROUP = "group"  # what rows with an equal value of `groups` are
+
+
+class ArrayRecords(RecordSet):
+    """Row i of X, and of Y if it is given, is record i.
+
+    Keys and contents, by which a lifetime budget knows records again, are computed when they are asked for.
+
+    Args:
+        x: features, ``image`` among the views.
+        y: other features of the same records, ``text`` among the views.
+        groups: ``(N,)`` what several rows share, such as a person; a row with None or NaN shares nothing.
+        path: the folder in which a budget for them is kept.
+
+    Raises:
+        ArrayError: for different lengths, or fewer than two records.
+    """
+
+    def __init__(self, x: Rows, y: Rows | None, groups: Any, path: Path) -> None:
+        self.name, self.public, self.path = "the rows of X" + (" and Y" if y else ""), False, path
+        self.kind = "image-text" if y else "image"
+        self.x, self.y = x, y
+        _refuse_lengths(x, y)
+        self.units = None if groups is None else _numbered(groups, len(x))
+        self.unit_name = None if groups is None else GROUP
+        self.splits = np.zeros(len(x), np.int8)
+        self.labels, self.label_names = {}, {}
+        if self.protected < 2:
+            what = f"{GROUP}s" if groups is not None else "rows"
+            raise ArrayError(f"{self.protected} sample(s): expected 2 {what} or more; thousands are useful. [arrays-few]")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def protected(self) -> int:
+        """N of the promise: records, or groups where these are protected."""
+        if self.units is None or not len(self):
+            return len(self)
+        return int(self.units.max()) + 1
+
+    @property
+    def together(self) -> int:
+        """How many records are in memory at a time."""
+        return min(rows.together for rows in (self.x, self.y) if rows is not None)
+
+    @functools.cached_property
+    def keys(self) -> np.ndarray:  # type: ignore[override]
+        """See `RecordSet`: hashes of the rows; of equal rows the first, second, ... have keys of their own."""
+        seen: dict[bytes, int] = {}
+        keys = np.empty(len(self), np.uint64)
+        for rows in self.x.blocks():
+            for row, content in zip(rows.tolist(), self._contents_of(rows), strict=True):
+                number = seen.get(content, 0)
+                seen[content] = number + 1
+                keys[row] = record_key(f"{content.hex()} {number}")
+        return keys
+
+    @functools.cached_property
+    def contents(self) -> str:  # type: ignore[override]
+        """See `RecordSet`: a plain hash, which stays where the records are."""
+        parts = [self.keys] if self.units is None else [self.keys, self.units]
+        order = np.argsort(self.keys, kind="stable")
+        return hashlib.blake2b(b"".join(part[order].tobytes() for part in parts), digest_size=16).hexdigest()
+
+    @property
+    def fingerprint(self) -> str:
+        """See `RecordSet`."""
+        return self.contents
+
+    def captions(self, indices: np.ndarray) -> list[list[str]]:
+        """See `RecordSet`: rows of Y, as texts."""
+        indices = np.asarray(indices)
+        if self.y is None:
+            return [[] for _ in indices]
+        return [[self._hashed(row.tobytes()).hex()] for row in _in_order(self.y, indices)]
+
+    def encoded(self, indices: np.ndarray) -> list[bytes]:
+        """See `RecordSet`: rows of X."""
+        return [row.tobytes() for row in _in_order(self.x, np.asarray(indices))]
+
+    def _contents_of(self, rows: np.ndarray) -> list[bytes]:
+        sides = [side.block(rows) for side in (self.x, self.y) if side is not None]
+        return [self._hashed(b"".join(side[place].tobytes() for side in sides)) for place in range(len(rows))]
+
+    @staticmethod
+    def _hashed(content: bytes) -> bytes:
+        return hashlib.blake2b(content, digest_size=16).digest()
+
+
+class ArrayViews(ViewMaker):
+    """Rows in the place of views, the same in each step.
+
+    Args:
+        records: of the rows.
+        widths: of X and of Y, which get columns of zeros up to them.
+    """
+
+    def __init__(self, records: ArrayRecords, widths: tuple[int, ...]) -> None:
+        self._sides = {"image": records.x.padded(widths[0])}
+        if records.y is not None:
+            self._sides["text"] = records.y.padded(widths[1])
+
+    def prefetch(self, batches: Iterable[np.ndarray], randomness: Randomness, step: int, device: torch.device) -> None:
+        """See `ViewMaker.prefetch`: nothing is read ahead."""
+
+    def __call__(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
+        """``{"image": (n, V, F)[, "text": (n, 1, F_t)]}``."""
+        return {side: torch.from_numpy(_in_order(rows, indices)).to(device) for side, rows in self._sides.items()}
+
+
+def _in_order(rows: Rows, indices: np.ndarray) -> np.ndarray:
+    """Rows by number, in any order."""
+    order = np.argsort(indices, kind="stable")
+    found = rows.block(indices[order])
+    if (order == np.arange(len(order))).all():
+        return found
+    placed = np.empty_like(found)
+    placed[order] = found
+    return placed
+
+
+def _refuse_lengths(x: Rows, y: Rows | None) -> None:
+    if y is None:
+        if not x.views:
+            raise ArrayError(
+                "Y is missing: give a second matrix, whose row i belongs to row i of X; or X of shape (rows, views, columns) "
+                "with two views or more of each image. [arrays-one-matrix]"
+            )
+        return
+    for rows in (x, y):
+        if rows.views:
+            raise ArrayError(
+                f"{rows.name} has the shape {rows.shape}: beside another matrix, expected (rows, columns). Average views or "
+                "captions of each record first. [arrays-views-beside]"
+            )
+    if len(x) != len(y):
+        raise ArrayError(
+            f"X has {len(x):,} rows and Y {len(y):,}: row i of both must be of one record. For an image with several captions, "
+            "average the captions' features. [arrays-lengths]"
+        )
+    if x.names is not None and y.names is not None and not x.names.equals(y.names):
+        raise ArrayError("the names in the files of X and Y differ: row i of both must be of one record. [arrays-names]")
+
+
+def _numbered(groups: Any, rows: int) -> np.ndarray:
+    """A number for each group, from 0, ``(N,)`` uint64; a row that names none is a group of its own."""
+    given = np.asarray(groups.detach().cpu() if hasattr(groups, "detach") else groups)
+    if given.shape != (rows,):
+        raise ArrayError(
+            f"groups has the shape {given.shape}: expected one value for each of the {rows:,} rows. [arrays-groups]"
+        )
+    if given.dtype.kind in "biuSUM":
+        return np.unique(given, return_inverse=True)[1].astype(np.uint64)
+    numbers: dict[Any, int] = {}
+    values = given.tolist()
+    try:
+        names = [("row", row) if value is None or value != value else ("of", value) for row, value in enumerate(values)]
+        return np.fromiter((numbers.setdefault(name, len(numbers)) for name in names), np.uint64, len(names))
+    except (TypeError, ValueError) as error:  # such as pandas' NA, lists
+        raise ArrayError(
+            f"groups holds other things than names ({error}): give numbers or texts. [arrays-group-names]"
+        ) from error

@@ -1,0 +1,211 @@
+"""What somebody gives as a matrix of features, read a block of rows at a time; the whole is never copied.
+
+Rows are numpy arrays (memory-mapped ones, too), torch tensors, data frames, sparse matrices, nested lists, or files
+(`dpfed.arrays.files`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dpfed.arrays.files import Opened, opened
+from dpfed.arrays.refusal import ArrayError
+from dpfed.data.items.item import described
+
+_MOST_COLUMNS = 65_536  # for which the mechanism's arithmetic is proven (`dpfed.bounding.pair_moments`)
+_NUMBERS, _MOST_ROWS = 1 << 20, 8192  # in memory at a time
+
+
+@dataclass(frozen=True)
+class Rows:
+    """N rows of features.
+
+    Attributes:
+        name: ``X`` or ``Y``, for messages.
+        shape: (N, F), or (N, V, F) of V views.
+        read: rows ``(n,)``, ascending, or a slice -> their numbers, in whatever type they have.
+        names: of the rows, where the file says them.
+        columns: names of the columns, where they are texts.
+        padding: columns of zeros behind the last, which `block` adds.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    read: Callable[[Any], np.ndarray]
+    names: Any = None
+    columns: tuple[str, ...] | None = None
+    padding: int = 0
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def width(self) -> int:
+        """F."""
+        return self.shape[-1]
+
+    @property
+    def views(self) -> int:
+        """V; 0: rows have no views."""
+        return self.shape[1] if len(self.shape) == 3 else 0
+
+    @property
+    def together(self) -> int:
+        """How many rows are in memory at a time."""
+        return max(1, min(_MOST_ROWS, _NUMBERS // ((self.width + self.padding) * max(1, self.views))))
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """All rows, block by block: their numbers ``(n,)``."""
+        for first in range(0, len(self), self.together):
+            yield np.arange(first, min(first + self.together, len(self)))
+
+    def padded(self, width: int) -> Rows:
+        """The same with columns of zeros behind, `width` in all."""
+        return replace(self, padding=max(0, width - self.width))
+
+    def block(self, rows: np.ndarray) -> np.ndarray:
+        """Some rows, ``(n, max(V, 1), F + padding)``, float32 or, where they are exacter or whole numbers, float64.
+
+        Args:
+            rows: ``(n,)`` ascending.
+        """
+        adjacent = len(rows) > 0 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all())
+        found = self.read(slice(int(rows[0]), int(rows[-1]) + 1) if adjacent else rows)
+        found = found.astype(np.float32 if found.dtype in (np.float16, np.float32) else np.float64)
+        found = found.reshape(len(rows), max(1, self.views), self.width)
+        return np.pad(found, ((0, 0), (0, 0), (0, self.padding))) if self.padding else found
+
+    def refuse_empty(self) -> None:
+        """Refuses features of which no row says anything: only noise would be released.
+
+        Raises:
+            ArrayError: saying so.
+        """
+        for block in map(self.block, self.blocks()):
+            if bool((np.isfinite(block).all(-1) & (block != 0).any(-1)).any()):
+                return
+        raise ArrayError(
+            f"every row of {self.name} is zero or holds a number that is not finite, so nothing but noise would be released: "
+            f"check how {self.name} was made. [arrays-nothing]"
+        )
+
+
+def rows_of(given: Any, name: str, least: int = 2) -> Rows:
+    """Rows of whatever was given.
+
+    Args:
+        given: see above.
+        name: ``X`` or ``Y``.
+        least: columns.
+
+    Raises:
+        ArrayError: for anything but a matrix of numbers, saying what to do.
+    """
+    if isinstance(given, str | os.PathLike):
+        rows = _of_file(opened(given, name), name)
+    elif given is None:
+        raise ArrayError(f"{name} is missing: expected one row of features for each record, got None. [arrays-none]")
+    elif type(given).__module__.partition(".")[0] == "torch":
+        rows = _of_tensor(given, name)
+    elif hasattr(given, "tocsr"):
+        rows = _of_sparse(given.tocsr(), name)
+    elif hasattr(given, "iloc") and hasattr(given, "columns"):
+        rows = _of_frame(given, name)
+    else:
+        rows = _of_array(given, name)
+    _refuse_shape(rows, least)
+    return rows
+
+
+def _of_file(found: Opened, name: str) -> Rows:
+    return replace(_of_array(found.features, name), names=found.names)
+
+
+def _of_tensor(given: Any, name: str) -> Rows:
+    import torch
+
+    if not isinstance(given, torch.Tensor) or given.is_complex() or given.layout != torch.strided:
+        raise ArrayError(f"{name} is {described(given)}: expected a dense tensor of real numbers. [arrays-tensor]")
+    tensor = given.detach()
+
+    def read(rows: Any) -> np.ndarray:
+        some = tensor[rows if isinstance(rows, slice) else torch.from_numpy(rows).to(tensor.device)].cpu()
+        return (some.float() if some.dtype in (torch.bfloat16, torch.float16) else some).numpy()
+
+    return Rows(name, tuple(tensor.shape), read)
+
+
+def _of_sparse(given: Any, name: str) -> Rows:
+    _refuse_type(given.dtype, name)
+    return Rows(name, tuple(given.shape), lambda rows: given[rows].toarray())
+
+
+def _of_frame(given: Any, name: str) -> Rows:
+    for column, kind in given.dtypes.items():
+        if getattr(kind, "kind", "O") not in "biuf":
+            raise ArrayError(
+                f"column '{column}' of {name} holds {kind}: expected numbers in every column. Drop it; a column of vectors, as "
+                f"`dpfed embed` writes it, is given as the file itself, or by np.stack(frame['{column}']). [arrays-column]"
+            )
+    columns = tuple(given.columns) if all(isinstance(column, str) for column in given.columns) else None
+    exact = np.result_type(*(getattr(kind, "numpy_dtype", kind) for kind in given.dtypes)) if given.shape[1] else np.float64
+    kind = exact if np.dtype(exact).kind == "f" else np.float64
+
+    def read(rows: Any) -> np.ndarray:
+        return given.iloc[rows].to_numpy(dtype=kind, na_value=np.nan)
+
+    return Rows(name, tuple(given.shape), read, columns=columns)
+
+
+def _of_array(given: Any, name: str) -> Rows:
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise _no_matrix(name, error) from error
+    if array.dtype.kind in "OSU":
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise _no_matrix(name, error) from error
+    _refuse_type(array.dtype, name)
+    return Rows(name, array.shape, lambda rows: array[rows])
+
+
+def _no_matrix(name: str, error: Exception) -> ArrayError:
+    return ArrayError(
+        f"{name} is not a matrix of numbers ({error}): give an array of shape (rows, columns); of a list of vectors, "
+        f"np.stack(list) makes one. [arrays-not-numbers]"
+    )
+
+
+def _refuse_type(kind: np.dtype, name: str) -> None:
+    if kind.kind == "c":
+        raise ArrayError(f"Complex data not supported: {name} holds {kind}; give real numbers. [arrays-complex]")
+    if kind.kind not in "biuf":
+        raise ArrayError(f"{name} holds {kind}: expected numbers. [arrays-type]")
+
+
+def _refuse_shape(rows: Rows, least: int) -> None:
+    name, shape = rows.name, rows.shape
+    if len(shape) not in (2, 3):
+        raise ArrayError(
+            f"{name} has the shape {shape}: expected (rows, columns), or, for several views of each record, (rows, views, "
+            "columns). Reshape your data; of labels, give one column for each class (1 or 0). [arrays-shape]"
+        )
+    if shape[-1] < least:
+        raise ArrayError(
+            f"{name} has {shape[-1]} feature(s) (shape={shape}) while a minimum of 2 is required: every row is brought to unit "
+            "length, which leaves of one number its sign. Give more columns, such as one for each class. [arrays-one-column]"
+        )
+    if shape[-1] > _MOST_COLUMNS:
+        raise ArrayError(
+            f"{name} has {shape[-1]:,} columns, and the guarantee is proven for {_MOST_COLUMNS:,} at most: project it with a "
+            "public matrix first, such as sklearn.random_projection's with a fixed random_state. [arrays-wide]"
+        )
+    if len(shape) == 3 and not 2 <= shape[1] <= 64:
+        raise ArrayError(f"{name} has {shape[1]} views of each record: expected 2 to 64, which are compared. [arrays-views]")

@@ -1,0 +1,96 @@
+"""The Python source of a module, found without importing it: what a stranger names must not run when somebody looks at it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a module's code is.
+
+    Attributes:
+        file: of the module.
+        package: the folder of the outermost package that it belongs to; ``None``: the module stands alone.
+    """
+
+    file: Path
+    package: Path | None
+
+    def digest(self) -> str:
+        """SHA-256 over all Python files of the package, with their names; of a module that stands alone, over its file.
+
+        Compiled parts, data files, and other packages that it imports are not read.
+
+        Raises:
+            OSError: for a file that cannot be read.
+        """
+        if self.package is None:
+            return _digest([(self.file.name, self.file)])
+        files = (Path(folder) / name for folder, _, names in os.walk(self.package) for name in names if name.endswith(".py"))
+        return _digest(sorted((file.relative_to(self.package).as_posix(), file) for file in files))
+
+
+def find_source(module: str) -> Source | None:
+    """The source of a module. Modules of the current folder are found last.
+
+    Args:
+        module: its full name.
+
+    Returns:
+        Where it is; ``None``: there is none, or it is compiled.
+    """
+    top, *rest = module.split(".")
+    spec = _spec(top)
+    if spec is None:
+        return None
+    origin = Path(spec.origin) if spec.has_location and spec.origin else None
+    places: Iterable[Path] = [Path(place) for place in spec.submodule_search_locations or ()]
+    package = origin.parent if origin and origin.name == "__init__.py" else None
+    for name in rest:
+        found = next(_below(places, name), None)
+        if found is None:
+            return None
+        if found.name == "__init__.py":
+            package = package or found.parent
+        origin = found if found.is_file() else None
+        places = [found.parent if found.is_file() else found] if found.suffix != ".py" or found.name == "__init__.py" else []
+    if origin is None or origin.suffix != ".py" or not origin.is_file():
+        return None
+    return Source(origin.resolve(), None if package is None else package.resolve())
+
+
+def _spec(top: str) -> ModuleSpec | None:
+    """Of a module without a parent: its finders look for files and run none of them."""
+    for finder in sys.meta_path:
+        with contextlib.suppress(ImportError, AttributeError, ValueError):
+            if (spec := finder.find_spec(top, None)) is not None:
+                return spec
+    return PathFinder.find_spec(top, [os.getcwd()])
+
+
+def _below(places: Iterable[Path], name: str) -> Iterator[Path]:
+    """A package, a module or a plain folder of that name, in Python's order, in which compiled modules come first."""
+    for place in places:
+        package = [place / name / f"__init__{suffix}" for suffix in (*EXTENSION_SUFFIXES, ".py")]
+        for file in (*package, *(place / f"{name}{suffix}" for suffix in (*EXTENSION_SUFFIXES, ".py"))):
+            if file.is_file():
+                yield file
+    for place in places:
+        if (place / name).is_dir():
+            yield place / name
+
+
+def _digest(files: Iterable[tuple[str, Path]]) -> str:
+    found = hashlib.sha256()
+    for name, file in files:
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        found.update(f"{name}\0{content}\n".encode())
+    return found.hexdigest()

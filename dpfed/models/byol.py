@@ -1,0 +1,72 @@
+"""An encoder that predicts a slowly moving copy of itself (Grill et al. 2020, "Bootstrap Your Own Latent").
+
+The copy, the target, is an average of weights that were released. So it is post-processing, and costs no privacy. It gets no
+gradient; `dpfed.training.post_processing` moves it after each step.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from dpfed.errors import UserError
+from dpfed.losses.prediction import PredictionHead
+from dpfed.models.contrastive import per_view
+from dpfed.models.own import SimCLR
+
+
+class BYOL(SimCLR):
+    """An image encoder with a projection, a prediction, and a target; for the loss `dpfed.losses.Prediction`.
+
+    The target is a buffer, not a parameter, and checkpoints keep it. It begins equal to the encoder and its projection when
+    the model is first run.
+
+    Args:
+        encoder: any module, images ``(n, C, H, W)`` -> features ``(n, F)``.
+        embedding: D, dimensions of projection and prediction.
+        hidden: width of their hidden layers.
+        decay: of the target's average, in [0, 1): after a step it is decay * target + (1 - decay) * encoder.
+
+    Raises:
+        UserError: for another decay.
+    """
+
+    def __init__(self, encoder: nn.Module, embedding: int = 128, *, hidden: int = 512, decay: float = 0.99) -> None:
+        if not isinstance(decay, float | int) or not 0 <= decay < 1:
+            raise UserError(f"BYOL: expected decay to be a number in [0, 1), got {decay!r}. [model-decay]")
+        head = PredictionHead(embedding, hidden)
+        super().__init__(encoder, head=head, normalize=False)
+        self.decay = float(decay)
+        self.target: nn.Module = nn.Identity()
+
+    def forward(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``{"image": (S, V, C, H, W)}`` -> ``{"image": (S, V, 2 D)}``: the target's projection, and the prediction."""
+        return {"image": per_view(self._embed, views["image"])}
+
+    def _embed(self, images: Tensor) -> Tensor:
+        _, prediction = self.head(self.encoder(images)).chunk(2, dim=1)
+        if isinstance(self.target, nn.Identity):  # now the widths of all layers are known
+            self.target = _frozen(nn.Sequential(self.encoder, self.head.project))  # type: ignore[arg-type]
+        with torch.no_grad():
+            aim = self.target(images)
+        return torch.cat([aim, prediction], dim=1)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Moves the target towards the encoder."""
+        moving = nn.Sequential(self.encoder, self.head.project).state_dict()  # type: ignore[arg-type]
+        for name, value in self.target.state_dict().items():
+            if value.is_floating_point():
+                value.lerp_(moving[name], 1 - self.decay)
+
+
+def _frozen(module: nn.Module) -> nn.Module:
+    """A copy whose parameters are buffers."""
+    frozen = copy.deepcopy(module)
+    for part in frozen.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            delattr(part, name)
+            part.register_buffer(name, parameter.detach())
+    return frozen

@@ -1,0 +1,79 @@
+"""Supervised contrast inside one group (Khosla et al. 2020, "Supervised Contrastive Learning", the loss L_out).
+
+All views of records of one class attract each other, and those of other classes repel them. It reads which records of a group
+share a class, and nothing else of the labels (`dpfed.objectives.classes`).
+Shapes: S records in the group (padding included), V image views, D embedding dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from dpfed.objectives.objective import ContrastOptions, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ABSENT = -1e9  # finite, as for InfoNCE
+
+
+class Options(ContrastOptions):
+    """With the name of the label."""
+
+    label: str | None = Field(None, description="which label of the records says their class; default: the only one")
+
+
+def group_loss(
+    embeddings: dict[str, Tensor],
+    present: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None = None,
+    *,
+    options: Options | None = None,
+) -> Tensor:
+    """The loss of one group.
+
+    Args:
+        embeddings: ``{"image": (S, V, D)}`` with V >= 2, L2-normalised, and ``"label": (S,)`` int64, equal where two records
+            share a class.
+        present: ``(S,)`` bool, False for padding.
+        temperature: scalar.
+        bias: ignored: a softmax does not see what is added to every logit.
+        options: ignored: model and views have them.
+
+    Returns:
+        Scalar: the sum over the records that are present of the mean over their views; 0 for a group of one, if V = 2.
+    """
+    import torch
+
+    images, label = embeddings["image"], embeddings["label"]
+    views = images.shape[1]
+    z, there = images.flatten(0, 1), present.repeat_interleave(views)
+    alike = (label[:, None] == label[None]).repeat_interleave(views, 0).repeat_interleave(views, 1)
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    others = there[None] & ~itself
+    similarity = z @ z.T / temperature
+    logits = similarity.masked_fill(~others, _ABSENT)
+    positive = alike & others
+    attraction = torch.where(positive, similarity, 0.0).sum(1) / positive.sum(1).clamp(min=1)
+    losses = torch.logsumexp(logits, 1) - attraction
+    return torch.where(there, losses, 0.0).sum() / views
+
+
+def _range(options: Options, records: int) -> float:
+    """Twice the loss of a guess among all other views."""
+    return 2 * math.log(max(2, (options.augmentations + 2) * records - 1))
+
+
+OBJECTIVE = Objective(
+    title="softmax contrast by classes",
+    loss=group_loss,
+    options=Options,
+    range=_range,
+    images_only=True,
+    least=2,
+    reads_labels=True,
+)

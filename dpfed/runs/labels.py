@@ -1,0 +1,53 @@
+"""Which label of the records a loss reads, and refusals where it cannot."""
+
+from __future__ import annotations
+
+from dpfed.config import Config
+from dpfed.data.record_set import RecordSet
+from dpfed.errors import UserError
+from dpfed.objectives import GroupLoss
+from dpfed.objectives.own import OwnLoss
+from dpfed.privacy.method import method_named
+
+
+def label_of(config: Config, loss: GroupLoss, records: RecordSet) -> str | None:
+    """The label that the loss of one group reads; ``None``: it reads none.
+
+    Args:
+        config: of the run.
+        loss: of one group.
+        records: of the run.
+
+    Raises:
+        UserError: for records without labels, or with several and no word which; for a method that hands a loss none.
+    """
+    if isinstance(loss, OwnLoss):
+        reads, wanted = loss.reads_labels, getattr(loss.function, "label", None)
+        name, key = getattr(loss.function, "__name__", type(loss.function).__name__), "the loss's attribute 'label'"
+    else:
+        reads, wanted = config.objective.loss.reads_labels, config.objective.label
+        name, key = f"'{config.objective.name}'", "objective.label"
+    if not reads:
+        return None
+    if not isinstance(loss, OwnLoss) and config.objective.loss.images_only and config.model.reads_text:
+        raise UserError(f"the loss {name} compares images, and this model reads text, too: give one tower. [loss-labels-text]")
+    method = method_named(config.bounding.method)
+    if not method.picks_engine or method.public_records:
+        raise UserError(
+            f"the loss {name} reads labels, and bounding.method = '{method.name}' hands it none: set bounding.method = "
+            "'group'. [loss-labels-method]"
+        )
+    there = sorted(records.labels)
+    if not there:
+        raise UserError(
+            f"the loss {name} compares records by their class, and {records.name} has no labels: give Records(label=...), or "
+            "import records with labels. [loss-labels-none]"
+        )
+    if wanted is None and len(there) == 1:
+        return there[0]
+    if wanted not in there:
+        said = "does not say which label of" if wanted is None else f"reads the label {wanted!r}, which is none of"
+        raise UserError(
+            f"the loss {name} {said} {records.name} ({', '.join(there)}): set {key} to one of them. [loss-labels-which]"
+        )
+    return wanted

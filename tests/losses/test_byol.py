@@ -1,0 +1,96 @@
+"""BYOL's target: an average of released weights alone, which no gradient reaches and which a resumed run finds again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import dpfed
+from dpfed.losses import Prediction, PredictionHead
+from dpfed.models.parameters import TrainableVector
+from tests.own_parts import SIDE, Pictures, augment, encoder
+
+DECAY = 0.7
+
+
+def byol(decay=DECAY):
+    torch.manual_seed(4)
+    return dpfed.BYOL(encoder(), 6, hidden=8, decay=decay)
+
+
+def moving(model):
+    return nn.Sequential(model.encoder, model.head.project).state_dict()
+
+
+def test_the_target_begins_as_the_encoder_and_is_no_parameter():
+    model = byol()
+    views = {"image": torch.randn(3, 2, 3, SIDE, SIDE)}
+    found = model(views)["image"]
+    assert found.shape == (3, 2, 12)
+    projection, prediction = dpfed.SimCLR(model.encoder, head=model.head, normalize=False)(views)["image"].chunk(2, dim=2)
+    torch.testing.assert_close(found, torch.cat([projection, prediction], dim=2))
+    plain = dpfed.SimCLR(encoder(), head=PredictionHead(6, 8))
+    plain(views)
+    assert TrainableVector(model).numel == sum(one.numel() for one in plain.parameters() if one.requires_grad)
+    assert all(torch.equal(value, moving(model)[name]) for name, value in model.target.state_dict().items())
+    Prediction()(found).backward()
+    assert all(not buffer.requires_grad for buffer in model.buffers())
+
+
+@pytest.mark.parametrize("decay", [1.0, -0.1, "much", None])
+def test_a_decay_that_cannot_be_is_refused(decay):
+    with pytest.raises(dpfed.UserError, match="model-decay"):
+        dpfed.BYOL(encoder(), decay=decay)
+
+
+class Follows(dpfed.Callback):
+    """Computes the target from the weights that are released, and nothing else."""
+
+    every = 1
+
+    def __init__(self, model, stop=None):
+        self.model, self.stop, self.aim = model, stop, None
+
+    def on_step(self, step):
+        now = {name: value.clone() for name, value in moving(self.model).items()}
+        if self.aim is not None:
+            self.aim = {name: DECAY * self.aim[name] + (1 - DECAY) * value for name, value in now.items()}
+        if step.done == self.stop:
+            raise KeyboardInterrupt
+
+
+def train(folder, callback=None, model=None):
+    model = model or byol()
+    trainer = dpfed.Trainer(
+        model,
+        dpfed.Records(Pictures(80), workers=0),
+        views=dpfed.Views(augment(), count=2),
+        loss=Prediction(),
+        privacy=dpfed.Privacy(noise_multiplier=1.0, batch=24, steps=5, group_size=6, accountant="rdp", seed=1),
+        optimizer={"name": "sgd", "learning_rate": 0.1},
+        callbacks=[callback] if callback else [],
+        settings={"training": {"checkpoint_every": 2}},
+        progress=False,
+    )
+    trainer.fit(folder)
+    return model.target.state_dict()
+
+
+def test_the_target_follows_what_is_released_and_nothing_else(tmp_path):
+    model = byol()
+    model({"image": torch.zeros(2, 2, 3, SIDE, SIDE)})
+    follows = Follows(model)
+    follows.aim = {name: value.clone() for name, value in moving(model).items()}
+    found = train(tmp_path / "run", follows, model)
+    for name, value in found.items():
+        torch.testing.assert_close(value, follows.aim[name])
+
+
+def test_a_run_that_was_interrupted_finds_its_target_again(tmp_path):
+    whole = train(tmp_path / "whole")
+    model = byol()
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", Follows(model, stop=3), model)
+    resumed = train(tmp_path / "run")
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
