@@ -29,7 +29,7 @@ def pairs(request, tiny_moments, tmp_path):
     tree = frozen(kept, tmp_path) | {"evaluation": {"split": "none"}}
     del tree["adaptation"], tree["views"], tree["model"]["embedding"]
     tree["data"] = {name: value for name, value in tree["data"].items() if name != "size"}
-    tree["bounding"] = {"method": "moments", "options": {"dimensions": 12}}
+    tree["bounding"] = {"method": "moments", "options": {"dimensions": 12, "basis": "random"}}
     return tree | {"privacy": {"epsilon": 6.0, "seed": 3, "noise": request.param}}
 
 

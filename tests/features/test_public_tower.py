@@ -24,7 +24,10 @@ def towers(tmp_path):
 
 def test_files_hold_what_a_run_on_the_store_reads(tiny_moments, towers, shapes, dpfed, tmp_path):
     kept = {name: tiny_moments[name] for name in ("name", "data", "training")}
-    tree = frozen(kept, tmp_path) | {"evaluation": {"split": "none"}, "bounding": {"method": "moments"}}
+    tree = frozen(kept, tmp_path) | {
+        "evaluation": {"split": "none"},
+        "bounding": {"method": "moments", "options": {"basis": "random"}},
+    }
     del tree["adaptation"], tree["views"], tree["model"]["embedding"]
     tree["data"] = {name: value for name, value in tree["data"].items() if name != "size"}
     parts = build(parse_config(tree | {"privacy": {"epsilon": 8.0}}), Randomness.from_seed(3))
