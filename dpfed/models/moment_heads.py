@@ -73,8 +73,6 @@ class MomentNoise:
 
 def centres(layout: MomentLayout, noise: MomentNoise, moments: Moments) -> Tensor:
     """What is subtracted from unit features, ``(n, k)`` float64, of the released means."""
-    if noise.leaves_public(layout.towers):
-        return torch.zeros_like(moments.means, dtype=torch.float64)
     return torch.stack([noise.shrunk(mean.double(), layout.scales[0]) for mean in moments.means])
 
 

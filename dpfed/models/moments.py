@@ -123,6 +123,8 @@ class MomentHeads(nn.Module):
         with torch.inference_mode(False):
             moments = self.layout.decoded(released.clone().double().cpu())
             own = centres(self.layout, self.noise, moments)
+            if self.noise.leaves_public(self.layout.towers):
+                own = torch.zeros_like(own)
             matrices = heads(self.layout, self.noise, moments, self.aligned)
             made: dict[Side, Head] = {}
             for side, centre, matrix in zip(SIDES, own, matrices, strict=False):

@@ -97,7 +97,9 @@ def test_the_order_of_the_rows_changes_no_bit():
 
 
 def test_an_engine_that_does_not_bound_a_row_is_seen(monkeypatch):
-    monkeypatch.setattr(MomentsEngine, "_unit", lambda self, tower, features: features.double() @ tower[0].T / tower[1] * 9)
+    monkeypatch.setattr(
+        MomentsEngine, "_unit", lambda self, tower, features: features.double() @ tower.matrix.T / tower.fine * 9
+    )
     x, y = two_views(N, (24, 24))
     assert max(moved(x, y, None, slice(0, -1), None)) > 1
 

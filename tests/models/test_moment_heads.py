@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from dpfed.models.basis import random_basis
+from dpfed.models.basis import random_bases, random_basis
 from dpfed.models.moment_heads import MomentNoise, centres, heads
 from dpfed.models.moment_layout import MomentLayout, Moments
+from dpfed.models.moments import MomentHeads
 
 K, N = 10, 500
 
@@ -99,8 +100,12 @@ def test_few_images_alone_leave_the_public_tower():
     layout, moments = MomentLayout(K, 1, 0.05, 0.8), moments_of(towers=1)
     for records, left in ((999, True), (1000, False)):
         noise = MomentNoise(records, 0.1, fewest=1000)
-        matrix, centre = heads(layout, noise, moments, True)[0], centres(layout, noise, moments)
-        assert (torch.equal(matrix, torch.eye(K, dtype=torch.float64)) and not centre.any()) == left
+        made = MomentHeads(layout, noise, random_bases((K,), K, True), True)
+        with torch.no_grad():
+            for step in (0, 1):
+                made.released[layout.place(step)] = layout.encoded(step, moments).float()
+        head = made.head("image")
+        assert (torch.equal(head.matrix, torch.eye(K)) and not head.centre.any()) == left
     assert not MomentNoise(999, 0.1, fewest=1000).leaves_public(2)
 
 
