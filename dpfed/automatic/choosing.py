@@ -103,7 +103,7 @@ def choose(request: Request, progress: Progress | None = None) -> Chosen:
         given=given,
     )
     choices = list(before_import(situation))
-    store = _imported(choices, situation, progress)
+    store, situation = _imported(choices, situation, progress)
     unit = _merged(choices, given).get("privacy.unit", "record")
     situation = _counted(situation, store, unit)
     choices += after_import(situation)
@@ -124,17 +124,18 @@ def _towers(request: Request, found: Survey, device: str, given: dict[str, Any])
     return towers_at_hand(reads_text) or small_towers(reads_text, device, found.records)
 
 
-def _imported(choices: list[Choice], situation: Situation, progress: Progress) -> RecordStore:
-    """The records, imported if they are not a store yet."""
+def _imported(choices: list[Choice], situation: Situation, progress: Progress) -> tuple[RecordStore, Situation]:
+    """The records, imported if they are not a store yet; and the situation with the size of the images."""
     keys = _merged(choices, {**situation.towers.keys, **situation.given})
     keys = {key: value for key, value in keys.items() if key.startswith(("data.", "model."))}
     config = resolve_model_defaults(Config.unchecked(**_tree(keys)).effective())
     try:
-        return records_of(config, import_progress(progress), progress.note)
+        store = records_of(config, import_progress(progress), progress.note)
     except UserError as error:
         if error.code == "record-unreadable":
             error.command = f"`dpfed data import {config.data.path} STORE --skip-broken`, and then --data STORE."
         raise
+    return store, dataclasses.replace(situation, size=config.data.size or situation.size)
 
 
 def _counted(situation: Situation, store: RecordStore, unit: Unit) -> Situation:

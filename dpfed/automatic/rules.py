@@ -61,6 +61,7 @@ class Situation:
         given: what the user set, by dotted key.
         records: N, training records; ``None``: not known before the import.
         held_out: split that is measured, or ``"none"``.
+        size: side of the images that the model reads, pixels.
         budgeted: the records have a lifetime budget, which does not cover figures of training labels.
     """
 
@@ -74,6 +75,7 @@ class Situation:
     records: int | None = None
     held_out: str = "none"
     budgeted: bool = False
+    size: int = _LARGER
 
     @property
     def reads_text(self) -> bool:
@@ -215,9 +217,13 @@ def _training(situation: Situation, method: str) -> Iterator[Choice]:
     why = f"one of {_PART} records a step, at most {most:,}; epsilon and N decide what noise leaves, far more than B and T do"
     plan = {"privacy.batch": batch, "privacy.steps": _STEPS}
     yield Choice("plan", f"B = {batch:,}, T = {_STEPS}", why, plan)
-    rate = 2e-3 if adapters or not pairs else 3e-3
+    if adapters:
+        small = situation.size <= _LARGER
+        rate, why = (8e-3, "the best for adapters of small towers") if small else (2e-3, "not measured for towers of this size")
+    else:
+        rate, why = (3e-3 if pairs else 2e-3), "the best of our recipes' rates"
     optimizer = {"optimizer.name": "adam", "optimizer.learning_rate": rate, "optimizer.schedule": "cosine"}
-    yield Choice("optimizer", f"Adam, {rate:g}, cosine", "the best of our recipes' rates", optimizer)
+    yield Choice("optimizer", f"Adam, {rate:g}, cosine", why, optimizer)
     temperature = 0.1 if adapters else 0.2
     keys: dict[str, Any] = {"objective.temperature": temperature}
     if not pairs:
