@@ -3,7 +3,7 @@
     python -m benchmarks.automatic WORK CIFAR10 [DRAWS]
 
 CIFAR-10 is a folder of Parquet files. Runs stay in WORK, and an interrupted command continues there. Sets of pictures behind
-frozen towers are not trained again: there the choice is the recipe itself, and ``moments.json`` has what it reaches. It writes
+frozen towers are not trained again: there the choice is the recipe itself, and ``moment-basis.json`` has what it reaches. It writes
 ``benchmarks/results/automatic.json``.
 """
 
@@ -116,9 +116,9 @@ def reached(cell: Cell, work: Path, draws: int) -> dict[str, Any]:
 def predicted_moments() -> list[dict[str, Any]]:
     """Of sets behind frozen towers: what is expected of each cell that was measured."""
     rows = []
-    for name, found in figures("moments")["sets"].items():
+    for name, found in figures("moment-basis")["sets"].items():
         for row in found["rows"]:
-            if row["method"] == "moments" and found["measure"] == "R@10":
+            if row["basis"] == "generated" and row["epsilon"] and found["measure"] == "R@10":
                 said = recall_of_moments(row["records"], _noise(row["records"], row["epsilon"]), found["held out"])
                 after = 100 * sum(row["figures"]) / len(row["figures"])
                 facts = {"set": name, "records": row["records"], "epsilon": row["epsilon"]}

@@ -233,6 +233,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name 
         "objectives": objectives,
         "losses": losses,
         "automatic": automatic_tables.trained,
+        "automatic-hits": automatic_tables.hit,
         "logit": logit,
         "ladder": ladder,
         "noise-only": noise_only,
@@ -257,7 +258,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name 
         "budget": budget,
         "membership": membership,
     },
-    "docs/automatic.md": {"automatic": automatic_tables.hit},
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from dpfed.automatic.towers import SUGGESTED
 from dpfed.config import Config
 from dpfed.errors import UserError
+from dpfed.models.moment_heads import FEWEST_IMAGES
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.runs.moment_forecast import kept_by
@@ -20,12 +21,11 @@ from dpfed.runs.moment_forecast import kept_by
 _AMONG = 10  # R@10
 _OTHERWISE = 8.0  # an epsilon to compare with
 _ERROR, _ERROR_OF_IMAGES = 8.0, 2.0  # points
-# Without noise, heads between towers reach about 51 + 27 log10 N - 34 log10 C percent.
-_WHOLE, _OF_RECORDS, _OF_CANDIDATES, _MOST = 51.0, 27.0, 34.0, 95.0
+# Without noise, heads between towers reach about 72 + 19 log10 N - 34 log10 C percent.
+_WHOLE, _OF_RECORDS, _OF_CANDIDATES, _MOST = 72.0, 19.0, 34.0, 95.0
 # N times epsilon: where pairs from random weights reach half of what they can, and where images begin to gain.
 _HALF_OF_PAIRS, _POWER_OF_PAIRS = 60_000.0, 2.0
 _NOTHING_BELOW, _GAIN = 2_000.0, 1.0
-_FEW_IMAGES = 2_000
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ def expected(config: Config, plan: PrivacyPlan, held_out: int, pretrained: str) 
         return Expectation(None, None, None, None, "no guarantee, and no noise: what the model can learn without privacy")
     if config.model.reads_text:
         if closed_form and pretrained == "unaligned":
-            return _of_moments(plan, held_out)
+            return _of_moments(plan, held_out, config.bounding.options.get("basis") != "random")
         if pretrained == "aligned":
             return _of_aligned(strength, held_out, closed_form)
         return _of_pairs(strength, held_out)
     return _of_frozen_images(records) if closed_form else _of_images(strength, pretrained)
 
 
-def recall_of_moments(records: int, noise_multiplier: float, held_out: int) -> float:
+def recall_of_moments(records: int, noise_multiplier: float, held_out: int, public: bool = True) -> float:
     """R@10 in percent, mean of both directions, of private moments between towers that were never aligned.
 
     Without noise it grows with N and falls with the number of candidates; noise leaves a part of it (`kept_by`).
@@ -91,10 +91,11 @@ def recall_of_moments(records: int, noise_multiplier: float, held_out: int) -> f
         records: N.
         noise_multiplier: sigma.
         held_out: records that retrieval chooses among.
+        public: whether the basis is made of public features, as by default.
     """
     chance = min(100.0, 100 * _AMONG / held_out)
     whole = _WHOLE + _OF_RECORDS * math.log10(records) - _OF_CANDIDATES * math.log10(max(held_out, 2 * _AMONG))
-    return chance + kept_by(records, noise_multiplier, held_out, public=True) * (min(_MOST, max(chance, whole)) - chance)
+    return chance + kept_by(records, noise_multiplier, held_out, public) * (min(_MOST, max(chance, whole)) - chance)
 
 
 def gain_of_images(strength: float) -> float:
@@ -118,17 +119,18 @@ def recall_of_pairs(strength: float, held_out: int) -> float:
     return chance + (_MOST - chance) * odds / (1 + odds)
 
 
-def _of_moments(plan: PrivacyPlan, held_out: int) -> Expectation:
+def _of_moments(plan: PrivacyPlan, held_out: int, public: bool) -> Expectation:
     records, epsilon = plan.sampling.records, plan.epsilon()
     before = min(100.0, 100 * _AMONG / held_out)
-    after = recall_of_moments(records, plan.noise.multiplier, held_out)
+    after = recall_of_moments(records, plan.noise.multiplier, held_out, public)
     if after - before < 1:
         need = f"about {_rounded(records * _OTHERWISE / epsilon)} records, or epsilon {_OTHERWISE:g}, would help"
         said = f"nothing: {records:,} records at epsilon {epsilon:.3g} leave the public towers as they are; {need}"
         return Expectation("R@10", before, before, _ERROR, said)
     said = f"R@10 from {before:.0f} to about {after:.0f} %, among {held_out:,} held-out records, give or take {_ERROR:.0f}"
     if (other := _at(plan, _OTHERWISE)) is not None and epsilon < 0.7 * _OTHERWISE:
-        said = f"{said}; at epsilon {_OTHERWISE:g} about {recall_of_moments(records, other.noise.multiplier, held_out):.0f} %"
+        better = recall_of_moments(records, other.noise.multiplier, held_out, public)
+        said = f"{said}; at epsilon {_OTHERWISE:g} about {better:.0f} %"
     return Expectation("R@10", before, after, _ERROR, said)
 
 
@@ -153,7 +155,7 @@ def _of_pairs(strength: float, held_out: int) -> Expectation:
 
 
 def _of_frozen_images(records: int) -> Expectation:
-    gain = 0.0 if records < _FEW_IMAGES else 1.0
+    gain = 0.0 if records < FEWEST_IMAGES else 1.0
     said = "the public tower's own figures, and about a point more" if gain else "the public tower's own figures: nothing more"
     return Expectation("k-NN and linear probe", None, gain, _ERROR_OF_IMAGES, said)
 

@@ -23,7 +23,7 @@ _ENOUGH_FOR_GROUPS = 20_000
 # With more, adapters learn more from aligned towers than moments do.
 _ENOUGH_FOR_ADAPTERS = 2_000
 _MANY_FOR_A_GPU = 50_000  # records
-_PART = 8  # one of so many records is drawn for a step
+_PART = 5  # one of so many records is drawn for a step
 _STEPS = 100
 
 
@@ -222,8 +222,9 @@ def _training(situation: Situation, method: str) -> Iterator[Choice]:
         rate, why = (8e-3, "the best for adapters of small towers") if small else (2e-3, "not measured for towers of this size")
     else:
         rate, why = (3e-3 if pairs else 2e-3), "the best of our recipes' rates"
-    optimizer = {"optimizer.name": "adam", "optimizer.learning_rate": rate, "optimizer.schedule": "cosine"}
-    yield Choice("optimizer", f"Adam, {rate:g}, cosine", why, optimizer)
+    schedule = "constant" if pairs else "cosine"
+    optimizer = {"optimizer.name": "adam", "optimizer.learning_rate": rate, "optimizer.schedule": schedule}
+    yield Choice("optimizer", f"Adam, {rate:g}, {schedule}", why, optimizer)
     temperature = 0.1 if adapters else 0.2
     keys: dict[str, Any] = {"objective.temperature": temperature}
     if not pairs:

@@ -21,7 +21,7 @@ def test_a_plan_is_that_of_all_sites_records_together(dpfed, tmp_path):
     config = load_config(file)
     assert config.privacy.epsilon == 3
     assert config.model.kind == "image-text"
-    assert config.privacy.batch == 625
+    assert config.privacy.batch == 1_000
 
 
 def test_two_sites_get_no_masks_that_each_could_take_off():

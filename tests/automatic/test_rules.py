@@ -59,7 +59,7 @@ def test_every_choice_is_a_plan_that_can_be_accounted(records, epsilon, kind, de
     if records <= 45_000:
         assert plan_of(records, config).epsilon() <= epsilon * (1 + 1e-6)
     else:  # the same, but for the search of the noise, which takes seconds
-        assert 2 <= config.privacy.batch <= records / 8 or method_named(config.bounding.method).closed_form
+        assert 2 <= config.privacy.batch <= records / 5 or method_named(config.bounding.method).closed_form
 
 
 def test_what_the_user_sets_is_taken_and_said():
