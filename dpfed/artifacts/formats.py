@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load, save_file
+from torch import Tensor
 
 from dpfed.artifacts.model_card import loading_code
 from dpfed.errors import UserError, nearest
@@ -97,7 +98,8 @@ def _transformers(source: Path, dest: Path, description: dict[str, Any]) -> str:
 
 def _state_dict(source: Path, dest: Path, description: dict[str, Any]) -> str:
     """All weights by the names that they have in the model, and what builds it."""
-    model, tensors = ModelConfig.model_validate(description["model"]), {}
+    model = ModelConfig.model_validate(description["model"])
+    tensors: dict[str, Tensor] = {}
     for part in described_parts(model, description):
         if part is not HEADS:
             found = load(part.read(source, description))
@@ -112,14 +114,14 @@ def _state_dict(source: Path, dest: Path, description: dict[str, Any]) -> str:
         build += f"encoder = {name}(**{model.options!r})  # or your arguments\n"
         return f"{build}encoder.load_state_dict({own})"
     if model.timm is not None:
-        part = own.replace(prefix, f"{prefix}timm.")
+        tower = own.replace(prefix, f"{prefix}timm.")
         library, _, name = model.timm.rpartition("/")
         size = description["image_size"]
         stock = json.loads((source / TIMM_CONFIG).read_text(encoding="utf-8"))
         fixed = f", img_size={size}" if not library and stock["pretrained_cfg"]["fixed_input_size"] else ""
         made = f"torchvision.models.{name}()" if library else f"timm.create_model({name!r}, num_classes=0{fixed})"
         strict = ", strict=False" if library else ""
-        return f"import {library or 'timm'}\n{reading}encoder = {made}\nencoder.load_state_dict({part}{strict})"
+        return f"import {library or 'timm'}\n{reading}encoder = {made}\nencoder.load_state_dict({tower}{strict})"
     encoder = (
         "from dpfed.models.building import build_model\nfrom dpfed.models.options import ModelConfig\n"
         f"from dpfed.objectives import ObjectiveConfig\n{reading}"

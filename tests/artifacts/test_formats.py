@@ -7,6 +7,9 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 
 from dpfed.artifacts.formats import HOW, write_format
 from dpfed.config import ModelConfig, ObjectiveConfig, ViewsConfig, parse_config
@@ -137,3 +140,19 @@ def test_a_text_tower_is_one_of_transformers(tiny, tmp_path):
     with torch.no_grad():
         image = AutoModel.from_pretrained(tmp_path / "out").eval()(pixel_values=pixels).pooler_output
         assert torch.allclose(image, model.features(pixels), atol=1e-5)
+
+
+def test_an_encoder_is_a_step_of_a_pipeline(tmp_path):
+    saved(tmp_path / "model")
+    encoder = load(tmp_path / "model")
+    images = [picture for _ in range(20) for picture in pictures()]
+    labels = [picture.mode == "L" for picture in images]
+    step = encoder.transformer()
+    assert np.allclose(step.set_params(batch=7).transform(images), encoder.features(images).numpy(), atol=1e-5)
+    whole = make_pipeline(clone(step), LogisticRegression(max_iter=500)).fit(images, labels)
+    assert whole.predict(images[:4]).shape == (4,)
+    assert np.allclose(
+        encoder.transformer(contrast=True).fit_transform(images[:3]), encoder.embed_images(images[:3]), atol=1e-5
+    )
+    with pytest.raises(UserError, match="model-no-image"):
+        step.transform([])
