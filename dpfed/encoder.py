@@ -23,8 +23,9 @@ from dpfed.models.inputs import Pictures, square_images, texts
 from dpfed.models.moments import features_of
 from dpfed.paths import path_of
 
-if TYPE_CHECKING:  # pictures of a report need matplotlib
+if TYPE_CHECKING:  # pictures of a report need matplotlib, and scikit-learn takes a second
     from dpfed.data.store.records import RecordStore
+    from dpfed.features.pictures import PictureFeatures
     from dpfed.report.gallery import Gallery
 
 
@@ -74,6 +75,16 @@ class Encoder:
         if self._tokenizer is None:
             raise UserError("this encoder has no text tower: it was trained with model.kind = 'image'. [model-folder-no-text]")
         return method_of(self.model, "embed_text")(self._tokenizer(texts(captions)).to(self._device))
+
+    def transformer(self, contrast: bool = False) -> PictureFeatures:
+        """This encoder as a transformer of scikit-learn, which reads lists of pictures.
+
+        Args:
+            contrast: `embed_images` in the place of `features`.
+        """
+        from dpfed.features.pictures import PictureFeatures
+
+        return PictureFeatures(self, contrast)
 
     def gallery(self, store: RecordStore, config: Config) -> Gallery | None:
         """Pictures of a public store as the model sees them: search by text, neighbours, and a map; else ``None``.

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.formats import write_format
 from dpfed.artifacts.model_card import model_card
 from dpfed.errors import UserError
 from dpfed.files.atomic import new_folder
@@ -22,7 +23,9 @@ def about_images(folder: str | Path) -> str:
     return f"{BLACK_BORDERS} config.json says under dpfed what reproduces them; the page of --hub has it as code."
 
 
-def export_model(folder: str | Path, dest: str | Path, hub: bool = False, license: str | None = None) -> list[Path]:
+def export_model(
+    folder: str | Path, dest: str | Path, hub: bool = False, license: str | None = None, format: str | None = None
+) -> list[Path]:
     """Copies the model of a finished run; the copy has the time of copying.
 
     Args:
@@ -30,6 +33,8 @@ def export_model(folder: str | Path, dest: str | Path, hub: bool = False, licens
         dest: a folder to make.
         hub: with a page for the Hugging Face hub, ``README.md`` (`dpfed.artifacts.model_card`).
         license: of the weights, for that page.
+        format: of another library (`dpfed.artifacts.formats`), with a text that says how it is loaded; ``None``: all that
+            `dpfed.load` reads.
 
     Returns:
         The files that were written.
@@ -44,11 +49,16 @@ def export_model(folder: str | Path, dest: str | Path, hub: bool = False, licens
         raise UserError(f"{dest} exists already; choose another destination or delete it first. [export-exists]")
     if license is not None and not hub:
         raise UserError("--license is for the page that --hub makes: add --hub, or leave it out. [export-license-unused]")
+    if format is not None and hub:
+        raise UserError("--hub writes a page for dpfed's own folder: leave --format or --hub out. [export-format-hub]")
     page = model_card(run, license) if hub else None
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(dest) as draft:
-            shutil.copytree(run.model, draft, dirs_exist_ok=True)
+            if format is None:
+                shutil.copytree(run.model, draft, dirs_exist_ok=True)
+            else:
+                write_format(format, run.model, draft)
             if page is not None:
                 (draft / "README.md").write_text(page, encoding="utf-8")
             for path in (draft, *draft.rglob("*")):

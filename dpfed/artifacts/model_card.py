@@ -90,13 +90,14 @@ def model_card(run: RunDirectory, license: str | None) -> str:
     )
     page = run.no_card if run.no_card.exists() else run.card
     deeper = re.sub(r"^(#+ )", r"#\1", page.read_text(encoding="utf-8"), flags=re.MULTILINE)  # headings of a part
+    code = loading_code(library, description)
     return (
-        f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{_lead(privacy)}\n\n```python\n{_loading(library, description)}\n```\n\n"
+        f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{_lead(privacy)}\n\n```python\n{code}\n```\n\n"
         f"{_about_figures(public)}\n\n{deeper}"
     )
 
 
-def _loading(library: str, description: dict[str, Any]) -> str:
+def loading_code(library: str, description: dict[str, Any]) -> str:
     """Python that loads the model and prepares images as in training."""
     if library != "timm":
         return _LOADING[library]

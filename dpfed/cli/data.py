@@ -1,4 +1,4 @@
-"""`dpfed data`: `import`, and `inspect` (`dpfed.cli.inspection`)."""
+"""`dpfed data`: `import`, `forget`, and `inspect` (`dpfed.cli.inspection`)."""
 
 from __future__ import annotations
 
@@ -109,6 +109,19 @@ def _show(report: ImportReport) -> None:
 
 
 app.command()(inspect)
+
+
+@app.command()
+def forget(store: Annotated[str, typer.Argument(help="A record store, or where it was.", show_default=False)]) -> None:
+    """Delete the features of frozen towers that runs have kept beside a record store. The store stays."""
+    from dpfed.console.terminal import say
+    from dpfed.features import kept
+    from dpfed.paths import path_of
+
+    path = path_of(store, "the record store")
+    say(f"looking for features beside {path}")
+    freed = kept.forget(path)
+    _say(f"deleted {kept.place_of(path)}: {freed:,} bytes" if freed else f"no features are kept beside {path}")
 
 
 def _say(sentence: str) -> None:

@@ -296,6 +296,10 @@ def export(
     license: Annotated[
         str | None, typer.Option(help="License of the weights for that page, such as apache-2.0.", show_default=False)
     ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(help="timm, open_clip, transformers or state-dict: that library's files alone.", show_default=False),
+    ] = None,
 ) -> None:
     """Copy a run's model to a folder, for example for `open_clip.create_model("local-dir:DEST")`. Nothing is uploaded."""
     from dpfed.console.terminal import console, say
@@ -304,7 +308,7 @@ def export(
     from dpfed.artifacts.directory import RunDirectory
     from dpfed.artifacts.export import about_images, export_model
 
-    for file in export_model(run, dest, hub, license):
+    for file in export_model(run, dest, hub, license, format):
         console.print(f"{file}  [dim]{file.stat().st_size:,} bytes[/]", highlight=False, soft_wrap=True)
     if said := about_images(run):
         console.print(said, markup=False, highlight=False, soft_wrap=True)

@@ -118,6 +118,11 @@ class Config(Section):
         return self.views.cached if self.images_are_frozen else 0
 
     @property
+    def computes_features(self) -> bool:
+        """Whether features of frozen towers are computed once, and read in all steps."""
+        return self.method.closed_form or self.cached_views > 0
+
+    @property
     def images_are_frozen(self) -> bool:
         """Whether there is an image tower of another library that is not trained."""
         return self.model.external and self._image_training == "frozen"
@@ -236,6 +241,18 @@ _CONDITIONS = Conditions(
         "adaptation.image model.image model.kind",
         lambda c: c.images_are_frozen,
         "the image tower is trained, so its features change; set adaptation.image = 'frozen'",
+    ),
+    _only_if(
+        "data.keep_features",
+        "data.source views.transform",
+        lambda c: not c.data.is_own and c.views.transform is None,
+        "features of your own data sets and views are never kept; give a record store or what an importer reads",
+    ),
+    _only_if(
+        "data.keep_features",
+        "bounding.method views.cached adaptation.image",
+        lambda c: c.computes_features,
+        "no features are computed once; set views.cached",
     ),
     _only_if(
         "text_views.* evaluation.match evaluation.templates",

@@ -67,6 +67,9 @@ class DataConfig(Section):
     )
     resize: Resize = Field("model", description="how an image becomes square")
     stores: str = Field("stores", description="folder for the stores that a run imports or generates")
+    keep_features: bool = Field(
+        True, description="keep the features of frozen towers beside the record store, for later runs (docs/data.md)"
+    )
     public: Annotated[bool, _LABELLED, _NO_STORE] = Field(False, description="the records are public: the report may show them")
 
     @property

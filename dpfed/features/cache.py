@@ -1,23 +1,27 @@
-"""Features of many records on disk, a shard at a time. They are as private as the records, and never leave their owner."""
+"""Features of many records on disk, a shard at a time. They are as private as the records, and never leave their owner.
+
+A shard says the hash of its numbers: it may be read again months after it was written.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from dpfed.files.atomic import remove_drafts, write_atomically
 
 SHARD = 4096  # records of a shard; an interrupted computation loses no more
-_IMAGE, _TEXT, _STARTS = "image", "text", "starts"
+_IMAGE, _TEXT, _STARTS, _HASH = "image", "text", "starts", "blake2b"
 
 
 @dataclass(frozen=True)
@@ -48,19 +52,21 @@ class Shard:
 class Features:
     """Features of some records of a store, mapped: only what is asked for is read.
 
-    As a context manager it deletes them at the end of the ``with`` block, and keeps them for another try if the block fails.
+    As a context manager it deletes them at the end of the ``with`` block, unless they are to stay, and keeps them for another
+    try if the block fails.
 
     Args:
         folder: of the shards; nobody but the owner can read it.
         rows: ``(n,)`` int64 rows of the store, in the order of the features.
         keeper: of a temporary folder, which goes with these features.
+        stay: they are also for later runs.
 
     Attributes:
         rows: as given.
     """
 
-    def __init__(self, folder: Path, rows: np.ndarray, keeper: object = None) -> None:
-        self.rows, self._folder, self._keeper = rows, folder, keeper
+    def __init__(self, folder: Path, rows: np.ndarray, keeper: object = None, stay: bool = False) -> None:
+        self.rows, self._folder, self._keeper, self._stay = rows, folder, keeper, stay
         self._shards: dict[int, Shard] = {}
         self._order = np.argsort(rows, kind="stable")
 
@@ -71,11 +77,13 @@ class Features:
         return self
 
     def __exit__(self, failed: object, *_: object) -> None:
-        if failed is None:
+        if failed is None and not self._stay:
             self.delete()
 
     def complete(self, compute: Callable[[np.ndarray, Callable[[int], None]], Shard], progress: Callable[[int], None]) -> None:
-        """Computes the shards that are not there yet.
+        """Computes the shards that are not there yet, or damaged. Nobody else may write them meanwhile.
+
+        All of them are open then: it does not matter if somebody deletes them.
 
         Args:
             compute: rows ``(b,)`` of the store -> their features; it tells how many are done.
@@ -89,11 +97,15 @@ class Features:
         remove_drafts(self._folder)
         for number, first in enumerate(range(0, len(self), SHARD)):
             own = self.rows[first : first + SHARD]
-            if self._read(number) is None:
+            found = self._read(number, whole=True)
+            if found is None:
                 shard = compute(own, lambda done, first=first: progress(first + done))  # type: ignore[misc]
-                tensors = {_IMAGE: shard.image, _TEXT: shard.text, _STARTS: shard.offsets}
-                content = save({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None})
-                write_atomically(self._path(number), content, mode=0o600)
+                given = {_IMAGE: shard.image, _TEXT: shard.text, _STARTS: shard.offsets}
+                tensors = {name: tensor.contiguous() for name, tensor in given.items() if tensor is not None}
+                write_atomically(self._path(number), save(tensors, {_HASH: _hash(tensors)}), mode=0o600)
+                found = self._read(number)
+            if found is not None:
+                self._shards[number] = found
             progress(first + len(own))
 
     def shards(self) -> Iterator[Shard]:
@@ -161,16 +173,32 @@ class Features:
             self._shards[number] = shard
         return self._shards[number]
 
-    def _read(self, number: int) -> Shard | None:
-        """A shard that was written whole, of as many records as belong to it; ``None``: it is to be computed."""
+    def _read(self, number: int, whole: bool = False) -> Shard | None:
+        """A shard that was written whole, of as many records as belong to it; ``None``: it is to be computed.
+
+        Args:
+            number: of the shard.
+            whole: all of it is read and held against its hash; otherwise it is only mapped.
+        """
         records = min(SHARD, len(self) - number * SHARD)
         try:
-            found = load_file(self._path(number))
+            with safe_open(self._path(number), "pt") as file:
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                said = (file.metadata() or {}).get(_HASH)
             shard = Shard(found[_IMAGE], found.get(_TEXT), found.get(_STARTS))
         except (OSError, SafetensorError, KeyError):
             return None
-        offsets = shard.offsets is None or len(shard.offsets) == records + 1
-        return shard if len(shard.image) == records and offsets else None
+        fits = len(shard.image) == records and (shard.offsets is None or len(shard.offsets) == records + 1)
+        return shard if fits and (not whole or said == _hash(found)) else None
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06d}.safetensors"
+
+
+def _hash(tensors: Mapping[str, Tensor]) -> str:
+    """Of the numbers of a shard; they are contiguous."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].numpy().data)
+    return digest.hexdigest()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import hashlib
+import importlib.metadata
 import json
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -14,19 +18,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpfed import __version__
 from dpfed.data.record_set import RecordSet
+from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ReadAhead
 from dpfed.data.views.record_views import RecordViews
+from dpfed.errors import UserError
 from dpfed.features.cache import Features, Shard
+from dpfed.features.kept import claimed_features, place_of
 from dpfed.features.passes import Passes
 from dpfed.features.towers import frozen_towers
 from dpfed.models.contract import method_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, Silent
 
-_VERSION = 1
+_VERSION = 2
 # Views are drawn by the record's key and a constant that anyone may know: no promise rests on them.
 _VIEWS = Randomness.from_seed(0)
+_TEXTS = ["A photo of 2 red circles (left), naïve; and 1 BLUE square.", "a"]  # tell tokenizers and text towers apart
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -37,10 +47,12 @@ class FeatureCache:
         folder: inside which they are kept, in a folder named by what they depend on; ``None``: a temporary one, which goes with
             the features.
         progress: sees how far it is.
+        stay: those of a record store stay beside it for later runs (`dpfed.features.kept`), or in `folder` where they cannot.
     """
 
     folder: Path | None = None
     progress: Progress = field(default_factory=Silent)
+    stay: bool = False
 
     def features(self, model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> Features:
         """The features of some records.
@@ -57,17 +69,47 @@ class FeatureCache:
                 zeros.
         """
         extraction = _Extraction(model, views, store, count)
-        temporary = None if self.folder is not None else tempfile.TemporaryDirectory(prefix="dpfed-features-")
-        features = Features(Path(self.folder or temporary.name) / extraction.key(rows), rows, temporary)  # type: ignore[union-attr]
-        advance = self.progress.stage("features of frozen towers", len(rows))
         was_training = model.training
         model.eval()
         try:
             with torch.inference_mode():
-                features.complete(extraction, advance)
+                key = extraction.key(rows)
+                found = self._staying(extraction, key, rows, store) if self.stay and isinstance(store, RecordStore) else None
+                return found or self._passing(extraction, key, rows)
         finally:
             model.train(was_training)
+
+    def _staying(self, extraction: _Extraction, key: str, rows: np.ndarray, store: RecordStore) -> Features | None:
+        """Features beside the store; ``None``: they cannot be there, which is said."""
+        with contextlib.ExitStack() as held:
+            try:
+                folder = held.enter_context(claimed_features(place_of(store.path), key, self.progress.note))
+            except (UserError, OSError) as error:
+                self._say_why(error)
+                return None
+            features = Features(folder, rows, stay=True)
+            try:
+                features.complete(extraction, self._advance(rows))
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                shutil.rmtree(folder, ignore_errors=True)
+                self._say_why(error)
+                return None
+            return features
+
+    def _say_why(self, error: Exception) -> None:
+        self.progress.note(f"features of frozen towers serve this run alone, for they cannot be kept beside the store: {error}")
+
+    def _passing(self, extraction: _Extraction, key: str, rows: np.ndarray) -> Features:
+        """Features in `folder`, or in a temporary one."""
+        temporary = None if self.folder is not None else tempfile.TemporaryDirectory(prefix="dpfed-features-")
+        features = Features(Path(self.folder or temporary.name) / key, rows, temporary)  # type: ignore[union-attr]
+        features.complete(extraction, self._advance(rows))
         return features
+
+    def _advance(self, rows: np.ndarray) -> Callable[[int], None]:
+        return self.progress.stage("features of frozen towers", len(rows))
 
 
 def features_key(model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> str:
@@ -86,10 +128,11 @@ class _Extraction:
         self._passes = Passes(self._device, views.tokenizer)
 
     def key(self, rows: np.ndarray) -> str:
-        """Names everything that the features depend on."""
+        """Names everything that the features depend on: also what reads images, and how the towers compute."""
         views, store, digest = self._views, self._store, hashlib.blake2b(digest_size=16)
-        shape = list(views.read(store, rows[:1]).shape[1:]) if len(rows) else []
-        said = [_VERSION, store.contents, asdict(views.preprocessing), shape, self._count, self._towers.text_width]
+        first = views.read(store, rows[:1])[:1]
+        said = [_VERSION, __version__, importlib.metadata.version("pillow"), self._device.type, self._signs(first)]
+        said += [store.contents, asdict(views.preprocessing), list(first.shape[1:]), self._count, self._towers.text_width]
         said += [views.images.config.model_dump(mode="json")] if self._count else []
         digest.update(json.dumps(said, sort_keys=True).encode())
         digest.update(np.ascontiguousarray(store.keys[rows]).tobytes())
@@ -98,6 +141,27 @@ class _Extraction:
                 digest.update(name.encode())
                 digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
+
+    def _signs(self, like: Tensor) -> list[object]:
+        """What the towers make of two images of noise and of two texts, to three digits: weights alone do not tell how many
+        heads attend, which activation is between two layers, or how texts become tokens.
+
+        Args:
+            like: ``(1, C, H, W)`` an image, or none.
+        """
+        noise = torch.randint(0, 256, (2, *like.shape[1:]), generator=torch.Generator().manual_seed(0)).to(like)
+        found = [method_of(self._model, "features")(self._views.images.plain(noise.to(self._device)))] if len(like) else []
+        said: list[object] = []
+        if self._towers.text is not None and self._views.tokenizer is not None:
+            tokens = self._views.tokenizer(_TEXTS)
+            said.append(tokens.tolist())
+            found.append(method_of(self._model, "text_features")(tokens.to(self._device)))
+        for own in found:
+            size = own.double().abs().cpu()
+            said += [
+                f"{(size * weights).sum():.2e}" for weights in (torch.ones_like(size), torch.linspace(0, 1, size[0].numel()))
+            ]
+        return said
 
     def __call__(self, rows: np.ndarray, progress: Callable[[int], None]) -> Shard:
         """The features of a shard's records.

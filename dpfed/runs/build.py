@@ -139,7 +139,7 @@ def build(
             number is not checked.
         known: the plan of these records, if their number was known before.
         start: the starting weights, if they were found before.
-        features: folder for features of frozen towers; ``None``: they go with the process.
+        features: folder for features of frozen towers that do not stay beside their store; ``None``: they go with the process.
         given: parts of the user's own that were handed over in Python. Those that the configuration names are found.
 
     Raises:
@@ -178,11 +178,12 @@ def build(
         config = with_basis(config, basis)
         bases = None if basis is None else basis.bases
         add_moment_heads(model, config, plan, noise.std or plan.noise_std, tokenizer, noise.parties, bases)
+    cache = FeatureCache(features, progress, config.data.keep_features)
     learner = Learner(
         plan=plan,
         model=model.to(device),
         records=store,
-        views=_training_views(config, plan, views, FeatureCache(features, progress), label_of(config, loss, store)),
+        views=_training_views(config, plan, views, cache, label_of(config, loss, store)),
         engine=functools.partial(engine_for, config=config, loss=loss),
         optimizer=config.optimizer,
         own_optimizer=own.optimizer,

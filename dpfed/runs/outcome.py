@@ -18,6 +18,7 @@ from dpfed.artifacts.provenance import AUDITED, LABELLED_FIGURES, uses_labelled_
 from dpfed.artifacts.verification import ledger_of
 from dpfed.building.model import trained_of
 from dpfed.data.items.views import ItemViews
+from dpfed.data.store.records import RecordStore
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.models.folder import weights_digest
 from dpfed.models.moments import ATTRIBUTE, MomentHeads
@@ -90,8 +91,12 @@ _KEYS_OF_SITES = (
     "have them."
 )
 _FEATURES = (
-    "`features/` in {}, with the frozen towers' features of the records, which reveal as much as these. It is deleted when "
-    "the run ends."
+    "`features/` in the run's folder, with the frozen towers' features of the records, which reveal as much as these. It is "
+    "deleted when the run ends."
+)
+_KEPT_FEATURES = (
+    "The frozen towers' features of the records, which reveal as much as these: they stay beside {} record store, in "
+    "`STORE.features/`, until its owner deletes them (`dpfed data forget STORE`)."
 )
 _NOTHING_COVERED = "Nothing is covered: what this run wrote has noise, but nobody knows whether it is enough."
 _ALL_EXACT = "Nothing is covered: all that this run wrote is an exact function of the records."
@@ -321,8 +326,17 @@ def _secrets(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[
     secrets.append(_KEY_OF_SERVER if parts.terms else _KEY)
     if parts.terms:
         secrets.append(_KEYS_OF_SITES)
-    if parts.plan.bounding.method.closed_form or parts.config.cached_views:
-        secrets.append(_FEATURES.format("each site's folder" if parts.terms else "the run's folder"))
+    if parts.config.computes_features:
+        secrets.append(_secret_features(parts))
     if AUDITED in disclosed:
         secrets.append("`audit/`: do not publish it with the run.")
     return tuple(secrets)
+
+
+def _secret_features(parts: Parts) -> str:
+    """Where features of the records are. A site of a federation chooses for itself, and here is what it does by default."""
+    if parts.terms:
+        return _KEPT_FEATURES.format("each site's")
+    if isinstance(parts.store, RecordStore) and parts.config.data.keep_features:
+        return _KEPT_FEATURES.format("the")
+    return _FEATURES

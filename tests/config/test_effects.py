@@ -47,6 +47,7 @@ OTHERS = {
     "data.half": ("first", "second"),
     "data.public": (True,),
     "data.stores": ("elsewhere",),
+    "data.keep_features": (False,),
     "views.jitter": (0.9, 0.6),
     "views.brightness": (0.9,),
     "views.contrast": (0.9,),
@@ -322,6 +323,8 @@ def of(section, **values) -> dict:
 PARQUET, STORE = of("data", source="parquet", path="/nowhere"), of("data", source="store", path="/nowhere")
 PAIRS, CLIP = of("model", kind="image-text"), of("model", kind="open_clip", architecture="a")
 ENCODER = of("model", image="timm/test_vit")
+FROZEN = ENCODER | of("adaptation", image="frozen")
+KEYS_OF_SHAPES = "data.half data.keep_features data.records data.stores"
 NO_COLOUR = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
 STEPS_OF = [  # from one configuration to another: which keys lose their effect
     (PARQUET, {}, "data.path data.public data.test data.validation"),
@@ -333,6 +336,8 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
     (of("views", jitter=1.0), of("views", jitter=1.0, grayscale=1.0), "views.hue views.saturation"),
     (of("views", blur=0.5), {}, "views.blur_sigma"),
     (ENCODER | of("adaptation", image="frozen"), ENCODER, "views.cached"),
+    (FROZEN | of("views", cached=2), FROZEN, "data.keep_features"),
+    (FROZEN | of("views", cached=2), FROZEN | of("views", cached=2) | of("data", source="mine:records"), KEYS_OF_SHAPES),
     (of("bounding", clipping="automatic"), {}, "bounding.stability"),
     ({}, of("bounding", clipping="automatic"), "bounding.clip_norm"),
     ({"diagnostics": "private"}, {}, "progress.loss_range progress.phase progress.quantile progress.share"),

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.features import cache, passes
@@ -178,13 +177,6 @@ def test_neighbours_stay_within_the_bound(parts):
         keep_only(fewer, rows[rows != gone], parts.store.keys)
         moved = (whole.bounded_sum(0).numbers() - fewer.bounded_sum(0).numbers()).norm()
         assert 0 < moved <= parts.plan.sensitivity
-
-
-def test_a_run_deletes_them_at_its_end(tiny, tmp_path, monkeypatch):
-    seen, real = [], RunDirectory.delete_secrets
-    monkeypatch.setattr(RunDirectory, "delete_secrets", lambda run: seen.extend(files(run.features)) or real(run))
-    run = pretrain(parse_config(frozen(tiny, tmp_path, cached=1)), tmp_path / "run")
-    assert len(seen) == 1 and not run.features.exists()
 
 
 def test_a_model_goes_on_from_its_features(parts):

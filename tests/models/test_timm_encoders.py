@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from dpfed.artifacts.model_card import _loading
+from dpfed.artifacts.model_card import loading_code
 from dpfed.building.model import facts_of, trained_of
 from dpfed.config import AdaptationConfig, Config, DataConfig, ModelConfig, ObjectiveConfig
 from dpfed.data.views.preprocessing import Preprocessing
@@ -295,7 +295,7 @@ class TestWhatReproducesTheFeatures:
 
     def test_the_code_of_the_hubs_page_gives_them(self, saved):
         folder, _ = saved
-        code = _loading("timm", describe(folder)).replace("hf-hub:OWNER/NAME", f"local-dir:{folder}")
+        code = loading_code("timm", describe(folder)).replace("hf-hub:OWNER/NAME", f"local-dir:{folder}")
         found = {}
         exec(code, found)
         pictures = list(pictures_of_every_mode())

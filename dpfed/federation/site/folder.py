@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from dpfed.config import Config, PublicConfig, Section, first_problem
 from dpfed.data.public_store import public_fingerprint
@@ -53,8 +53,14 @@ class SiteSettings(Section):
     anchors: str | None = Field(None, description="this site's copy of model.anchors")
     start: str | None = Field(None, description="this site's copy of the starting weights, where a tower is frozen or adapted")
     public: str | None = Field(None, description="this site's copy of public.path")
+    keep_features: bool = Field(True, description="keep the features of frozen towers beside the store, for later runs")
     budget: float | None = Field(None, gt=0, description="the largest epsilon that the site agrees to")
     delta: float | None = Field(None, gt=0, lt=1, description="the largest delta that the site agrees to; default 1/N")
+
+    @field_validator("keep_features", mode="before")
+    @classmethod
+    def _of_text(cls, value: Any) -> Any:
+        return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value  # `dpfed site setup --set`
 
 
 class SiteFolder:
@@ -64,7 +70,7 @@ class SiteFolder:
         path: the folder, for its owner's eyes only.
         card: public, for the coordinator.
         socket: a Unix socket while the site is served.
-        features: of frozen towers, of its records; they stay until its last step is answered, or it leaves.
+        features: of frozen towers, where they are not kept beside the store; until its last step is answered, or it leaves.
     """
 
     def __init__(self, path: Path) -> None:

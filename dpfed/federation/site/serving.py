@@ -31,7 +31,8 @@ from dpfed.training.learner import Partition
 def site_config(terms: Terms, settings: SiteSettings) -> Config:
     """What was agreed on, for this site's own records and machine."""
     config = terms.run_config()
-    data = DataConfig(source="store", path=settings.store, size=config.data.size, resize=config.data.resize)
+    size, resize, keep = config.data.size, config.data.resize, settings.keep_features
+    data = DataConfig(source="store", path=settings.store, size=size, resize=resize, keep_features=keep)
     bounding = config.bounding if settings.engine == "auto" else config.bounding.model_copy(update={"engine": settings.engine})
     files = {
         name: value for name in ("weights", "architecture", "text", "anchors", "start") if (value := getattr(settings, name))
