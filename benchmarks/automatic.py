@@ -3,8 +3,8 @@
     python -m benchmarks.automatic WORK CIFAR10 [DRAWS]
 
 CIFAR-10 is a folder of Parquet files. Runs stay in WORK, and an interrupted command continues there. Sets of pictures behind
-frozen towers are not trained again: there the choice is the recipe itself, and ``moment-basis.json`` has what it reaches. It writes
-``benchmarks/results/automatic.json``.
+frozen towers are not trained again: there the choice is the recipe itself, and ``moment-basis.json`` has what it reaches. It
+writes ``benchmarks/results/automatic.json``.
 """
 
 from __future__ import annotations
