@@ -24,7 +24,7 @@ _ERROR, _ERROR_OF_IMAGES = 8.0, 2.0  # points
 # Without noise, heads between towers reach about 72 + 19 log10 N - 34 log10 C percent.
 _WHOLE, _OF_RECORDS, _OF_CANDIDATES, _MOST = 72.0, 19.0, 34.0, 95.0
 # N times epsilon: where pairs from random weights reach half of what they can, and where images begin to gain.
-_HALF_OF_PAIRS, _POWER_OF_PAIRS = 60_000.0, 2.0
+_HALF_OF_PAIRS, _POWER_OF_PAIRS = 44_000.0, 1.57
 _NOTHING_BELOW, _GAIN = 2_000.0, 1.0
 
 
