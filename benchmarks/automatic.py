@@ -95,7 +95,7 @@ def _figures(run: RunDirectory, metrics: tuple[str, str]) -> tuple[float, float]
 
 def reached(cell: Cell, work: Path, draws: int) -> dict[str, Any]:
     """What both ways reach, in so many runs each."""
-    name = f"{cell.name}-{cell.epsilon:g}".replace(",", "").replace(" ", "-")
+    name = f"{cell.name}-{str(cell.epsilon).removesuffix('.0')}".replace(",", "").replace(" ", "-")
     stores = () if is_store(cell.data) else (f"data.stores={work}",)
     request = Request(cell.data, cell.epsilon, model=cell.model, assignments=stores)
     chosen = choose(request)

@@ -15,7 +15,13 @@ def trained() -> str:
     lines = ["| records | epsilon | before | chosen | by hand | expected |", "|---|---|---|---|---|---|"]
     for row in figures("automatic")["trained"]:
         before = _mean(row["automatic"], 0)
-        cells = (row["set"], f"{row['epsilon']:g}", f"{before:.1f}", _shown(row["automatic"]), _shown(row["by hand"]))
+        cells = (
+            row["set"],
+            str(row["epsilon"]).removesuffix(".0"),
+            f"{before:.1f}",
+            _shown(row["automatic"]),
+            _shown(row["by hand"]),
+        )
         lines.append(f"| {' | '.join(cells)} | {_said(row)} |")
     draws = min(len(row["automatic"]) for row in figures("automatic")["trained"])
     runs = "One run" if draws == 1 else f"{draws} runs"

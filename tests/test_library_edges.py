@@ -125,7 +125,7 @@ def test_image_models_have_no_captions_foreign_ones_no_features(encoder):
 @pytest.mark.parametrize(
     "config, expected",
     [
-        (None, "got NoneType.*run-config-type"),
+        (None, "expected a configuration, as in.*pretrain-what"),
         ({"privacy": {"epsilon": 8}}, "got dict.*run-config-type"),
         (dpfed.PrivacyPlan, "got type.*run-config-type"),
         ("no-such-config", "no-such-config"),

@@ -24,7 +24,7 @@ from dpfed.errors import UserError
 from dpfed.files.toml_file import put
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.privacy.promise import Unit
+from dpfed.privacy.promise import Unit, round_up
 from dpfed.progress import Progress, Silent, duration, import_progress
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import pick_device, resolve_model_defaults
@@ -56,7 +56,8 @@ class Chosen:
     @property
     def comments(self) -> list[str]:
         """The choices, as lines of a file."""
-        begin = f"Chosen by dpfed {dpfed.__version__} for epsilon {self.config.privacy.epsilon:g}; each line gives a reason."
+        promised = round_up(self.plan.promise.target_epsilon or self.plan.epsilon())
+        begin = f"Chosen by dpfed {dpfed.__version__} for epsilon {promised}; each line gives a reason."
         return [begin, *map(str, self.choices), f"expected: {self.expectation}"]
 
     def toml(self) -> str:

@@ -16,6 +16,7 @@ from dpfed.errors import UserError
 from dpfed.models.moment_heads import FEWEST_IMAGES
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.promise import round_up
 from dpfed.runs.moment_forecast import kept_by
 
 _AMONG = 10  # R@10
@@ -125,7 +126,7 @@ def _of_moments(plan: PrivacyPlan, held_out: int, public: bool) -> Expectation:
     after = recall_of_moments(records, plan.noise.multiplier, held_out, public)
     if after - before < 1:
         need = f"about {_rounded(records * _OTHERWISE / epsilon)} records, or epsilon {_OTHERWISE:g}, would help"
-        said = f"nothing: {records:,} records at epsilon {epsilon:.3g} leave the public towers as they are; {need}"
+        said = f"nothing: {records:,} records at epsilon {round_up(epsilon)} leave the public towers as they are; {need}"
         return Expectation("R@10", before, before, _ERROR, said)
     said = f"R@10 from {before:.0f} to about {after:.0f} %, among {held_out:,} held-out records, give or take {_ERROR:.0f}"
     if (other := _at(plan, _OTHERWISE)) is not None and epsilon < 0.7 * _OTHERWISE:

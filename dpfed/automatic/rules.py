@@ -15,6 +15,7 @@ from dpfed.automatic.towers import SUGGESTED, Towers
 from dpfed.errors import UserError
 from dpfed.models.options import PROCEDURAL
 from dpfed.privacy.method import METHODS, method_named
+from dpfed.privacy.promise import round_up
 
 _SMALL, _LARGER = 32, 64  # sides of images, pixels, that a small model learns from
 HELD_OUT, _MOST_HELD_OUT = 6, 1_000  # one of so many records, and at most so many
@@ -179,7 +180,7 @@ def _method(situation: Situation) -> Choice:
         if given not in METHODS:
             raise UserError(f"--method {given}: expected one of {', '.join(METHODS)}. [automatic-method]")
         return Choice("method", given, "given", {"bounding.method": given})
-    few = f"{records:,} records at epsilon {situation.epsilon:g}"
+    few = f"{records:,} records at epsilon {round_up(situation.epsilon)}"
     if towers.pretrained == "aligned" and situation.strength >= _ENOUGH_FOR_ADAPTERS:
         why = f"{few} are enough to train adapters of towers that are aligned already"
         return Choice("method", "DP-GCL (group)", why, {"bounding.method": "group"})

@@ -75,7 +75,7 @@ def plan_federation(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
     """Choose a federation's plan from how many records its sites have, and say why and what to expect."""
-    say(f"{records} records at epsilon {epsilon:g}: choosing a plan", True)
+    say(f"{records} records: choosing a plan", True)
     from dpfed.automatic.federation import plan_federation as chosen_for
     from dpfed.automatic.request import Request, counts_of
 
