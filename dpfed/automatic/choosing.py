@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,6 @@ def choose(request: Request, progress: Progress | None = None) -> Chosen:
         epsilon=float(request.epsilon),
         towers=_towers(request, found, device, given),
         device=device,
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         public=None if request.public is None else Path(request.public).absolute(),
         given=given,
     )
@@ -110,10 +108,13 @@ def choose(request: Request, progress: Progress | None = None) -> Chosen:
     choices += after_import(situation)
     choices = [_as_given(choice, given) for choice in choices]
     config = configured(choices, given, request.name)
-    refuse_impossible_epsilon(situation, config)
-    seconds = seconds_of(config, progress)
-    choices, config, seconds = _within(request.minutes, choices, config, seconds, situation)
     plan = plan_of(situation.known_records, config)
+    plan.require_finite()
+    seconds = seconds_of(config, plan, progress)
+    whole = config
+    choices, config, seconds = _within(request.minutes, choices, config, seconds, situation)
+    if config is not whole:
+        plan = plan_of(situation.known_records, config)
     said = expected(config, plan, _held_out(config, store), situation.towers.pretrained)
     return Chosen(config, tuple(choices), plan, seconds, said, _heading(found, store))
 
@@ -191,11 +192,6 @@ def _tree(keys: dict[str, Any]) -> dict[str, Any]:
         if value is not None:
             put(tree, key, value)
     return tree
-
-
-def refuse_impossible_epsilon(situation: Situation, config: Config) -> None:
-    """Refuses an epsilon that no plan of these records has; `plan_of` says what is wrong."""
-    plan_of(situation.known_records, config).require_finite()
 
 
 def _within(

@@ -45,7 +45,7 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
     towers = given_towers(request.model, captions, given) if request.model else small_towers(captions, "cpu", records)
     public = None if request.public is None else Path(request.public).absolute()
     split = "validation" if own else "none"
-    situation = Situation(survey, float(request.epsilon), towers, "cpu", 1, public, given, records, split)
+    situation = Situation(survey, float(request.epsilon), towers, "cpu", public, given, records, split)
     choices = [_trust(len(counts)), *_data(own, towers.sized), *after_import(situation)]
     config = configured(choices, given, "federation")
     plan = plan_of(records, config)

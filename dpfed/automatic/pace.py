@@ -8,9 +8,12 @@ import torch
 
 from dpfed.config import Config
 from dpfed.models.contract import method_of
+from dpfed.models.options import PROCEDURAL
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress
 from dpfed.runs.build import Parts, build
+from dpfed.runs.public_basis import GENERATED, kind_of
 from dpfed.runs.resolution import changed
 
 _TIMES = 3  # the fastest one counts: others were disturbed
@@ -18,22 +21,31 @@ _VIEWS = 1.25  # making views takes a quarter of a pass, or less
 _IMAGES = 16  # whose features are timed
 
 
-def seconds_of(config: Config, progress: Progress) -> float:
-    """Seconds that the records of a run take: all its noisy steps, or all features of frozen towers.
+def seconds_of(config: Config, plan: PrivacyPlan, progress: Progress) -> float:
+    """Seconds that a run takes for its noisy steps, or for all features of frozen towers.
+
+    A procedural initialisation, and a basis of generated records, may not be there yet: both are left out of the trial, and the
+    records of such a basis are counted, which is made once for two towers.
 
     Args:
-        config: of the run. Its starting weights are left out, for they change no time.
+        config: of the run.
+        plan: of the run.
         progress: learns what is done.
 
     Raises:
         UserError: see `dpfed.runs.build.build`.
     """
     progress.note("timing the model on noise")
-    parts = build(changed(config, model={"start": None}), Randomness.from_seed(0))
-    plan = parts.plan
-    if plan.bounding.method.closed_form:
-        return plan.sampling.records * _seconds_of_features(parts)
-    return plan.steps * plan.sampling.batch * _seconds_of_a_record(parts) * _VIEWS
+    if config.model.start == PROCEDURAL:
+        config = changed(config, model={"start": None})
+    if not plan.bounding.method.closed_form:
+        parts = build(config, Randomness.from_seed(0), known=plan)
+        return plan.steps * plan.sampling.batch * _seconds_of_a_record(parts) * _VIEWS
+    generated = GENERATED if kind_of(config) == "generated" else 0
+    parts = build(
+        changed(config, bounding={"options": {**config.bounding.options, "basis": "random"}}), Randomness.from_seed(0)
+    )
+    return (plan.sampling.records + generated) * _seconds_of_features(parts)
 
 
 def _seconds_of_a_record(parts: Parts) -> float:

@@ -57,7 +57,6 @@ class Situation:
         epsilon: that is promised.
         towers: the run begins with; their ``pretrained`` counts.
         device: ``"cpu"``, ``"cuda"`` or ``"mps"``.
-        cores: of this machine.
         public: a public record store, or ``None``.
         given: what the user set, by dotted key.
         records: N, training records; ``None``: not known before the import.
@@ -70,7 +69,6 @@ class Situation:
     epsilon: float
     towers: Towers
     device: str
-    cores: int
     public: Path | None
     given: dict[str, Any]
     records: int | None = None

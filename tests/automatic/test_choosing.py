@@ -14,6 +14,7 @@ from dpfed.automatic.choosing import choose
 from dpfed.automatic.request import Request
 from dpfed.config import load_config
 from dpfed.errors import UserError
+from tests.frozen_towers import image_weights, text_folder
 
 _SMALL = ("model.start=", "model.width=4", "privacy.steps=2", "evaluation.tasks=['knn']", "bounding.method=group")
 _SIZE = 16  # of the pictures, pixels
@@ -96,7 +97,7 @@ def test_saved_choices_are_the_same_configuration(photos, dpfed):
 
 
 def test_too_little_time_is_refused_and_a_little_makes_the_run_shorter(photos, monkeypatch):
-    monkeypatch.setattr(choosing, "seconds_of", lambda config, _: 0.1 * config.privacy.steps * config.privacy.batch)
+    monkeypatch.setattr(choosing, "seconds_of", lambda config, *_: 0.1 * config.privacy.steps * config.privacy.batch)
     with pytest.raises(UserError, match="Allow more time"):
         choose(Request(photos, 8.0, minutes=1e-6, assignments=_SMALL))
     free = ("model.start=", "model.width=4", "bounding.method=group", "privacy.batch=80")
@@ -153,3 +154,21 @@ def test_few_records_are_refused_before_anything_is_imported(tmp_path, monkeypat
 def test_a_call_that_does_not_fit_is_one_sentence(photos, call, said):
     with pytest.raises(UserError, match=said):
         library.pretrain(**{"out": "a", **call} if not call else call)
+
+
+def test_two_given_towers_get_moments_and_a_time_without_a_basis(shapes, tmp_path):
+    towers = (f"model.weights={image_weights(tmp_path)}", f"model.text={text_folder(tmp_path)}", f"data.size={_SIZE}")
+    chosen = choose(Request(shapes.path, 8.0, model="timm/test_resnet", assignments=towers))
+    assert chosen.config.bounding.method == "moments"
+    assert chosen.seconds > 0
+    assert chosen.expectation.figure == "R@10"
+    assert not list(tmp_path.rglob("bases")) and not (shapes.path.parent / "bases").exists()
+
+
+def test_the_model_of_a_finished_run_is_the_start(photos):
+    line = {"data": "photos", "epsilon": 8, "overrides": _SMALL}
+    first = library.pretrain(**line, out="runs/first")
+    chosen = choose(Request("photos", 8.0, model=str(first.path), assignments=("evaluation.tasks=['knn']",)))
+    assert chosen.config.bounding.method == "moments"
+    assert chosen.config.model.start == str(first.path.resolve())
+    assert chosen.config.model.width == 4

@@ -23,7 +23,7 @@ def situation(records=3_000, epsilon=8.0, kind="image", towers=None, public=None
     facts = {"records": records, "splits": frozenset({"train"}), "labels": {"label": ["a", "b"]}, "unit_name": None, "side": 32}
     found = Survey(Path("/photos"), "folder", kind, **{**facts, **survey})
     towers = towers or small_towers(kind == "image-text", device, records)
-    return Situation(found, epsilon, towers, device, 2, public, given or {}, records, "validation")
+    return Situation(found, epsilon, towers, device, public, given or {}, records, "validation")
 
 
 def configured(one):
