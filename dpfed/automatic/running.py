@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.automatic.choosing import Chosen, choose
 from dpfed.automatic.request import Request
+from dpfed.automatic.towers import given_towers
 from dpfed.callbacks import Callback
+from dpfed.config import Config
 from dpfed.errors import UserError
+from dpfed.files.toml_file import leaves
 from dpfed.models.options import PROCEDURAL
 from dpfed.paths import local_path
 from dpfed.progress import Progress, Silent
 from dpfed.runs import pretraining
 from dpfed.runs.preflight import Preflight
+
+_NAMES_A_MODEL = ("model.kind", "model.image", "model.architecture", "model.start")
 
 
 def pretrain(
@@ -31,59 +38,73 @@ def pretrain(
         folder: of the run.
         progress: sees the stages.
         callbacks: look on while the model trains.
-        say: told what was chosen, before anything is spent.
+        say: is called with what was chosen, before anything is spent.
 
     Raises:
         UserError: see `choose`; for a folder that holds another run.
     """
     progress = progress or Silent()
-    if not RunDirectory.unused(folder):
-        refuse_another(request, folder)
-        return pretraining.resume(folder, progress, callbacks)
-    RunDirectory.refuse_unusable(folder)
-    chosen = choose(request, progress)
-    if say is not None:
-        say(chosen)
-    return pretraining.run_pretraining(prepared(chosen, folder, progress), progress, callbacks)
+    config, comments = settle(request, folder, True, progress, say or (lambda chosen: None))
+    preflight = Preflight.of(config, folder, 1, progress, resume=True, comments=comments)
+    return pretraining.run_pretraining(preflight, progress, callbacks)
 
 
-def prepared(chosen: Chosen, folder: str | Path, progress: Progress, world_size: int = 1) -> Preflight:
-    """The preflight of a run, whose procedural initialisation is there.
+def settle(
+    request: Request, folder: str | Path, resume: bool, progress: Progress, say: Callable[[Chosen], None]
+) -> tuple[Config, Sequence[str]]:
+    """The configuration of a request's run, and the lines that explain it. A procedural initialisation is made, if it has one.
 
     Args:
-        chosen: for the run.
+        request: of the user.
         folder: of the run.
+        resume: a run may be there already. Its configuration was chosen before, and is not chosen again.
         progress: sees the stages.
-        world_size: processes that are to share the groups.
+        say: is called with what was chosen.
+
+    Raises:
+        UserError: see `choose`; for a folder that is in use, or holds another run.
     """
-    preflight = Preflight.of(chosen.config, folder, world_size, progress, comments=chosen.comments)
-    make_start(chosen, progress)
-    return preflight
-
-
-def make_start(chosen: Chosen, progress: Progress) -> None:
-    """Makes the procedural initialisation that the model starts from, unless it is there."""
+    if resume and not RunDirectory.unused(folder):
+        refuse_another(request, folder)
+        return RunDirectory.open(folder).config(), ()
+    RunDirectory.refuse_unusable(folder)
+    chosen = choose(request, progress)
+    say(chosen)
     if chosen.config.model.start == PROCEDURAL:
         pretraining.make_start(chosen.config, progress)
+    return chosen.config, chosen.comments
 
 
 def refuse_another(request: Request, folder: str | Path) -> None:
-    """Refuses a run of other records, or of another epsilon, in the folder that a request is for.
+    """Refuses a run in the folder of a request that is not the request's.
+
+    Args:
+        request: what it names is compared: data, epsilon, model, public records, and every key that it sets.
+        folder: of the run.
 
     Raises:
         UserError: naming what differs.
     """
-    config, given = RunDirectory.open(folder).config(), request.given()
-    path = str(local_path(request.data, "data"))
-    there = {"data": (config.data.path, path), "epsilon": (config.privacy.epsilon, float(request.epsilon))}
-    for key, name in (("privacy.batch", "batch"), ("privacy.steps", "steps"), ("bounding.method", "method")):
-        if key in given:
-            section, _, last = key.partition(".")
-            there[name] = (getattr(getattr(config, section), last), given[key])
-    for name, (kept, asked) in there.items():
-        if kept != asked:
+    config = RunDirectory.open(folder).config()
+    given = request.given()
+    asked: dict[str, Any] = {"data.path": str(local_path(request.data, "data")), **given}
+    if request.model is not None:
+        named = given_towers(request.model, config.model.reads_text, given).keys
+        asked |= {key: value for key, value in named.items() if key in _NAMES_A_MODEL}
+    if request.public is not None:
+        asked["public.path"] = str(local_path(request.public, "--public"))
+    kept = leaves(config.model_dump(mode="json"))
+    for key, value in asked.items():
+        if value is not None and not _same(kept.get(key), value):
             raise UserError(
-                f"{folder} holds a run with {name} = {kept}, and {asked} is asked for now: choose another folder, or ask for "
-                "the same. [automatic-other-run]",
+                f"{folder} holds a run with {key} = {kept.get(key)}, and {value} is asked for now: choose another folder, or "
+                "ask for the same. [automatic-other-run]",
                 command="On the command line: --run DIR",
             )
+
+
+def _same(kept: Any, asked: Any) -> bool:
+    """Whether a run has what is asked for; its paths are absolute."""
+    if isinstance(kept, str) and isinstance(asked, str):
+        return asked in (kept, "auto") or os.path.realpath(os.path.expanduser(asked)) == os.path.realpath(kept)
+    return bool(kept == asked or (isinstance(kept, list) and isinstance(asked, tuple) and kept == list(asked)))

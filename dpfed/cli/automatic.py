@@ -153,28 +153,18 @@ def settled(
             "with torchrun, each process would choose for itself: write the choices first (--save-config FILE), and give "
             "that file to all processes. [automatic-torchrun]"
         )
-    from dpfed.artifacts.directory import RunDirectory
-    from dpfed.automatic.running import make_start, refuse_another
-
-    stops = dry_run or save is not None
-    if not stops and resume and not RunDirectory.unused(folder):
-        refuse_another(wanted, folder)
-        return RunDirectory.open(folder).config(), []
-    if not stops:
-        RunDirectory.refuse_unusable(folder)
     progress.note("loading PyTorch")
-    from dpfed.automatic import choosing
+    from dpfed.automatic import choosing, running
 
+    if not dry_run and save is None:
+        return running.settle(wanted, folder, resume, progress, lambda chosen: show(chosen, as_json))
     chosen = choosing.choose(wanted, progress)
     show(chosen, as_json)
     if save is not None:
         save_choices(chosen, save, f"dpfed pretrain {save}")
-    if stops:
-        if as_json:
-            print(json.dumps(chosen.facts()))
-        raise typer.Exit
-    make_start(chosen, progress)
-    return chosen.config, chosen.comments
+    if as_json:
+        print(json.dumps(chosen.facts()))
+    raise typer.Exit
 
 
 def save_choices(chosen: Chosen, file: Path, next_command: str) -> None:

@@ -58,8 +58,15 @@ def test_one_line_trains_and_the_same_line_finds_it_again(photos):
     text = (run.path / "config.toml").read_text()
     assert "# method: group; given" in text
     assert re.search(r"# held out: 20 records; one of 6 records", text)
-    with pytest.raises(UserError, match="epsilon = 8.0, and 1.0 is asked for"):
-        library.pretrain(**{**line, "epsilon": 1})
+    for changed, said in (
+        ({"epsilon": 1}, "privacy.epsilon = 8.0, and 1"),
+        ({"model": "resnet18"}, "model.image = cnn, and resnet18"),
+        ({"steps": 3, "overrides": ("model.start=",)}, "privacy.steps = 2, and 3"),
+        ({"overrides": ("model.width=8",)}, "model.width = 4, and 8"),
+        ({"data": "others"}, "data.path = "),
+    ):
+        with pytest.raises(UserError, match=said):
+            library.pretrain(**{**line, **changed})
 
 
 def test_an_interrupted_run_is_resumed_by_the_same_line(photos):
