@@ -25,32 +25,29 @@ def blocks(language: str, page: Path = PAGE) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_the_code_of_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+def run_page(page: Path, smaller: dict[str, str], tmp_path: Path, monkeypatch) -> dict:
+    """Runs the code of a page beside a folder of 48 photos of two classes; returns its names."""
     for number in range(48):
         folder = tmp_path / "photos" / "ab"[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
         picture(number).save(folder / f"{number}.png")
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
-    for block in blocks("python"):
-        for given, small in SMALLER.items():
+    for block in blocks("python", page):
+        for given, small in smaller.items():
             block = block.replace(given, small)
         exec(block, names)  # noqa: S102 our own page
+    return names
+
+
+def test_the_code_of_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+    names = run_page(PAGE, SMALLER, tmp_path, monkeypatch)
     assert names["features"].shape == (48, 64) and "epsilon 8" in capsys.readouterr().out
     assert names["decoupled"](torch.randn(5, 2, 8)).dim() == 0 and names["records"].unit_name == "patient"
 
 
 def test_the_code_for_who_knows_opacus_or_lightly_runs(tmp_path, monkeypatch):
-    for number in range(48):
-        folder = tmp_path / "photos" / "ab"[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        picture(number).save(folder / f"{number}.png")
-    monkeypatch.chdir(tmp_path)
-    names: dict = {"__name__": "__main__"}
-    for block in blocks("python", PAGE.with_name("coming-from.md")):
-        for given, small in {**SMALLER, "delta=1e-6, ": ""}.items():
-            block = block.replace(given, small)
-        exec(block, names)  # noqa: S102 our own page
+    names = run_page(PAGE.with_name("coming-from.md"), {**SMALLER, "delta=1e-6, ": ""}, tmp_path, monkeypatch)
     assert names["features"].shape == (48, 64)
     assert (tmp_path / "runs" / "from-opacus" / "privacy_card.md").exists()
 
