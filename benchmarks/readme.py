@@ -168,14 +168,6 @@ def _steps(figures: dict) -> Iterator[tuple[str, dict, dict]]:
             yield model, ways["private"], min((ways[way] for way in ways if way != "private"), key=lambda one: one["ms"])
 
 
-def gpu_in_short() -> str:
-    """The same in a sentence."""
-    kept = json.loads((RESULTS / "gpu-step.json").read_text(encoding="utf-8"))
-    said = [f"{private['records_per_second']:,.0f} ({model})" for model, private, _ in _steps(kept["figures"])]
-    gpu = kept["hardware"].rpartition(", ")[2]
-    return f"One {gpu} does {' or '.join(said[:2])} records a second in whole private steps, in bf16."
-
-
 def institutions() -> str:
     """What being apart costs, and how long a round takes."""
     lines = ["| the same plan | R@10, image to text | R@10, text to image | epsilon |", "|---|---|---|---|"]
@@ -218,7 +210,7 @@ def fill(text: str, blocks: dict[str, str]) -> str:
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name of a marked part
-    "README.md": {"quickstart": quickstart, "results": results, "moments": moment_tables.moments, "gpu": gpu_in_short},
+    "README.md": {"quickstart": quickstart, "results": results, "moments": moment_tables.moments},
     "cluster/README.md": {"cluster": cluster, "scaling": scaling},
     "docs/results.md": {
         "steps": steps,
