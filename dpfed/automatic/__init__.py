@@ -1,1 +1,1 @@
-"""Chooses everything but the data set and the epsilon, and says why (docs/automatic.md)."""
+"""Chooses every setting except the data set and epsilon, and explains each choice (docs/automatic.md)."""

@@ -1,4 +1,4 @@
-"""From a data set and an epsilon to a configuration, each choice of it with its reason."""
+"""Makes a configuration from a data set and an epsilon, with a reason for each choice."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from dpfed.progress import Progress, Silent, duration, import_progress
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import pick_device, resolve_model_defaults
 
-MINUTES = 20.0  # that a run on this machine may take, where nobody says
+MINUTES = 20.0  # longest training time unless --minutes sets another
 _FEWEST_STEPS, _SMALLEST_BATCH = 30, 64
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A configuration, and why it is as it is.
+    """A configuration with the reasons for its settings.
 
     Attributes:
-        config: complete.
-        choices: that were made, in the order in which they are said.
-        plan: of the run.
-        seconds: that it will take on this machine, as far as the records go; ``None``: it runs elsewhere.
-        expectation: what will come of it.
-        heading: the data set in a line.
+        config: the complete configuration.
+        choices: the choices, in the order in which they are printed.
+        plan: the run's privacy plan.
+        seconds: estimated duration of all steps (or of all features) on this machine; ``None``: the run is for other machines.
+        expectation: the result that is expected.
+        heading: one line about the data set.
     """
 
     config: Config
@@ -54,13 +54,13 @@ class Chosen:
 
     @property
     def comments(self) -> list[str]:
-        """The choices, as lines of a file."""
+        """The choices, one comment line each."""
         promised = round_up(self.plan.promise.target_epsilon or self.plan.epsilon())
         begin = f"Chosen by dpfed {dpfed.__version__} for epsilon {promised}; each line gives a reason."
         return [begin, *map(str, self.choices), f"expected: {self.expectation}"]
 
     def toml(self) -> str:
-        """The configuration with the reasons above it, for whoever changes it."""
+        """The configuration as TOML, with the reasons as comments above it."""
         return self.config.dump(defaults=False, comments=self.comments)
 
     def facts(self) -> dict[str, Any]:
@@ -79,14 +79,14 @@ class Chosen:
 
 
 def choose(request: Request, progress: Progress | None = None) -> Chosen:
-    """Chooses all that a run needs, from public numbers alone. The data set is imported; no record shapes a choice.
+    """Chooses all settings of a run from public numbers. It imports the data set; no pixel, caption or label affects a choice.
 
     Args:
-        request: of the user.
-        progress: sees the stages.
+        request: what the user gave.
+        progress: shows the stages.
 
     Raises:
-        UserError: for a data set that cannot be read or is too small, a model that is not known, a time too short for a step.
+        UserError: if the data set cannot be read or is too small, the model is unknown, or the time is too short.
     """
     progress = progress or Silent()
     given = request.given()
@@ -127,7 +127,7 @@ def _towers(request: Request, found: Survey, device: str, given: dict[str, Any])
 
 
 def _imported(choices: list[Choice], situation: Situation, progress: Progress) -> tuple[RecordStore, Situation]:
-    """The records, imported if they are not a store yet; and the situation with the size of the images."""
+    """Imports the records unless they are a store already; returns them, and the situation with the size of their images."""
     keys = _merged(choices, {**situation.towers.keys, **situation.given})
     keys = {key: value for key, value in keys.items() if key.startswith(("data.", "model."))}
     config = resolve_model_defaults(Config.unchecked(**_tree(keys)).effective())
@@ -141,27 +141,27 @@ def _imported(choices: list[Choice], situation: Situation, progress: Progress) -
 
 
 def _counted(situation: Situation, store: RecordStore, unit: Unit) -> Situation:
-    """The situation with N, and with the split that is measured."""
+    """Adds N and the evaluation split to the situation."""
     records = protected_count(store, unit)
     if records < FEWEST:
         raise UserError(
-            f"{store.name} has {records:,} training records, of {len(store):,}. Privacy hides each among the others, and below "
-            f"{FEWEST} no method learns anything: give more, or use a public model as it is. [automatic-few-training]"
+            f"{store.name} has {records:,} training records, of {len(store):,} in all. With fewer than {FEWEST}, noise hides "
+            "all that a model could learn: give more records, or use a public model as it is. [automatic-few-training]"
         )
     split = next((split for split in ("validation", "test") if store.count(split)), "none")
     return dataclasses.replace(situation, records=records, held_out=split, budgeted=bool(budgets_of(store)))
 
 
 def configured(choices: list[Choice], given: dict[str, Any], name: str) -> Config:
-    """The configuration of the choices, under what the user sets; choices that this leaves without an effect are dropped.
+    """Makes a configuration from the choices and the user's keys, and drops choices that then have no effect.
 
     Args:
-        choices: later ones come on top.
-        given: what the user sets, on top of all.
+        choices: a later choice overrides an earlier one.
+        given: the user's keys, which override every choice.
         name: of the run.
 
     Raises:
-        UserError: for a key of the user's that is wrong, or has no effect.
+        UserError: if a key that the user set is wrong, or has no effect.
     """
     keys = _merged(choices, given)
     tree = _tree({"name": name} | keys)
@@ -172,12 +172,12 @@ def configured(choices: list[Choice], given: dict[str, Any], name: str) -> Confi
 
 
 def _merged(choices: list[Choice], given: dict[str, Any]) -> dict[str, Any]:
-    """All keys, those that the user sets on top."""
+    """The keys of all choices, overridden by the user's."""
     return {key: value for choice in choices for key, value in choice.keys.items()} | given
 
 
 def _as_given(choice: Choice, given: dict[str, Any]) -> Choice:
-    """A choice that says which of its keys the user sets."""
+    """The choice, with a note of the keys that the user set instead."""
     set_ = {key: given[key] for key in choice.keys if key in given and given[key] != choice.keys[key]}
     if not set_:
         return choice
@@ -186,7 +186,7 @@ def _as_given(choice: Choice, given: dict[str, Any]) -> Choice:
 
 
 def _tree(keys: dict[str, Any]) -> dict[str, Any]:
-    """Keys as sections; ``None``: the key has its default."""
+    """Nests dotted keys into sections; a key whose value is ``None`` keeps its default."""
     tree: dict[str, Any] = {}
     for key, value in keys.items():
         if value is not None:
@@ -197,7 +197,7 @@ def _tree(keys: dict[str, Any]) -> dict[str, Any]:
 def _within(
     minutes: float | None, choices: list[Choice], config: Config, seconds: float, situation: Situation
 ) -> tuple[list[Choice], Config, float]:
-    """The plan shortened to the time that is allowed: a smaller batch first, then fewer steps.
+    """Shortens the plan to the allowed time: first with a smaller batch, then with fewer steps.
 
     Raises:
         UserError: if even the smallest plan takes longer.
@@ -220,21 +220,24 @@ def _within(
     if minutes is not None and each * batch * steps > 1.1 * allowed:
         raise UserError(
             f"{steps} steps of {batch:,} records take about {duration(each * batch * steps)} on this machine, and {asked} "
-            "allows less; fewer teach nothing. Allow more time, give a smaller model, or smaller images (--set data.size=32). "
-            "[automatic-minutes]"
+            "allows less; with fewer, the model learns nothing. Allow more time, or give a smaller model, or smaller images "
+            "(--set data.size=32). [automatic-minutes]"
         )
     if (batch, steps) == (config.privacy.batch, config.privacy.steps):
         return choices, config, seconds
     keys = {"privacy.batch": batch, "privacy.steps": steps}
     plan = Choice(
-        "plan", f"B = {batch:,}, T = {steps}", f"as much as {asked} allow{'s' if minutes else ''}, timed on noise", keys
+        "plan",
+        f"B = {batch:,}, T = {steps}",
+        f"as much as {asked} allow{'s' if minutes else ''}, measured with random images",
+        keys,
     )
     choices = [plan if choice.topic == "plan" else choice for choice in choices]
     return choices, configured(choices, given, config.name), each * batch * steps
 
 
 def _held_out(config: Config, store: RecordStore) -> int:
-    """Records that measure the model; where none do, as many as usually would."""
+    """The number of evaluation records; if there are none, the number that dpfed would usually hold out."""
     split = config.evaluation.split
     return (store.count(split) if split != "none" else 0) or max(1, store.count("train") // HELD_OUT)
 

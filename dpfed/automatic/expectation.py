@@ -1,7 +1,7 @@
-"""What a run will bring, from public numbers alone: N, epsilon, sigma and how many records are held out.
+"""Predicts a run's result from public numbers alone: N, epsilon, sigma and the number of held-out records.
 
-The curves were fitted to the sets that docs/automatic.md names; it has predicted beside reached figures. A data set of other
-pictures may be easier or harder by some ten points, and no public number tells that.
+The curves were fitted to the data sets of docs/results.md, which compares predicted with reached figures. Another data set may
+be easier or harder by about ten points, and no public number shows that.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from dpfed.privacy.promise import round_up
 from dpfed.runs.moment_forecast import kept_by
 
 _AMONG = 10  # R@10
-_OTHERWISE = 8.0  # an epsilon to compare with
+_OTHERWISE = 8.0  # the epsilon that a prediction is compared with
 _ERROR, _ERROR_OF_IMAGES = 8.0, 2.0  # points
 # Without noise, heads between towers reach about 72 + 19 log10 N - 34 log10 C percent.
 _WHOLE, _OF_RECORDS, _OF_CANDIDATES, _MOST = 72.0, 19.0, 34.0, 95.0
-# N times epsilon: where pairs from random weights reach half of what they can, and where images begin to gain.
+# N x epsilon at which pairs from random weights reach half of the possible recall, and at which images begin to gain.
 _HALF_OF_PAIRS, _POWER_OF_PAIRS = 44_000.0, 1.57
 _NOTHING_BELOW, _GAIN = 2_000.0, 1.0
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """What is expected.
+    """A predicted result.
 
     Attributes:
-        figure: that is predicted, such as ``"R@10"``; ``None``: no figure is.
-        before: of the model before training, percent.
-        after: of the trained model, percent.
-        error: of `after`, percentage points; eight of ten runs end within it.
-        sentence: for the user.
+        figure: the predicted metric, such as ``"R@10"``; ``None``: nothing is predicted.
+        before: its value before training, percent; ``None``: unknown, and `after` is then a gain.
+        after: its value after training, percent.
+        error: error of `after`, percentage points; eight of ten runs end within it.
+        sentence: the prediction in words.
     """
 
     figure: str | None
@@ -61,19 +61,19 @@ class Expectation:
 
 
 def expected(config: Config, plan: PrivacyPlan, held_out: int, pretrained: str) -> Expectation:
-    """What a run will bring.
+    """Predicts the result of a run.
 
     Args:
-        config: of the run.
-        plan: of the run.
-        held_out: records that measure the model.
+        config: the run's configuration.
+        plan: the run's privacy plan.
+        held_out: number of evaluation records.
         pretrained: see `dpfed.automatic.towers.Towers`.
     """
     records = plan.sampling.records
     strength = records * plan.epsilon()
     closed_form = method_named(config.bounding.method).closed_form
     if not plan.private:
-        return Expectation(None, None, None, None, "no guarantee, and no noise: what the model can learn without privacy")
+        return Expectation(None, None, None, None, "the result of training without noise; the run has no privacy guarantee")
     if config.model.reads_text:
         if closed_form and pretrained == "unaligned":
             return _of_moments(plan, held_out, config.bounding.options.get("basis") != "random")
@@ -86,13 +86,13 @@ def expected(config: Config, plan: PrivacyPlan, held_out: int, pretrained: str) 
 def recall_of_moments(records: int, noise_multiplier: float, held_out: int, public: bool = True) -> float:
     """R@10 in percent, mean of both directions, of private moments between towers that were never aligned.
 
-    Without noise it grows with N and falls with the number of candidates; noise leaves a part of it (`kept_by`).
+    Without noise, recall grows with N and falls with the number of candidates; with noise, a part of it is left (`kept_by`).
 
     Args:
         records: N.
         noise_multiplier: sigma.
         held_out: records that retrieval chooses among.
-        public: whether the basis is made of public features, as by default.
+        public: whether the basis is made of public features (the default).
     """
     chance = min(100.0, 100 * _AMONG / held_out)
     whole = _WHOLE + _OF_RECORDS * math.log10(records) - _OF_CANDIDATES * math.log10(max(held_out, 2 * _AMONG))
@@ -100,7 +100,7 @@ def recall_of_moments(records: int, noise_multiplier: float, held_out: int, publ
 
 
 def gain_of_images(strength: float) -> float:
-    """Points of a linear probe that private images add to a procedural initialisation.
+    """Percentage points of linear-probe accuracy that private images add to a procedural initialisation.
 
     Args:
         strength: N times epsilon.
@@ -109,7 +109,7 @@ def gain_of_images(strength: float) -> float:
 
 
 def recall_of_pairs(strength: float, held_out: int) -> float:
-    """R@10 in percent of two small towers that learn easy captioned pictures from random weights.
+    """R@10 in percent of two small towers trained on simple captioned pictures from random weights.
 
     Args:
         strength: N times epsilon.
@@ -126,9 +126,9 @@ def _of_moments(plan: PrivacyPlan, held_out: int, public: bool) -> Expectation:
     after = recall_of_moments(records, plan.noise.multiplier, held_out, public)
     if after - before < 1:
         need = f"about {_rounded(records * _OTHERWISE / epsilon)} records, or epsilon {_OTHERWISE:g}, would help"
-        said = f"nothing: {records:,} records at epsilon {round_up(epsilon)} leave the public towers as they are; {need}"
+        said = f"no gain: with {records:,} records at epsilon {round_up(epsilon)}, noise hides what they show; {need}"
         return Expectation("R@10", before, before, _ERROR, said)
-    said = f"R@10 from {before:.0f} to about {after:.0f} %, among {held_out:,} held-out records, give or take {_ERROR:.0f}"
+    said = f"R@10 from {before:.0f} to about {after:.0f} %, among {held_out:,} held-out records, ± {_ERROR:.0f}"
     if (other := _at(plan, _OTHERWISE)) is not None and epsilon < 0.7 * _OTHERWISE:
         better = recall_of_moments(records, other.noise.multiplier, held_out, public)
         said = f"{said}; at epsilon {_OTHERWISE:g} about {better:.0f} %"
@@ -137,42 +137,42 @@ def _of_moments(plan: PrivacyPlan, held_out: int, public: bool) -> Expectation:
 
 def _of_aligned(strength: float, held_out: int, closed_form: bool) -> Expectation:
     if closed_form:
-        said = "the public model's own figures, and a few points more where your captions differ from what it has seen"
+        said = "the public model's figures, and a few points more if your captions differ from its training data"
     else:
-        said = "more than the public model's own figures, by far where your captions differ from what it has seen"
+        said = "a gain over the public model, and a large one if your captions differ from its training data"
     return Expectation(None, None, None, None, said)
 
 
 def _of_pairs(strength: float, held_out: int) -> Expectation:
     before, after = min(100.0, 100 * _AMONG / held_out), recall_of_pairs(strength, held_out)
     if after - before < 1:
-        said = f"nothing: so few pairs teach two towers nothing at this epsilon; --model {SUGGESTED} starts from public weights"
+        said = f"no gain: so few pairs are not enough at this epsilon; start from public weights (--model {SUGGESTED})"
         return Expectation("R@10", before, before, _ERROR, said)
     said = (
-        f"R@10 from {before:.0f} to about {after:.0f} %, if your pictures and captions are as easy as the quickstart's; "
-        f"otherwise less. Pretrained towers (--model {SUGGESTED}) are the surer way"
+        f"R@10 from {before:.0f} to about {after:.0f} %, if your pictures and captions are as simple as the "
+        f"quickstart's, and less otherwise; pretrained towers (--model {SUGGESTED}) usually reach more"
     )
     return Expectation("R@10", before, after, _ERROR, said)
 
 
 def _of_frozen_images(records: int) -> Expectation:
     gain = 0.0 if records < FEWEST_IMAGES else 1.0
-    said = "the public tower's own figures, and about a point more" if gain else "the public tower's own figures: nothing more"
+    said = "the public tower's figures, and about a point more" if gain else "no gain: the public tower's figures"
     return Expectation("k-NN and linear probe", None, gain, _ERROR_OF_IMAGES, said)
 
 
 def _of_images(strength: float, pretrained: str) -> Expectation:
     gain = gain_of_images(strength)
-    said = f"about {gain:.0f} point{'s' if gain >= 1.5 else ''} of accuracy more than the weights that it starts from"
+    said = f"about {gain:.0f} point{'s' if gain >= 1.5 else ''} of accuracy more than with the initial weights"
     if gain < 0.5:
-        said = f"nothing that can be measured beyond the weights that it starts from, at N x epsilon = {strength:,.0f}"
+        said = f"no measurable gain over the initial weights, at N x epsilon = {strength:,.0f}"
     if pretrained == "none":
-        said = f"{said}; a pretrained tower (--model {SUGGESTED}) has far better features to begin with"
+        said = f"{said}; a pretrained tower (--model {SUGGESTED}) starts with far better features"
     return Expectation("k-NN and linear probe", None, gain, _ERROR_OF_IMAGES, said)
 
 
 def _at(plan: PrivacyPlan, epsilon: float) -> PrivacyPlan | None:
-    """The same plan with another epsilon; ``None``: there is no such noise."""
+    """The same plan with another epsilon; ``None``: no noise gives that epsilon."""
     try:
         return plan.replace(target_epsilon=epsilon).calibrated()
     except UserError:
@@ -180,6 +180,6 @@ def _at(plan: PrivacyPlan, epsilon: float) -> PrivacyPlan | None:
 
 
 def _rounded(count: float) -> str:
-    """To two digits."""
+    """The count, rounded to two digits."""
     scale = 10 ** max(0, len(str(int(count))) - 2)
     return f"{round(count / scale) * scale:,}"

@@ -1,4 +1,4 @@
-"""What a coordinator may choose for institutions whose records it never sees: a plan, from how many records each site has."""
+"""Chooses a federation's plan from the number of records at each site; the coordinator sees no record."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from dpfed.automatic.towers import given_towers
 from dpfed.building.plan import plan_of
 from dpfed.errors import UserError
 
-_SIDE = 64  # pixels, for towers that do not say how large images are
-_FEWEST_SECURE = 3  # sites: with two, each knows the other's sum from the total
+_SIDE = 64  # pixels, for encoders without a fixed image size
+_FEWEST_SECURE = 3  # sites: of two, each could subtract its own sum from the total
 
 
 def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> Chosen:
     """The plan of a federation.
 
     Args:
-        request: its ``data`` is the coordinator's own store, on which it evaluates; an empty text: it has none.
+        request: its ``data`` is the coordinator's own record store, for evaluation; an empty string: there is none.
         counts: training records of each site.
-        captions: the records have captions.
+        captions: whether the records have captions.
 
     Raises:
         UserError: for fewer than two sites, a site without records, or fewer than 100 records in all.
@@ -38,7 +38,7 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
     records, given = sum(counts), request.given()
     if records < FEWEST:
         raise UserError(
-            f"{records} records in all are too few: below {FEWEST} no method learns anything. [federation-plan-few]"
+            f"{records} records in all are too few: with fewer than {FEWEST}, no method learns anything. [federation-plan-few]"
         )
     own = str(request.data)
     survey = Survey(Path(own).absolute(), "store", "image-text" if captions else "image", records, frozenset(), {}, None, _SIDE)
@@ -56,9 +56,9 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
 
 def _trust(sites: int) -> Choice:
     if sites >= _FEWEST_SECURE:
-        why = "the coordinator sees the noisy total only; write it into the project file"
+        why = "the coordinator sees only the noisy total; write this line into the project file"
         return Choice("trust", 'trust = "secure"', why, {})
-    why = "of two masked sums, each site could compute the other's; write it into the project file"
+    why = "masks hide nothing between two sites: each could compute the other's sum; write this line into the project file"
     return Choice("trust", 'trust = "distributed"', why, {})
 
 
@@ -67,7 +67,10 @@ def _data(own: str, sized: bool) -> list[Choice]:
     if own:
         keys["data.path"] = own
     what = Choice(
-        "data", f"the coordinator's own store {own}" if own else "none", "evaluated on; never the sites' records", keys
+        "data",
+        f"the coordinator's own store {own}" if own else "none",
+        "for evaluation; the sites' records are never used for it",
+        keys,
     )
     if sized:
         return [what]

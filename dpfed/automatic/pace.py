@@ -1,4 +1,4 @@
-"""How long a run takes on this machine, timed on noise: no record is read for it."""
+"""Measures on random images how long a run takes on this machine; no record is read."""
 
 from __future__ import annotations
 
@@ -16,40 +16,42 @@ from dpfed.runs.build import Parts, build
 from dpfed.runs.public_basis import GENERATED, kind_of
 from dpfed.runs.resolution import changed
 
-_TIMES = 3  # the fastest one counts: others were disturbed
+_TIMES = 3  # passes; the fastest counts, because other processes slow some down
 _VIEWS = 1.25  # making views takes a quarter of a pass, or less
-_IMAGES = 16  # whose features are timed
+_IMAGES = 16  # in a timed pass of frozen towers
 
 
 def seconds_of(config: Config, plan: PrivacyPlan, progress: Progress) -> float:
-    """Seconds that a run takes for its noisy steps, or for all features of frozen towers.
+    """Estimates a run's duration: the seconds for all noisy steps, or for the features of all records.
 
-    A procedural initialisation, and a basis of generated records, may not be there yet: both are left out of the trial, and the
-    records of such a basis are counted, which is made once for two towers.
+    The estimate needs neither a procedural initialisation nor a basis of generated records, which may not exist yet. It counts
+    the records of such a basis, which dpfed makes once for two towers.
 
     Args:
         config: of the run.
-        plan: of the run.
-        progress: learns what is done.
+        plan: the run's privacy plan.
+        progress: shows the stages.
 
     Raises:
         UserError: see `dpfed.runs.build.build`.
     """
-    progress.note("timing the model on noise")
     if config.model.start == PROCEDURAL:
         config = changed(config, model={"start": None})
-    if not plan.bounding.method.closed_form:
-        parts = build(config, Randomness.from_seed(0), known=plan)
+    closed_form = plan.bounding.method.closed_form
+    if closed_form:
+        options = {**config.bounding.options, "basis": "random"}
+        parts = build(changed(config, bounding={"options": options}), Randomness.from_seed(0), progress)
+    else:
+        parts = build(config, Randomness.from_seed(0), progress, known=plan)
+    progress.note("measuring the model's speed with random images")
+    if not closed_form:
         return plan.steps * plan.sampling.batch * _seconds_of_a_record(parts) * _VIEWS
     generated = GENERATED if kind_of(config) == "generated" else 0
-    parts = build(
-        changed(config, bounding={"options": {**config.bounding.options, "basis": "random"}}), Randomness.from_seed(0)
-    )
     return (plan.sampling.records + generated) * _seconds_of_features(parts)
 
 
 def _seconds_of_a_record(parts: Parts) -> float:
-    """Of a private pass over a few groups of noise, for each record that is drawn."""
+    """Seconds for one sampled record in a private pass over a few groups of random images."""
     learner, batch = parts.learner, parts.dummy_batch()
     engine = learner.engine(learner.model, learner.plan, Randomness.from_seed(0), 0)
     groups = len(batch.offsets) - 1
@@ -60,7 +62,7 @@ def _seconds_of_a_record(parts: Parts) -> float:
 
 @torch.no_grad()
 def _seconds_of_features(parts: Parts) -> float:
-    """Of all features that a record needs."""
+    """Seconds for all features of one record."""
     views, model, device = parts.learner.views, parts.model.eval(), parts.learner.device
     size = parts.views.size
     images = torch.zeros(_IMAGES, 3, size, size, device=device)

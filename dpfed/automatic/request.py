@@ -1,4 +1,4 @@
-"""What a user asks for where everything else is chosen. Nothing here imports torch."""
+"""What a user gives when dpfed chooses the other settings. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dpfed.paths import local_path
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for; everything else is chosen.
+    """A data set, an epsilon, and the settings that the user chose.
 
     Attributes:
         data: a folder, a table, a file that an importer reads, or a record store.
-        epsilon: that is promised.
-        delta: that is promised; ``None``: 1/(N ln N).
+        epsilon: of the guarantee.
+        delta: of the guarantee; ``None``: 1/(N ln N).
         model: see `dpfed.automatic.towers`; ``None``: chosen.
-        method: of bounding; ``None``: chosen.
-        minutes: that the training may take on this machine; ``None``: 20.
+        method: method of bounding; ``None``: chosen.
+        minutes: longest training time on this machine; ``None``: 20.
         batch: B; ``None``: chosen.
         steps: T; ``None``: chosen.
         public: a public record store, for public contrast; ``None``: there is none.
@@ -43,14 +43,14 @@ class Request:
 
     @property
     def name(self) -> str:
-        """Of the run, after the data set."""
+        """The run's name, made from the data set's."""
         return name_from(local_path(self.data, "data"))
 
     def given(self) -> dict[str, Any]:
-        """What the user sets, by dotted key; ``None``: a key that is to have its default.
+        """The keys that the user set, by dotted name; a key whose value is ``None`` gets its default.
 
         Raises:
-            UserError: for an assignment that is wrong, or a key that two options set.
+            UserError: if an assignment is malformed, or two options set one key.
         """
         keys = leaves(assigned(self.assignments))
         keys |= {key.strip(): None for key, _, text in (one.partition("=") for one in self.assignments) if not text.strip()}
@@ -68,18 +68,18 @@ class Request:
                 keys[key] = value
         for key in ("data.source", "data.path"):
             if key in keys:
-                raise UserError(f"--data says where the records are: leave {key} out. [automatic-data-twice]")
+                raise UserError(f"--data already names the data set: leave {key} out. [automatic-data-twice]")
         return keys
 
 
 def name_from(path: Path) -> str:
-    """A path's last part, as the name of a run may be."""
+    """Makes a valid run name from the last part of a path."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in path.stem).strip("-")
     return kept[:60] or "data"
 
 
 def counts_of(text: str) -> list[int]:
-    """Numbers of records, such as ``3000,1200,800``.
+    """Parses numbers of records, such as ``3000,1200,800``.
 
     Raises:
         UserError: for anything else.

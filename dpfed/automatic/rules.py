@@ -1,6 +1,6 @@
-"""What is chosen, and why: from public numbers alone. docs/automatic.md has the figures behind each rule.
+"""The rules: each makes a choice from public numbers alone (docs/automatic.md; figures in docs/results.md).
 
-A rule gives a `Choice`: keys of a configuration, what they mean in a few words, and the reason. What a user gives is taken.
+A rule returns a `Choice`: keys of a configuration, their meaning in a few words, and the reason. The user's keys override it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dpfed.models.options import PROCEDURAL
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.promise import round_up
 
-_SMALL, _LARGER = 32, 64  # sides of images, pixels, that a small model learns from
-HELD_OUT, _MOST_HELD_OUT = 6, 1_000  # one of so many records, and at most so many
-# With fewer records times epsilon, noise hides the gradients of groups that hold private records alone.
+_SMALL, _LARGER = 32, 64  # sides of a small model's images, pixels
+HELD_OUT, _MOST_HELD_OUT = 6, 1_000  # dpfed holds out one of 6 records, and at most 1,000
+# Below this N x epsilon, noise hides the gradients of groups that hold private records only.
 _ENOUGH_FOR_GROUPS = 20_000
-# With more, adapters learn more from aligned towers than moments do.
+# Above this N x epsilon, adapters of aligned towers gain more than private moments.
 _ENOUGH_FOR_ADAPTERS = 2_000
 _MANY_FOR_A_GPU = 50_000  # records
-_PART = 5  # one of so many records is drawn for a step
+_PART = 5  # a step samples one of 5 records
 _STEPS = 100
 
 
@@ -33,10 +33,10 @@ class Choice:
     """One choice.
 
     Attributes:
-        topic: that is chosen, such as ``"method"``.
-        value: what is chosen, in a few words.
+        topic: what the choice is about, such as ``"method"``.
+        value: the choice, in a few words.
         why: the reason, in a few words.
-        keys: of the configuration, by dotted key.
+        keys: values of configuration keys, by dotted key.
     """
 
     topic: str
@@ -54,13 +54,13 @@ class Situation:
 
     Attributes:
         survey: of the data set.
-        epsilon: that is promised.
-        towers: the run begins with; their ``pretrained`` counts.
+        epsilon: of the guarantee.
+        towers: the towers before training; rules read their ``pretrained``.
         device: ``"cpu"``, ``"cuda"`` or ``"mps"``.
-        public: a public record store, or ``None``.
+        public: a public record store; ``None``: the user gave none.
         given: what the user set, by dotted key.
         records: N, training records; ``None``: not known before the import.
-        held_out: split that is measured, or ``"none"``.
+        held_out: the evaluation split, or ``"none"``.
         size: side of the images that the model reads, pixels.
         budgeted: the records have a lifetime budget, which does not cover figures of training labels.
     """
@@ -78,7 +78,7 @@ class Situation:
 
     @property
     def reads_text(self) -> bool:
-        """Whether captions are read."""
+        """Whether the model reads captions."""
         kind = self.given.get("model.kind", self.towers.keys["model.kind"])
         return bool(kind != "image")
 
@@ -90,12 +90,12 @@ class Situation:
 
     @property
     def strength(self) -> float:
-        """N times epsilon: how much of the gradients the noise leaves depends on it, and hardly on B and T."""
+        """N times epsilon: it decides the signal-to-noise ratio of the gradients; B and T hardly matter."""
         return self.known_records * self.epsilon
 
 
 def before_import(situation: Situation) -> Iterator[Choice]:
-    """The choices that an import needs: the size of images, and how many records are held out."""
+    """Makes the choices that an import needs: the size of images, and how many records are held out."""
     survey = situation.survey
     yield Choice("data", f"{survey.source} at {survey.path}", "given by --data", _data_keys(survey))
     if survey.source != "store":
@@ -116,27 +116,29 @@ def _held_out(survey: Survey) -> Choice:
     if own is not None:
         return Choice("held out", f"its own {own} split", "the data set has one", {})
     if survey.kind == "image" and survey.classes < 2:
-        return Choice("held out", "nothing", "without classes or captions, no figure can be computed", {})
+        return Choice("held out", "nothing", "without classes or captions, dpfed cannot evaluate the model", {})
     if survey.records is None:
-        return Choice("held out", "nothing", "how many records there are is not known before the import", {})
+        return Choice("held out", "nothing", "the number of records is unknown before the import", {})
     count = min(_MOST_HELD_OUT, max(1, survey.records // HELD_OUT))
-    why = f"one of {HELD_OUT} records, at most {_MOST_HELD_OUT:,}: they measure the model, and it never reads them"
+    why = f"one of {HELD_OUT} records, at most {_MOST_HELD_OUT:,}, for evaluation; the model is not trained on them"
     return Choice("held out", f"{count:,} records", why, {"data.validation": count})
 
 
 def _size(survey: Survey, device: str) -> Choice:
     if survey.squares:
-        return Choice("images", f"{survey.side} pixels", "the side of the store's squares", {"data.size": survey.side})
+        return Choice("images", f"{survey.side} pixels", "the size of the images in the store", {"data.size": survey.side})
     if survey.side and survey.side <= _SMALL * 2**0.5:
         return Choice("images", f"{_SMALL} pixels", f"most are about {survey.side} pixels wide", {"data.size": _SMALL})
-    where = "this machine has no GPU" if device == "cpu" else "a model from random weights learns little from more"
+    where = (
+        "this machine has no GPU" if device == "cpu" else "a model without pretrained weights gains little from larger images"
+    )
     return Choice(
         "images", f"{_LARGER} pixels", f"most are about {survey.side} pixels wide, and {where}", {"data.size": _LARGER}
     )
 
 
 def after_import(situation: Situation) -> Iterator[Choice]:
-    """All other choices, when the number of training records is known."""
+    """Makes the other choices, which need the number of training records."""
     yield _model(situation)
     method = _method(situation)
     yield method
@@ -152,12 +154,12 @@ def _model(situation: Situation) -> Choice:
 
 
 def small_towers(reads_text: bool, device: str, records: int | None) -> Towers:
-    """A small model from weights that no record shaped, for whoever has no pretrained tower.
+    """The small model that is trained if there is no pretrained tower; its initial weights depend on no record.
 
     Args:
-        reads_text: the records have captions.
-        device: that trains it.
-        records: N, or about so many; ``None``: not known.
+        reads_text: whether the records have captions.
+        device: the device that trains it.
+        records: N, at least approximately; ``None``: unknown.
     """
     advice = f"no pretrained tower is given (--model {SUGGESTED})"
     large = device == "cuda" and (records or 0) >= _MANY_FOR_A_GPU
@@ -169,7 +171,7 @@ def small_towers(reads_text: bool, device: str, records: int | None) -> Towers:
     if not large:
         keys["model.width"] = 16
     said = f"{said} with features of every stage, from a procedural initialisation"
-    return Towers(keys, said, f"{advice}; generated images initialise it without any record")
+    return Towers(keys, said, f"{advice}; its initial weights come from generated images")
 
 
 def _method(situation: Situation) -> Choice:
@@ -177,50 +179,63 @@ def _method(situation: Situation) -> Choice:
     if (given := situation.given.get("bounding.method")) is not None:
         if given not in METHODS:
             raise UserError(f"--method {given}: expected one of {', '.join(METHODS)}. [automatic-method]")
-        return Choice("method", given, "given", {"bounding.method": given})
+        return Choice("method", given, "given by --method", {"bounding.method": given})
     few = f"{records:,} records at epsilon {round_up(situation.epsilon)}"
     if towers.pretrained == "aligned" and situation.strength >= _ENOUGH_FOR_ADAPTERS:
-        why = f"{few} are enough to train adapters of towers that are aligned already"
+        why = f"{few} are enough to train adapters of aligned towers"
         return Choice("method", "DP-GCL (group)", why, {"bounding.method": "group"})
     if towers.pretrained != "none":
-        what = {"images": "frozen pretrained features", "aligned": f"{few}, and frozen towers that are aligned already"}
-        why = what.get(towers.pretrained, "frozen pretrained towers need nothing but averages of the records")
-        return Choice("method", "private moments", f"{why}: two noisy steps", {"bounding.method": "moments"})
+        needs = {
+            "images": "private training adds little to a pretrained tower, and noisy averages of its features cost least",
+            "unaligned": "the towers were never trained together, and noisy averages of their features connect them",
+            "aligned": f"{few} are too few to train adapters of aligned towers; noisy averages of features need fewer",
+        }
+        return Choice("method", "private moments", needs[towers.pretrained], {"bounding.method": "moments"})
     if public is not None and (situation.strength < _ENOUGH_FOR_GROUPS or situation.epsilon <= 1):
         keys = {"bounding.method": "public", "public.source": "store", "public.path": str(public)}
-        return Choice("method", "public contrast (public)", f"with {few}, each record is compared with public ones", keys)
+        return Choice(
+            "method",
+            "public contrast (public)",
+            f"with {few}, noise hides less if each record is compared with public records",
+            keys,
+        )
     if not situation.reads_text and situation.strength < _ENOUGH_FOR_GROUPS:
         generated: dict[str, Any] = {"bounding.method": "public", "public.source": "procedural", "public.centring": 0.0}
-        why = f"with {few}, noise would hide the gradient of private groups; generated images are the others of a group"
+        why = f"with {few}, noise would hide the gradients of private groups, so each record is compared with generated images"
         return Choice("method", "public contrast (public)", why, generated)
     return Choice(
-        "method", "DP-GCL (group)", f"{few} leave enough of the gradients of small groups", {"bounding.method": "group"}
+        "method",
+        "DP-GCL (group)",
+        f"{few} are enough to train on small groups of private records",
+        {"bounding.method": "group"},
     )
 
 
 def _training(situation: Situation, method: str) -> Iterator[Choice]:
-    """Of methods that train: groups, batch, steps, optimizer, views."""
+    """Choices for methods that train: groups, batch, steps, optimizer, views."""
     records, pairs = situation.known_records, situation.reads_text
     adapters = situation.towers.pretrained == "aligned"
     if method_named(method).singleton_groups:
         most, contrast = 512, "3 public records beside each"
-        yield Choice("groups", contrast, "the same number that our recipes use", {"public.records": 3})
+        yield Choice("groups", contrast, "as in dpfed's recipes", {"public.records": 3})
     elif not method_named(method).whole_batch:
         size = 4 if pairs else 8
         most = 2048 if situation.device == "cpu" else 16_384
-        why = "captions tell records apart well in small groups" if pairs else "images need more others than captions do"
+        why = "pairs learn well in small groups" if pairs else "images need more negatives than captions do"
         yield Choice("groups", f"S = {size}", why, {"bounding.group_size": size})
     else:
         most = 512
     batch = max(2, min(most, records // _PART))
-    why = f"one of {_PART} records a step, at most {most:,}; epsilon and N decide what noise leaves, far more than B and T do"
+    why = f"each step samples one of {_PART} records, at most {most:,}; B and T matter far less than epsilon and N"
     plan = {"privacy.batch": batch, "privacy.steps": _STEPS}
     yield Choice("plan", f"B = {batch:,}, T = {_STEPS}", why, plan)
     if adapters:
         small = situation.size <= _LARGER
-        rate, why = (8e-3, "the best for adapters of small towers") if small else (2e-3, "not measured for towers of this size")
+        rate, why = (
+            (8e-3, "the best for adapters of small towers") if small else (2e-3, "not yet measured for towers of this size")
+        )
     else:
-        rate, why = (3e-3 if pairs else 2e-3), "the best of our recipes' rates"
+        rate, why = (3e-3 if pairs else 2e-3), "the best rate in dpfed's recipes"
     schedule = "constant" if pairs else "cosine"
     optimizer = {"optimizer.name": "adam", "optimizer.learning_rate": rate, "optimizer.schedule": schedule}
     yield Choice("optimizer", f"Adam, {rate:g}, {schedule}", why, optimizer)
@@ -228,9 +243,9 @@ def _training(situation: Situation, method: str) -> Iterator[Choice]:
     keys: dict[str, Any] = {"objective.temperature": temperature}
     if not pairs:
         keys |= {"objective.augmentations": 0, **_VIEWS}
-        yield Choice("views", "random crops, flips and colours", "as SimCLR has them, milder on colour", keys)
+        yield Choice("views", "random crops, flips and colours", "as in SimCLR, with weaker colour changes", keys)
     else:
-        yield Choice("loss", f"InfoNCE, temperature {temperature:g}", "of an image and its captions", keys)
+        yield Choice("loss", f"InfoNCE, temperature {temperature:g}", "between an image and its captions", keys)
 
 
 _VIEWS: dict[str, Any] = {
@@ -243,7 +258,7 @@ _VIEWS: dict[str, Any] = {
 
 
 def _measured(situation: Situation) -> Choice:
-    """What the held-out records measure."""
+    """Chooses the evaluation on held-out records."""
     split = situation.held_out
     if split == "none":
         return Choice("measured", "nothing", "no records are held out", {"evaluation.split": "none"})
@@ -251,9 +266,9 @@ def _measured(situation: Situation) -> Choice:
     if situation.reads_text:
         return Choice("measured", "retrieval", f"on the {split} split", keys)
     if situation.survey.classes > 1 and situation.budgeted:
-        why = "k-NN and a linear probe read training labels, which the records' lifetime budget does not cover"
+        why = "k-NN and a linear probe read training labels, and the records' lifetime budget does not cover that"
         return Choice("measured", "nothing", why, {"evaluation.split": "none"})
     if situation.survey.classes > 1:
-        return Choice("measured", "k-NN and a linear probe", f"classes of the {split} split", keys)
-    why = "the images have no classes, so no figure can be computed"
+        return Choice("measured", "k-NN and a linear probe", f"on the classes of the {split} split", keys)
+    why = "the images have no classes, so dpfed cannot evaluate the model"
     return Choice("measured", "nothing", why, {"evaluation.split": "none"})

@@ -1,4 +1,4 @@
-"""The main job in one line: a data set and an epsilon in, a run directory with model, card and report out."""
+"""Trains from a data set and an epsilon; the result is a run directory with model, card and report."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def pretrain(
     callbacks: Iterable[Callback] = (),
     say: Callable[[Chosen], None] | None = None,
 ) -> RunDirectory:
-    """Chooses what a run needs, and trains; the same request resumes its run, or returns it if it is finished.
+    """Makes all choices and trains; the same request resumes an interrupted run, and returns a finished one.
 
     Args:
-        request: of the user.
-        folder: of the run.
-        progress: sees the stages.
-        callbacks: look on while the model trains.
-        say: is called with what was chosen, before anything is spent.
+        request: what the user gave.
+        folder: the run's folder.
+        progress: shows the stages.
+        callbacks: called while the model trains.
+        say: called with the choices, before any privacy budget is spent.
 
     Raises:
-        UserError: see `choose`; for a folder that holds another run.
+        UserError: see `choose`; also if the folder holds another run.
     """
     progress = progress or Silent()
     config, comments = settle(request, folder, True, progress, say or (lambda chosen: None))
@@ -52,17 +52,17 @@ def pretrain(
 def settle(
     request: Request, folder: str | Path, resume: bool, progress: Progress, say: Callable[[Chosen], None]
 ) -> tuple[Config, Sequence[str]]:
-    """The configuration of a request's run, and the lines that explain it. A procedural initialisation is made, if it has one.
+    """Returns the configuration of a request's run and the lines that explain it, and makes its procedural initialisation.
 
     Args:
-        request: of the user.
-        folder: of the run.
-        resume: a run may be there already. Its configuration was chosen before, and is not chosen again.
-        progress: sees the stages.
-        say: is called with what was chosen.
+        request: what the user gave.
+        folder: the run's folder.
+        resume: whether `folder` may hold the run already. Its configuration is then read, not chosen again.
+        progress: shows the stages.
+        say: called with the choices.
 
     Raises:
-        UserError: see `choose`; for a folder that is in use, or holds another run.
+        UserError: see `choose`; also if the folder is in use, or holds another run.
     """
     if resume and not RunDirectory.unused(folder):
         refuse_another(request, folder)
@@ -76,14 +76,14 @@ def settle(
 
 
 def refuse_another(request: Request, folder: str | Path) -> None:
-    """Refuses a run in the folder of a request that is not the request's.
+    """Refuses to resume a run that differs from the request.
 
     Args:
-        request: what it names is compared: data, epsilon, model, public records, and every key that it sets.
-        folder: of the run.
+        request: its data set, epsilon, model and public records, and every key that it sets, must be those of the run.
+        folder: the run's folder.
 
     Raises:
-        UserError: naming what differs.
+        UserError: it names the first difference.
     """
     config = RunDirectory.open(folder).config()
     given = request.given()
@@ -98,13 +98,13 @@ def refuse_another(request: Request, folder: str | Path) -> None:
         if value is not None and not _same(kept.get(key), value):
             raise UserError(
                 f"{folder} holds a run with {key} = {kept.get(key)}, and {value} is asked for now: choose another folder, or "
-                "ask for the same. [automatic-other-run]",
+                f"give {key} = {kept.get(key)}. [automatic-other-run]",
                 command="On the command line: --run DIR",
             )
 
 
 def _same(kept: Any, asked: Any) -> bool:
-    """Whether a run has what is asked for; its paths are absolute."""
+    """Whether a run's value equals the requested one; the run's paths are absolute."""
     if isinstance(kept, str) and isinstance(asked, str):
         return asked in (kept, "auto") or os.path.realpath(os.path.expanduser(asked)) == os.path.realpath(kept)
     return bool(kept == asked or (isinstance(kept, list) and isinstance(asked, tuple) and kept == list(asked)))

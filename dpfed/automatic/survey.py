@@ -1,6 +1,6 @@
-"""What lies at a path, before anything is imported: how many records, of which kind, and how large their images are.
+"""Counts the records at a path before an import: their number, their kind, and the size of their images.
 
-These numbers, and no others, decide what is chosen. They count as public, as N does in every run.
+The choices depend on these numbers and on no others. They count as public, as N does in every run.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from dpfed.data.store.record import RecordInput
 from dpfed.errors import UserError
 from dpfed.paths import is_store
 
-FEWEST = 100  # records that are worth a private run of any kind
-_LOOKED_AT = 64  # images, for their sizes
+FEWEST = 100  # records; with fewer, no method learns anything under privacy
+_LOOKED_AT = 64  # images whose size is read
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a data set is, as far as that is public.
+    """The public facts of a data set.
 
     Attributes:
-        path: of the data set, absolute.
+        path: the data set's path, absolute.
         source: the importer that reads it, or ``"store"``.
         kind: ``"image"`` or ``"image-text"``.
-        records: in all splits; ``None``: only an import can tell.
-        splits: that the data set has itself.
+        records: number of records in all splits; ``None``: only an import can count them.
+        splits: the splits that the data set has.
         labels: label name -> its classes.
-        unit_name: what records share, such as ``"person"``; ``None``: nothing.
+        unit_name: the privacy unit that records name, such as ``"person"``; ``None``: they name none.
         side: the shorter side of most images, pixels, rounded to a power of two; of a store of squares, their side.
-        squares: a store's images are squares of `side` already.
+        squares: whether the images of a store are squares of `side` already.
     """
 
     path: Path
@@ -56,18 +56,18 @@ class Survey:
 
     @property
     def classes(self) -> int:
-        """How many classes the label with the most of them has; 0: there are no labels."""
+        """The number of classes of the label that has most; 0: there are no labels."""
         return max((len(names) for names in self.labels.values()), default=0)
 
 
 def survey(given: str | Path) -> Survey:
-    """Looks at a data set; nothing is imported, and the first images alone are opened, for their sizes.
+    """Reads the public facts of a data set. It imports nothing, and opens only the first images, to read their sizes.
 
     Args:
         given: a folder, a table, a file that an importer reads, or a record store.
 
     Raises:
-        UserError: where nothing is, where no importer recognises what is there, or for fewer than 100 records.
+        UserError: if the path does not exist, no importer recognises the data set, or it has fewer than 100 records.
     """
     path = existing(given)
     if is_store(path):
@@ -86,14 +86,14 @@ def survey(given: str | Path) -> Survey:
         found = Survey(path, source, opened.kind, opened.total, opened.splits, opened.label_names, opened.unit_name, side)
     if found.records is not None and found.records < FEWEST:
         raise UserError(
-            f"{path} has {found.records:,} records. Privacy hides each record among the others, and below {FEWEST} no method "
-            "learns anything: give more records, or use a public model as it is. [automatic-few]"
+            f"{path} has {found.records:,} records. With fewer than {FEWEST}, noise hides all that a model could learn: "
+            "give more records, or use a public model as it is. [automatic-few]"
         )
     return found
 
 
 def _usual_side(items: Iterator[Item], access: Access) -> int:
-    """The shorter side that most of the first images have, rounded to a power of two; 0: none could be read."""
+    """The most frequent shorter side of the first images, rounded to a power of two; 0: none could be read."""
     sides = [side for item in itertools.islice(items, _LOOKED_AT) if (side := _side(item, access))]
     counted = Counter(2 ** round(math.log2(side)) for side in sides)
     return counted.most_common(1)[0][0] if counted else 0

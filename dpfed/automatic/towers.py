@@ -1,4 +1,4 @@
-"""What `--model` may say, as keys of a configuration; and which pretrained towers are on this machine already."""
+"""Turns the value of `--model` into keys of a configuration, and finds pretrained towers that this machine has already."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _PREFERRED_TAGS = ("laion2b", "datacomp", "openai")
 
 @dataclass(frozen=True)
 class Towers:
-    """The towers that a run begins with.
+    """The towers of a run before training.
 
     Attributes:
-        keys: of the configuration.
-        said: in a few words.
-        why: they were taken.
+        keys: values of configuration keys, by dotted key.
+        said: the towers in a few words.
+        why: the reason for this choice.
         pretrained: ``"none"``; ``"images"``: an image tower; ``"unaligned"``: an image and a text tower that were never trained
             together; ``"aligned"``: two that were.
-        sized: the architecture says how large its images are.
+        sized: whether the architecture fixes the size of its images.
     """
 
     keys: dict[str, Any]
@@ -58,15 +58,15 @@ class Towers:
 
 
 def given_towers(name: str, reads_text: bool, given: dict[str, Any]) -> Towers:
-    """The towers that a user names.
+    """The towers that the user names.
 
     Args:
-        name: what ``--model`` says.
-        reads_text: the records have captions.
-        given: what ``--set`` says, by dotted key: weights, or a text tower.
+        name: value of ``--model``.
+        reads_text: whether the records have captions.
+        given: the keys that ``--set`` sets, such as weights or a text tower.
 
     Raises:
-        UserError: for a name of another form, or one that the library does not know.
+        UserError: if the name has another form, or its library does not know it.
     """
     kind = "image-text" if reads_text else "image"
     why = "given by --model"
@@ -87,34 +87,38 @@ def given_towers(name: str, reads_text: bool, given: dict[str, Any]) -> Towers:
 
 
 def named_tower(name: str, weights: str | None = None) -> PublicTower:
-    """A pretrained tower by the name that ``--model`` has for it, or a text tower alone; see `given_towers`.
+    """Loads a pretrained tower by its ``--model`` name (`given_towers`), or a text tower alone.
 
     Args:
         name: also ``sentence-transformers/NAME``, or the folder of a text tower in the Hugging Face format.
-        weights: a tag that the library knows (it fetches them), or a local file or folder; default: those that it is known by.
+        weights: a tag, whose weights the library fetches, or a local file or folder; default: the library's usual weights.
 
     Raises:
-        UserError: for a name or weights that are not known or not available, or a model without pretrained weights.
+        UserError: if the name or the weights are unknown or unavailable, or the model has no pretrained weights.
     """
     from dpfed.features.public_tower import public_text_tower, public_tower
 
     folder = Path(name).expanduser()
     if name.startswith(SENTENCES) or ((folder / TEXT_CONFIG).is_file() and not (folder / CLIP_CONFIG).is_file()):
         if weights is not None:
-            raise UserError("--weights is for image towers: a text tower has its weights in its folder. [tower-text-weights]")
+            raise UserError(
+                "--weights is for image towers: a text tower's folder contains its weights. Leave it out. [tower-text-weights]"
+            )
         return public_text_tower(name)
     found = given_towers(name, False, {"model.weights": weights} if weights else {})
     if found.pretrained == "none" or "model.start" in found.keys:
-        raise UserError(f"--model {name}: expected {_TOWER_FORMS}. A run is given in the place of --model. [tower-name]")
+        raise UserError(
+            f"--model {name}: expected {_TOWER_FORMS}. Give a run as the first argument, without --model. [tower-name]"
+        )
     keys = {key.removeprefix("model."): value for key, value in found.keys.items()}
     return public_tower(ModelConfig(**keys | ({"weights": weights} if weights else {})))
 
 
 def towers_at_hand(reads_text: bool) -> Towers | None:
-    """Pretrained towers that Hugging Face's cache on this machine holds already; nothing is fetched.
+    """Finds pretrained towers in this machine's Hugging Face cache; it fetches nothing.
 
     Args:
-        reads_text: the records have captions; then a text tower is needed, too.
+        reads_text: whether the records have captions, which need a text tower, too.
     """
     found = next((name for name in _CACHED_IMAGES if _is_cached(f"timm/{name}")), None)
     if found is None or importlib.util.find_spec("timm") is None:
@@ -130,7 +134,7 @@ def towers_at_hand(reads_text: bool) -> Towers | None:
 
 
 def _encoder(family: str, name: str, kind: str, why: str, given: dict[str, Any]) -> Towers:
-    """An encoder of timm or torchvision with its usual weights; beside captions, a sentence tower."""
+    """An encoder of timm or torchvision with its usual weights; if there are captions, also a sentence tower."""
     base, _, tag = name.partition(".")
     weights = given.get("model.weights") or tag or _usual_tag(family, base)
     keys = {"model.kind": kind, "model.image": f"{family}/{base}", "model.weights": weights}
@@ -142,10 +146,10 @@ def _encoder(family: str, name: str, kind: str, why: str, given: dict[str, Any])
 
 
 def _usual_tag(family: str, name: str) -> str:
-    """The weights by which a library knows an architecture.
+    """The tag of an architecture's usual weights in its library.
 
     Raises:
-        UserError: if it has none.
+        UserError: if the library has no pretrained weights for it.
     """
     if family == "torchvision":
         from dpfed.models.torchvision_encoders import weights_of

@@ -1,9 +1,9 @@
-"""`dpfed pretrain --data`: its options, and what it says of its choices."""
+"""`dpfed pretrain --data`: its options, and how it prints its choices."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,14 +18,21 @@ if TYPE_CHECKING:
     from dpfed.progress import Progress
 
 
-def _option(*names: str, help: str, metavar: str | None = None) -> typer.models.OptionInfo:
-    panel = "Without a configuration: everything else is chosen"
+_DATA = "A data set instead of CONFIG: dpfed chooses the rest"
+_CHOICES = "Replace a choice of dpfed's"
+
+
+def _option(*names: str, help: str, metavar: str | None = None, panel: str = _CHOICES) -> typer.models.OptionInfo:
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, show_default=False)
 
 
-Data = Annotated[str | None, _option("--data", help="A folder of images, a table, another data set, or a record store.")]
-Epsilon = Annotated[float | None, _option("--epsilon", help="The promise: 1 is strong, 8 usual, more is weak.")]
-Delta = Annotated[float | None, _option("--delta", help="Default: 1/(N ln N).")]
+Data = Annotated[
+    str | None, _option("--data", help="A folder of images, a table, another data set, or a record store.", panel=_DATA)
+]
+Epsilon = Annotated[
+    float | None, _option("--epsilon", help="The guarantee: 1 is strong, 8 is usual, more is weak.", panel=_DATA)
+]
+Delta = Annotated[float | None, _option("--delta", help="Default: 1/(N ln N), with N training records.")]
 Model = Annotated[
     str | None,
     _option(
@@ -33,19 +40,24 @@ Model = Annotated[
         help="timm/NAME, torchvision/NAME, open_clip/NAME (weights are fetched once), a public run, or package:function.",
     ),
 ]
-MethodName = Annotated[str | None, _option("--method", help="Instead of the chosen one: moments, group, public, ...")]
-Minutes = Annotated[float | None, _option("--minutes", help="That the training may take on this machine; default 20.")]
-Batch = Annotated[int | None, _option("--batch", help="B: expected records of a step.")]
-Steps = Annotated[int | None, _option("--steps", help="T: noisy steps.")]
+MethodName = Annotated[str | None, _option("--method", help="Method of bounding: moments, group, public, ...")]
+Minutes = Annotated[float | None, _option("--minutes", help="Longest training time on this machine; default 20.", panel=_DATA)]
+Batch = Annotated[int | None, _option("--batch", help="B: expected number of records in a step.")]
+Steps = Annotated[int | None, _option("--steps", help="T: number of noisy steps.")]
 Public = Annotated[
     str | None,
-    _option("--public", help="A store of public records (imported with --public) to contrast with.", metavar="STORE"),
+    _option(
+        "--public",
+        help="A record store imported with --public: private records are compared with its records.",
+        metavar="STORE",
+    ),
 ]
-DryRun = Annotated[bool, _option("--dry-run", help="Say what would be chosen and what to expect, and stop.")]
+DryRun = Annotated[bool, _option("--dry-run", help="Print the choices and the expected result, then stop.", panel=_DATA)]
 SaveConfig = Annotated[
-    Path | None, _option("--save-config", help="Write the choices as a configuration, and stop.", metavar="FILE")
+    Path | None, _option("--save-config", help="Write the choices as a configuration, then stop.", metavar="FILE", panel=_DATA)
 ]
 
+_WIDE = 110  # characters that a terminal needs for a column of reasons
 _FOR_CONFIGURATIONS = {
     "epsilon": "privacy.epsilon",
     "delta": "privacy.delta",
@@ -56,21 +68,21 @@ _FOR_CONFIGURATIONS = {
 
 
 def requested(config: Path | None, data: str | None, assignments: list[str] | None, **options: Any) -> Request | Config:
-    """What the options ask for: a configuration that says everything, or a request that leaves the rest to be chosen.
+    """Reads the options of `dpfed pretrain`: a complete configuration, or a request whose other settings dpfed chooses.
 
     Args:
-        config: the configuration that was given.
-        data: what ``--data`` says.
-        assignments: of ``--set``.
-        options: the others, by name; ``None``: not given.
+        config: path or name of the configuration; ``None``: not given.
+        data: value of ``--data``; ``None``: not given.
+        assignments: values of ``--set``.
+        options: values of the other options, by name; ``None``: not given.
 
     Raises:
-        UserError: for both or neither, and for options without ``--data``.
+        UserError: if both `config` and `data` are given, or neither; if an option needs ``--data``.
     """
     if data is None:
         if config is None:
             raise UserError(
-                "expected a configuration, such as `dpfed pretrain quickstart`, or a data set and a promise: "
+                "expected a configuration, such as `dpfed pretrain quickstart`, or a data set and an epsilon: "
                 "`dpfed pretrain --data my-images --epsilon 8`. [pretrain-nothing]"
             )
         for name, value in options.items():
@@ -84,11 +96,9 @@ def requested(config: Path | None, data: str | None, assignments: list[str] | No
 
         return chosen_config(config, assignments)
     if config is not None:
-        raise UserError(
-            f"--data chooses everything, and the configuration {config} says everything: give one of them. [pretrain-both]"
-        )
+        raise UserError(f"with --data dpfed chooses what the configuration {config} sets: give one of the two. [pretrain-both]")
     if options["epsilon"] is None:
-        raise UserError("--data needs the promise, too: --epsilon 8 is usual, --epsilon 1 strong. [pretrain-epsilon]")
+        raise UserError("--data needs --epsilon, too: --epsilon 8 is usual, --epsilon 1 is strong. [pretrain-epsilon]")
     from dpfed.automatic.request import Request
 
     names = ("epsilon", "delta", "model", "method", "minutes", "batch", "steps", "public")
@@ -96,30 +106,50 @@ def requested(config: Path | None, data: str | None, assignments: list[str] | No
 
 
 def show(chosen: Chosen, as_json: bool = False) -> None:
-    """Says what was chosen, each with its reason, and what to expect."""
+    """Prints the choices, each with its reason, and what to expect.
+
+    A wide terminal has the reasons in a column of their own; otherwise each reason is below its choice.
+
+    Args:
+        chosen: for the run.
+        as_json: whether the output is JSON, so that these lines go to standard error.
+    """
+    from rich.console import Group
     from rich.markup import escape
+    from rich.padding import Padding
     from rich.table import Table
 
     from dpfed.console.terminal import beside, console
+
+    out = beside if as_json else console
+    wide = out.width >= _WIDE
+    out.print(f"[bold]{escape(chosen.heading)}[/]", highlight=False, soft_wrap=True)
+    table = Table.grid(padding=(0, 2), pad_edge=False)
+    table.add_column(no_wrap=True, style="dim", justify="right")
+    table.add_column(overflow="fold", max_width=out.width // 3 if wide else None)
+    if wide:
+        table.add_column(overflow="fold", style="dim")
+    for topic, *cells in _rows(chosen):
+        value, why = map(escape, cells)
+        if wide:
+            table.add_row(topic, value, why)
+        else:
+            table.add_row(topic, Group(value, Padding(f"[dim]{why}[/]", (0, 0, 0, 2))))
+    out.print(table, highlight=False)
+    out.print(f"[bold]expect[/] {escape(str(chosen.expectation))}", highlight=False, soft_wrap=not out.is_terminal)
+
+
+def _rows(chosen: Chosen) -> Iterator[tuple[str, str, str]]:
+    """What the table of choices says: topic, value and reason."""
     from dpfed.privacy.promise import round_up
     from dpfed.progress import duration
 
-    out, plan = beside if as_json else console, chosen.plan
-    out.print(f"[bold]{escape(chosen.heading)}[/]", highlight=False, soft_wrap=True)
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True, style="dim", justify="right")
-    table.add_column(overflow="fold")
-    table.add_column(overflow="fold", style="dim")
-    for choice in chosen.choices:
-        table.add_row(choice.topic, escape(choice.value), escape(choice.why))
+    plan = chosen.plan
+    yield from ((choice.topic, choice.value, choice.why) for choice in chosen.choices)
     promise = f"epsilon {round_up(plan.epsilon())}, delta {round_up(plan.promise.delta)}"
-    table.add_row(
-        "promise", promise, f"noise of {plan.noise.multiplier:.3g} sensitivities, for {plan.sampling.records:,} records"
-    )
+    yield "promise", promise, f"noise multiplier {plan.noise.multiplier:.3g}, for {plan.sampling.records:,} training records"
     if chosen.seconds is not None:
-        table.add_row("time", f"about {duration(chosen.seconds)}", "timed on noise, on this machine")
-    out.print(table)
-    out.print(f"[bold]expect[/] {escape(str(chosen.expectation))}", highlight=False, soft_wrap=True)
+        yield "time", f"about {duration(chosen.seconds)}", "measured on this machine with random images"
 
 
 def settled(
@@ -130,14 +160,14 @@ def settled(
     resume: bool,
     stopping: tuple[bool, Path | None, bool],
 ) -> tuple[Config, Sequence[str]]:
-    """The configuration of a run, with the lines that explain it; ends the command where only these were asked for.
+    """Returns a run's configuration and the lines that explain it; with ``--dry-run`` or ``--save-config`` it ends the command.
 
     Args:
-        wanted: by the user; a configuration is taken as it is.
-        folder: of the run.
-        cluster: launcher of the workers, if there is one.
-        progress: sees the stages.
-        resume: resume the run that is there; its configuration was chosen before.
+        wanted: the user's request; a configuration is returned unchanged.
+        folder: the run's folder.
+        cluster: launcher of the workers; ``None``: one process trains.
+        progress: shows the stages.
+        resume: whether to resume the run in `folder`, with the configuration that it began with.
         stopping: ``--dry-run``, ``--save-config`` and ``--json``.
 
     Raises:
@@ -150,8 +180,8 @@ def settled(
     dry_run, save, as_json = stopping
     if cluster == "torchrun":
         raise UserError(
-            "with torchrun, each process would choose for itself: write the choices first (--save-config FILE), and give "
-            "that file to all processes. [automatic-torchrun]"
+            "--data does not work with torchrun, where each process would make its own choices: write the choices to a file "
+            "(--save-config FILE), then start torchrun with that file. [automatic-torchrun]"
         )
     progress.note("loading PyTorch")
     from dpfed.automatic import choosing, running
@@ -172,11 +202,11 @@ def save_choices(chosen: Chosen, file: Path, next_command: str) -> None:
 
     Args:
         chosen: what was chosen.
-        file: must not be there.
-        next_command: what the user runs next.
+        file: a path where no file exists.
+        next_command: the command that the user is told to run next.
 
     Raises:
-        UserError: if the file is there, or cannot be written.
+        UserError: if the file exists, or cannot be written.
     """
     from dpfed.console.terminal import say
     from dpfed.files.atomic import cannot_write, create_file

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from dpfed.cli.automatic import Batch, Delta, MethodName, Model, Public, SaveConfig, Steps, save_choices, show
+from dpfed.cli.automatic import Batch, Delta, MethodName, Model, Public, Steps, save_choices, show
 from dpfed.cli.parties import Colluders, Drops, Skew, TrustMode, line, show_terms, simulated, tell
 from dpfed.console.terminal import chosen_config, say, show_run
 
@@ -59,9 +59,9 @@ def plan_federation(
     records: Annotated[
         str, typer.Option(help="Training records of each site, such as 3000,1200,800.", metavar="N,N,...", show_default=False)
     ],
-    epsilon: Annotated[float, typer.Option(help="The promise: 1 is strong, 8 usual.", show_default=False)],
+    epsilon: Annotated[float, typer.Option(help="The guarantee: 1 is strong, 8 is usual, more is weak.", show_default=False)],
     captions: Annotated[bool, typer.Option("--captions", help="The records are images with captions.")] = False,
-    data: Annotated[str, typer.Option(help="The coordinator's own store, to evaluate on; default: none.")] = "",
+    data: Annotated[str, typer.Option(help="The coordinator's own record store, for evaluation; default: none.")] = "",
     delta: Delta = None,
     model: Model = None,
     method: MethodName = None,
@@ -71,10 +71,12 @@ def plan_federation(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as privacy.epsilon=4.")
     ] = None,
-    save_config: SaveConfig = None,
+    save_config: Annotated[
+        Path | None, typer.Option(help="Write the choices as a configuration.", metavar="FILE", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
-    """Choose a federation's plan from how many records its sites have, and say why and what to expect."""
+    """Choose a federation's plan from the sites' numbers of records; print the reasons and the expected result."""
     say(f"{records} records: choosing a plan", True)
     from dpfed.automatic.federation import plan_federation as chosen_for
     from dpfed.automatic.request import Request, counts_of

@@ -91,7 +91,10 @@ def pretrain(
     colluders: Colluders = None,
     skew: Skew = None,
 ) -> None:
-    """Pretrain an encoder privately. The run writes a model, a report and a privacy card."""
+    """Pretrain an encoder privately, from a configuration (CONFIG) or from a data set (--data and --epsilon).
+
+    The run writes a model, a report and a privacy card.
+    """
     from dpfed.config import Config
     from dpfed.console.terminal import say
 
@@ -298,7 +301,9 @@ def export(
     ] = None,
     format: Annotated[
         str | None,
-        typer.Option(help="timm, open_clip, transformers or state-dict: that library's files alone.", show_default=False),
+        typer.Option(
+            help="Write only the files of one library: timm, open_clip, transformers or state-dict.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Copy a run's model to a folder, for example for `open_clip.create_model("local-dir:DEST")`. Nothing is uploaded."""

@@ -70,36 +70,36 @@ def pretrain(
 ) -> RunDirectory:
     """Trains an encoder privately into a new run directory.
 
-    Either a configuration says everything, or a data set and an epsilon do and everything else is chosen::
+    Give either a configuration, or a data set and an epsilon; with these, dpfed chooses everything else::
 
         run = dpfed.pretrain("quickstart", "runs/quickstart")
         run = dpfed.pretrain(data="my-images", epsilon=8, out="runs/mine")
 
-    The second form resumes its run, or returns it if it is finished.
+    The second form resumes an interrupted run, and returns a finished one.
 
     Args:
-        config: what to do; a path, or the name of a config that dpfed ships, is read by `load_config`.
-        folder: of the run; must not be in use, but by this very run if `resume`.
+        config: a configuration, its path, or the name of one that dpfed ships (`load_config` reads both).
+        folder: the run's folder. It must not be in use, except by the same run with `resume`.
         progress: ``False``: nothing is shown; ``None``: bars in terminals and notebooks (`shown`).
-        resume: continue if the run is there already.
-        callbacks: look on while the model trains.
+        resume: whether to continue a run that `folder` already holds.
+        callbacks: called while the model trains.
         data: a folder of images, a table, another data set that dpfed reads, or a record store.
-        epsilon: that is promised.
+        epsilon: the guarantee; 8 is usual, 1 is strong.
         out: the same as `folder`.
-        delta: that is promised; default: 1/(N ln N).
+        delta: default: 1/(N ln N), with N training records.
         model: ``timm/NAME``, ``torchvision/NAME``, ``open_clip/NAME``, a public run, or ``package.module:function``.
-        method: of bounding, in the place of the chosen one.
-        minutes: that the training may take on this machine; default 20.
-        batch: B, in the place of the chosen one.
-        steps: T, in the place of the chosen one.
-        public: a public record store to contrast with.
+        method: method of bounding; default: chosen.
+        minutes: longest training time on this machine; default 20.
+        batch: B, the expected number of records in a step; default: chosen.
+        steps: T, the number of noisy steps; default: chosen.
+        public: a public record store; private records are compared with its records.
         overrides: further ``section.key=value``, of a configuration or of the choices.
 
     Returns:
         The finished run.
 
     Raises:
-        UserError: before anything is written, for whatever can be known to be wrong by then.
+        UserError: before anything is written, if the arguments, the configuration or the records cannot be used.
     """
     folder = _one_of(folder, out)
     options: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "model": model, "method": method, "minutes": minutes}
@@ -107,22 +107,21 @@ def pretrain(
     if data is None:
         if config is None:
             raise UserError(
-                "expected a configuration, as in dpfed.pretrain('quickstart', 'runs/quickstart'), or data and a promise, as in "
+                "expected a configuration, as in dpfed.pretrain('quickstart', 'runs/quickstart'), or data and epsilon, as in "
                 "dpfed.pretrain(data='my-images', epsilon=8, out='runs/mine'). [pretrain-what]"
             )
         if wrong := [name for name, value in options.items() if value is not None]:
             raise UserError(
-                f"{wrong[0]} belongs to data=..., and the configuration says everything: set its key in overrides=[...]. "
-                "[pretrain-belongs]"
+                f"{wrong[0]}= needs data=...: with a configuration, set the key in overrides=[...]. [pretrain-belongs]"
             )
         if overrides:
             config = _overridden(config, overrides)
         with shown(progress) as seen:
             return pretraining.pretrain(config, folder, seen, resume, callbacks)
     if config is not None:
-        raise UserError("a configuration says everything, and data=... chooses everything: give one of them. [pretrain-two]")
+        raise UserError("with data=... dpfed chooses what a configuration sets: give one of the two. [pretrain-two]")
     if epsilon is None:
-        raise UserError("data=... needs the promise, too: epsilon=8 is usual, epsilon=1 strong. [pretrain-promise]")
+        raise UserError("data=... needs an epsilon, too: epsilon=8 is usual, epsilon=1 is strong. [pretrain-promise]")
     from dpfed.automatic.running import pretrain as automatic
 
     with shown(progress) as seen:
@@ -131,17 +130,17 @@ def pretrain(
 
 def _one_of(folder: str | Path | None, out: str | Path | None) -> str | Path:
     if folder is not None and out is not None:
-        raise UserError("folder and out are the same: give one of them. [pretrain-folder-twice]")
+        raise UserError("folder and out both name the run's folder: give one of them. [pretrain-folder-twice]")
     found = folder if folder is not None else out
     if found is None:
-        raise UserError("where does the run go? Give a folder, such as out='runs/mine'. [pretrain-folder]")
+        raise UserError("the run's folder is missing: give one, such as out='runs/mine'. [pretrain-folder]")
     return found
 
 
 def _overridden(config: Config | str | Path, overrides: Sequence[str]) -> Config:
     if isinstance(config, Config):
         raise UserError(
-            "overrides change a configuration that is read from a file: this one is a value already. [pretrain-overrides]"
+            "overrides= needs a configuration's path or name, and a Config was given: change its fields. [pretrain-overrides]"
         )
     return load_config(config, overrides)
 

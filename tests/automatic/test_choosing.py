@@ -112,14 +112,14 @@ def test_too_little_time_is_refused_and_a_little_makes_the_run_shorter(photos, m
     short = choose(Request(photos, 8.0, minutes=whole.seconds / 60 / 2, assignments=free))
     assert whole.config.privacy.steps == 100
     assert short.config.privacy.steps == 50
-    assert "timed on noise" in next(choice.why for choice in short.choices if choice.topic == "plan")
+    assert "measured with random images" in next(choice.why for choice in short.choices if choice.topic == "plan")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--epsilon", "8"], "expected a configuration"),
-        (["--data", "photos"], "needs the promise, too: --epsilon 8"),
+        (["--data", "photos"], "needs --epsilon, too: --epsilon 8"),
         (["quickstart", "--data", "photos", "--epsilon", "8"], "give one of them"),
         (["quickstart", "--steps", "8"], "write --set privacy.steps=8"),
         (["quickstart", "--dry-run"], "--dry-run is for --data"),
@@ -150,10 +150,10 @@ def test_few_records_are_refused_before_anything_is_imported(tmp_path, monkeypat
     ("call", "said"),
     [
         ({}, "expected a configuration"),
-        ({"data": "photos", "out": "runs/a"}, "needs the promise"),
-        ({"data": "photos", "epsilon": 8}, "where does the run go"),
+        ({"data": "photos", "out": "runs/a"}, "needs an epsilon"),
+        ({"data": "photos", "epsilon": 8}, "the run's folder is missing"),
         ({"data": "photos", "epsilon": 8, "out": "a", "folder": "b"}, "give one of them"),
-        ({"config": "quickstart", "out": "a", "epsilon": 8}, "epsilon belongs to data"),
+        ({"config": "quickstart", "out": "a", "epsilon": 8}, "epsilon= needs data"),
         ({"config": "quickstart", "out": "a", "data": "photos", "epsilon": 8}, "give one of them"),
     ],
     ids=["nothing", "no epsilon", "no folder", "two folders", "epsilon of a configuration", "both"],
