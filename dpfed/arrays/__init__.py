@@ -1,1 +1,1 @@
-"""Private moments of arrays: `dpfed.PrivateCCA`, as scikit-learn's estimators are."""
+"""Private moments of arrays: `dpfed.PrivateCCA`, with the interface of a scikit-learn estimator."""

@@ -1,4 +1,4 @@
-"""A fit under the lifetime budget of its rows: it reserves its whole plan before the first sum, and settles behind the last."""
+"""Charges a fit to its rows' lifetime budget: reserves its plan before the first sum, and settles after the last."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Budget = float | tuple[float, float]
 
 
 class Held:
-    """What a fit has reserved.
+    """A fit's reservation in the lifetime budgets of its rows.
 
     Args:
-        records: of the fit.
-        plan: of the fit.
-        identity: of the fit.
-        place: its folder.
-        fixed_seed: whether its noise can be computed again.
+        records: the rows.
+        plan: the fit's privacy plan.
+        identity: the fit's id.
+        place: the fit's folder.
+        fixed_seed: whether a fixed seed makes the noise predictable.
 
     Raises:
         UserError: if a budget has no room for the plan.
@@ -37,17 +37,17 @@ class Held:
         self._records, self._plan, self._identity, self._place = records, plan, identity, place.resolve()
         if fixed_seed and budgets_of(records):
             raise ArrayError(
-                "the rows have a lifetime budget, which covers nothing with a fixed random_state: leave random_state out. "
+                "the rows have a lifetime budget, and it covers no fit with a fixed random_state: leave random_state out. "
                 "[arrays-seed-budget]"
             )
         self._ids = [budget.head.id for budget in reserve(records, [self._reservation(0)])]
 
     def settled(self, charged: int) -> str:
-        """Writes down what was charged; returns the budgets in words, for the card."""
+        """Records the charge in the budgets' ledgers; returns the budgets in words, for the card."""
         if not self._ids:
             return NO_BUDGET
         budgets = settle(self._records, self._ids, self._reservation(charged))
-        taken = (f"{shown(one)}, of which {one.filter.part(one.spent):.1%} is taken" for one in budgets)
+        taken = (f"{shown(one)}, of which {one.filter.part(one.spent):.1%} is spent or reserved" for one in budgets)
         return "; ".join(taken)
 
     def _reservation(self, charged: int) -> Reservation:
@@ -59,7 +59,7 @@ def set_for(records: ArrayRecords, budget: Budget) -> None:
     """Sets the lifetime budget of rows, or changes it.
 
     Args:
-        records: the rows, with the folder in which the budget's ledger lies.
+        records: the rows; their folder keeps the budget's ledger.
         budget: epsilon, or (epsilon, delta).
 
     Raises:

@@ -1,4 +1,4 @@
-"""The privacy card of a fit on arrays: the same card as a run's, about rows."""
+"""The privacy card of a fit on arrays, in the form of a run's card."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from dpfed.report.facts import ASSUMED_OF_BITS, FIXED_SEED, LAST_BITS, NOT_PROTE
 _OUTPUTS = (
     "Covered by the guarantee: the heads (`heads_`, `heads.safetensors`), which follow from two noisy sums, this card and the "
     "ledger.",
-    "Not covered: what `transform` makes of rows, and `score`. Both are exact functions of the rows that they get.",
+    "Not covered: the results of `transform` and `score`. Both are exact functions of the rows that they get.",
 )
 _EACH = (
-    "What one row's features owe to other rows: every row must be a function of its own record. Towers that were frozen do so. "
-    "A scaler, PCA or selection of columns that was fitted on the same rows does not, and epsilon does not cover it.",
+    "Features that depend on several records: every row must be a function of its own record alone. Frozen towers give such "
+    "rows. A scaler, PCA or selection of columns that was fitted on the same rows does not, and epsilon does not cover it.",
     "The data that the towers were trained on. This matters unless these data are public.",
 )
 _AGAIN = (
     "Other fits on the same rows, such as a search for good settings or cross-validation: each call of `fit` spends its "
-    "epsilon again, and they add up, even if the results were thrown away."
+    "epsilon again, and all epsilons add up, even if the results were thrown away."
 )
 _SECRETS = (
     "The rows of X and Y: only those who hold them now may have them.",
-    "The key of the noise. It was drawn in memory for this fit, and was never written.",
+    "The key of the noise. dpfed drew it in memory for this fit, and never wrote it to disk.",
 )
-NO_BUDGET = "none was set (budget= and folder= set one): other fits on the same rows are not counted here"
+NO_BUDGET = "none was set (budget= and folder= set one): this card does not count other fits on the same rows"
 
 
 def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Sequence[tuple[float, float]]) -> str:
-    """Words what a fit guarantees.
+    """Writes the privacy card of a fit.
 
     Args:
         fit: the fit.
-        ledger: of it.
-        identity: what tells it from any other.
+        ledger: the fit's ledger.
+        identity: the fit's id.
         budget: the lifetime budget of the rows, in words.
         earlier: epsilon and delta of other fits in the same folder.
     """
@@ -86,7 +86,8 @@ def _rows(identity: str, ledger: Ledger, earlier: Sequence[tuple[float, float]])
         epsilon, delta = (sum(values) + own for values, own in zip(zip(*earlier, strict=True), _spent(ledger), strict=True))
         yield (
             "Other fits in this folder",
-            f"{len(earlier)}; on the same rows, together ({round_up(epsilon)}, {round_up(delta)})-differentially private",
+            f"{len(earlier)}; if all used the same rows, all fits together are ({round_up(epsilon)}, {round_up(delta)})-"
+            "differentially private",
         )
     made = environment()
     yield "Code", made["commit"] or "no checkout; see the versions"

@@ -25,38 +25,38 @@ from dpfed.arrays.rows import Rows, rows_of
 from dpfed.errors import UserError
 from dpfed.paths import path_of
 
-_KEPT = ("folder", "budget", "random_state")  # parameters that a saved estimator does not have
+_KEPT = ("folder", "budget", "random_state")  # parameters that are not saved
 
 
 class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Canonical correlation of two matrices of features under differential privacy, as scikit-learn's ``CCA``.
+    """Canonical correlation of two feature matrices under differential privacy, with the interface of scikit-learn's ``CCA``.
 
-    Row i of X and of Y are features of record i, by frozen towers or other functions of that record alone. `fit` releases their
-    means and moments with noise, once, and makes two linear heads in closed form (docs/moments.md). Each call of `fit` spends
-    `epsilon` again.
+    Row i of X and row i of Y hold features of record i, which must depend on that record alone, such as those of frozen towers.
+    `fit` adds noise once to the means and moments of the rows, and computes two linear heads from them in closed form
+    (docs/moments.md). Each call of `fit` spends `epsilon` again.
 
     Args:
-        epsilon: what a fit may spend; it must be given.
+        epsilon: the privacy loss of one fit; required.
         delta: default 1/(N ln N), where N counts records, or groups.
-        n_components: heads onto so many directions, the most correlated, as ``CCA`` has them: good where X and Y share few;
-            ``None``: heads of k columns, those of a run. `with_components` changes it for nothing.
+        n_components: number of most correlated directions to keep, as in ``CCA``; useful if X and Y share few directions.
+            ``None``: heads of k columns, as in a run. `with_components` changes the number at no privacy cost.
         dimensions: k, after a public projection of the features; ``None``: chosen from N and the noise.
-        aligned: whether X and Y are alike before anything is learnt, as by the two towers of a CLIP.
-        noise: ``"gaussian"``, or ``"discrete"``: proven to the last bit.
-        device: where the rows are added up: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
-        folder: of fits: ledger, card and heads of each call of `fit`, and the budget's ledger; ``None``: nothing is kept.
-        budget: of all fits on these rows together, epsilon or (epsilon, delta); it needs `folder`.
-        random_state: for tests only: a number makes the noise predictable, so nothing is promised, and `epsilon_` is infinite.
+        aligned: whether matching rows of X and Y are similar already, as with both towers of a CLIP.
+        noise: ``"gaussian"``, or ``"discrete"``, whose proof covers the last bits.
+        device: the device that computes the sums: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
+        folder: keeps ledger, card and heads of each fit, and the budget's ledger; ``None``: nothing is kept.
+        budget: lifetime budget for all fits on these rows together, epsilon or (epsilon, delta); it needs `folder`.
+        random_state: for tests only. A number makes the noise predictable: no guarantee holds, and `epsilon_` is infinite.
 
     Attributes:
-        epsilon_: what the fit spent.
-        delta_: its companion.
+        epsilon_: epsilon that the fit spent.
+        delta_: delta that belongs to it.
         card_: the privacy card, Markdown.
         heads_: the tensors of ``heads.safetensors`` by name, as float32 arrays: X is ``image``, Y is ``text``.
         released_: the means and moments with their noise, from which the heads follow, float32.
-        ledger_: what was charged, JSON lines.
+        ledger_: the privacy ledger, JSON lines.
         n_features_in_: columns of X.
-        n_features_y_: columns of Y; 0: there was none.
+        n_features_y_: columns of Y; 0: the fit had no Y.
     """
 
     epsilon_: float
@@ -94,19 +94,19 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self.random_state = random_state
 
     def fit(self, X: Any, Y: Any = None, groups: Any = None) -> PrivateCCA:
-        """Spends epsilon, and makes the heads.
+        """Spends epsilon, and computes the heads.
 
-        A row that is zero or has a number that is not finite counts as nothing.
+        A row of zeros, or with a number that is not finite, adds nothing to the sums.
 
         Args:
             X: ``(N, F)`` array, tensor, data frame, sparse matrix, or path of a file that `dpfed embed` wrote; without `Y`
                 ``(N, V, F)``, V views of each image.
             Y: ``(N, G)``, the same.
-            groups: ``(N,)`` what several rows share, such as a person: then all rows of one are averaged, and protected
-                together. A row with None or NaN is a group of its own.
+            groups: ``(N,)`` the group of each row, such as a person. The rows of a group are averaged, and protected
+                together. A row with None or NaN is a group by itself.
 
         Raises:
-            UserError: before anything is spent, for whatever cannot be.
+            UserError: before any epsilon is spent, if the rows or parameters cannot be used.
         """
         wanted, randomness = self._wanted(), randomness_of(self.random_state)
         x, y = rows_of(X, "X"), None if Y is None else rows_of(Y, "Y")
@@ -142,13 +142,13 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return self
 
     def with_components(self, n_components: int | None) -> PrivateCCA:
-        """The same fit with other heads, which follow from what was released: it costs nothing.
+        """Returns the same fit with another number of components; it uses released sums only, so it costs no privacy.
 
         Args:
             n_components: see the parameter.
 
         Raises:
-            UserError: for more than there are dimensions.
+            UserError: if `n_components` is greater than the number of dimensions.
         """
         check_is_fitted(self)
         made = copy.copy(self).set_params(n_components=n_components)
@@ -160,9 +160,9 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return made
 
     def transform(self, X: Any, Y: Any = None) -> Any:
-        """Embeddings of unit length: the product of one of X with one of Y is the score of the pair.
+        """Embeds rows, to unit length: the inner product of an embedding of X and one of Y is the score of the pair.
 
-        They are exact functions of the rows, which no epsilon covers. A row that is zero or not finite gives zeros.
+        Embeddings are exact functions of the rows, so epsilon does not cover them. A row that is zero or not finite gives 0.
 
         Args:
             X: ``(n, F)``, see `fit`, or ``(n, V, F)``; ``None``: Y alone.
@@ -183,10 +183,10 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return self.fit(X, Y, groups).transform(X, Y)
 
     def score(self, X: Any, Y: Any = None) -> float:
-        """R@10: the share of rows whose own partner is among the ten nearest of all partners, the mean of both directions.
+        """R@10: the share of rows whose partner is among the ten nearest candidates, averaged over both directions.
 
-        Of views (n, V, F), the first two of each row are partners. It is an exact figure of these rows, which no epsilon
-        covers: measure rows that were not fitted.
+        If `X` has views (n, V, F), the first two views of each row are partners. The score is an exact function of these rows,
+        so epsilon does not cover it. Use rows that `fit` did not see.
 
         Args:
             X: see `transform`; more than ten rows.
@@ -203,7 +203,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return recall(*self.transform(X, Y))
 
     def save(self, folder: str | Path) -> None:
-        """Writes heads, card and ledger into a new folder; none holds anything of the rows that epsilon does not cover.
+        """Writes heads, card and ledger into a new folder; epsilon covers all of them.
 
         Raises:
             UserError: if the folder is in use, or cannot be written.
@@ -213,10 +213,10 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     @classmethod
     def load(cls, folder: str | Path) -> PrivateCCA:
-        """Reads what `save` wrote, or a fit with `folder`; of several fits the last.
+        """Loads a fit that `save` or the parameter `folder` wrote; if the folder has several fits, it loads the last.
 
         Raises:
-            UserError: if there is nothing, or it is damaged.
+            UserError: if the folder has no fit, or the fit is damaged.
         """
         saved = folders.read(path_of(folder, "the folder"))
         made = cls(**saved.parameters)
@@ -232,7 +232,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return int(self.heads_["image.matrix"].shape[1])
 
     def __sklearn_tags__(self) -> Tags:
-        """What scikit-learn asks of an estimator."""
+        """Tells scikit-learn what this estimator accepts."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = tags.input_tags.sparse = tags.input_tags.three_d_array = True
         tags.target_tags.two_d_labels = True
@@ -242,7 +242,9 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     def _wanted(self) -> Wanted:
         if self.epsilon is None:
-            raise ArrayError("epsilon is missing: say what the fit may spend, such as PrivateCCA(epsilon=3). [arrays-epsilon]")
+            raise ArrayError(
+                "epsilon is missing: give the privacy loss of a fit, such as PrivateCCA(epsilon=3). [arrays-epsilon]"
+            )
         k = self.dimensions
         if k is not None and (not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1):
             raise ArrayError(f"dimensions = {k!r}: expected a whole number from 1, or None. [arrays-dimensions-odd]")
@@ -266,7 +268,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             del self.feature_names_in_
 
     def _given(self, given: Any, name: str) -> Rows:
-        """Rows to be transformed, of as many columns as were fitted."""
+        """Reads rows for `transform`, and checks that their columns are those of the fit."""
         rows = rows_of(given, name, least=1)
         expected = self.n_features_in_ if name == "X" else self.n_features_y_
         if not expected:

@@ -1,4 +1,4 @@
-"""What heads make of rows, a block at a time, and how well partners find each other."""
+"""Embeds rows with linear heads, block by block, and computes the recall of matching rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def embedded(rows: Rows, heads: dict[str, np.ndarray], side: Literal["image", "t
     Args:
         rows: features.
         heads: the tensors of ``heads.safetensors`` by name.
-        side: whose head.
+        side: the tower whose head is applied.
     """
     head = PublishedHeads({name: torch.from_numpy(value) for name, value in heads.items()}).head(side)
     width = head.matrix.shape[1]
@@ -32,7 +32,7 @@ def embedded(rows: Rows, heads: dict[str, np.ndarray], side: Literal["image", "t
         block = torch.from_numpy(rows.block(numbers))
         largest = block.abs().amax(-1, keepdim=True)
         there = block.isfinite().all(-1, keepdim=True) & (largest > 0)
-        # Heads bring features to unit length anyway; numbers that float32 cannot hold are scaled before.
+        # Scaling changes nothing, because heads normalise features; it keeps large float64 numbers within float32.
         scaled = torch.where(there, block / torch.where(there, largest, 1.0), 0.0).float()
         made[numbers[0] : numbers[-1] + 1] = torch.where(there, F.normalize(head(scaled), dim=-1), 0.0).numpy()
     return made if rows.views else made[:, 0]
@@ -46,14 +46,12 @@ def recall(z: np.ndarray, w: np.ndarray) -> float:
         w: ``(n, D)``, partners in the same order.
 
     Raises:
-        ArrayError: for ten rows or fewer, of which each would be among the ten nearest.
+        ArrayError: for ten rows or fewer: every row would be among the ten nearest.
     """
     if len(z) != len(w):
         raise ArrayError(f"X has {len(z):,} rows and Y {len(w):,}: row i of both must be of one record. [arrays-score-lengths]")
     if len(z) <= _TOP:
-        raise ArrayError(
-            f"score says whose partner is among the {_TOP} nearest: give more than {_TOP} rows. [arrays-score-few]"
-        )
+        raise ArrayError(f"score is R@{_TOP}, which needs more than {_TOP} rows: X has {len(z)}. [arrays-score-few]")
     own, first, second = torch.arange(len(z)), torch.from_numpy(z), torch.from_numpy(w)
     found = [ranks(query, candidate, own, own) for query, candidate in ((first, second), (second, first))]
     return float(torch.stack(found).le(_TOP).double().mean())

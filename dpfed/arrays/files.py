@@ -1,4 +1,4 @@
-"""Features in files, as `dpfed embed` writes them: .npy, which is mapped, and Parquet, whose numbers are read as they are."""
+"""Reads files of features that `dpfed embed` writes: .npy, which it memory-maps, and Parquet."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FEATURES, NAME = "features", "name"  # columns of Parquet
 
 @dataclass(frozen=True)
 class Opened:
-    """What a file holds.
+    """The content of a file of features.
 
     Attributes:
         features: ``(N, F)``.
-        names: of the rows, a pyarrow array; ``None``: it says none.
+        names: names of the rows, a pyarrow array; ``None``: the file has none.
     """
 
     features: np.ndarray
@@ -35,7 +35,7 @@ def opened(given: str | os.PathLike[str], name: str) -> Opened:
         name: ``X`` or ``Y``.
 
     Raises:
-        ArrayError: if it cannot be read, or holds something else.
+        ArrayError: if the file cannot be read, or holds no features.
     """
     path = Path(given).expanduser()
     try:

@@ -1,7 +1,7 @@
-"""Two noisy sums over the rows of arrays, and heads that follow: what a run in closed form does, without a configuration.
+"""Fits private moments to arrays: two noisy sums over the rows, and heads in closed form. No configuration is needed.
 
-Plan, worker, engine, coordinator, noise and ledger are those of such a run. With equal numbers and an equal key, both release
-the same bits.
+Plan, worker, engine, coordinator, noise and ledger are those of a run of private moments with
+`bounding.options.basis = "random"`. With equal features and an equal key, a fit and such a run release the same bits.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _SIDES: tuple[Side, ...] = ("image", "text")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What somebody asks of a fit.
+    """The parameters of a fit.
 
     Attributes:
-        epsilon: of the fit.
+        epsilon: of the fit's guarantee.
         delta: ``None``: 1/(N ln N).
         dimensions: k; ``None``: chosen from N and sigma.
-        aligned: whether the features of a record are alike before anything is learnt.
+        aligned: whether the two features of a record are similar already.
         noise: ``gaussian`` or ``discrete``.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
     """
@@ -66,10 +66,10 @@ class Wanted:
 
 
 def plan_of(wanted: Wanted, records: ArrayRecords) -> PrivacyPlan:
-    """What a fit promises, and how: the plan of a run in closed form over as many records.
+    """Makes the privacy plan of a fit: that of a run of private moments over as many records.
 
     Raises:
-        UserError: for numbers that cannot be a plan.
+        UserError: if the parameters allow no plan.
     """
     views = records.x.views
     method = method_named(METHOD)
@@ -84,20 +84,20 @@ def plan_of(wanted: Wanted, records: ArrayRecords) -> PrivacyPlan:
         if error.code != "epsilon-too-large":
             raise
         raise ArrayError(
-            f"epsilon = {wanted.epsilon} promises next to nothing, and the least noise there is gives less: lower it, to 80 or "
-            "less; scikit-learn's CCA is without privacy. [arrays-epsilon-large]"
+            f"epsilon = {wanted.epsilon} is too large: even the smallest noise multiplier gives a smaller one. Lower it to 80 "
+            "or less; scikit-learn's CCA fits without privacy. [arrays-epsilon-large]"
         ) from error
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What heads are made of beside what was released; all of it is public.
+    """The public inputs of the heads, beside the released sums.
 
-    A matrix with fewer columns than the heads have dimensions gets columns of zeros: otherwise the other matrix would be
-    projected to as few. What noise makes of these columns is dropped.
+    A matrix with fewer columns than the heads have dimensions is padded with columns of zeros; otherwise the other matrix would
+    be projected to as few dimensions. The noise in padded columns is dropped.
 
     Attributes:
-        plan: of the fit.
+        plan: the fit's privacy plan.
         widths: columns of X and of Y.
         aligned: see `Wanted`.
     """
@@ -107,17 +107,16 @@ class Shape:
     aligned: bool = False
 
     def refuse_impossible(self) -> None:
-        """Refuses numbers that do not go together.
+        """Refuses parameters that contradict each other or the shapes of the matrices.
 
         Raises:
-            ArrayError: saying which.
+            ArrayError: it names them.
         """
         widest, n, wanted = max(self.widths), self.plan.sampling.records, self.plan.bounding.options["dimensions"]
         if self.aligned and len(set(self.widths)) > 1:
             columns = " and ".join(f"{width:,}" for width in self.widths)
             raise ArrayError(
-                f"aligned=True says that rows of X and Y are alike, and they have {columns} columns: leave it out. "
-                "[arrays-aligned]"
+                f"aligned=True needs X and Y with equal columns, and they have {columns}: leave aligned out. [arrays-aligned]"
             )
         if wanted > min(widest, n):
             raise ArrayError(
@@ -127,29 +126,29 @@ class Shape:
 
     @property
     def padded(self) -> tuple[int, ...]:
-        """Columns with those of zeros."""
+        """Columns of X and of Y, including the padding."""
         n, sigma = self.plan.sampling.records, self.plan.noise.multiplier
         k = self.plan.bounding.options["dimensions"] or dimensions_for(n, sigma, (max(self.widths),))
         return tuple(max(width, k) for width in self.widths)
 
     def heads(self) -> MomentHeads:
-        """Heads of which nothing is released yet."""
+        """Makes the heads, before any sum is released."""
         aligned = self.aligned or len(self.widths) == 1  # views of an image are alike
         return moment_heads(self.plan, self.padded, aligned, self.plan.noise_std)
 
     def there(self, heads: MomentHeads) -> Tensor:
-        """1 for each number of the sums that is not one of columns of zeros, which the sums hold as noise alone."""
+        """A mask over the numbers of both sums: 0 where a number belongs to padded columns and is pure noise, else 1."""
         layout = heads.layout
         columns = (torch.arange(layout.dimensions) < torch.tensor(self.widths)[:, None]).double()
         moments = Moments(columns, columns[0][:, None] * columns[-1], columns[:, :, None] * columns[:, None, :])
         return torch.cat([layout.encoded(step, moments) for step in (0, 1)]).ne(0).to(heads.released)
 
     def published(self, heads: MomentHeads, components: int | None) -> dict[str, np.ndarray]:
-        """The tensors of ``heads.safetensors`` by name, for columns as they were given.
+        """The tensors of ``heads.safetensors`` by name, without padding.
 
         Args:
-            heads: with what was released.
-            components: only so many directions, the most correlated; ``None``: the heads of a run.
+            heads: heads that hold the released sums.
+            components: number of most correlated directions to keep; ``None``: the heads of a run.
         """
         sides = _SIDES[: len(self.widths)]
         if components is None:
@@ -166,7 +165,7 @@ class Shape:
 
 
 def randomness_of(seed: Any) -> Randomness:
-    """Fresh secret randomness, unless somebody asks for noise that can be repeated, which a notice warns of.
+    """Returns fresh secret randomness; for a fixed seed, it returns predictable randomness and warns.
 
     Args:
         seed: an estimator's ``random_state``.
@@ -181,7 +180,7 @@ def randomness_of(seed: Any) -> Randomness:
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
         raise ArrayError(f"random_state = {seed!r}: leave it out; for tests, give a whole number. [arrays-seed]")
     warnings.warn(
-        "random_state makes the noise predictable, so this fit promises no privacy, and its card says so: leave it out",
+        "random_state makes the noise predictable, so this fit promises no privacy, and its card says so: leave the seed out",
         Notice,
         stacklevel=3,
     )
@@ -189,21 +188,21 @@ def randomness_of(seed: Any) -> Randomness:
 
 
 class Fit:
-    """One fit: its plan, and its rows as the mechanism reads them.
+    """One fit: its privacy plan, its rows, and the model that holds its heads.
 
     Args:
-        wanted: what is asked for.
+        wanted: the parameters.
         records: the rows.
 
     Attributes:
-        plan: what is promised.
-        shape: of the heads.
+        plan: the privacy plan.
+        shape: the public inputs of the heads.
         records: the rows.
-        model: frozen, with nothing but heads.
-        heads: of the model.
+        model: a frozen model without layers other than the heads.
+        heads: the heads of the model.
 
     Raises:
-        UserError: for numbers that do not go together.
+        UserError: if the parameters contradict each other or the rows.
     """
 
     def __init__(self, wanted: Wanted, records: ArrayRecords) -> None:
@@ -218,7 +217,7 @@ class Fit:
 
     @property
     def size(self) -> int:
-        """Numbers of both sums."""
+        """How many numbers both sums have together."""
         return TrainableVector(self.model).numel
 
     def create_ledger(self, path: Path, fixed_seed: bool) -> Ledger:
@@ -226,13 +225,13 @@ class Fit:
         return Ledger.create(path, self.plan, {"fixed_seed": fixed_seed}, block_length(self.size))
 
     def worker(self, randomness: Randomness) -> Worker:
-        """Adds up the rows.
+        """Makes the worker that adds up the rows.
 
         Args:
-            randomness: the owner's.
+            randomness: randomness of the rows' owner.
         """
         records = self.records
-        # Nothing is drawn: every record takes part, a unit with all of its rows. So a row's place may be its key.
+        # The steps sample nothing: every row takes part. So a row's position may be its key.
         places = np.arange(len(records), dtype=np.uint64)
         return Worker(
             plan=self.plan,
@@ -247,11 +246,11 @@ class Fit:
         )
 
     def run(self, ledger: Ledger, randomness: Randomness) -> None:
-        """Releases both sums, each charged before anything follows from it; then the heads hold them.
+        """Releases both noisy sums into the heads; each is charged to the ledger before it is used.
 
         Args:
-            ledger: of this fit.
-            randomness: its secret.
+            ledger: the ledger of this fit.
+            randomness: secret randomness.
         """
         coordinator = Coordinator(self.plan, self.model, OptimizerConfig(), randomness, ledger)
         transport, there = InProcess([self.worker(randomness.for_ranks())]), self.shape.there(self.heads)
@@ -262,7 +261,7 @@ class Fit:
 
 
 def _bare(towers: int) -> nn.Module:
-    """A model whose towers give what they get."""
+    """A model whose towers return their input."""
     if towers == 1:
         return SimCLRModel(nn.Identity(), nn.Identity())
     return TwoTowerModel(nn.Identity(), nn.Identity(), nn.Identity())

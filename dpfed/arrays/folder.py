@@ -1,13 +1,13 @@
-"""A fit as a folder, and a folder of fits.
+"""Files of a fit, and folders of several fits.
 
-ledger.jsonl        what was charged; written before anything follows from the rows
+ledger.jsonl        the privacy ledger; each charge is written before its sum is used
 heads.safetensors   the heads, in the format of a run's model (docs/moments.md)
 released.safetensors
-                    the noisy means and moments, of which other heads can be made
-privacy_card.md     the card
-cca.json            parameters and numbers of the estimator; written last, so a fit that has it is whole
+                    the noisy means and moments, from which other heads can be computed
+privacy_card.md     the privacy card
+cca.json            parameters of the estimator; written last, so a folder that has it is complete
 
-A folder of fits holds one such folder for each call of `fit`, fit-1, fit-2, ..., and the ledger of a lifetime budget.
+A folder of fits has one such folder for each call of `fit` (fit-1, fit-2, ...), and the ledger of a lifetime budget.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _FIT = re.compile(r"fit-(\d+)")
 
 @dataclass(frozen=True)
 class Saved:
-    """What a folder keeps of a fit.
+    """The saved content of a fit.
 
     Attributes:
-        parameters: of the estimator.
-        epsilon: spent; ``None``: nothing bounds it.
-        delta: its companion.
+        parameters: parameters of the estimator.
+        epsilon: epsilon spent; ``None``: a fixed seed voids the guarantee.
+        delta: delta that belongs to it.
         widths: columns of X and of Y.
         heads: as `dpfed.models.moments.published_heads` gives them.
         released: the noisy means and moments.
         card: Markdown.
         ledger: JSON lines.
-        columns: names of the columns of X, where it had some.
+        columns: names of the columns of X; ``None``: X had none.
     """
 
     parameters: dict[str, Any]
@@ -68,16 +68,16 @@ class Saved:
 
     @property
     def plan(self) -> PrivacyPlan:
-        """What the fit promised, as its ledger says."""
+        """The privacy plan, read from the ledger."""
         return PrivacyPlan.from_dict(json.loads(self.ledger.partition("\n")[0])["plan"])
 
 
 @contextlib.contextmanager
 def opened(folder: str | Path | None) -> Iterator[tuple[Path, bool]]:
-    """Where a fit keeps its ledger, and whether it stays; otherwise it goes at the end of the ``with`` block.
+    """Yields the folder for a fit's ledger, and whether it is kept; a temporary folder is deleted with the ``with`` block.
 
     Args:
-        folder: of fits; ``None``: a temporary one.
+        folder: a folder of fits; ``None``: a temporary folder.
     """
     if folder is not None:
         yield path_of(folder, "folder").expanduser(), True
@@ -90,17 +90,17 @@ def new_fit(folder: Path) -> Path:
     """Makes the folder of the next fit.
 
     Args:
-        folder: of fits; it is made if it is missing.
+        folder: the folder of fits; it is created if it is missing.
 
     Raises:
-        ArrayError: if it cannot be made, or holds something else.
+        ArrayError: if it cannot be created, or holds a run or a saved estimator.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / "config.toml").exists() or (folder / FACTS).exists():
             raise ArrayError(
-                f"{folder} holds a run or a saved estimator: give a folder of its own, in which each fit gets a folder. "
-                "[arrays-folder-used]"
+                f"{folder} holds a run or a saved estimator: give another folder, in which dpfed makes one folder for each "
+                "fit. [arrays-folder-used]"
             )
         number = 1 + max((int(found[1]) for path in folder.iterdir() if (found := _FIT.fullmatch(path.name))), default=0)
         while True:
@@ -121,7 +121,7 @@ def fits_in(folder: Path) -> list[Path]:
 
 
 def spent_in(folders: list[Path]) -> list[tuple[float, float]]:
-    """Epsilon and delta that the ledgers of fits hold, of those that were charged anything.
+    """Epsilon and delta of each fit that was charged, from its ledger.
 
     Raises:
         UserError: for a damaged ledger.
@@ -131,7 +131,7 @@ def spent_in(folders: list[Path]) -> list[tuple[float, float]]:
 
 
 def write(folder: Path, saved: Saved) -> None:
-    """Writes a fit; the ledger may be there already.
+    """Writes a fit; its ledger may exist already.
 
     Raises:
         ArrayError: if the folder cannot be written.
@@ -167,10 +167,10 @@ def save_into(folder: Path, saved: Saved) -> None:
 
 
 def read(folder: Path) -> Saved:
-    """Reads a fit; of a folder of fits the last that is whole.
+    """Reads a fit; from a folder of fits, it reads the last complete one.
 
     Raises:
-        UserError: if there is none, or it is damaged.
+        UserError: if there is no fit, or it is damaged.
     """
     folder = path_of(folder, "the folder of a fit")
     if not (folder / FACTS).is_file() and folder.is_dir():
@@ -191,8 +191,8 @@ def read(folder: Path) -> Saved:
         return Saved(facts["parameters"], facts["epsilon"], facts["delta"], widths, heads, released, card, ledger, columns)
     except OSError as error:
         raise ArrayError(
-            f"cannot read {error.filename or folder}: {error.strerror or error}; expected what PrivateCCA.save, or a fit with "
-            "folder=, wrote. [arrays-unreadable]"
+            f"cannot read {error.filename or folder}: {error.strerror or error}; expected a folder that PrivateCCA.save, or a "
+            "fit with folder=, wrote. [arrays-unreadable]"
         ) from error
     except UserError:
         raise

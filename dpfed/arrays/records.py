@@ -1,4 +1,4 @@
-"""Rows of one or two matrices as records: what workers and lifetime budgets read of them."""
+"""Rows of one or two matrices as records, which workers and lifetime budgets read."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from dpfed.data.store.record import record_key
 from dpfed.data.views.batches import ViewMaker
 from dpfed.privacy.randomness import Randomness
 
-GROUP = "group"  # what rows with an equal value of `groups` are
+GROUP = "group"  # name of the unit: all rows with an equal value of `groups`
 
 
 class ArrayRecords(RecordSet):
     """Row i of X, and of Y if it is given, is record i.
 
-    Keys and contents, by which a lifetime budget knows records again, are computed when they are asked for.
+    Keys and contents, by which a lifetime budget recognises records, are computed on first use.
 
     Args:
         x: features, ``image`` among the views.
         y: other features of the same records, ``text`` among the views.
-        groups: ``(N,)`` what several rows share, such as a person; a row with None or NaN shares nothing.
-        path: the folder in which a budget for them is kept.
+        groups: ``(N,)`` the group of each row, such as a person; a row with None or NaN is a group by itself.
+        path: the folder that keeps the budget of these rows.
 
     Raises:
-        ArrayError: for different lengths, or fewer than two records.
+        ArrayError: if X and Y differ in length, or there are fewer than two records or groups.
     """
 
     def __init__(self, x: Rows, y: Rows | None, groups: Any, path: Path) -> None:
@@ -48,26 +48,28 @@ class ArrayRecords(RecordSet):
         self.labels, self.label_names = {}, {}
         if self.protected < 2:
             what = f"{GROUP}s" if groups is not None else "rows"
-            raise ArrayError(f"{self.protected} sample(s): expected 2 {what} or more; thousands are useful. [arrays-few]")
+            raise ArrayError(
+                f"{self.protected} sample(s): expected 2 {what} or more; useful heads need thousands. [arrays-few]"
+            )
 
     def __len__(self) -> int:
         return len(self.x)
 
     @property
     def protected(self) -> int:
-        """N of the promise: records, or groups where these are protected."""
+        """N of the privacy plan: the number of records, or of groups if there are groups."""
         if self.units is None or not len(self):
             return len(self)
         return int(self.units.max()) + 1
 
     @property
     def together(self) -> int:
-        """How many records are in memory at a time."""
+        """How many records are read into memory at a time."""
         return min(rows.together for rows in (self.x, self.y) if rows is not None)
 
     @functools.cached_property
     def keys(self) -> np.ndarray:  # type: ignore[override]
-        """See `RecordSet`: hashes of the rows; of equal rows the first, second, ... have keys of their own."""
+        """See `RecordSet`: hashes of the rows and, among equal rows, of their order."""
         seen: dict[bytes, int] = {}
         keys = np.empty(len(self), np.uint64)
         for rows in self.x.blocks():
@@ -79,7 +81,7 @@ class ArrayRecords(RecordSet):
 
     @functools.cached_property
     def contents(self) -> str:  # type: ignore[override]
-        """See `RecordSet`: a plain hash, which stays where the records are."""
+        """See `RecordSet`: a hash without a key, which is not published."""
         parts = [self.keys] if self.units is None else [self.keys, self.units]
         order = np.argsort(self.keys, kind="stable")
         return hashlib.blake2b(b"".join(part[order].tobytes() for part in parts), digest_size=16).hexdigest()
@@ -110,11 +112,11 @@ class ArrayRecords(RecordSet):
 
 
 class ArrayViews(ViewMaker):
-    """Rows in the place of views, the same in each step.
+    """Serves rows as views, the same in each step.
 
     Args:
-        records: of the rows.
-        widths: of X and of Y, which get columns of zeros up to them.
+        records: the rows.
+        widths: columns of X and of Y after padding with zeros.
     """
 
     def __init__(self, records: ArrayRecords, widths: tuple[int, ...]) -> None:
@@ -131,7 +133,7 @@ class ArrayViews(ViewMaker):
 
 
 def _in_order(rows: Rows, indices: np.ndarray) -> np.ndarray:
-    """Rows by number, in any order."""
+    """Reads rows by number, in any order."""
     order = np.argsort(indices, kind="stable")
     found = rows.block(indices[order])
     if (order == np.arange(len(order))).all():
@@ -165,7 +167,7 @@ def _refuse_lengths(x: Rows, y: Rows | None) -> None:
 
 
 def _numbered(groups: Any, rows: int) -> np.ndarray:
-    """A number for each group, from 0, ``(N,)`` uint64; a row that names none is a group of its own."""
+    """Numbers the groups from 0, ``(N,)`` uint64; a row without a group is a group by itself."""
     given = np.asarray(groups.detach().cpu() if hasattr(groups, "detach") else groups)
     if given.shape != (rows,):
         raise ArrayError(
@@ -180,5 +182,5 @@ def _numbered(groups: Any, rows: int) -> np.ndarray:
         return np.fromiter((numbers.setdefault(name, len(numbers)) for name in names), np.uint64, len(names))
     except (TypeError, ValueError) as error:  # such as pandas' NA, lists
         raise ArrayError(
-            f"groups holds other things than names ({error}): give numbers or texts. [arrays-group-names]"
+            f"groups holds values that are neither numbers nor texts ({error}): give numbers or texts. [arrays-group-names]"
         ) from error

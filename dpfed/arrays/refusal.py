@@ -1,4 +1,4 @@
-"""The sentence for arrays that cannot be used, as scikit-learn's callers expect it."""
+"""The error for arrays that cannot be used."""
 
 from __future__ import annotations
 
@@ -6,5 +6,4 @@ from dpfed.errors import UserError
 
 
 class ArrayError(UserError, ValueError, TypeError):
-    """A `UserError` about what was given to an estimator: also a ``ValueError`` and a ``TypeError``, which callers of
-    scikit-learn's estimators catch."""
+    """Raised for wrong input to an estimator; scikit-learn's callers catch it as a ``ValueError`` or a ``TypeError``."""

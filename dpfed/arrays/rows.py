@@ -1,6 +1,6 @@
-"""What somebody gives as a matrix of features, read a block of rows at a time; the whole is never copied.
+"""Reads a matrix of features a block of rows at a time, without a copy of the whole.
 
-Rows are numpy arrays (memory-mapped ones, too), torch tensors, data frames, sparse matrices, nested lists, or files
+The matrix may be given as numpy arrays (memory-mapped ones, too), torch tensors, data frames, sparse matrices, nested lists, or files
 (`dpfed.arrays.files`).
 """
 
@@ -17,8 +17,8 @@ from dpfed.arrays.files import Opened, opened
 from dpfed.arrays.refusal import ArrayError
 from dpfed.data.items.item import described
 
-_MOST_COLUMNS = 65_536  # for which the mechanism's arithmetic is proven (`dpfed.bounding.pair_moments`)
-_NUMBERS, _MOST_ROWS = 1 << 20, 8192  # in memory at a time
+_MOST_COLUMNS = 65_536  # up to which the sensitivity is proven (`dpfed.bounding.pair_moments`)
+_NUMBERS, _MOST_ROWS = 1 << 20, 8192  # that a block holds at most
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Rows:
     Attributes:
         name: ``X`` or ``Y``, for messages.
         shape: (N, F), or (N, V, F) of V views.
-        read: rows ``(n,)``, ascending, or a slice -> their numbers, in whatever type they have.
-        names: of the rows, where the file says them.
-        columns: names of the columns, where they are texts.
-        padding: columns of zeros behind the last, which `block` adds.
+        read: takes row numbers ``(n,)``, ascending, or a slice; returns these rows in their own type.
+        names: names of the rows; ``None``: the source has none.
+        columns: names of the columns; ``None``: the source has none, or some are not texts.
+        padding: number of columns of zeros that `block` appends.
     """
 
     name: str
@@ -56,20 +56,20 @@ class Rows:
 
     @property
     def together(self) -> int:
-        """How many rows are in memory at a time."""
+        """How many rows a block has at most."""
         return max(1, min(_MOST_ROWS, _NUMBERS // ((self.width + self.padding) * max(1, self.views))))
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """All rows, block by block: their numbers ``(n,)``."""
+        """Yields the row numbers ``(n,)`` of each block."""
         for first in range(0, len(self), self.together):
             yield np.arange(first, min(first + self.together, len(self)))
 
     def padded(self, width: int) -> Rows:
-        """The same with columns of zeros behind, `width` in all."""
+        """The same rows, padded with columns of zeros to `width` columns."""
         return replace(self, padding=max(0, width - self.width))
 
     def block(self, rows: np.ndarray) -> np.ndarray:
-        """Some rows, ``(n, max(V, 1), F + padding)``, float32 or, where they are exacter or whole numbers, float64.
+        """Reads rows, ``(n, max(V, 1), F + padding)``: float32 if they are float16 or float32, else float64.
 
         Args:
             rows: ``(n,)`` ascending.
@@ -81,10 +81,10 @@ class Rows:
         return np.pad(found, ((0, 0), (0, 0), (0, self.padding))) if self.padding else found
 
     def refuse_empty(self) -> None:
-        """Refuses features of which no row says anything: only noise would be released.
+        """Refuses a matrix without a usable row, of which a fit would release noise alone.
 
         Raises:
-            ArrayError: saying so.
+            ArrayError: if every row is zero or has a number that is not finite.
         """
         for block in map(self.block, self.blocks()):
             if bool((np.isfinite(block).all(-1) & (block != 0).any(-1)).any()):
@@ -96,15 +96,15 @@ class Rows:
 
 
 def rows_of(given: Any, name: str, least: int = 2) -> Rows:
-    """Rows of whatever was given.
+    """Makes `Rows` of a matrix, whatever its type.
 
     Args:
-        given: see above.
+        given: the matrix (see above for its types).
         name: ``X`` or ``Y``.
-        least: columns.
+        least: smallest number of columns.
 
     Raises:
-        ArrayError: for anything but a matrix of numbers, saying what to do.
+        ArrayError: if it is not a matrix of numbers; the message says what to do.
     """
     if isinstance(given, str | os.PathLike):
         rows = _of_file(opened(given, name), name)
@@ -200,7 +200,7 @@ def _refuse_shape(rows: Rows, least: int) -> None:
     if shape[-1] < least:
         raise ArrayError(
             f"{name} has {shape[-1]} feature(s) (shape={shape}) while a minimum of 2 is required: every row is brought to unit "
-            "length, which leaves of one number its sign. Give more columns, such as one for each class. [arrays-one-column]"
+            "length, so a single number would keep only its sign. Give more columns, such as one for each class. [arrays-one-column]"
         )
     if shape[-1] > _MOST_COLUMNS:
         raise ArrayError(
@@ -208,4 +208,4 @@ def _refuse_shape(rows: Rows, least: int) -> None:
             "public matrix first, such as sklearn.random_projection's with a fixed random_state. [arrays-wide]"
         )
     if len(shape) == 3 and not 2 <= shape[1] <= 64:
-        raise ArrayError(f"{name} has {shape[1]} views of each record: expected 2 to 64, which are compared. [arrays-views]")
+        raise ArrayError(f"{name} has {shape[1]} views of each record: expected 2 to 64. [arrays-views]")

@@ -182,7 +182,7 @@ def _as_given(choice: Choice, given: dict[str, Any]) -> Choice:
     if not set_:
         return choice
     said = ", ".join(f"{key} = {'its default' if value is None else value}" for key, value in set_.items())
-    return dataclasses.replace(choice, why=f"{choice.why}; you set {said}", keys={**choice.keys, **set_})
+    return dataclasses.replace(choice, why=f"{choice.why}; you set {said} instead", keys={**choice.keys, **set_})
 
 
 def _tree(keys: dict[str, Any]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def requested(config: Path | None, data: str | None, assignments: list[str] | No
 
         return chosen_config(config, assignments)
     if config is not None:
-        raise UserError(f"with --data dpfed chooses what the configuration {config} sets: give one of the two. [pretrain-both]")
+        raise UserError(f"with --data dpfed chooses what the configuration {config} sets: give one of them. [pretrain-both]")
     if options["epsilon"] is None:
         raise UserError("--data needs --epsilon, too: --epsilon 8 is usual, --epsilon 1 is strong. [pretrain-epsilon]")
     from dpfed.automatic.request import Request

@@ -119,7 +119,7 @@ def pretrain(
         with shown(progress) as seen:
             return pretraining.pretrain(config, folder, seen, resume, callbacks)
     if config is not None:
-        raise UserError("with data=... dpfed chooses what a configuration sets: give one of the two. [pretrain-two]")
+        raise UserError("with data=... dpfed chooses what a configuration sets: give one of them. [pretrain-two]")
     if epsilon is None:
         raise UserError("data=... needs an epsilon, too: epsilon=8 is usual, epsilon=1 is strong. [pretrain-promise]")
     from dpfed.automatic.running import pretrain as automatic

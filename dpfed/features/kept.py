@@ -1,8 +1,8 @@
-"""Features that stay: a folder beside the record store, from which every later run of the same owner takes them.
+"""Features that are kept in a folder beside the record store, for later runs of the same user.
 
-stores/mine/                     the store, never changed
+stores/mine/                     the store, which never changes
 stores/mine.features/            mode 0700
-    KEY/000000.safetensors       mode 0600, see `dpfed.features.cache`; KEY names all that the features depend on
+    KEY/000000.safetensors       mode 0600, see `dpfed.features.cache`; KEY hashes all that the features depend on
     KEY.lock                     held while a process computes or deletes them
 """
 
@@ -23,26 +23,26 @@ _LOCK = ".lock"
 
 
 def place_of(store: str | Path) -> Path:
-    """The folder for the features of a store's records; the store itself may be gone."""
+    """The folder for the features of a store's records; the store itself may be deleted."""
     path = Path(store).resolve()
     return path.with_name(f"{path.name}.features")
 
 
 @contextlib.contextmanager
 def claimed_features(place: Path, key: str, say: Callable[[str], None]) -> Iterator[Path]:
-    """Holds the features of one key for this process; another one that computes them is waited for, for as long as it takes.
+    """Locks the features of one key for this process, and waits as long as another process computes them.
 
     Args:
-        place: see `place_of`; it is made if need be.
-        key: names all that the features depend on.
-        say: told that there is something to wait for.
+        place: see `place_of`; the folder is created if it is missing.
+        key: a hash of all that the features depend on.
+        say: called with a sentence before waiting.
 
     Yields:
-        The folder of their shards, which may not be there.
+        The folder of the features' shards, which may not exist yet.
 
     Raises:
-        UserError: if somebody else owns the place, or could read it, or its storage has no locks.
-        OSError: if nothing can be written there.
+        UserError: if another user owns or can read the folder, or its file system has no locks.
+        OSError: if the folder is not writable.
     """
     place.mkdir(mode=0o700, exist_ok=True)
     _refuse_open(place)
@@ -54,37 +54,39 @@ def claimed_features(place: Path, key: str, say: Callable[[str], None]) -> Itera
         except UserError as error:
             if error.code != "file-locked":
                 raise
-            say("another run computes the same features of frozen towers: waiting for them")
+            say("waiting: another run computes the same features of frozen towers")
             held.enter_context(file_lock(lock, "", math.inf))
         yield place / key
 
 
 def forget(store: str | Path) -> int:
-    """Deletes all features of a store's records. A run that has read them goes on with what it holds open.
+    """Deletes all kept features of a store's records. A run that has opened them can continue.
 
     Args:
-        store: the path of the store, which may be gone itself.
+        store: the path of the store, which may be deleted already.
 
     Returns:
-        Their bytes.
+        How many bytes were deleted.
 
     Raises:
-        UserError: if a process computes some at this moment, or they cannot be deleted.
+        UserError: if a process is computing features, or the files cannot be deleted.
     """
     place = place_of(store)
     if not os.path.lexists(place):
         return 0
     if place.is_symlink() or not place.is_dir():
-        raise UserError(f"{place} is not a folder: nothing was deleted. Look what it is. [forget-no-folder]")
+        raise UserError(f"{place} is not a folder: nothing was deleted. Check what it is. [forget-no-folder]")
     size = sum(file.stat().st_size for file in place.rglob("*.safetensors"))
-    taken = f"a run computes the features in {place}: wait until it has, or interrupt it; the same command then deletes them."
+    taken = (
+        f"a run is computing the features in {place}: wait until it has finished, or interrupt it, then repeat this command."
+    )
     try:
         for folder in sorted(place.iterdir()):
             if folder.is_dir():
                 lock = folder.with_name(f"{folder.name}{_LOCK}")
                 with file_lock(lock, taken):
                     shutil.rmtree(folder)
-                    lock.unlink(missing_ok=True)  # while it is held: whoever waits for it takes a new one
+                    lock.unlink(missing_ok=True)  # still held, so a process that waits must make a new one
         for left in place.glob(f"*{_LOCK}"):
             with file_lock(left, taken):
                 left.unlink(missing_ok=True)
@@ -95,11 +97,11 @@ def forget(store: str | Path) -> int:
 
 
 def _refuse_open(place: Path) -> None:
-    """Refuses a folder of somebody else, or one that others could read: features reveal as much as the records.
+    """Refuses a folder that another user owns or can read: features reveal as much as the records.
 
     Raises:
-        UserError: saying so.
+        UserError: if the owner or the mode is wrong.
     """
     found = place.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise UserError(f"{place} is not a folder of this user alone (mode 0700). [features-place]")
+        raise UserError(f"{place} must be a folder that only this user can read (mode 0700). [features-place]")

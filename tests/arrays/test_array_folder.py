@@ -54,7 +54,7 @@ def test_every_fit_in_a_folder_has_its_own_and_they_add_up(tmp_path):
     first = cca.fit(X, Y).card_
     assert "Other fits in this folder" not in first
     assert (
-        "| Other fits in this folder | 1; on the same rows, together (4.00, 2.00e-5)-differentially private |"
+        "| Other fits in this folder | 1; if all used the same rows, all fits together are (4.00, 2.00e-5)-differentially private |"
         in cca.fit(X, Y).card_
     )
     for number in (1, 2):
