@@ -39,7 +39,7 @@ class UserError(Exception):
         self.command = command
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: the sentence, and no frame of dpfed's."""
+        """In a notebook, shows the sentence without dpfed's stack frames."""
         return [f"{type(self).__name__}: {self}"]
 
     @property
@@ -72,10 +72,10 @@ def goes_on(sentence: Callable[[], str]) -> Iterator[None]:
 
 
 def short_traceback(function: Callable[P, R]) -> Callable[P, R]:
-    """A function whose refusals show the caller's line, and not the way through dpfed. DPFED_TRACEBACK=1 shows that, too.
+    """Shortens the traceback of a `UserError` to the caller's line; DPFED_TRACEBACK=1 keeps the whole traceback.
 
     Args:
-        function: that programs call.
+        function: a function that users' programs call.
     """
 
     @functools.wraps(function)

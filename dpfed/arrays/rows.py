@@ -1,6 +1,6 @@
 """Reads a matrix of features a block of rows at a time, without a copy of the whole.
 
-The matrix may be given as numpy arrays (memory-mapped ones, too), torch tensors, data frames, sparse matrices, nested lists, or files
+It may be a numpy array (also memory-mapped), a torch tensor, a data frame, a sparse matrix, a nested list, or a file
 (`dpfed.arrays.files`).
 """
 
@@ -200,7 +200,7 @@ def _refuse_shape(rows: Rows, least: int) -> None:
     if shape[-1] < least:
         raise ArrayError(
             f"{name} has {shape[-1]} feature(s) (shape={shape}) while a minimum of 2 is required: every row is brought to unit "
-            "length, so a single number would keep only its sign. Give more columns, such as one for each class. [arrays-one-column]"
+            "length, so one number would keep only its sign. Give more columns, such as one for each class. [arrays-one-column]"
         )
     if shape[-1] > _MOST_COLUMNS:
         raise ArrayError(

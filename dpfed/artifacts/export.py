@@ -33,8 +33,7 @@ def export_model(
         dest: a folder to make.
         hub: with a page for the Hugging Face hub, ``README.md`` (`dpfed.artifacts.model_card`).
         license: of the weights, for that page.
-        format: of another library (`dpfed.artifacts.formats`), with a text that says how it is loaded; ``None``: all that
-            `dpfed.load` reads.
+        format: another library's format (`dpfed.artifacts.formats`); ``None``: dpfed's own, with all that `dpfed.load` reads.
 
     Returns:
         The files that were written.
@@ -50,7 +49,9 @@ def export_model(
     if license is not None and not hub:
         raise UserError("--license is for the page that --hub makes: add --hub, or leave it out. [export-license-unused]")
     if format is not None and hub:
-        raise UserError("--hub writes a page for dpfed's own folder: leave --format or --hub out. [export-format-hub]")
+        raise UserError(
+            "--hub adds a page to the folder in dpfed's own format: leave --format or --hub out. [export-format-hub]"
+        )
     page = model_card(run, license) if hub else None
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A run's model as other libraries read it: their files, and a text that says how they load it."""
+"""Writes a run's model in the files of another library, with a text that shows how to load it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dpfed.schema.wording import either
 
 HOW = "HOW_TO_LOAD.md"
 _HEADS = (
-    f"\nThe towers are the public ones; what the run learnt is in `{HEADS.file}`, behind them. dpfed's page moments.md "
-    "says how to apply it, in four lines.\n"
+    f"\nThe towers are the public ones. The run learnt the heads in `{HEADS.file}`, which transform the towers' features. dpfed's "
+    "page moments.md shows how to apply them, in four lines.\n"
 )
 _TRANSFORMERS = {
     "image": (
@@ -36,10 +36,10 @@ _TRANSFORMERS = {
 
 
 def formats_of(model: ModelConfig) -> list[str]:
-    """The formats that can carry a model."""
+    """The formats that can hold a model."""
     in_timm = model.timm is not None and "/" not in model.timm
     found = {"timm": in_timm, "open_clip": model.kind == "open_clip", "transformers": in_timm or bool(model.pretrained_text)}
-    ours = model.timm is None and not model.is_own and bool(model.pretrained_text)  # is built from files beside its weights
+    ours = model.timm is None and not model.is_own and bool(model.pretrained_text)  # needs files beside its weights
     found["state-dict"] = model.kind != "open_clip" and not ours
     return [name for name, holds in found.items() if holds]
 
@@ -53,7 +53,7 @@ def write_format(name: str, source: Path, dest: Path) -> None:
         dest: an empty folder.
 
     Raises:
-        UserError: for another name, or a format that cannot carry this model; it names those that can.
+        UserError: if the name is unknown, or the format cannot hold this model; the message names formats that can.
     """
     description = describe(source)
     model = ModelConfig.model_validate(description["model"])
@@ -61,7 +61,7 @@ def write_format(name: str, source: Path, dest: Path) -> None:
         raise UserError(f"--format {name}: {nearest(name, list(_WRITERS))} [export-format-unknown]")
     if name not in (can := formats_of(model)):
         what = model.architecture if model.kind == "open_clip" else model.image
-        raise UserError(f"--format {name} cannot carry {what}: take {either(can)}. [export-format-unfit]")
+        raise UserError(f"--format {name} cannot hold {what}: take {either(can)}. [export-format-unfit]")
     code, heads = _WRITERS[name](source, dest, description), MOMENTS in description
     if heads:
         shutil.copy(source / HEADS.file, dest)
@@ -97,7 +97,7 @@ def _transformers(source: Path, dest: Path, description: dict[str, Any]) -> str:
 
 
 def _state_dict(source: Path, dest: Path, description: dict[str, Any]) -> str:
-    """All weights by the names that they have in the model, and what builds it."""
+    """Writes all weights under their names in the model; returns code that builds the model."""
     model = ModelConfig.model_validate(description["model"])
     tensors: dict[str, Tensor] = {}
     for part in described_parts(model, description):

@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True)
 
 Store = Annotated[Path, typer.Argument(help="A record store on this machine.", show_default=False)]
 StoreOrFits = Annotated[
-    Path, typer.Argument(help="A record store on this machine, or the folder of fits to arrays.", show_default=False)
+    Path, typer.Argument(help="A record store on this machine, or a folder of PrivateCCA fits.", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 

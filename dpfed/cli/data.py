@@ -112,8 +112,8 @@ app.command()(inspect)
 
 
 @app.command()
-def forget(store: Annotated[str, typer.Argument(help="A record store, or where it was.", show_default=False)]) -> None:
-    """Delete the features of frozen towers that runs have kept beside a record store. The store stays."""
+def forget(store: Annotated[str, typer.Argument(help="A record store, or the path where it was.", show_default=False)]) -> None:
+    """Delete the features of frozen towers that runs have kept beside a record store, but not the store."""
     from dpfed.console.terminal import say
     from dpfed.features import kept
     from dpfed.paths import path_of

@@ -26,7 +26,7 @@ def embed(
     model: Annotated[
         str | None,
         typer.Option(
-            help="A public tower in the place of a run: timm/NAME, torchvision/NAME, open_clip/NAME, "
+            help="A public tower instead of a run: timm/NAME, torchvision/NAME, open_clip/NAME, "
             "sentence-transformers/NAME, or the folder of a text tower.",
             show_default=False,
         ),
@@ -34,15 +34,15 @@ def embed(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Weights of that tower: a tag, which its library fetches, or a local file; default: the library's own.",
+            help="Weights of that tower: a tag, whose weights the library fetches, or a local file; default: the usual ones.",
             show_default=False,
         ),
     ] = None,
     captions: Annotated[
-        bool, typer.Option("--captions", help="With --model and a record store: features of the captions, by the text tower.")
+        bool, typer.Option("--captions", help="With --model and a record store: embed the captions, with the text tower.")
     ] = False,
     split: Annotated[
-        str | None, typer.Option(help="Of a record store: train, validation or test; default: all.", show_default=False)
+        str | None, typer.Option(help="Split of a record store: train, validation or test; default: all.", show_default=False)
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The file to write, .npy or else Parquet; it must not exist.")
@@ -51,7 +51,7 @@ def embed(
         bool, typer.Option("--contrast", help="Write the embeddings that are compared with texts, instead of the features.")
     ] = False,
 ) -> None:
-    """Write the features of pictures, or of captions, to a Parquet file with the columns name and features, or to .npy."""
+    """Write features of pictures or captions to a Parquet file (columns name and features) or to .npy."""
     from dpfed.console.terminal import console, say, watching
 
     files = places if model else places[1:]
@@ -82,16 +82,16 @@ def _refuse_options(model: str | None, weights: str | None, captions: bool, cont
     from dpfed.errors import UserError
 
     if not files:
-        raise UserError("expected a run and then pictures, or --model NAME and pictures. [embed-files]")
+        raise UserError("expected a run and pictures, or --model NAME and pictures. [embed-files]")
     if model is None and (weights or captions):
         given = "--weights" if weights else "--captions"
-        raise UserError(f"{given} is for a public tower: give --model NAME, too, or leave it out. [embed-no-model]")
+        raise UserError(f"{given} works with a public tower only: add --model NAME, or leave {given} out. [embed-no-model]")
     if model and contrast:
-        raise UserError("--contrast is for a run, which has learnt a contrast: leave it out with --model. [embed-contrast]")
+        raise UserError("--contrast works with a run only: leave it out, or leave --model out. [embed-contrast]")
 
 
 def _by_tower(name: str, weights: str | None, captions: bool, pictures: NamedPictures, out: Path, progress: Progress) -> int:
-    """Writes what a public tower makes of pictures, or of captions; returns the width of the features."""
+    """Writes a public tower's features of pictures or captions; returns their width."""
     from dpfed.automatic.towers import named_tower
     from dpfed.data.named_pictures import StoredPictures
     from dpfed.errors import UserError

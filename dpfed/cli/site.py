@@ -126,7 +126,9 @@ def join(
     ] = False,
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Code of the terms that may run here, package.module:object. May be repeated."),
+        typer.Option(
+            metavar="NAME", help="Allow code that the terms name (package.module:object) to run here. May be repeated."
+        ),
     ] = None,
 ) -> None:
     """Take a kit with terms, show what they mean, ask, and join: from then on the site answers to these terms only."""

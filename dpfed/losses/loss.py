@@ -128,15 +128,15 @@ class BarlowTwins(_Named):
 
 
 class SupCon(_Named):
-    """All views of records of one class attract each other, and those of other classes repel them (Khosla et al. 2020).
+    """Supervised contrast (Khosla et al. 2020): views of one class attract each other, views of different classes repel.
 
-    The class of a record is a part of it, and enters under the same noise as its image: labels may be private
-    (docs/guarantee.md, Labels in a loss). The loss sees which records of its group share a class, and nothing else. A group
-    needs a few records of a class: groups of 16 serve 10 classes, not 1,000.
+    Labels may be private: a record's class is part of the record, and the same noise covers it (docs/guarantee.md, Labels in a
+    loss). The loss sees which records of its group share a class, and nothing else. It learns from groups that hold several
+    records of a class: groups of 16 suit 10 classes, not 1,000.
 
     Args:
         temperature: divides the cosine similarities; default: the model's.
-        label: which label of the records says the class; default: the only one.
+        label: name of the label that holds the class; default: the only label.
     """
 
     name = "supcon"
@@ -149,12 +149,12 @@ class SupCon(_Named):
 
         Args:
             image: ``(S, V, D)`` embeddings of the records' views.
-            text: not compared.
+            text: ignored.
             label: ``(S,)`` int64, equal where two records share a class.
 
         Raises:
-            UserError: without labels.
+            UserError: if `label` is missing.
         """
         if label is None:
-            raise UserError("SupCon: give label=, which says which records share a class. [loss-labels-missing]")
+            raise UserError("SupCon needs label=, which tells it which records share a class. [loss-labels-missing]")
         return self._of({"image": image}, label=label)

@@ -40,8 +40,8 @@ class Prediction(PairLoss):
     are all alike have a cosine of 0 then, and not of 1. Under noise it showed no measurable gain
     (docs/results.md): prefer a loss with negatives.
 
-    With `dpfed.BYOL` in the place of `SimCLR`, the projection is that of a target, a moving average of released weights, which
-    costs no privacy.
+    With `dpfed.BYOL` instead of `SimCLR`, the projection comes from a target network. Its weights are a moving average
+    of released weights, which costs no privacy.
 
     Args:
         centre: whether the mean over the group's records is subtracted.

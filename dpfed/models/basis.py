@@ -1,7 +1,7 @@
-"""A public basis: the affine map that a tower's features take before anything private is computed from them.
+"""A public basis: an affine map of a tower's features, which is applied before any private sum is computed.
 
-Its numbers are known before any record is read: rows that anyone can draw again, or the mean and the first principal components
-of *public* features. These need fewer dimensions than random rows, and noise on moments grows with the dimensions.
+Its numbers are fixed before any record is read. They are either random rows that anyone can draw again, or the mean and the
+first principal components of *public* features. Principal components need fewer dimensions, so the moments get less noise.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Basis:
     """The public map ``f -> P (f/|f| - c)`` of one tower, to unit length.
 
     Args:
-        rows: P, ``(k, F)`` float32 with rows that are orthonormal, or nearly so.
-        centre: c, ``(F,)`` float32, which is at most 1 long; ``None``: 0.
+        rows: P, ``(k, F)`` float32, orthonormal up to rounding.
+        centre: c, ``(F,)`` float32, of norm at most 1; ``None``: 0.
 
     Raises:
-        ValueError: for other shapes, or a centre that is longer than any mean of vectors of unit length.
+        ValueError: if the shapes differ, or the centre is longer than 1, which no mean of unit vectors is.
     """
 
     rows: Tensor
@@ -45,19 +45,19 @@ class Basis:
             raise ValueError(f"a centre has {self.rows.shape[1]} numbers and at most length 1, got {tuple(self.centre.shape)}")
 
     def first(self, dimensions: int) -> Basis:
-        """The same with its first k rows.
+        """The basis of the first k rows.
 
         Raises:
-            ValueError: if it has fewer.
+            ValueError: if there are fewer than k rows.
         """
         if dimensions > len(self.rows):
-            raise ValueError(f"the basis has {len(self.rows)} rows, and {dimensions} are wanted")
+            raise ValueError(f"the basis has {len(self.rows)} rows; expected {dimensions} or more")
         return Basis(self.rows[:dimensions], self.centre)
 
     def project(self, features: Tensor) -> Tensor:
-        """``(..., F)`` -> ``(..., k)`` of unit length; what the map takes to 0 stays 0.
+        """Maps features ``(..., F)`` to ``(..., k)`` of unit length; a feature that maps to 0 stays 0.
 
-        Sums of records are made of the same map, in whole numbers (`dpfed.bounding.pair_moments`).
+        The engine computes the same map with integer sums (`dpfed.bounding.pair_moments`).
         """
         if self.centre is not None:
             features = F.normalize(features, dim=-1) - self.centre
@@ -65,12 +65,12 @@ class Basis:
 
 
 def random_basis(width: int, dimensions: int, number: int) -> Basis:
-    """Random orthonormal rows that anyone can draw again; the identity where nothing is left out.
+    """Draws random orthonormal rows from a public seed; returns the identity if k equals F.
 
     Args:
         width: F.
         dimensions: k.
-        number: of the tower.
+        number: the tower's number, which is part of the seed.
     """
     if width == dimensions:
         return Basis(torch.eye(width))
@@ -81,12 +81,12 @@ def random_basis(width: int, dimensions: int, number: int) -> Basis:
 
 
 def random_bases(widths: tuple[int, ...], dimensions: int, alike: bool) -> dict[Side, Basis]:
-    """Random rows for each tower.
+    """Draws random rows for each tower.
 
     Args:
         widths: F of each tower, image first.
         dimensions: k.
-        alike: whether features of a pair are alike, which must be projected alike.
+        alike: whether the towers are aligned; they then share one projection.
     """
     return {
         side: random_basis(width, dimensions, 0 if alike else number)
@@ -95,16 +95,16 @@ def random_bases(widths: tuple[int, ...], dimensions: int, alike: bool) -> dict[
 
 
 def principal_basis(features: Tensor, most: int) -> Basis:
-    """The mean and the first principal components of public features of unit length.
+    """Computes the mean and the first principal components of public features of unit length.
 
-    Numbers are rounded to float16, so that a basis takes half the room where it travels; its rows stay orthonormal up to 0.1 %.
+    Numbers are rounded to float16, which halves the size of a federation's terms; rows stay orthonormal up to 0.1 %.
 
     Args:
-        features: ``(n, F)``, of public records. Those that are zero, or not finite, are left out.
-        most: rows that are kept, no more than n - 1 and F.
+        features: ``(n, F)``, of public records. Rows that are zero or not finite are left out.
+        most: largest number of components; there are at most n - 1 and F.
 
     Raises:
-        ValueError: for less than two features.
+        ValueError: for fewer than two features.
     """
     features = features.double()
     features = features[features.isfinite().all(1) & features.any(1)]
@@ -120,7 +120,7 @@ def principal_basis(features: Tensor, most: int) -> Basis:
 
 
 def written(bases: Mapping[Side, Basis]) -> bytes:
-    """Bases of towers as a safetensors file, in float16: `principal_basis` gives no other numbers."""
+    """Serialises the towers' bases as safetensors in float16, which loses nothing of `principal_basis`."""
     tensors = {}
     for side, basis in bases.items():
         tensors[f"{side}.projection"] = basis.rows
@@ -130,10 +130,10 @@ def written(bases: Mapping[Side, Basis]) -> bytes:
 
 
 def read(content: bytes) -> dict[Side, Basis]:
-    """The bases that `written` gave.
+    """Parses the bytes that `written` returned.
 
     Raises:
-        ValueError: for other bytes.
+        ValueError: if the bytes are no basis.
     """
     try:
         tensors = {name: numbers.float() for name, numbers in load(content).items()}
@@ -145,10 +145,10 @@ def read(content: bytes) -> dict[Side, Basis]:
 
 
 def fingerprint(content: bytes) -> str:
-    """Of a basis, as `written` gave it, hexadecimal."""
+    """Fingerprint of a serialised basis (`written`), hexadecimal."""
     return hashlib.sha256(content).hexdigest()[:32]
 
 
 def _portable(numbers: Tensor) -> Tensor:
-    """As float32 with the digits of float16."""
+    """Rounds to float16, and returns float32."""
     return numbers.half().float().contiguous()

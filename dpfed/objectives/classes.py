@@ -1,8 +1,8 @@
-"""Classes of the records of a group, for losses that read them: which records share one, and nothing else.
+"""Tells a loss which records of a group share a class, and nothing else about their labels.
 
-A class's number may depend on which classes other records have: without the only record of one class, all that follow may get
-another number. A loss that read such numbers would move in every group with that record. So a loss gets numbers that the group
-alone decides (docs/guarantee.md, Labels in a loss).
+The number of a class may depend on other records: if the only record of a class is removed, the classes after it may be
+renumbered. A loss that read these numbers could then change in every group. So a loss gets numbers that depend on its group
+alone (docs/guarantee.md, Labels in a loss).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LABEL = "label"
-"""What stands beside the views of records, and beside their embeddings: ``(n, 1, 1)`` int64, -1 where a record has no class."""
+"""Key of the classes, beside the views and the embeddings of records: ``(n, 1, 1)`` int64, -1 for a record without a class."""
 
 
 def first_of_class(label: Tensor, present: Tensor) -> Tensor:
-    """For each record, the place of the first record of its group that has its class; its own where it has none.
+    """For each record, the position of the group's first record of the same class; without a class, its own position.
 
     Args:
         label: ``(S, 1, 1)`` int64, numbers of classes, -1 for none.
@@ -37,7 +37,7 @@ def first_of_class(label: Tensor, present: Tensor) -> Tensor:
 
 
 def reads_labels(function: Callable[..., Any]) -> bool:
-    """Whether a loss of the user's own has a parameter ``label``."""
+    """Whether a user-defined loss has a parameter ``label``."""
     try:
         return LABEL in inspect.signature(function).parameters
     except (TypeError, ValueError):  # some callables do not say

@@ -51,7 +51,7 @@ class Objective:
         range: a loss per record that training hardly exceeds, by the options and the number of records that are contrasted:
             twice that of a guess, as a rule. Progress that is released tells no larger ones apart. ``None``: nobody knows.
         images_only: whether it compares views of an image, and knows nothing of captions.
-        reads_labels: whether it reads which records of the group share a class. It then has a key ``label``.
+        reads_labels: whether the loss reads which records of the group share a class; its options then have a key ``label``.
         least: so many records of a group at least have anything to learn from together. Engines leave out groups of one.
     """
 

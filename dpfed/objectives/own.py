@@ -18,10 +18,10 @@ _SHIPPED = ("DCL", "Prediction", "VICReg")
 
 
 def is_shipped(name: str) -> bool:
-    """Whether a name leads to a loss of `dpfed.losses`, which every installation of dpfed has.
+    """Whether a name refers to a loss of `dpfed.losses`, which every installation of dpfed has.
 
     Args:
-        name: in the configuration.
+        name: the loss's name in the configuration.
     """
     return name in {f"dpfed.losses:{loss}" for loss in _SHIPPED}
 
@@ -44,11 +44,11 @@ class OwnLoss:
 
     Args:
         function: ``loss(image (S, V, D))``, or of models that read text ``loss(image (S, V, D), text (S, W, D))``: a scalar,
-            the mean over the S records, as the losses of torch are. One with a parameter ``label`` also gets ``(S,)`` int64,
-            equal where records share a class (`dpfed.objectives.classes.first_of_class`).
+            the mean over the S records, as the losses of torch are. If it has a parameter ``label``, it also gets ``(S,)``
+            int64, equal where records share a class (`dpfed.objectives.classes.first_of_class`).
 
     Attributes:
-        reads_labels: whether it has that parameter.
+        reads_labels: whether the function has a parameter ``label``.
     """
 
     batches = False  # `torch.func.vmap` need not be able to

@@ -1,7 +1,7 @@
 """Supervised contrast inside one group (Khosla et al. 2020, "Supervised Contrastive Learning", the loss L_out).
 
-All views of records of one class attract each other, and those of other classes repel them. It reads which records of a group
-share a class, and nothing else of the labels (`dpfed.objectives.classes`).
+Views of records of one class attract each other; views of different classes repel each other. The loss reads which records of a
+group share a class, and nothing else about the labels (`dpfed.objectives.classes`).
 Shapes: S records in the group (padding included), V image views, D embedding dimensions.
 """
 
@@ -21,7 +21,7 @@ _ABSENT = -1e9  # finite, as for InfoNCE
 
 
 class Options(ContrastOptions):
-    """With the name of the label."""
+    """Options of the loss: the name of the label."""
 
     label: str | None = Field(None, description="which label of the records says their class; default: the only one")
 
@@ -41,11 +41,11 @@ def group_loss(
             share a class.
         present: ``(S,)`` bool, False for padding.
         temperature: scalar.
-        bias: ignored: a softmax does not see what is added to every logit.
-        options: ignored: model and views have them.
+        bias: ignored, because a softmax is invariant to it.
+        options: ignored; they act on the model and the views.
 
     Returns:
-        Scalar: the sum over the records that are present of the mean over their views; 0 for a group of one, if V = 2.
+        Scalar: the mean over a record's views, summed over the records present; 0 for a group of one if V = 2.
     """
     import torch
 

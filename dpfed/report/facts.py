@@ -21,8 +21,8 @@ PUBLIC_RECORDS = (
     "training records is up to whoever chose them."
 )
 BASIS_RECORDS = (
-    "The public records of the basis: the model holds the mean and main directions of their features. That they were chosen "
-    "without looking at the training records is up to whoever chose them."
+    "The public records of the basis: the model holds the mean and main directions of their features. dpfed cannot check that "
+    "they were chosen without looking at the training records."
 )
 LAST_BITS = (
     "The last bits of the noise: the proof is about real numbers, and the Gaussian noise is in floating point. dpfed claims no "
@@ -84,7 +84,8 @@ UNSOUND = Mark(
 def foreign_method(said: str) -> Mark:
     """For a method of bounding that another package brought."""
     return Mark(
-        f"The method {said} is another package's: nobody has checked its proof here, so dpfed claims no guarantee.", voids=True
+        f"The method {said} comes from another package, and dpfed has not checked its proof. So dpfed claims no guarantee.",
+        voids=True,
     )
 
 

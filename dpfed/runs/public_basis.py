@@ -1,7 +1,7 @@
-"""The public basis of a run of private moments: which it takes, how it is made, and where it is kept.
+"""Chooses, makes and keeps the public basis of a run of private moments.
 
-A basis is made once for a pair of towers, from the features of public records, and kept in ``data.stores``. Its fingerprint
-goes into the run's configuration before the features of any private record are computed.
+dpfed makes a basis once for a pair of towers, from the features of public records, and keeps it in ``data.stores``. It
+writes the fingerprint into the run's configuration before it computes the features of any private record.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from dpfed.runs.resolution import changed, pick_device
 if TYPE_CHECKING:
     from dpfed.protocol.terms import Terms
 
-GENERATED = 2000  # pictures, and words
-_VERSION = 1  # of how a basis is made of features
+GENERATED = 2000  # generated pictures, and as many words
+_VERSION = 1  # of the algorithm, part of the name under which a basis is kept
 _FOLDER = "bases"  # in data.stores
-_MOST, _LEAST = 10_000, 100  # public records of a store that are taken
+_MOST, _LEAST = 10_000, 100  # public records of a store: how many are used, and how many it must have
 Kind = Literal["generated", "store", "random"]
 
 
 @dataclass(frozen=True)
 class PublicBasis:
-    """A basis, and what it is made of.
+    """A public basis.
 
     Attributes:
-        kind: of its public records.
-        content: the bases of the towers, as `dpfed.models.basis.written` gives them.
+        kind: what it was made of.
+        content: the towers' bases, serialised by `dpfed.models.basis.written`.
     """
 
     kind: Kind
@@ -63,56 +63,56 @@ class PublicBasis:
 
     @property
     def fingerprint(self) -> str:
-        """Of all its numbers."""
+        """The fingerprint of all its numbers."""
         return fingerprint(self.content)
 
     @property
     def bases(self) -> dict[Side, Basis]:
-        """Of each tower."""
+        """The basis of each tower."""
         return read(self.content)
 
     @property
     def text(self) -> str:
-        """As terms hold it."""
+        """The basis in base64, as a federation's terms hold it."""
         return base64.b64encode(self.content).decode()
 
 
 def kind_of(config: Config) -> Kind:
-    """Which basis a run of private moments takes.
+    """The kind of basis that a run of private moments uses.
 
     Raises:
-        UserError: for one that is asked for where towers are aligned already.
+        UserError: if the configuration asks for a basis of aligned towers.
     """
     given: Kind | None = options_of(config).basis
     if not config.is_aligned:
         return given or "generated"
     if given not in (None, "random"):
         raise UserError(
-            f"bounding.options.basis = '{given}' is for towers that nobody aligned: here features are compared with each other "
-            "as they are, and nothing is projected away. Leave it out. [basis-aligned]"
+            f"bounding.options.basis = '{given}' is for towers that were never aligned; the features of these towers are not "
+            "projected. Leave the option out. [basis-aligned]"
         )
     return "random"
 
 
 def basis_in(terms: Terms) -> PublicBasis | None:
-    """The basis that the terms of a federation hold; ``None``: its sites take random ones."""
+    """The basis in the terms of a federation; ``None``: its sites use a random basis."""
     return None if terms.basis is None else PublicBasis(kind_of(terms.run_config()), base64.b64decode(terms.basis))
 
 
 def with_basis(config: Config, found: PublicBasis | None) -> Config:
-    """The configuration with the fingerprint of its basis."""
+    """Writes the fingerprint of the basis into the configuration."""
     if found is None:
         return config
     return changed(config, bounding={"options": dict(config.bounding.options) | {"basis_digest": found.fingerprint}})
 
 
 def proposed_basis(config: Config, private: RecordStore, progress: Progress) -> PublicBasis | None:
-    """The basis that terms will hold; ``None``: their sites take random ones, or none.
+    """Makes the basis for the terms of a federation; ``None``: its sites use a random basis, or none.
 
     Args:
-        config: its defaults resolved.
-        private: the records of whoever proposes the terms.
-        progress: sees the stages.
+        config: the configuration, with its defaults resolved.
+        private: the records of the party that proposes the terms.
+        progress: shows the stages.
 
     Raises:
         UserError: see `public_basis`.
@@ -127,18 +127,18 @@ def proposed_basis(config: Config, private: RecordStore, progress: Progress) -> 
 def public_basis(
     config: Config, model: nn.Module, views: RecordViews, private: RecordStore, device: torch.device, progress: Progress
 ) -> PublicBasis | None:
-    """The basis of a run, made on first use; ``None``: a random one, which needs nothing.
+    """Returns the basis of a run, and makes it on first use; ``None``: the run uses a random basis.
 
     Args:
-        config: its defaults resolved; a fingerprint in it says which basis it must be.
-        model: with the towers, on the CPU. What is in front of heads of moments is left of it (`keep_towers`).
-        views: how records become what the towers read.
-        private: the records of the run (of whoever coordinates it), of which no image may be public.
-        device: that computes the features.
-        progress: sees the stages.
+        config: the configuration, with its defaults resolved; if it has a fingerprint, the basis must match it.
+        model: the model with its towers, on the CPU; this call removes what follows the towers (`keep_towers`).
+        views: makes the towers' inputs from records.
+        private: the run's (or the coordinator's) records; none of their images may be in the public store.
+        device: the device that computes the features.
+        progress: shows the stages.
 
     Raises:
-        UserError: for a public store that cannot be taken, and a basis that is another one than was agreed on.
+        UserError: if the public store cannot be used, or the basis differs from the fingerprint.
     """
     kind, agreed, folder = kind_of(config), options_of(config).basis_digest, Path(config.data.stores) / _FOLDER
     if kind == "random":
@@ -158,20 +158,20 @@ def public_basis(
         progress.note(f"making the public basis of {len(rows):,} public records: once for these towers")
         content = written(_made(FeatureCache(None, progress).features(model.to(device), views, store, rows), most))
         model.cpu()
-        with contextlib.suppress(OSError):  # it is made again
+        with contextlib.suppress(OSError):  # then the next run makes it again
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / f"{fingerprint(content)}.safetensors", content)
             write_atomically(folder / named, fingerprint(content))
     if agreed not in (None, fingerprint(content)):
         raise UserError(
-            "bounding.options.basis: the public basis that this machine makes is not the one that the run was started with, "
-            f"whose fingerprint is {agreed}: restore {folder / agreed}.safetensors, or start a new run. [basis-changed]"
+            "bounding.options.basis: the public basis that this machine makes is not the one that the run was started with "
+            f"(fingerprint {agreed}): restore {folder / agreed}.safetensors, or start a new run. [basis-changed]"
         )
     return PublicBasis(kind, content)
 
 
 def _store(config: Config, kind: Kind, progress: Progress) -> RecordStore:
-    """The public records."""
+    """Opens or generates the public records."""
     if config.data.size is None:
         raise ValueError("the size of the images is not resolved")
     if kind == "generated":
@@ -180,14 +180,14 @@ def _store(config: Config, kind: Kind, progress: Progress) -> RecordStore:
     refuse_other_squares(store, config.data.resize, preprocessing_of(config.model, config.data.resize).interpolation)
     if store.count("train") < _LEAST:
         raise UserError(
-            f"public.path: a basis is made of {_LEAST} public records or more, and {store.path} has "
+            f"public.path: a basis needs {_LEAST} public records or more, and {store.path} has "
             f"{store.count('train'):,} training records: give a larger store, or leave bounding.options.basis out. [basis-few]"
         )
     return store
 
 
 def _made(features: Features, most: int) -> dict[Side, Basis]:
-    """The bases of the towers."""
+    """Computes the towers' bases from public features."""
     shards = list(features.shards())
     made: dict[Side, Basis] = {"image": principal_basis(torch.cat([shard.image[:, 0] for shard in shards]), most)}
     texts = [shard.text for shard in shards if shard.text is not None]
@@ -197,7 +197,7 @@ def _made(features: Features, most: int) -> dict[Side, Basis]:
 
 
 def _kept(folder: Path, name: str) -> bytes | None:
-    """A basis that this machine has, by its fingerprint."""
+    """Reads a kept basis by its fingerprint; ``None``: there is none, or it is damaged."""
     try:
         content = (folder / f"{name}.safetensors").read_bytes()
     except OSError:
@@ -206,7 +206,7 @@ def _kept(folder: Path, name: str) -> bytes | None:
 
 
 def _of_this_machine(folder: Path, named: str) -> bytes | None:
-    """The basis that was made here before of the same features."""
+    """Reads the basis that this machine made earlier from the same features; ``None``: there is none."""
     try:
         return _kept(folder, (folder / named).read_text(encoding="utf-8").strip())
     except (OSError, UnicodeDecodeError):

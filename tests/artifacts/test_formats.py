@@ -96,7 +96,7 @@ def test_an_open_clip_model(tmp_path):
     assert torch.allclose(found, ours.embed_images(pictures()), atol=1e-5)
     assert torch.allclose(text, ours.embed_text("a dog"), atol=1e-5)
     for name in ("timm", "state-dict"):
-        with pytest.raises(UserError, match=r"cannot carry .*: take 'open_clip'\. \[export-format-unfit"):
+        with pytest.raises(UserError, match=r"cannot hold .*: take 'open_clip'\. \[export-format-unfit"):
             write_format(name, tmp_path / "model", tmp_path / "out")
     with pytest.raises(UserError, match="did you mean 'open_clip'.*export-format-unknown"):
         write_format("openclip", tmp_path / "model", tmp_path / "out")

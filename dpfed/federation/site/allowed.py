@@ -1,4 +1,4 @@
-"""Which named code a site's operator has allowed: a coordinator could name anything that is installed, with any arguments."""
+"""Named code that a site's operator has allowed. Without this check, a coordinator could run any installed code at the site."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpfed.protocol.terms import Terms
 
 
 def described_code(terms: Terms) -> Iterator[tuple[str, str]]:
-    """Each named part of the terms, and what this machine would run: name, version, hash, file and arguments."""
+    """Yields the name of each part that the terms name, and a line with its version, hash, file and arguments."""
     config = terms.run_config()
     for part in terms.code:
         arguments = arguments_of(config, part.key)
@@ -23,15 +23,15 @@ def described_code(terms: Terms) -> Iterator[tuple[str, str]]:
 
 
 def refuse_unknown(terms: Terms, names: Collection[str]) -> None:
-    """Looks at the code of terms before a site joins them; nothing is imported.
+    """Checks the code that terms name, before a site joins them; it imports none of that code.
 
     Args:
-        terms: of the federation.
-        names: that the site's operator allows.
+        terms: the terms of the federation.
+        names: the names that the site's operator allows.
 
     Raises:
-        UserError: if other code is installed here than the terms say, if the operator has not allowed one of the names, or
-            allows one that is not there.
+        UserError: if the installed code differs from the terms, if the operator has not allowed a name, or if the operator
+            allows a name that is not in the terms.
     """
     known = {part.name for part in terms.code}
     if strange := sorted(set(names) - known):
@@ -43,31 +43,31 @@ def refuse_unknown(terms: Terms, names: Collection[str]) -> None:
         listed = "; ".join(said for _, said in lacking)
         options = " ".join(f"--allow {name}" for name in dict.fromkeys(name for name, _ in lacking))
         raise UserError(
-            f"these terms name code that would run on this machine, beside your records: {listed}. Read that code. If it may "
-            f"run here, join with {options} [join-code]"
+            f"these terms name code that would run on this machine, with access to your records: {listed}. Read that code. To "
+            f"allow it, join with {options} [join-code]"
         )
 
 
 def keep_allowed(path: Path, terms: Terms) -> None:
-    """Notes what was allowed, with the hash of now.
+    """Writes the allowed names with the present hashes of their code.
 
     Args:
-        path: of the file.
-        terms: all of whose code is allowed.
+        path: the file to write.
+        terms: terms whose code is all allowed.
     """
     if terms.code:
         write_atomically(path, json.dumps({part.name: part.digest for part in terms.code}, indent=1) + "\n")
 
 
 def refuse_unallowed(path: Path, terms: Terms) -> None:
-    """Refuses to call code that was not allowed, or that is another one now; nothing is imported.
+    """Refuses code that the operator has not allowed, or that has changed since; it imports none of that code.
 
     Args:
-        path: of the file.
-        terms: that the site has joined.
+        path: the file that `keep_allowed` wrote.
+        terms: the terms that the site has joined.
 
     Raises:
-        UserError: saying which.
+        UserError: it names the code.
     """
     if not terms.code:
         return
@@ -76,7 +76,7 @@ def refuse_unallowed(path: Path, terms: Terms) -> None:
         if allowed.get(part.name) != part.digest:
             raise UserError(
                 f"{part.key} = {part.name!r} with SHA-256 {part.digest} is not what this site's operator allowed ({path}): "
-                "restore that file, or leave, and join with a new site. [code-not-allowed]"
+                "restore that file, or leave the federation and join with a new site. [code-not-allowed]"
             )
     refuse_other_code(terms.code)
 
@@ -88,7 +88,7 @@ def _read(path: Path) -> dict[str, str]:
         found = None
     if not isinstance(found, dict):
         raise UserError(
-            f"{path} is missing or damaged: it says which code may run here. Restore it, or leave, and join with a new site. "
-            "[code-allowed-damaged]"
+            f"{path} lists the code that may run here, and is missing or damaged: restore it, or leave the federation and join "
+            "with a new site. [code-allowed-damaged]"
         )
     return found
