@@ -20,8 +20,8 @@ from dpfed.schema.wording import either
 
 HOW = "HOW_TO_LOAD.md"
 _HEADS = (
-    f"\nThe towers are the public ones. The run learnt the heads in `{HEADS.file}`, which transform the towers' features. dpfed's "
-    "page moments.md shows how to apply them, in four lines.\n"
+    f"\nThe towers are the public ones. The run learnt the heads in `{HEADS.file}`, which transform the towers' features. "
+    "dpfed's page moments.md shows how to apply them, in four lines.\n"
 )
 _TRANSFORMERS = {
     "image": (
