@@ -197,7 +197,7 @@ def test_one_command_deletes_them_and_no_store(tmp_path):
     command = ["data", "forget", str(tmp_path / "mine")]
     with file_lock(place / f"{'a' * 32}.lock", ""):
         refused = CliRunner().invoke(app, command)
-    assert isinstance(refused.exception, UserError) and "a run computes the features" in str(refused.exception)
+    assert isinstance(refused.exception, UserError) and "a run is computing the features" in str(refused.exception)
     assert shards(place)
     done = CliRunner().invoke(app, command)
     assert "mine.features: " in done.output.replace("\n", "") and not place.exists()
