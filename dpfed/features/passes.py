@@ -1,4 +1,4 @@
-"""Frozen towers in passes of one shape, where a record's features do not depend on its neighbours, bit by bit."""
+"""Runs frozen towers in passes of one shape, so that no bit of a record's features depends on other records of the pass."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Passes:
         parts = []
         for part in inputs.split(self.together):
             missing = self.together - len(part)
-            # In new memory: some products of a few rows go by where their rows begin.
+            # The copy aligns memory: the result of some products of a few rows depends on their address.
             full = torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) if missing else part.clone()
             parts.append(embed(full)[: len(part)].float().cpu())
         found = torch.cat(parts)
-        # One record must not end a run, for everyone would see that: it counts as nothing.
+        # A record must not end the run, because that would reveal it: its features count as zeros.
         return torch.where(found.isfinite().all(1, keepdim=True), found, 0.0)
 
     def of_texts(self, embed: Embed, tower: nn.Module, width: int, texts: list[str]) -> Tensor:

@@ -89,10 +89,10 @@ class PublicTower:
 
 
 def public_tower(config: ModelConfig) -> PublicTower:
-    """The towers of an open_clip model, or an image encoder of timm or torchvision, with the weights that are named.
+    """The towers of an open_clip model, or an image encoder of timm or torchvision, with the named weights.
 
     Args:
-        config: names them.
+        config: names the model and its weights.
 
     Raises:
         UserError: for weights that are not available.

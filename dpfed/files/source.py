@@ -1,4 +1,4 @@
-"""The Python source of a module, found without importing it: what a stranger names must not run when somebody looks at it."""
+"""Finds the Python source of a module without importing it, so that looking at a stranger's code does not run it."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Source:
 
 
 def find_source(module: str) -> Source | None:
-    """The source of a module. Modules of the current folder are found last.
+    """Finds the source of a module; it searches the current folder last.
 
     Args:
         module: its full name.
 
     Returns:
-        Where it is; ``None``: there is none, or it is compiled.
+        The source; ``None``: there is no such module, or it is compiled.
     """
     top, *rest = module.split(".")
     spec = _spec(top)

@@ -1,10 +1,11 @@
 """Code that the terms of a federation name: an encoder, a transform and a loss, which every party calls on its own machine.
 
-The terms hold no code. They hold what the coordinator has installed, as a version and a hash, and each party compares that with
-its own. Looking for code imports nothing. A site calls what its operator has allowed by name (`dpfed.federation.site.allowed`).
+The terms hold no code. They hold the version and the hash of the coordinator's code, and each party compares them with its own
+code. The comparison imports nothing. A site calls only code that its operator has allowed by name
+(`dpfed.federation.site.allowed`).
 
-Records by name are not among these: each party has a record store of its own. An optimizer by name is the coordinator's alone,
-for it sees noisy sums only: no site imports it.
+Terms refuse records by name: each party has its own record store. Only the coordinator imports an optimizer by name, which
+reads noisy sums alone.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ Key = Literal["model.image", "views.transform", "views.plain", "objective.name"]
 
 
 class NamedCode(Section):
-    """A part that the terms name, as the coordinator has it."""
+    """A part that the terms name, with the version and hash that the coordinator has installed."""
 
     key: Key
     name: str = Field(description="package.module:object")
-    package: str | None = Field(None, description="what was installed, with its version")
+    package: str | None = Field(None, description="installed package, with its version")
     digest: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of its package's Python files")
 
     def __str__(self) -> str:
@@ -40,7 +41,7 @@ class NamedCode(Section):
 
 
 def names_of(config: Config) -> dict[Key, str]:
-    """The names of code that every party calls, by their keys. dpfed's own losses are not among them.
+    """The names of code that every party calls, by configuration key, without dpfed's own losses.
 
     Args:
         config: of the run.
@@ -55,7 +56,7 @@ def names_of(config: Config) -> dict[Key, str]:
 
 
 def arguments_of(config: Config, key: Key) -> str:
-    """What a named part is called with, in words; empty: nothing."""
+    """The arguments of a named part, as JSON; empty: it has none."""
     options: Mapping[str, Any] = {
         "model.image": config.model.options,
         "views.transform": config.views.options,
@@ -66,13 +67,13 @@ def arguments_of(config: Config, key: Key) -> str:
 
 
 def code_of(config: Config) -> list[NamedCode]:
-    """What a configuration names, as it is installed here.
+    """The code that a configuration names, with the version and hash installed here.
 
     Args:
         config: of the run.
 
     Raises:
-        UserError: for what no party may be asked to call, or what is not installed here.
+        UserError: if a name is a part of Python itself, or is not installed here.
     """
     refuse_parts_of_python(config)
     return [_installed(key, name) for key, name in names_of(config).items()]
@@ -86,8 +87,8 @@ def refuse_own_records(config: Config) -> None:
     """
     if config.data.is_own:
         raise UserError(
-            f"data.source = {config.data.source!r}: each site of a federation has a record store of its own, and so has the "
-            "coordinator, which measures on one. Import the records (`dpfed data import`). [terms-own-records]"
+            f"data.source = {config.data.source!r}: each site of a federation needs a record store, and so does the "
+            "coordinator, which evaluates on one. Import the records (`dpfed data import`). [terms-own-records]"
         )
 
 
@@ -100,8 +101,8 @@ def refuse_parts_of_python(config: Config) -> None:
     for key, name in names_of(config).items():
         if in_python(name):
             raise UserError(
-                f"{key} = {name!r} was handed over in Python, and the terms of a federation need a name that each site finds: "
-                "write it into a module. [terms-in-python]"
+                f"{key} = {name!r} was given as a Python object, and the terms of a federation need a name that each site can "
+                "import: write it into a module. [terms-in-python]"
             )
         if _top(name) in sys.stdlib_module_names:
             raise UserError(
@@ -111,21 +112,21 @@ def refuse_parts_of_python(config: Config) -> None:
 
 
 def refuse_other_code(code: tuple[NamedCode, ...]) -> None:
-    """Refuses to continue where other code is installed than the terms say.
+    """Refuses installed code whose hash differs from the terms.
 
     Args:
-        code: of the terms.
+        code: the named parts of the terms.
 
     Raises:
-        UserError: naming the first that is missing here, or another one.
+        UserError: it names the first part that is missing here, or differs.
     """
     for agreed in code:
         here = _installed(agreed.key, agreed.name)
         if here.digest != agreed.digest:
             raise UserError(
                 f"{agreed.key} = {agreed.name!r}: the terms name {agreed.package or 'a package'} with SHA-256 {agreed.digest}, "
-                f"and {file_of(agreed.name)} here is of {here.package or 'a package'} with SHA-256 {here.digest}. Install what "
-                "the coordinator has. [code-other]"
+                f"and {file_of(agreed.name)} here is of {here.package or 'a package'} with SHA-256 {here.digest}. Install the "
+                "coordinator's version. [code-other]"
             )
 
 

@@ -1,7 +1,7 @@
 """The terms of a federation: everything that its sites sign up to, and whose hash every message names.
 
 They hold the configuration, the privacy plan, who adds the noise, and the sites with their public keys and numbers of records;
-no data, no path, and of code that they name a hash alone. A site that joined them answers no other question.
+no data, no path, and no code: of code that they name, they hold a hash. A site that joined them answers no other question.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which label of the records a loss reads, and refusals where it cannot."""
+"""Finds the label that a loss reads, and refuses a loss that cannot read one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dpfed.privacy.method import method_named
 
 
 def label_of(config: Config, loss: GroupLoss, records: RecordSet) -> str | None:
-    """The label that the loss of one group reads; ``None``: it reads none.
+    """The name of the label that the loss reads; ``None``: it reads none.
 
     Args:
         config: of the run.
@@ -19,7 +19,7 @@ def label_of(config: Config, loss: GroupLoss, records: RecordSet) -> str | None:
         records: of the run.
 
     Raises:
-        UserError: for records without labels, or with several and no word which; for a method that hands a loss none.
+        UserError: if the records have no labels, or several and none is chosen; if the method gives a loss no labels.
     """
     if isinstance(loss, OwnLoss):
         reads, wanted = loss.reads_labels, getattr(loss.function, "label", None)
@@ -34,7 +34,7 @@ def label_of(config: Config, loss: GroupLoss, records: RecordSet) -> str | None:
     method = method_named(config.bounding.method)
     if not method.picks_engine or method.public_records:
         raise UserError(
-            f"the loss {name} reads labels, and bounding.method = '{method.name}' hands it none: set bounding.method = "
+            f"the loss {name} reads labels, and bounding.method = '{method.name}' gives it none: set bounding.method = "
             "'group'. [loss-labels-method]"
         )
     there = sorted(records.labels)

@@ -1,7 +1,7 @@
-"""Whether a run that is resumed has the parts that it began with: what a transform, a loss, an optimizer and a schedule say.
+"""Checks that a resumed run has the transform, loss, optimizer and schedule that it began with.
 
-Their names alone do not tell RandomResizedCrop(224, (0.2, 1)) from RandomResizedCrop(224, (0.9, 1)), or AdamW(lr=1e-3) from
-AdamW(lr=1). What cannot be put into words is not compared.
+The check compares their settings, because names alone do not distinguish RandomResizedCrop(224, (0.2, 1)) from
+RandomResizedCrop(224, (0.9, 1)), or AdamW(lr=1e-3) from AdamW(lr=1). It skips parts whose settings cannot be read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def settings_of(own: OwnParts) -> dict[str, str]:
-    """What the user's own parts of a run say of themselves, by what they are.
+    """The settings of the user's parts, by the part's name.
 
     Args:
         own: the parts.
@@ -41,28 +41,28 @@ def settings_of(own: OwnParts) -> dict[str, str]:
 
 
 def refuse_other_parts(kept: Mapping[str, str], now: Mapping[str, str], where: object) -> None:
-    """Refuses to resume with another part of the same name.
+    """Refuses to resume a run with a part whose settings differ.
 
     Args:
-        kept: of the run, see `settings_of`.
-        now: of the program that resumes it.
+        kept: settings at the run's beginning (`settings_of`).
+        now: settings of the program that resumes the run.
         where: the run's folder.
 
     Raises:
-        UserError: naming the first part that differs.
+        UserError: it names the first part that differs.
     """
     for name, said in now.items():
         before = kept.get(name, said)
-        other_python = _PYTHON.findall(before) != _PYTHON.findall(said)  # it compiles the same function to another code
+        other_python = _PYTHON.findall(before) != _PYTHON.findall(said)  # another Python compiles the same function differently
         if before != said and not other_python:
             raise UserError(
-                f"{where} began with another part: {name} was {kept[name]}, and is {said} now. Give the same to resume that "
-                "run, or choose another folder. [resume-other-part]"
+                f"{where} began with another part: {name} was {kept[name]}, and is {said} now. Give the first one to resume "
+                "that run, or choose another folder. [resume-other-part]"
             )
 
 
 def in_words(value: Any) -> str | None:
-    """What an object says of itself; of a function the hash of its code; ``None``: it says nothing."""
+    """An object's `repr`, or the hash of a function's code; ``None``: its settings cannot be read."""
     if isinstance(value, functools.partial):
         said = in_words(value.func)
         return said and f"{said} of {value.args}, {value.keywords}"
@@ -77,7 +77,7 @@ def in_words(value: Any) -> str | None:
 
 
 def _digest(code: types.CodeType) -> str:
-    """Of what a function does; where it stands in its file does not count."""
+    """Hash of a function's code, without its line numbers."""
 
     def parts(code: types.CodeType) -> str:
         constants = [parts(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts]
@@ -87,7 +87,7 @@ def _digest(code: types.CodeType) -> str:
 
 
 def _of_optimizer(own: OwnOptimizer | None) -> dict[str, str | None]:
-    """Optimizer and schedule with their settings, made for one parameter; one that this does not fit is not compared."""
+    """Settings of optimizer and schedule, made for one parameter; empty if the optimizer needs the model's own parameters."""
     if own is None:
         return {}
     try:

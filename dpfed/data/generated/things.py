@@ -1,8 +1,8 @@
-"""Public pictures and public words that do not belong together: what a basis of towers is made of, where nothing else is given.
+"""Unrelated public pictures and words, from which dpfed makes the default basis of private moments.
 
-A third of the pictures are dead leaves (`dpfed.data.generated.dead_leaves`), which fill a picture as scenes do; a third a few
-of these leaves on a white ground, as objects lie; a third signs of a font that matplotlib ships, as icons are drawn. The words
-are names of things (`dpfed.data.generated.words`).
+One third of the pictures are dead leaves (`dpfed.data.generated.dead_leaves`), which fill the picture like a scene. One third
+have a few of these leaves on white ground, like objects. One third have signs of a font that matplotlib ships, like icons. The
+words are names of things (`dpfed.data.generated.words`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from dpfed.data.store.records import RecordStore, open_or_write
 from dpfed.data.store.writing import StoreWriter
 
 NAME = "things"
-_SEED = 2**32 - 3  # other pictures than any generated data set, or public set, holds
+_SEED = 2**32 - 3  # no other generated data set has this seed
 _SIGNS = ((0x21, 0x250), (0x2190, 0x2C00), (0x1F000, 0x1F700))  # letters; arrows, shapes and dingbats; faces and others
 _SIGN, _GROUND = 7, 5  # uniforms of a sign, and of what is behind it
 
 
 def things_store(records: int, folder: str | Path, size: int, progress: ImportProgress | None = None) -> RecordStore:
-    """A public store of pictures, each with a word that has nothing to do with it; generated on first use.
+    """A public store of generated pictures, each with an unrelated word; it is generated on first use.
 
     Args:
-        records: so many.
-        folder: where the store is kept.
+        records: number of pictures.
+        folder: the folder that keeps the store.
         size: side of the images, pixels; above `LARGEST` the store has images of that side.
         progress: called while they are generated.
 
@@ -56,7 +56,7 @@ def picture(number: int, size: int) -> np.ndarray:
     """A picture ``(size, size, 3)`` uint8.
 
     Args:
-        number: which; one of three kinds follows from it.
+        number: the picture's number, which also decides its kind.
         size: side, pixels.
     """
     which, kind = divmod(number, 3)

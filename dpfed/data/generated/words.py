@@ -1,4 +1,4 @@
-"""Public words: names of things, as timm ships them with ImageNet's classes. They were chosen without a look at any record."""
+"""Public words: names of things, as timm ships them with ImageNet's classes. They depend on no record."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ _NAMES = "imagenet12k"  # the list of timm that has the most names of common thi
 
 
 def public_words(count: int) -> list[str]:
-    """Names such as ``rock climbing``, evenly spread over all that there are.
+    """Names such as ``rock climbing``, evenly spaced over timm's list.
 
     Args:
-        count: at most so many.
+        count: largest number of names.
 
     Returns:
-        Different names, in the order of the list: a function of the version of timm.
+        Different names, in the list's order; they depend on the version of timm.
     """
     from timm.data import ImageNetInfo
 
