@@ -118,7 +118,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 rows.refuse_empty()
             if self.budget is not None:
                 set_for(records, self.budget)
-            earlier = folders.spent_in(folders.fits_in(path))
+            earlier = folders.charged_in(folders.fits_in(path))
             place = folders.new_fit(path) if kept else path
             try:
                 held = Held(records, fit.plan, identity, place, fixed)
@@ -250,7 +250,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             raise ArrayError(f"device = {self.device!r}: expected one of {', '.join(DEVICES)}. [arrays-device]")
         if self.budget is not None and self.folder is None:
             raise ArrayError("budget= needs folder=, in which the budget's ledger is kept. [arrays-budget-folder]")
-        return Wanted(self.epsilon, self.delta, k and int(k), bool(self.aligned), self.noise, self.device)
+        epsilon, delta = (x.item() if isinstance(x, np.generic) else x for x in (self.epsilon, self.delta))
+        return Wanted(epsilon, delta, k and int(k), bool(self.aligned), self.noise, self.device)
 
     def _components(self, k: int) -> None:
         wanted = self.n_components

@@ -67,6 +67,38 @@ def test_every_fit_in_a_folder_has_its_own_and_they_add_up(tmp_path):
         library.PrivateCCA(epsilon=1, folder=tmp_path / "fits" / "fit-1").fit(X, Y)
 
 
+def test_fits_that_do_not_add_up_are_not_added_up(tmp_path):
+    """Noise that can be computed again protects nobody, and what hides a row need not hide all rows of a person."""
+
+    def card(place, groups=None, **options):
+        return library.PrivateCCA(epsilon=2, delta=1e-5, folder=tmp_path / place, **options).fit(X, Y, groups=groups).card_
+
+    with pytest.warns(Notice, match="random_state"):
+        card("seeded", random_state=0)
+    said = card("seeded")
+    assert "together without a guarantee" in said and "(4.00" not in said
+    groups = np.arange(len(X)) // 2
+    card("mixed")
+    for own in (groups, None):
+        said = card("mixed", own)
+        assert "together nothing is claimed" in said and "(4.00" not in said and "(6.00" not in said
+    card("groups", groups)
+    assert "on the same rows in the same groups, together (4.00, 2.00e-5)" in card("groups", groups)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"n_components": np.int64(3)}, {"dimensions": np.int32(5)}, {"epsilon": np.float32(3)}, {"delta": np.float32(1e-4)}],
+    ids=["components", "dimensions", "epsilon", "delta"],
+)
+def test_numbers_of_numpy_are_numbers(tmp_path, given):
+    """As a search over ``np.arange`` gives them: a fit must not end behind its last charge without a file."""
+    cca = library.PrivateCCA(**{"epsilon": 3, "folder": tmp_path} | given).fit(X, Y)
+    again = library.PrivateCCA.load(tmp_path)
+    (name,) = given
+    assert getattr(again, name) == given[name] and np.array_equal(again.transform(X), cca.transform(X))
+
+
 def test_a_damaged_ledger_of_another_fit_is_seen_before_anything_is_spent(tmp_path):
     (tmp_path / "fit-1").mkdir()
     (tmp_path / "fit-1" / "ledger.jsonl").write_text('{"ledger": 1}\n{"step": 0}\n')
