@@ -30,7 +30,7 @@ class Basis:
         centre: c, ``(F,)`` float32, which is at most 1 long; ``None``: 0.
 
     Raises:
-        ValueError: for other shapes, or a centre that is longer than any mean of vectors of unit length.
+        ValueError: for other shapes, rows that are all zero, or a centre that is longer than any mean of vectors of unit length.
     """
 
     rows: Tensor
@@ -39,6 +39,8 @@ class Basis:
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or not bool(self.rows.isfinite().all()):
             raise ValueError(f"rows are a matrix of finite numbers, got the shape {tuple(self.rows.shape)}")
+        if not bool(self.rows.any()):  # nothing could be divided by their length
+            raise ValueError("all rows are zero")
         if self.centre is not None and (
             self.centre.shape != self.rows.shape[1:] or not self.centre.double().norm().item() <= 1 + 1e-6
         ):

@@ -68,8 +68,15 @@ class PublicBasis:
 
     @property
     def bases(self) -> dict[Side, Basis]:
-        """Of each tower."""
-        return read(self.content)
+        """Of each tower.
+
+        Raises:
+            UserError: for other bytes, such as terms may hold.
+        """
+        try:
+            return read(self.content)
+        except ValueError as error:
+            raise UserError(f"this public basis is damaged, so no tower can take it ({error}). [basis-damaged]") from error
 
     @property
     def text(self) -> str:
