@@ -130,10 +130,11 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             with torch.random.fork_rng(devices=[]):
                 fit.run(ledger, randomness)
             budget = held.settled(ledger.charged)
+            card = card_of(fit, ledger, identity, budget, earlier)  # if that fails, the fit before stays whole
             self._shape, self.heads_ = fit.shape, fit.shape.published(fit.heads, self.n_components)
             self.released_ = fit.heads.released.detach().cpu().numpy().copy()
             self.epsilon_, self.delta_ = math.inf if fixed else ledger.epsilon, fit.plan.promise.delta
-            self.card_ = card_of(fit, ledger, identity, budget, earlier)
+            self.card_ = card
             self.ledger_ = ledger.path.read_text(encoding="utf-8")
             self.n_features_in_, self.n_features_y_ = x.width, 0 if y is None else y.width
             self._note_columns(x.columns)
