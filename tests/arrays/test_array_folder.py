@@ -131,11 +131,15 @@ def test_a_budget_holds_for_all_fits_on_the_rows(tmp_path):
             given.set_params(epsilon=4.5).fit(X, Y)
     assert [path.name for path in (tmp_path / "fits").glob("fit-*")] == ["fit-1"]
     order = np.random.default_rng(0).permutation(len(X))
-    with pytest.raises(UserError, match="has no room"):  # the same rows in another order, and in another type
-        library.PrivateCCA(epsilon=4.5).fit(torch.from_numpy(X[order]).double().numpy().astype("f4"), Y[order])
+    for kind in ("f4", "f8", "longdouble"):  # the same rows in another order, and in another type
+        with pytest.raises(UserError, match="has no room"):
+            library.PrivateCCA(epsilon=4.5).fit(X[order].astype(kind), Y[order])
+    with pytest.raises(UserError, match="has no room"):
+        library.PrivateCCA(epsilon=4.5).fit(torch.from_numpy(X).double(), torch.from_numpy(Y))
     assert "none was set" in library.PrivateCCA(epsilon=4.5).fit(*two_views(300, (24, 16), seed=3)).card_  # other rows
     entries = [json.loads(line) for line in (tmp_path / "fits" / "budget.jsonl").read_text().splitlines()][1:]
     assert [entry["event"] for entry in entries] == ["set", "reserve", "settle"]
+    assert entries[2]["steps"] == entries[1]["steps"] == 2 and entries[2]["cost"] == entries[1]["cost"]  # none is given back
     with pytest.warns(Notice, match="was .5.0, 1.00e-4. for each record, and is .9.0"):
         cca.set_params(epsilon=1.0, budget=(9.0, 1e-4)).fit(X, Y)
     assert len(list((tmp_path / "fits").glob("fit-*/cca.json"))) == 2

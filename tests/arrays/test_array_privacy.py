@@ -230,4 +230,5 @@ def test_columns_of_zeros_are_a_map_of_the_features_and_leave_no_noise():
     assert views["text"].shape == (3, 1, 24) and torch.equal(views["text"][:, 0, :5], torch.from_numpy(y[:3]))
     assert not views["text"][..., 5:].any()
     cca = dpfed.PrivateCCA(epsilon=1).fit(x, y)
+    assert not cca.released_[fit.shape.there(fit.heads).numpy() == 0].any()
     assert cca.heads_["text.projection"].shape == (24, 5) and not cca.heads_["text.centre"][5:].any()
