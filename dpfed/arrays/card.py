@@ -96,7 +96,9 @@ def _together(ledgers: Sequence[Ledger]) -> str:
         return "on the same rows, together without a guarantee: a fixed random_state makes the noise of some predictable"
     units = {ledger.plan.promise.unit for ledger in ledgers}
     if len(units) > 1:  # a group that loses one row still takes part, with another average
-        return f"some protect a record, and others a {GROUP}, which do not add up: on the same rows, together nothing is claimed"
+        return (
+            f"some protect a record, and others a {GROUP}, which do not add up: on the same rows, together nothing is claimed"
+        )
     epsilon, delta = sum(ledger.epsilon for ledger in ledgers), sum(ledger.plan.promise.delta for ledger in ledgers)
     same = "rows" if units == {"record"} else f"rows in the same {GROUP}s"
     return f"on the same {same}, together ({round_up(epsilon)}, {round_up(delta)})-differentially private"

@@ -251,7 +251,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             raise ArrayError(f"device = {self.device!r}: expected one of {', '.join(DEVICES)}. [arrays-device]")
         if self.budget is not None and self.folder is None:
             raise ArrayError("budget= needs folder=, in which the budget's ledger is kept. [arrays-budget-folder]")
-        epsilon, delta = (x.item() if isinstance(x, np.generic) else x for x in (self.epsilon, self.delta))
+        epsilon = self.epsilon.item() if isinstance(self.epsilon, np.generic) else self.epsilon
+        delta = self.delta.item() if isinstance(self.delta, np.generic) else self.delta
         return Wanted(epsilon, delta, k and int(k), bool(self.aligned), self.noise, self.device)
 
     def _components(self, k: int) -> None:

@@ -30,7 +30,7 @@ class Basis:
         centre: c, ``(F,)`` float32, which is at most 1 long; ``None``: 0.
 
     Raises:
-        ValueError: for other shapes, rows that are all zero, or a centre that is longer than any mean of vectors of unit length.
+        ValueError: for other shapes, rows that are all 0, or a centre that is longer than any mean of vectors of unit length.
     """
 
     rows: Tensor

@@ -15,8 +15,8 @@ from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.site.folder import SiteFolder, SiteSettings
 from dpfed.federation.site.serving import load_site
-from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy import plan_parts
+from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 from dpfed.protocol import terms as terms_room
