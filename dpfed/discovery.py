@@ -15,7 +15,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import os
 import pkgutil
 import sys
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from dpfed.errors import UserError
-from dpfed.files.source import find_source
+from dpfed.files.source import current_folder_last, find_source
 from dpfed.schema.named import in_python
 
 Room = Literal["baselines", "reproduce"]
@@ -139,18 +138,15 @@ def named(name: str, key: str) -> Any:
             f"{key} = {name!r} was handed over in Python, and no name leads to it: run the script that began this run again, "
             "or name a function of a module of yours. [part-in-python]"
         )
-    here = os.getcwd()
     try:
-        sys.path.append(here)
-        found = importlib.import_module(module)
+        with current_folder_last():
+            found = importlib.import_module(module)
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0])
         why = "there is no such module here" if missing else f"{type(error).__name__}: {error}"
         raise UserError(
             f"{key} = {name!r} cannot be imported ({why}): install its package, or start in its folder. [part-import]"
         ) from error
-    finally:
-        sys.path.remove(here)
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise UserError(f"{key} = {name!r}: the module {module} has no {part!r}. [part-missing]")

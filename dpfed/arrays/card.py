@@ -34,7 +34,7 @@ _SECRETS = (
 NO_BUDGET = "none was set (budget= and folder= set one): this card does not count other fits on the same rows"
 
 
-def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Sequence[tuple[float, float]]) -> str:
+def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Sequence[Ledger]) -> str:
     """Writes the privacy card of a fit.
 
     Args:
@@ -42,7 +42,7 @@ def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Seque
         ledger: the fit's ledger.
         identity: the fit's id.
         budget: the lifetime budget of the rows, in words.
-        earlier: epsilon and delta of other fits in the same folder.
+        earlier: ledgers of other fits in the same folder, of those that were charged anything.
     """
     plan, units = fit.plan, fit.records.units is not None
     protected, other = GROUP if units else "record", plan.other_accountant
@@ -79,21 +79,26 @@ def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Seque
     )
 
 
-def _rows(identity: str, ledger: Ledger, earlier: Sequence[tuple[float, float]]) -> Iterable[tuple[str, str]]:
+def _rows(identity: str, ledger: Ledger, earlier: Sequence[Ledger]) -> Iterable[tuple[str, str]]:
     yield "Fit id", identity
     yield "Fitted on", f"{datetime.datetime.now(datetime.UTC).date().isoformat()} (UTC)"
     if earlier:
-        epsilon, delta = (sum(values) + own for values, own in zip(zip(*earlier, strict=True), _spent(ledger), strict=True))
-        yield (
-            "Other fits in this folder",
-            f"{len(earlier)}; if all used the same rows, all fits together are ({round_up(epsilon)}, {round_up(delta)})-"
-            "differentially private",
-        )
+        yield "Other fits in this folder", f"{len(earlier)}; {_together((*earlier, ledger))}"
     made = environment()
     yield "Code", made["commit"] or "no checkout; see the versions"
     yield "Versions", ", ".join(f"{package} {version}" for package, version in made["versions"].items())
     yield LEDGER, ledger.head
 
 
-def _spent(ledger: Ledger) -> tuple[float, float]:
-    return ledger.epsilon, ledger.plan.promise.delta
+def _together(ledgers: Sequence[Ledger]) -> str:
+    """What several fits on the same rows guarantee together."""
+    if any(ledger.marks.get("fixed_seed") for ledger in ledgers):
+        return "on the same rows, together without a guarantee: a fixed random_state makes the noise of some predictable"
+    units = {ledger.plan.promise.unit for ledger in ledgers}
+    if len(units) > 1:  # a group that loses one row still takes part, with another average
+        return (
+            f"some protect a record, and others a {GROUP}, which do not add up: on the same rows, together nothing is claimed"
+        )
+    epsilon, delta = sum(ledger.epsilon for ledger in ledgers), sum(ledger.plan.promise.delta for ledger in ledgers)
+    same = "rows" if units == {"record"} else f"rows in the same {GROUP}s"
+    return f"on the same {same}, together ({round_up(epsilon)}, {round_up(delta)})-differentially private"

@@ -118,7 +118,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 rows.refuse_empty()
             if self.budget is not None:
                 set_for(records, self.budget)
-            earlier = folders.spent_in(folders.fits_in(path))
+            earlier = folders.charged_in(folders.fits_in(path))
             place = folders.new_fit(path) if kept else path
             try:
                 held = Held(records, fit.plan, identity, place, fixed)
@@ -130,10 +130,11 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             with torch.random.fork_rng(devices=[]):
                 fit.run(ledger, randomness)
             budget = held.settled(ledger.charged)
+            card = card_of(fit, ledger, identity, budget, earlier)  # if that fails, the fit before stays whole
             self._shape, self.heads_ = fit.shape, fit.shape.published(fit.heads, self.n_components)
             self.released_ = fit.heads.released.detach().cpu().numpy().copy()
             self.epsilon_, self.delta_ = math.inf if fixed else ledger.epsilon, fit.plan.promise.delta
-            self.card_ = card_of(fit, ledger, identity, budget, earlier)
+            self.card_ = card
             self.ledger_ = ledger.path.read_text(encoding="utf-8")
             self.n_features_in_, self.n_features_y_ = x.width, 0 if y is None else y.width
             self._note_columns(x.columns)
@@ -252,7 +253,9 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             raise ArrayError(f"device = {self.device!r}: expected one of {', '.join(DEVICES)}. [arrays-device]")
         if self.budget is not None and self.folder is None:
             raise ArrayError("budget= needs folder=, in which the budget's ledger is kept. [arrays-budget-folder]")
-        return Wanted(self.epsilon, self.delta, k and int(k), bool(self.aligned), self.noise, self.device)
+        epsilon = self.epsilon.item() if isinstance(self.epsilon, np.generic) else self.epsilon
+        delta = self.delta.item() if isinstance(self.delta, np.generic) else self.delta
+        return Wanted(epsilon, delta, k and int(k), bool(self.aligned), self.noise, self.device)
 
     def _components(self, k: int) -> None:
         wanted = self.n_components

@@ -120,14 +120,14 @@ def fits_in(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def spent_in(folders: list[Path]) -> list[tuple[float, float]]:
-    """Epsilon and delta of each fit that was charged, from its ledger.
+def charged_in(folders: list[Path]) -> list[Ledger]:
+    """Returns the ledger of each fit that was charged.
 
     Raises:
         UserError: for a damaged ledger.
     """
     ledgers = [Ledger.open(folder / LEDGER) for folder in folders if (folder / LEDGER).exists()]
-    return [(ledger.epsilon, ledger.plan.promise.delta) for ledger in ledgers if ledger.charged]
+    return [ledger for ledger in ledgers if ledger.charged]
 
 
 def write(folder: Path, saved: Saved) -> None:
@@ -145,7 +145,7 @@ def write(folder: Path, saved: Saved) -> None:
         for name, content in tensors.items():
             write_atomically(folder / name, content)
         write_atomically(folder / CARD, saved.card)
-        write_atomically(folder / FACTS, json.dumps(facts, indent=1) + "\n")
+        write_atomically(folder / FACTS, json.dumps(facts, indent=1, default=_plain) + "\n")
     except OSError as error:
         raise ArrayError(f"cannot write {folder}: {error.strerror or error}. [arrays-unwritable]") from error
 
@@ -198,3 +198,10 @@ def read(folder: Path) -> Saved:
         raise
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ArrayError(f"{folder} is damaged ({error!r}): copy it again. [arrays-damaged]") from error
+
+
+def _plain(value: Any) -> Any:
+    """A parameter that is a number of numpy's, such as one of ``np.arange``, as Python's own."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r} is no parameter of an estimator")

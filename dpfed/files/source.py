@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from pathlib import Path
 
 
@@ -34,8 +34,7 @@ class Source:
         """
         if self.package is None:
             return _digest([(self.file.name, self.file)])
-        files = (Path(folder) / name for folder, _, names in os.walk(self.package) for name in names if name.endswith(".py"))
-        return _digest(sorted((file.relative_to(self.package).as_posix(), file) for file in files))
+        return _digest(sorted((file.relative_to(self.package).as_posix(), file) for file in _python_files(self.package)))
 
 
 def find_source(module: str) -> Source | None:
@@ -48,11 +47,12 @@ def find_source(module: str) -> Source | None:
         The source; ``None``: there is no such module, or it is compiled.
     """
     top, *rest = module.split(".")
-    spec = _spec(top)
-    if spec is None:
-        return None
+    with current_folder_last():
+        spec = _spec(top)
+        if spec is None:
+            return None
+        places: Iterable[Path] = [Path(place) for place in spec.submodule_search_locations or ()]
     origin = Path(spec.origin) if spec.has_location and spec.origin else None
-    places: Iterable[Path] = [Path(place) for place in spec.submodule_search_locations or ()]
     package = origin.parent if origin and origin.name == "__init__.py" else None
     for name in rest:
         found = next(_below(places, name), None)
@@ -67,13 +67,42 @@ def find_source(module: str) -> Source | None:
     return Source(origin.resolve(), None if package is None else package.resolve())
 
 
+@contextlib.contextmanager
+def current_folder_last() -> Iterator[None]:
+    """Has modules of the current folder found, behind all others: code is looked for and imported in the same places."""
+    try:
+        here = os.getcwd()
+    except OSError:  # somebody has deleted it
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        last = max((place for place, folder in enumerate(sys.path) if folder == here), default=None)
+        if last is not None:  # not the first: that one is the user's
+            del sys.path[last]
+
+
 def _spec(top: str) -> ModuleSpec | None:
     """Of a module without a parent: its finders look for files and run none of them."""
     for finder in sys.meta_path:
         with contextlib.suppress(ImportError, AttributeError, ValueError):
             if (spec := finder.find_spec(top, None)) is not None:
                 return spec
-    return PathFinder.find_spec(top, [os.getcwd()])
+    return None
+
+
+def _python_files(package: Path) -> Iterator[Path]:
+    """Also those behind links to folders, which Python follows; each folder once."""
+    seen: set[str] = set()
+    for folder, folders, names in os.walk(package, followlinks=True):
+        if (place := os.path.realpath(folder)) in seen:
+            folders.clear()
+            continue
+        seen.add(place)
+        folders.sort()
+        yield from (Path(folder) / name for name in names if name.endswith(".py"))
 
 
 def _below(places: Iterable[Path], name: str) -> Iterator[Path]:

@@ -30,7 +30,7 @@ class Basis:
         centre: c, ``(F,)`` float32, of norm at most 1; ``None``: 0.
 
     Raises:
-        ValueError: if the shapes differ, or the centre is longer than 1, which no mean of unit vectors is.
+        ValueError: if the shapes differ, rows are all 0, or the centre is longer than 1, which no mean of unit vectors is.
     """
 
     rows: Tensor
@@ -39,6 +39,8 @@ class Basis:
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or not bool(self.rows.isfinite().all()):
             raise ValueError(f"rows are a matrix of finite numbers, got the shape {tuple(self.rows.shape)}")
+        if not bool(self.rows.any()):  # nothing could be divided by their length
+            raise ValueError("all rows are zero")
         if self.centre is not None and (
             self.centre.shape != self.rows.shape[1:] or not self.centre.double().norm().item() <= 1 + 1e-6
         ):

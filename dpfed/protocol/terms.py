@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from dpfed.building.plan import describes, plan_of
 from dpfed.config import Config, DataConfig, Section, first_problem, read_back
@@ -22,6 +22,7 @@ from dpfed.files.atomic import write_atomically
 from dpfed.files.reading import read_text
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.objectives import FOREIGN, OBJECTIVES
+from dpfed.privacy.method import FOREIGN_METHODS
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.protocol.cards import KEY, SiteCard, hidden_text
 from dpfed.protocol.identity import is_exchange_key
@@ -56,6 +57,20 @@ class Terms(Section):
     basis: str | None = Field(None, description="the public basis of private moments, base64 of a safetensors file")
     sites: Items[Member] = Field(min_length=1)
     code: Items[NamedCode] = Field((), description="that the configuration names, and every party calls")
+
+    @model_validator(mode="after")
+    def _refuse_foreign_method(self) -> Terms:
+        """Refuses a method of another package before anything is asked of it: to look at one is to run that package's code."""
+        bounding = self.config.get("bounding")
+        given = [self.plan.get("method_name"), bounding.get("method") if isinstance(bounding, dict) else None]
+        for name in given:
+            if isinstance(name, str) and name in FOREIGN_METHODS:
+                raise UserError(
+                    f"bounding.method = {name!r}: the terms of a federation cannot name the method "
+                    f"{FOREIGN_METHODS[name].said}, whose proof nobody here has read. Set one of dpfed's own. "
+                    "[terms-foreign-method]"
+                )
+        return self
 
     @classmethod
     def agree(cls, config: Config, cards: list[SiteCard], coordinator: str, **options: Any) -> Terms:

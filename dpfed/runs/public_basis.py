@@ -68,8 +68,15 @@ class PublicBasis:
 
     @property
     def bases(self) -> dict[Side, Basis]:
-        """The basis of each tower."""
-        return read(self.content)
+        """The basis of each tower.
+
+        Raises:
+            UserError: if the bytes are no basis; the terms of a federation may hold any bytes.
+        """
+        try:
+            return read(self.content)
+        except ValueError as error:
+            raise UserError(f"this public basis is damaged, so no tower can take it ({error}). [basis-damaged]") from error
 
     @property
     def text(self) -> str:

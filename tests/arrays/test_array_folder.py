@@ -65,6 +65,38 @@ def test_every_fit_in_a_folder_has_its_own_and_they_add_up(tmp_path):
         library.PrivateCCA(epsilon=1, folder=tmp_path / "fits" / "fit-1").fit(X, Y)
 
 
+def test_fits_that_do_not_add_up_are_not_added_up(tmp_path):
+    """Noise that can be computed again protects nobody, and what hides a row need not hide all rows of a person."""
+
+    def card(place, groups=None, **options):
+        return library.PrivateCCA(epsilon=2, delta=1e-5, folder=tmp_path / place, **options).fit(X, Y, groups=groups).card_
+
+    with pytest.warns(Notice, match="random_state"):
+        card("seeded", random_state=0)
+    said = card("seeded")
+    assert "together without a guarantee" in said and "(4.00" not in said
+    groups = np.arange(len(X)) // 2
+    card("mixed")
+    for own in (groups, None):
+        said = card("mixed", own)
+        assert "together nothing is claimed" in said and "(4.00" not in said and "(6.00" not in said
+    card("groups", groups)
+    assert "on the same rows in the same groups, together (4.00, 2.00e-5)" in card("groups", groups)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"n_components": np.int64(3)}, {"dimensions": np.int32(5)}, {"epsilon": np.float32(3)}, {"delta": np.float32(1e-4)}],
+    ids=["components", "dimensions", "epsilon", "delta"],
+)
+def test_numbers_of_numpy_are_numbers(tmp_path, given):
+    """As a search over ``np.arange`` gives them: a fit must not end behind its last charge without a file."""
+    cca = library.PrivateCCA(**{"epsilon": 3, "folder": tmp_path} | given).fit(X, Y)
+    again = library.PrivateCCA.load(tmp_path)
+    (name,) = given
+    assert getattr(again, name) == given[name] and np.array_equal(again.transform(X), cca.transform(X))
+
+
 def test_a_damaged_ledger_of_another_fit_is_seen_before_anything_is_spent(tmp_path):
     (tmp_path / "fit-1").mkdir()
     (tmp_path / "fit-1" / "ledger.jsonl").write_text('{"ledger": 1}\n{"step": 0}\n')
@@ -97,11 +129,15 @@ def test_a_budget_holds_for_all_fits_on_the_rows(tmp_path):
             given.set_params(epsilon=4.5).fit(X, Y)
     assert [path.name for path in (tmp_path / "fits").glob("fit-*")] == ["fit-1"]
     order = np.random.default_rng(0).permutation(len(X))
-    with pytest.raises(UserError, match="has no room"):  # the same rows in another order, and in another type
-        library.PrivateCCA(epsilon=4.5).fit(torch.from_numpy(X[order]).double().numpy().astype("f4"), Y[order])
+    for kind in ("f4", "f8", "longdouble"):  # the same rows in another order, and in another type
+        with pytest.raises(UserError, match="has no room"):
+            library.PrivateCCA(epsilon=4.5).fit(X[order].astype(kind), Y[order])
+    with pytest.raises(UserError, match="has no room"):
+        library.PrivateCCA(epsilon=4.5).fit(torch.from_numpy(X).double(), torch.from_numpy(Y))
     assert "none was set" in library.PrivateCCA(epsilon=4.5).fit(*two_views(300, (24, 16), seed=3)).card_  # other rows
     entries = [json.loads(line) for line in (tmp_path / "fits" / "budget.jsonl").read_text().splitlines()][1:]
     assert [entry["event"] for entry in entries] == ["set", "reserve", "settle"]
+    assert entries[2]["steps"] == entries[1]["steps"] == 2 and entries[2]["cost"] == entries[1]["cost"]  # none is given back
     with pytest.warns(Notice, match="was .5.0, 1.00e-4. for each record, and is .9.0"):
         cca.set_params(epsilon=1.0, budget=(9.0, 1e-4)).fit(X, Y)
     assert len(list((tmp_path / "fits").glob("fit-*/cca.json"))) == 2

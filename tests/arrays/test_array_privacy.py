@@ -180,6 +180,28 @@ def test_a_fit_that_ends_early_has_spent_what_its_ledger_says(monkeypatch, tmp_p
     assert [path.name for path in sorted(tmp_path.glob("fit-*/cca.json"))] == ["cca.json"]
 
 
+def test_heads_never_stand_beside_the_card_of_another_fit(monkeypatch):
+    cca = dpfed.PrivateCCA(epsilon=3).fit(*two_views(N))
+    heads, ledger = cca.heads_, cca.ledger_
+
+    def fails(*given):
+        raise RuntimeError("no disk")
+
+    monkeypatch.setattr("dpfed.arrays.cca.card_of", fails)
+    with pytest.raises(RuntimeError, match="no disk"):
+        cca.set_params(epsilon=30).fit(*two_views(N))
+    assert cca.heads_ is heads and cca.ledger_ is ledger and cca.epsilon_ == pytest.approx(3, rel=0.01)
+
+
+def test_rows_that_count_as_nothing_count_in_n():
+    """Who divided by how many rows are finite would tell it."""
+    x, y = two_views(N, (24, 16))
+    less = x.copy()
+    less[::2] = np.nan
+    one, two = fit_of(x, y).plan, fit_of(less, y).plan
+    assert one == two and one.sampling.records == N == one.divisor
+
+
 def test_only_noisy_sums_reach_what_is_published(monkeypatch, tmp_path):
     """Two data sets, of which the second repeats the first one's noisy sums: nothing else differs in what is written."""
     from dpfed.privacy.blocks import SumNoise
@@ -208,4 +230,5 @@ def test_columns_of_zeros_are_a_map_of_the_features_and_leave_no_noise():
     assert views["text"].shape == (3, 1, 24) and torch.equal(views["text"][:, 0, :5], torch.from_numpy(y[:3]))
     assert not views["text"][..., 5:].any()
     cca = dpfed.PrivateCCA(epsilon=1).fit(x, y)
+    assert not cca.released_[fit.shape.there(fit.heads).numpy() == 0].any()
     assert cca.heads_["text.projection"].shape == (24, 5) and not cca.heads_["text.centre"][5:].any()

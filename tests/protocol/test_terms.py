@@ -9,12 +9,13 @@ import dp_accounting
 import pytest
 from dp_accounting.rdp import RdpAccountant
 
-from dpfed.config import parse_config
+from dpfed.config import parse_config, sections
 from dpfed.discovery import Announced
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.site.folder import SiteFolder, SiteSettings
 from dpfed.federation.site.serving import load_site
+from dpfed.privacy import plan_parts
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
@@ -63,6 +64,24 @@ def test_a_site_refuses_terms_whose_loss_is_another_packages(terms, tmp_path, mo
     monkeypatch.setitem(terms_room.FOREIGN, "infonce", foreign)
     with pytest.raises(UserError, match=r"'infonce' of mine 1\.2 .*Set one of .*'siglip'.*terms-foreign-loss"):
         Terms.load(tmp_path / "terms.json")
+
+
+@pytest.mark.parametrize("place", ["config", "plan"])
+def test_a_method_of_another_package_is_not_even_looked_at(terms, tmp_path, monkeypatch, place):
+    """Its proof would not be read, but its code would be run."""
+    tree = json.loads(terms.text)
+    if place == "config":
+        tree["config"]["bounding"]["method"] = "half"
+    else:
+        tree["plan"]["method_name"] = "half"
+    monkeypatch.setitem(terms_room.FOREIGN_METHODS, "half", Announced("half", "mine", "1.2", "antigravity", "METHOD"))
+    monkeypatch.setattr(Announced, "load", lambda self: pytest.fail("it was imported"))
+    for room in (plan_parts, sections):
+        monkeypatch.setattr(room, "METHODS", (*room.METHODS, "half"))
+    with pytest.raises(UserError, match=r"'half' of mine 1\.2 .*terms-foreign-method"):
+        Terms.load(written(tree, tmp_path))
+    with pytest.raises(UserError, match="terms-foreign-method"):
+        Terms.model_validate(tree)  # as those of a kit are read
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,17 @@ def test_the_terms_of_a_federation_hold_the_basis(tree, tmp_path, places):
         type(lab.terms)._checked(other)
 
 
+@pytest.mark.parametrize("kind", ["bytes", "zeros", "not finite", "far away"])
+def test_a_damaged_basis_in_the_terms_is_refused(tree, tmp_path, kind):
+    """Whoever writes the terms chooses these bytes, and sites divide by their numbers."""
+    rows = {"zeros": torch.zeros(8, 16), "not finite": torch.full((8, 16), float("inf"))}.get(kind, torch.eye(8, 16))
+    tensors = {"image.projection": rows, "image.origin": torch.full((16,), 9.0 if kind == "far away" else 0.0)}
+    found = room.PublicBasis("generated", b"something else" if kind == "bytes" else save(tensors))
+    options = {"basis": "generated", "basis_digest": found.fingerprint}
+    with pytest.raises(UserError, match="basis-damaged"):
+        Lab(tree | {"bounding": tree["bounding"] | {"options": options}}, tmp_path, basis=found.text)
+
+
 def test_simulated_sites_take_it_from_their_terms(tree, tmp_path):
     folder = simulate(parse_config(tree), tmp_path / "run", Simulation(sites=2)).path
     terms = Terms.load(folder / "terms.json")

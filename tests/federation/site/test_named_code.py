@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from dpfed import losses
 from dpfed.cli import app
 from dpfed.config import parse_config
+from dpfed.discovery import named
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import refuse_proposal
 from dpfed.federation.provisioning.doctor import examine_site
@@ -183,6 +184,35 @@ def test_source_is_found_without_an_import(mark, tmp_path, monkeypatch):
     (tmp_path / "loose" / "doors_alone.py").write_text("raise SystemExit")
     monkeypatch.chdir(tmp_path / "loose")
     assert find_source("doors_alone").package is None
+
+
+def test_code_is_looked_for_where_it_is_imported(mark, tmp_path, monkeypatch):
+    """A plain folder on the path, and a package of that name in the current folder, which Python prefers."""
+    for folder, said in (("installed", "looked at"), ("loose", "run")):
+        (tmp_path / folder / "doors_of_two").mkdir(parents=True)
+        (tmp_path / folder / "doors_of_two" / "losses.py").write_text(f"SAID = {said!r}\n")
+    (tmp_path / "loose" / "doors_of_two" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path / "loose")
+    monkeypatch.syspath_prepend(str(tmp_path / "installed"))
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path / "loose"))])
+    found = find_source("doors_of_two.losses").file
+    assert named("doors_of_two.losses:SAID", "objective.name") == "run" and found.is_relative_to(tmp_path / "loose")
+    monkeypatch.setattr(sys, "path", before := [str(tmp_path / "loose"), *sys.path])
+    named("doors_of_two.losses:SAID", "objective.name"), find_source("doors_of_two.losses")
+    assert sys.path == before  # what follows is found where it was before
+    for name in ("doors_of_two", "doors_of_two.losses"):
+        sys.modules.pop(name, None)
+
+
+def test_a_hash_covers_code_behind_links(mark, tmp_path):
+    package = tmp_path / "installed" / "doors_of_a_clinic"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "__init__.py").write_text("A = 1\n")
+    (package / "linked").symlink_to(tmp_path / "elsewhere")
+    (package / "again").symlink_to(package)  # without an end
+    before = find_source("doors_of_a_clinic.linked").digest()
+    (tmp_path / "elsewhere" / "__init__.py").write_text("A = 2\n")
+    assert find_source("doors_of_a_clinic.linked").digest() != before
 
 
 def test_a_compiled_module_is_not_taken_for_the_source_beside_it(mark, tmp_path):
