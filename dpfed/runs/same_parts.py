@@ -1,7 +1,8 @@
 """Checks that a resumed run has the transform, loss, optimizer and schedule that it began with.
 
 The check compares their settings, because names alone do not distinguish RandomResizedCrop(224, (0.2, 1)) from
-RandomResizedCrop(224, (0.9, 1)), or AdamW(lr=1e-3) from AdamW(lr=1). It skips parts whose settings cannot be read.
+RandomResizedCrop(224, (0.9, 1)), or AdamW(lr=1e-3) from AdamW(lr=1). It skips parts whose settings cannot be read. A run
+keeps hashes: a setting may come from the records, such as the mean and deviation of `Normalize`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from dpfed.building.own import OwnParts
 from dpfed.errors import UserError
 from dpfed.training.optimizers import OwnOptimizer
 
-_PYTHON = re.compile(r"Python [\d.]+")
+_HASH = re.compile(r"sha256:[0-9a-f]{64}( \(Python [\d.]+\))?")
+_PYTHON = re.compile(r", Python [\d.]+")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def settings_of(own: OwnParts) -> dict[str, str]:
-    """The settings of the user's parts, by the part's name.
+    """The hashes of the settings of the user's parts, by the part's name.
 
     Args:
         own: the parts.
@@ -37,15 +39,15 @@ def settings_of(own: OwnParts) -> dict[str, str]:
         "the loss": None if own.loss is None else in_words(own.loss),
         **_of_optimizer(own.optimizer),
     }
-    return {name: said for name, said in found.items() if said is not None}
+    return {name: _hashed(said) for name, said in found.items() if said is not None}
 
 
 def refuse_other_parts(kept: Mapping[str, str], now: Mapping[str, str], where: object) -> None:
     """Refuses to resume a run with a part whose settings differ.
 
     Args:
-        kept: settings at the run's beginning (`settings_of`).
-        now: settings of the program that resumes the run.
+        kept: hashes at the run's beginning (`settings_of`); a run of an older dpfed holds the settings themselves.
+        now: hashes of the program that resumes the run.
         where: the run's folder.
 
     Raises:
@@ -53,11 +55,12 @@ def refuse_other_parts(kept: Mapping[str, str], now: Mapping[str, str], where: o
     """
     for name, said in now.items():
         before = kept.get(name, said)
-        other_python = _PYTHON.findall(before) != _PYTHON.findall(said)  # another Python compiles the same function differently
-        if before != said and not other_python:
+        before = before if _HASH.fullmatch(before) else _hashed(before)
+        (digest, _, python), (other, _, other_python) = before.partition(" "), said.partition(" ")
+        if digest != other and python == other_python:  # another Python compiles the same function differently
             raise UserError(
-                f"{where} began with another part: {name} was {kept[name]}, and is {said} now. Give the first one to resume "
-                "that run, or choose another folder. [resume-other-part]"
+                f"{where} began with other settings of {name}. Give the first ones to resume that run, or choose another "
+                "folder. [resume-other-part]"
             )
 
 
@@ -74,6 +77,13 @@ def in_words(value: Any) -> str | None:
         return None
     said = repr(value)
     return None if _ADDRESS.search(said) else " ".join(said.split())
+
+
+def _hashed(said: str) -> str:
+    """SHA-256 of settings, beside the Python that compiled the functions among them."""
+    python = _PYTHON.search(said)
+    digest = hashlib.sha256(_PYTHON.sub("", said).encode()).hexdigest()
+    return f"sha256:{digest}" + (f" ({python[0][2:]})" if python else "")
 
 
 def _digest(code: types.CodeType) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+from torchvision.transforms import v2
 
 import dpfed
-from dpfed.runs.same_parts import in_words
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.building.own import OwnParts
+from dpfed.runs.same_parts import in_words, refuse_other_parts, settings_of
 from tests.own_parts import Pictures, Scaled, augment, contrast, encoder
 
 
@@ -25,7 +28,7 @@ def adamw(parameters):
 
 def trainer(**more):
     given = {
-        "views": dpfed.Views(augment(), count=2),
+        "views": dpfed.Views(v2.Compose([augment(), v2.Normalize([0.123456] * 3, [0.2] * 3)]), count=2),
         "loss": contrast,
         "optimizer": adamw,
         "schedule": lambda optimizer: CosineAnnealingLR(optimizer, 10),
@@ -62,8 +65,23 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize("which", [0, 1], ids=["interrupted", "finished"])
 def test_another_part_of_the_same_name_is_refused(folders, name, which):
     sharper.__qualname__ = contrast.__qualname__  # the configuration has names alone
-    with pytest.raises(dpfed.UserError, match=rf"{name} was .*resume-other-part|resume-config-changed"):
+    with pytest.raises(dpfed.UserError, match=rf"other settings of {name}.*resume-other-part|resume-config-changed"):
         trainer(**OTHERS[name]).fit(folders[which])
+
+
+def test_a_run_keeps_no_setting_that_may_be_private(folders):
+    """The mean of `Normalize` may have been taken of the records."""
+    for folder in folders:
+        assert {"the transform", "the optimizer"} <= RunDirectory.open(folder).provenance["settings"].keys()
+        for path in folder.rglob("*"):
+            assert path.is_dir() or b"0.123456" not in path.read_bytes(), path
+
+
+def test_a_run_of_an_older_dpfed_kept_the_settings():
+    own = OwnParts(loss=contrast)
+    refuse_other_parts({"the loss": in_words(contrast)}, settings_of(own), "runs/a")
+    with pytest.raises(dpfed.UserError, match="resume-other-part"):
+        refuse_other_parts({"the loss": in_words(sharper)}, settings_of(own), "runs/a")
 
 
 def test_the_same_parts_made_anew_resume(folders):
