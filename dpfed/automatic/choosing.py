@@ -101,6 +101,7 @@ def choose(request: Request, progress: Progress | None = None) -> Chosen:
         public=None if request.public is None else Path(request.public).absolute(),
         given=given,
     )
+    Config.unchecked(**_tree({key: value for key, value in given.items() if not key.startswith("bounding.")}))
     choices = list(before_import(situation))
     store, situation = _imported(choices, situation, progress)
     unit = _merged(choices, given).get("privacy.unit", "record")
@@ -134,7 +135,7 @@ def _imported(choices: list[Choice], situation: Situation, progress: Progress) -
     try:
         store = records_of(config, import_progress(progress), progress.note)
     except UserError as error:
-        if error.code == "record-unreadable":
+        if error.code in ("record-unreadable", "import-lost-files"):
             error.command = f"`dpfed data import {config.data.path} STORE --skip-broken`, and then --data STORE."
         raise
     return store, dataclasses.replace(situation, size=config.data.size or situation.size)

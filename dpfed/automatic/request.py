@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +51,9 @@ class Request:
         """The keys that the user set, by dotted name; a key whose value is ``None`` gets its default.
 
         Raises:
-            UserError: if an assignment is malformed, or two options set one key.
+            UserError: for an impossible number, a malformed assignment, or two options that set one key.
         """
+        self._refuse_numbers()
         keys = leaves(assigned(self.assignments))
         keys |= {key.strip(): None for key, _, text in (one.partition("=") for one in self.assignments) if not text.strip()}
         options = {
@@ -70,6 +72,19 @@ class Request:
             if key in keys:
                 raise UserError(f"--data already names the data set: leave {key} out. [automatic-data-twice]")
         return keys
+
+    def _refuse_numbers(self) -> None:
+        """Refuses what no data set allows, before one is imported."""
+        positive, whole = "a positive number", "a whole number, 1 or more"
+        expected = {"epsilon": f"{positive}; 8 is usual, 1 strong", "delta": "a number above 0 and below 1/N"}
+        expected |= {"minutes": positive, "batch": whole, "steps": whole}
+        for name, what in expected.items():
+            value = getattr(self, name)
+            if value is None and name != "epsilon":
+                continue
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+            if not number or (what is whole and value != int(value)) or (name == "delta" and value >= 1):
+                raise UserError(f"{name} = {value!r}: expected {what}. [automatic-number]")
 
 
 def name_from(path: Path) -> str:

@@ -14,14 +14,21 @@ from dpfed.automatic.towers import given_towers
 from dpfed.callbacks import Callback
 from dpfed.config import Config
 from dpfed.errors import UserError
-from dpfed.files.toml_file import leaves
+from dpfed.files.toml_file import leaves, put
 from dpfed.models.options import PROCEDURAL
 from dpfed.paths import local_path
 from dpfed.progress import Progress, Silent
 from dpfed.runs import pretraining
 from dpfed.runs.preflight import Preflight
+from dpfed.runs.records import with_absolute_paths
 
-_NAMES_A_MODEL = ("model.kind", "model.image", "model.architecture", "model.start")
+_NAMES = {
+    "privacy.epsilon": "epsilon",
+    "privacy.delta": "delta",
+    "privacy.batch": "batch",
+    "privacy.steps": "steps",
+    "bounding.method": "method",
+}
 
 
 def pretrain(
@@ -78,6 +85,9 @@ def settle(
 def refuse_another(request: Request, folder: str | Path) -> None:
     """Refuses to resume a run that differs from the request.
 
+    Keys that the user did not set are not compared, nor those that a run settles itself (``auto``), nor the minutes, which
+    no run keeps.
+
     Args:
         request: its data set, epsilon, model and public records, and every key that it sets, must be those of the run.
         folder: the run's folder.
@@ -85,26 +95,24 @@ def refuse_another(request: Request, folder: str | Path) -> None:
     Raises:
         UserError: it names the first difference.
     """
-    config = RunDirectory.open(folder).config()
-    given = request.given()
-    asked: dict[str, Any] = {"data.path": str(local_path(request.data, "data")), **given}
+    config, given = RunDirectory.open(folder).config(), request.given()
     if request.model is not None:
-        named = given_towers(request.model, config.model.reads_text, given).keys
-        asked |= {key: value for key, value in named.items() if key in _NAMES_A_MODEL}
+        given = given_towers(request.model, config.model.reads_text, given).keys | given
     if request.public is not None:
-        asked["public.path"] = str(local_path(request.public, "--public"))
-    kept = leaves(config.model_dump(mode="json"))
-    for key, value in asked.items():
-        if value is not None and not _same(kept.get(key), value):
+        given["public.path"] = str(local_path(request.public, "public"))
+    tree = config.model_dump(mode="json", exclude_none=True)
+    for key, value in given.items():
+        put(tree, key, value)
+    asked = with_absolute_paths(Config.unchecked(**tree).effective())
+    kept, wanted = (leaves(one.model_dump(mode="json")) for one in (config, asked))
+    there: dict[str, tuple[object, object]] = {"data": (config.data.path, str(local_path(request.data, "data").resolve()))}
+    there["epsilon"] = (config.privacy.epsilon, float(request.epsilon))
+    settled = {key for key, value in given.items() if value == "auto" or (value is None and key != "model.start")}
+    there |= {_NAMES.get(key, key): (kept.get(key), wanted.get(key)) for key in given if key not in settled}
+    for name, (value, other) in there.items():
+        if value != other:
             raise UserError(
-                f"{folder} holds a run with {key} = {kept.get(key)}, and {value} is asked for now: choose another folder, or "
-                f"give {key} = {kept.get(key)}. [automatic-other-run]",
+                f"{folder} holds a run with {name} = {value}, and {other} is asked for now: choose another folder, or ask for "
+                "the same. [automatic-other-run]",
                 command="On the command line: --run DIR",
             )
-
-
-def _same(kept: Any, asked: Any) -> bool:
-    """Whether a run's value equals the requested one; the run's paths are absolute."""
-    if isinstance(kept, str) and isinstance(asked, str):
-        return asked in (kept, "auto") or os.path.realpath(os.path.expanduser(asked)) == os.path.realpath(kept)
-    return bool(kept == asked or (isinstance(kept, list) and isinstance(asked, tuple) and kept == list(asked)))

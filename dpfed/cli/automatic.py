@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -183,6 +184,8 @@ def settled(
             "--data does not work with torchrun, where each process would make its own choices: write the choices to a file "
             "(--save-config FILE), then start torchrun with that file. [automatic-torchrun]"
         )
+    if save is not None:
+        refuse_destination(save)
     progress.note("loading PyTorch")
     from dpfed.automatic import choosing, running
 
@@ -209,12 +212,34 @@ def save_choices(chosen: Chosen, file: Path, next_command: str) -> None:
         UserError: if the file exists, or cannot be written.
     """
     from dpfed.console.terminal import say
-    from dpfed.files.atomic import cannot_write, create_file
+    from dpfed.files.atomic import create_file
 
     try:
         create_file(file, chosen.toml())
     except FileExistsError as error:
-        raise UserError(f"{file} exists: choose another file with --save-config. [automatic-file-exists]") from error
+        raise _exists(file) from error
     except OSError as error:
-        raise cannot_write(file, error) from error
+        raise UserError(
+            f"cannot write the configuration {file}: {error.strerror or error}. Choose another file with --save-config. "
+            "[automatic-file-unwritable]"
+        ) from error
     say(f"next: {next_command}")
+
+
+def refuse_destination(file: Path) -> None:
+    """Refuses a file for the choices before anything is read that takes long.
+
+    Raises:
+        UserError: if something is there already, or its folder is not.
+    """
+    if os.path.lexists(file):
+        raise _exists(file)
+    if not file.absolute().parent.is_dir():
+        raise UserError(
+            f"--save-config {file}: there is no folder {file.absolute().parent}. Make it, or choose another file. "
+            "[automatic-file-folder]"
+        )
+
+
+def _exists(file: Path) -> UserError:
+    return UserError(f"{file} exists: choose another file with --save-config. [automatic-file-exists]")

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from dpfed.cli.automatic import Batch, Delta, MethodName, Model, Public, Steps, save_choices, show
+from dpfed.cli.automatic import Batch, Delta, MethodName, Model, Public, Steps, refuse_destination, save_choices, show
 from dpfed.cli.parties import Colluders, Drops, Skew, TrustMode, line, show_terms, simulated, tell
 from dpfed.console.terminal import chosen_config, say, show_run
 
@@ -78,6 +78,8 @@ def plan_federation(
 ) -> None:
     """Choose a federation's plan from the sites' numbers of records; print the reasons and the expected result."""
     say(f"{records} records: choosing a plan", True)
+    if save_config is not None:
+        refuse_destination(save_config)
     from dpfed.automatic.federation import plan_federation as chosen_for
     from dpfed.automatic.request import Request, counts_of
 

@@ -69,6 +69,31 @@ def test_one_line_trains_and_the_same_line_finds_it_again(photos):
             library.pretrain(**{**line, **changed})
 
 
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"delta": 1e-5}, "delta"),
+        ({"model": "resnet18"}, "model.image"),
+        ({"steps": 3, "overrides": [one for one in _SMALL if "steps" not in one]}, "steps"),
+        ({"overrides": [*_SMALL, "views.flip=0.1"]}, "views.flip"),
+        ({"overrides": [*_SMALL, "model.start=procedural"][1:]}, "model.start"),
+    ],
+    ids=["delta", "model", "steps", "another key", "start"],
+)
+def test_another_run_is_not_handed_out_as_the_one_asked_for(photos, more, named):
+    line = {"data": "photos", "epsilon": 8, "out": "runs/mine", "overrides": _SMALL}
+    library.pretrain(**line)
+    with pytest.raises(UserError, match=f"holds a run with {named} = "):
+        library.pretrain(**{**line, **more})
+
+
+def test_the_same_line_is_the_same_however_it_is_written(photos, tmp_path):
+    (tmp_path / "link").symlink_to(photos)
+    said = [*_SMALL, "training.device=auto", "data.size=", "data.stores=stores"]
+    line = {"data": "link", "epsilon": 8, "out": "runs/mine", "overrides": said, "model": "cnn", "minutes": 3}
+    assert library.pretrain(**line).path == library.pretrain(**{**line, "data": photos, "minutes": 4}).path
+
+
 def test_an_interrupted_run_is_resumed_by_the_same_line(photos):
     class Stop(library.Callback):
         def on_step(self, summary):
@@ -136,6 +161,37 @@ def test_what_does_not_fit_is_one_sentence(photos, tmp_path, dpfed, words, said)
     assert code == 2
     assert said in error
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--epsilon 0",
+        "--epsilon nan",
+        "--epsilon 8 --delta 1",
+        "--epsilon 8 --minutes nan",
+        "--epsilon 8 --minutes inf",
+        "--epsilon 8 --minutes -5",
+        "--epsilon 8 --batch 0",
+        "--epsilon 8 --steps -1",
+        "--epsilon 8 --set privacy.sttps=3",
+        "--epsilon 8 --save-config nowhere/mine.toml",
+        "--epsilon 8 --save-config photos",
+    ],
+)
+def test_what_no_data_set_allows_is_refused_before_the_import(photos, tmp_path, dpfed, words):
+    code, _, error = dpfed("pretrain", "--data", "photos", *words.split())
+    assert code == 2
+    assert re.search(r"(expected a|did you mean 'steps'|there is no folder|exists: choose)", error)
+    assert not (tmp_path / "stores").exists()
+
+
+def test_a_file_too_many_is_left_out_by_a_command_that_there_is(photos, dpfed):
+    (photos / "cat" / "notes.txt").write_text("a cat")
+    code, _, error = dpfed("pretrain", "--data", "photos", "--epsilon", "8")
+    assert code == 2
+    assert "STORE --skip-broken" in error
+    assert "and then --data STORE" in error
 
 
 def test_few_records_are_refused_before_anything_is_imported(tmp_path, monkeypatch):

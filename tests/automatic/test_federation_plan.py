@@ -36,7 +36,7 @@ def test_two_sites_get_no_masks_that_each_could_take_off():
         (("--records", "0,5000", "--epsilon", "8"), "two sites or more"),
         (("--records", "30,40", "--epsilon", "8"), "too few"),
         (("--records", "many", "--epsilon", "8"), "whole numbers with commas"),
-        (("--records", "3000,800", "--epsilon", "0"), "epsilon must be positive"),
+        (("--records", "3000,800", "--epsilon", "0"), "expected a positive number"),
         (("--records", "3000,800", "--epsilon", "8", "--model", "magic"), "expected timm/NAME"),
     ],
 )

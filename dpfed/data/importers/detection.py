@@ -93,6 +93,8 @@ def detect(source: str | Path, access: Access | None = None) -> str:
     known = "; ".join(f"{name}: {importer.layout}" for name, importer in importers().items())
     if source.is_dir():
         refuse_outside(listing := list_files(source, access))
+        if not listing.files and not listing.refused:
+            raise UserError(f"{source} is empty: give the folder that holds the records. [import-empty-folder]")
         if tables := [file for file in listing.files if suffix(file) in TABLES]:
             raise UserError(
                 f"{source} holds tables and no images, and which tables are meant is not clear: name them after train, val and "
