@@ -30,7 +30,7 @@ from dpfed.arrays.refusal import ArrayError
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
 from dpfed.files.reading import read_bytes, read_text
-from dpfed.paths import path_of
+from dpfed.paths import is_store, path_of
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 
@@ -97,10 +97,10 @@ def new_fit(folder: Path) -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "config.toml").exists() or (folder / FACTS).exists():
+        if (folder / "config.toml").exists() or (folder / FACTS).exists() or is_store(folder):
             raise ArrayError(
-                f"{folder} holds a run or a saved estimator: give another folder, in which dpfed makes one folder for each "
-                "fit. [arrays-folder-used]"
+                f"{folder} holds a run, a saved estimator or records: give another folder, in which dpfed makes one folder for "
+                "each fit. [arrays-folder-used]"
             )
         number = 1 + max((int(found[1]) for path in folder.iterdir() if (found := _FIT.fullmatch(path.name))), default=0)
         while True:

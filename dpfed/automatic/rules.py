@@ -143,6 +143,8 @@ def after_import(situation: Situation) -> Iterator[Choice]:
     method = _method(situation)
     yield method
     name = method.keys["bounding.method"]
+    if situation.public is not None and "public.path" not in method.keys:
+        yield Choice("public", "not used", f"{name} contrasts with no public records; --method public does", {})
     if not method_named(name).closed_form:
         yield from _training(situation, name)
     yield _measured(situation)
@@ -179,7 +181,8 @@ def _method(situation: Situation) -> Choice:
     if (given := situation.given.get("bounding.method")) is not None:
         if given not in METHODS:
             raise UserError(f"--method {given}: expected one of {', '.join(METHODS)}. [automatic-method]")
-        return Choice("method", given, "given by --method", {"bounding.method": given})
+        beside = _beside(public, situation) if given == "public" else {}
+        return Choice("method", given, "given by --method", {"bounding.method": given, **beside})
     few = f"{records:,} records at epsilon {round_up(situation.epsilon)}"
     if towers.pretrained == "aligned" and situation.strength >= _ENOUGH_FOR_ADAPTERS:
         why = f"{few} are enough to train adapters of aligned towers"
@@ -192,7 +195,7 @@ def _method(situation: Situation) -> Choice:
         }
         return Choice("method", "private moments", needs[towers.pretrained], {"bounding.method": "moments"})
     if public is not None and (situation.strength < _ENOUGH_FOR_GROUPS or situation.epsilon <= 1):
-        keys = {"bounding.method": "public", "public.source": "store", "public.path": str(public)}
+        keys = {"bounding.method": "public", **_beside(public, situation)}
         return Choice(
             "method",
             "public contrast (public)",
@@ -200,7 +203,7 @@ def _method(situation: Situation) -> Choice:
             keys,
         )
     if not situation.reads_text and situation.strength < _ENOUGH_FOR_GROUPS:
-        generated: dict[str, Any] = {"bounding.method": "public", "public.source": "procedural", "public.centring": 0.0}
+        generated = {"bounding.method": "public", **_beside(public, situation)}
         why = f"with {few}, noise would hide the gradients of private groups, so each record is compared with generated images"
         return Choice("method", "public contrast (public)", why, generated)
     return Choice(
@@ -209,6 +212,13 @@ def _method(situation: Situation) -> Choice:
         f"{few} are enough to train on small groups of private records",
         {"bounding.method": "group"},
     )
+
+
+def _beside(public: Path | None, situation: Situation) -> dict[str, Any]:
+    """The keys of public contrast's public records. Image-text pairs have none but those of a store."""
+    if public is not None:
+        return {"public.source": "store", "public.path": str(public)}
+    return {} if situation.reads_text else {"public.source": "procedural", "public.centring": 0.0}
 
 
 def _training(situation: Situation, method: str) -> Iterator[Choice]:

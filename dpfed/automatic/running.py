@@ -98,8 +98,8 @@ def refuse_another(request: Request, folder: str | Path) -> None:
     config, given = RunDirectory.open(folder).config(), request.given()
     if request.model is not None:
         given = given_towers(request.model, config.model.reads_text, given).keys | given
-    if request.public is not None:
-        given["public.path"] = str(local_path(request.public, "public"))
+    if request.public is not None and config.bounding.method == "public":
+        given["public.source"], given["public.path"] = "store", str(local_path(request.public, "public"))
     tree = config.model_dump(mode="json", exclude_none=True)
     for key, value in given.items():
         put(tree, key, value)

@@ -12,7 +12,18 @@ from typing import Annotated
 
 import typer
 
-from dpfed.cli.automatic import Batch, Delta, MethodName, Model, Public, Steps, refuse_destination, save_choices, show
+from dpfed.cli.automatic import (
+    Batch,
+    Delta,
+    MethodName,
+    Model,
+    Public,
+    SaveConfig,
+    Steps,
+    refuse_destination,
+    save_choices,
+    show,
+)
 from dpfed.cli.parties import Colluders, Drops, Skew, TrustMode, line, show_terms, simulated, tell
 from dpfed.console.terminal import chosen_config, say, show_run
 

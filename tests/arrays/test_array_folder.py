@@ -153,3 +153,10 @@ def test_a_budget_for_groups_and_none_for_a_seed(tmp_path):
         library.PrivateCCA(epsilon=1, random_state=1).fit(X, Y, groups)
     with pytest.raises(UserError, match="arrays-budget"):
         library.PrivateCCA(epsilon=1, folder=tmp_path / "other", budget="much").fit(X, Y)
+
+
+def test_fits_do_not_go_into_a_record_store(tmp_path):
+    (tmp_path / "store.json").write_text("{}")
+    with pytest.raises(UserError, match="arrays-folder-used"):
+        library.PrivateCCA(epsilon=3, folder=tmp_path).fit(X, Y)
+    assert [path.name for path in tmp_path.iterdir()] == ["store.json"]

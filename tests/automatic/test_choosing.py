@@ -94,6 +94,13 @@ def test_the_same_line_is_the_same_however_it_is_written(photos, tmp_path):
     assert library.pretrain(**line).path == library.pretrain(**{**line, "data": photos, "minutes": 4}).path
 
 
+def test_a_run_is_a_model_for_private_moments(photos):
+    library.pretrain(data="photos", epsilon=8, out="runs/first", overrides=_SMALL)
+    chosen = choose(Request("photos", 8.0, model="runs/first"))
+    assert chosen.config.bounding.method == "moments"
+    assert chosen.config.model.start == str(RunDirectory.open("runs/first").path.resolve())
+
+
 def test_an_interrupted_run_is_resumed_by_the_same_line(photos):
     class Stop(library.Callback):
         def on_step(self, summary):

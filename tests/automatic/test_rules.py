@@ -68,6 +68,14 @@ def test_what_the_user_sets_is_taken_and_said():
     assert (config.privacy.batch, config.data.size, config.optimizer.schedule) == (64, 48, "constant")
 
 
+def test_public_records_are_contrasted_with_or_said_to_be_unused():
+    beside = {"public": Path("/stores/public"), "given": {"bounding.method": "public"}}
+    assert configured(dataclasses.replace(situation(), **beside)).public.path == "/stores/public"
+    assert configured(situation(given={"bounding.method": "public"})).public.source == "procedural"
+    other = dataclasses.replace(situation(), **beside | {"given": {"bounding.method": "group"}})
+    assert any(choice.topic == "public" and choice.value == "not used" for choice in after_import(other))
+
+
 def test_a_key_that_the_user_unsets_has_its_default():
     assert configured(situation(given={"model.start": None})).model.start is None
 
