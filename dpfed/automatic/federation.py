@@ -13,7 +13,9 @@ from dpfed.automatic.rules import Choice, Situation, after_import, small_towers
 from dpfed.automatic.survey import FEWEST, Survey
 from dpfed.automatic.towers import given_towers
 from dpfed.building.plan import plan_of
+from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError
+from dpfed.paths import local_path
 
 _SIDE = 64  # pixels, for encoders without a fixed image size
 _FEWEST_SECURE = 3  # sites: of two, each could subtract its own sum from the total
@@ -40,11 +42,16 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
         raise UserError(
             f"{records} records in all are too few: with fewer than {FEWEST}, no method learns anything. [federation-plan-few]"
         )
-    own = str(request.data)
-    survey = Survey(Path(own).absolute(), "store", "image-text" if captions else "image", records, frozenset(), {}, None, _SIDE)
+    kind, own = "image-text" if captions else "image", str(request.data)
+    labels, split = _own(local_path(own, "data"), kind) if own else ({}, "none")
+    survey = Survey(Path(own).absolute(), "store", kind, records, frozenset(), labels, None, _SIDE)
     towers = given_towers(request.model, captions, given) if request.model else small_towers(captions, "cpu", records)
-    public = None if request.public is None else Path(request.public).absolute()
-    split = "validation" if own else "none"
+    public = None if request.public is None else local_path(request.public, "public")
+    if public is not None and not read_layout(public).header["public"]:
+        raise UserError(
+            f"--public {request.public}: its records are not marked public, but they join every group: give a store that was "
+            "imported with `dpfed data import --public`. [federation-plan-public]"
+        )
     situation = Situation(survey, float(request.epsilon), towers, "cpu", public, given, records, split)
     choices = [_trust(len(counts)), *_data(own, towers.sized), *after_import(situation)]
     config = configured(choices, given, "federation")
@@ -52,6 +59,23 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
     heading = f"a federation of {len(counts)} sites; {records:,} records to train on"
     said = expected(config, plan, max(1, records // 6), towers.pretrained)
     return Chosen(config, tuple(choices), plan, None, said, heading)
+
+
+def _own(path: Path, kind: str) -> tuple[dict[str, list[str]], str]:
+    """The labels of the coordinator's own store, and the split that is evaluated; no record is read.
+
+    Raises:
+        UserError: if there is no store, or one of another kind.
+    """
+    layout = read_layout(path)
+    if layout.header["kind"] != kind:
+        mend = "leave --captions out" if kind == "image-text" else "add --captions"
+        raise UserError(
+            f"--data {path} holds {layout.header['kind']} records, and the sites' are {kind}: {mend}, or give another store. "
+            "[federation-plan-kind]"
+        )
+    split = next((split for split in ("validation", "test") if layout.splits[split]), "none")
+    return layout.header["label_names"], split
 
 
 def _trust(sites: int) -> Choice:
@@ -63,15 +87,14 @@ def _trust(sites: int) -> Choice:
 
 
 def _data(own: str, sized: bool) -> list[Choice]:
-    keys: dict[str, Any] = {"data.source": "store"}
     if own:
-        keys["data.path"] = own
-    what = Choice(
-        "data",
-        f"the coordinator's own store {own}" if own else "none",
-        "for evaluation; the sites' records are never used for it",
-        keys,
-    )
+        keys: dict[str, Any] = {"data.source": "store", "data.path": own}
+        what = Choice(
+            "data", f"the coordinator's own store {own}", "for evaluation; the sites' records are never used for it", keys
+        )
+    else:
+        keys = {"data.source": "shapes", "data.records": FEWEST}
+        what = Choice("data", "a few generated shapes", "the coordinator has no records, and evaluates nothing", keys)
     if sized:
         return [what]
     why = "each site resizes its own images; --set data.size=SIDE sets another"

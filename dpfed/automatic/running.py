@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.automatic.choosing import Chosen, choose

@@ -105,7 +105,12 @@ def named_tower(name: str, weights: str | None = None) -> PublicTower:
                 "--weights is for image towers: a text tower's folder contains its weights. Leave it out. [tower-text-weights]"
             )
         return public_text_tower(name)
-    found = given_towers(name, False, {"model.weights": weights} if weights else {})
+    try:
+        found = given_towers(name, False, {"model.weights": weights} if weights else {})
+    except UserError as error:
+        if error.code != "automatic-model":
+            raise
+        found = Towers({}, name, "")
     if found.pretrained == "none" or "model.start" in found.keys:
         raise UserError(
             f"--model {name}: expected {_TOWER_FORMS}. Give a run as the first argument, without --model. [tower-name]"

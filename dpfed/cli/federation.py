@@ -82,9 +82,7 @@ def plan_federation(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as privacy.epsilon=4.")
     ] = None,
-    save_config: Annotated[
-        Path | None, typer.Option(help="Write the choices as a configuration.", metavar="FILE", show_default=False)
-    ] = None,
+    save_config: SaveConfig = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
     """Choose a federation's plan from the sites' numbers of records; print the reasons and the expected result."""
@@ -99,7 +97,9 @@ def plan_federation(
     chosen = chosen_for(request, counts_of(records), captions)
     show(chosen, as_json)
     if save_config is not None:
-        save_choices(chosen, save_config, f'write config = "{save_config}" into project.toml (docs/a-site-in-15-minutes.md)')
+        first = f"dpfed start {save_config}, whose file the sites need, too; then " if chosen.config.model.start else ""
+        said = f'{first}write config = "{save_config}" into project.toml (docs/a-site-in-15-minutes.md)'
+        save_choices(chosen, save_config, said)
     if as_json:
         print(json.dumps(chosen.facts()))
 

@@ -3,9 +3,7 @@
 import json
 import re
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import dpfed as library
 from dpfed.artifacts.directory import RunDirectory
@@ -14,20 +12,10 @@ from dpfed.automatic.choosing import choose
 from dpfed.automatic.request import Request
 from dpfed.config import load_config
 from dpfed.errors import UserError
+from tests.automatic.random_pictures import pictures
 from tests.frozen_towers import image_weights, text_folder
 
 _SMALL = ("model.start=", "model.width=4", "privacy.steps=2", "evaluation.tasks=['knn']", "bounding.method=group")
-_SIZE = 16  # of the pictures, pixels
-
-
-def pictures(folder, seed, count=120, classes=("cat", "dog")):
-    generator = np.random.default_rng(seed)
-    for number in range(count):
-        place = folder / classes[number % len(classes)]
-        place.mkdir(parents=True, exist_ok=True)
-        pixels = generator.integers(0, 256, (_SIZE, _SIZE, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(place / f"{number}.png")
-    return folder
 
 
 @pytest.fixture

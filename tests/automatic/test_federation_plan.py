@@ -7,6 +7,7 @@ import pytest
 from dpfed.automatic.federation import plan_federation
 from dpfed.automatic.request import Request
 from dpfed.config import load_config
+from tests.automatic.random_pictures import pictures
 
 
 def test_a_plan_is_that_of_all_sites_records_together(dpfed, tmp_path):
@@ -44,3 +45,41 @@ def test_what_is_no_federation_is_one_sentence(dpfed, words, said):
     code, _, error = dpfed("federation", "plan", *words)
     assert code == 2
     assert said in error
+
+
+@pytest.mark.parametrize("captions", [(), ("--captions",)])
+def test_a_saved_plan_of_no_own_records_makes_kits(dpfed, tmp_path, captions):
+    words = ("--records", "3000,1200,800", "--epsilon", "3", *captions, "--save-config", tmp_path / "plan.toml")
+    code, said, _ = dpfed("federation", "plan", *words)
+    assert code == 0
+    assert ("next: dpfed start" in said) == (not captions)  # weights that the sites start from
+    project = tmp_path / "project.toml"
+    project.write_text('name = "chest"\nconfig = "plan.toml"\nhost = "127.0.0.1"\nsites = ["a", "b", "c"]\ntrust = "secure"\n')
+    assert dpfed("federation", "provision", project)[0] == 0
+    assert len(list((tmp_path / "chest" / "kits").iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--data", "nowhere"), "no record store at"),
+        (("--data", "store", "--captions"), "holds image records"),
+        (("--public", "nowhere"), "no record store at"),
+        (("--public", "store"), "not marked public"),
+    ],
+)
+def test_a_store_of_a_plan_must_be_there_and_fit(dpfed, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    pictures(tmp_path / "photos", 0, count=4)
+    assert dpfed("data", "import", "photos", "store")[0] == 0
+    code, _, error = dpfed("federation", "plan", "--records", "3000,800", "--epsilon", "8", *words)
+    assert code == 2
+    assert said in error
+
+
+def test_only_records_that_are_held_out_are_evaluated(tmp_path, dpfed):
+    photos = pictures(tmp_path / "photos", 0)
+    for held, split in ((0, "none"), (20, "validation")):
+        store = tmp_path / f"store-{held}"
+        assert dpfed("data", "import", photos, store, "--validation", str(held))[0] == 0
+        assert plan_federation(Request(store, 8.0), [300, 400], captions=False).config.evaluation.split == split
