@@ -109,6 +109,7 @@ def refuse_another(request: Request, folder: str | Path) -> None:
     there |= {_NAMES.get(key, key): (kept.get(key), wanted.get(key)) for key in given if key not in settled}
     for name, (value, other) in there.items():
         if value != other:
+            value, other = ("its default" if one is None else one for one in (value, other))
             raise UserError(
                 f"{folder} holds a run with {name} = {value}, and {other} is asked for now: choose another folder, or ask for "
                 "the same. [automatic-other-run]",

@@ -115,12 +115,18 @@ app.command()(inspect)
 def forget(store: Annotated[str, typer.Argument(help="A record store, or the path where it was.", show_default=False)]) -> None:
     """Delete the features of frozen towers that runs have kept beside a record store, but not the store."""
     from dpfed.console.terminal import say
+    from dpfed.errors import UserError
     from dpfed.features import kept
-    from dpfed.paths import path_of
+    from dpfed.paths import is_store, path_of
 
     path = path_of(store, "the record store")
     say(f"looking for features beside {path}")
     freed = kept.forget(path)
+    if not freed and not is_store(path):
+        raise UserError(
+            f"there is no record store at {path}, and no features are kept beside that place: give the store's folder. "
+            "[forget-nothing-there]"
+        )
     _say(f"deleted {kept.place_of(path)}: {freed:,} bytes" if freed else f"no features are kept beside {path}")
 
 

@@ -58,10 +58,15 @@ def embed(
     _refuse_options(model, weights, captions, contrast, files)
     say(f"reading {', '.join(map(str, files))}")
     from dpfed.data.named_pictures import pictures_at
+    from dpfed.errors import UserError
     from dpfed.features.parquet import embedded, write_features
     from dpfed.files.atomic import refuse_existing
 
     refuse_existing(out)
+    if not out.absolute().parent.is_dir():
+        raise UserError(
+            f"--out {out}: there is no folder {out.absolute().parent}. Make it, or choose another file. [embed-no-folder]"
+        )
     pictures = pictures_at(files, split)
     with watching() as progress:
         progress.note("loading PyTorch")

@@ -201,6 +201,10 @@ def test_one_command_deletes_them_and_no_store(tmp_path):
     assert shards(place)
     done = CliRunner().invoke(app, command)
     assert "mine.features: " in done.output.replace("\n", "") and not place.exists()
+    nothing = CliRunner().invoke(app, command)  # neither a store nor features: a path that is misspelt
+    assert isinstance(nothing.exception, UserError) and nothing.exception.code == "forget-nothing-there"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "store.json").write_text("{}")
     assert "no features are kept" in CliRunner().invoke(app, command).output
     place.write_text("not a folder")
     with pytest.raises(UserError, match="forget-no-folder"):
