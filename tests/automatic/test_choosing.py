@@ -215,7 +215,7 @@ def test_a_call_that_does_not_fit_is_one_sentence(photos, call, said):
 
 
 def test_two_given_towers_get_moments_and_a_time_without_a_basis(shapes, tmp_path):
-    towers = (f"model.weights={image_weights(tmp_path)}", f"model.text={text_folder(tmp_path)}", f"data.size=16")
+    towers = (f"model.weights={image_weights(tmp_path)}", f"model.text={text_folder(tmp_path)}", "data.size=16")
     chosen = choose(Request(shapes.path, 8.0, model="timm/test_resnet", assignments=towers))
     assert chosen.config.bounding.method == "moments"
     assert chosen.seconds > 0
