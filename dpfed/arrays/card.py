@@ -93,12 +93,10 @@ def _rows(identity: str, ledger: Ledger, earlier: Sequence[Ledger]) -> Iterable[
 def _together(ledgers: Sequence[Ledger]) -> str:
     """What several fits on the same rows guarantee together."""
     if any(ledger.marks.get("fixed_seed") for ledger in ledgers):
-        return "on the same rows, together without a guarantee: a fixed random_state makes the noise of some predictable"
+        return "if all used the same rows, all fits together have no guarantee: a fixed random_state makes noise predictable"
     units = {ledger.plan.promise.unit for ledger in ledgers}
     if len(units) > 1:  # a group that loses one row still takes part, with another average
-        return (
-            f"some protect a record, and others a {GROUP}, which do not add up: on the same rows, together nothing is claimed"
-        )
+        return f"some protect a record, and others a {GROUP}: if all used the same rows, dpfed claims nothing for all fits together"
     epsilon, delta = sum(ledger.epsilon for ledger in ledgers), sum(ledger.plan.promise.delta for ledger in ledgers)
     same = "rows" if units == {"record"} else f"rows in the same {GROUP}s"
-    return f"on the same {same}, together ({round_up(epsilon)}, {round_up(delta)})-differentially private"
+    return f"if all used the same {same}, all fits together are ({round_up(epsilon)}, {round_up(delta)})-differentially private"

@@ -47,11 +47,11 @@ def test_one_line_trains_and_the_same_line_finds_it_again(photos):
     assert "# method: group; given" in text
     assert re.search(r"# held out: 20 records; one of 6 records", text)
     for changed, said in (
-        ({"epsilon": 1}, "privacy.epsilon = 8.0, and 1"),
+        ({"epsilon": 1}, "epsilon = 8.0, and 1"),
         ({"model": "resnet18"}, "model.image = cnn, and resnet18"),
-        ({"steps": 3, "overrides": ("model.start=",)}, "privacy.steps = 2, and 3"),
+        ({"steps": 3, "overrides": ("model.start=",)}, "steps = 2, and 3"),
         ({"overrides": ("model.width=8",)}, "model.width = 4, and 8"),
-        ({"data": "others"}, "data.path = "),
+        ({"data": "others"}, "data = "),
     ):
         with pytest.raises(UserError, match=said):
             library.pretrain(**{**line, **changed})
