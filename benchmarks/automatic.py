@@ -2,10 +2,10 @@
 
     python -m benchmarks.automatic WORK CIFAR10 [DRAWS]
 
-CIFAR-10 is a folder of Parquet files. `--minutes` is 240, so that other processes on the machine change no choice; a quiet machine
-chooses the same at the default of 20. Runs stay in WORK, and an interrupted command continues there. Sets of pictures behind frozen
-towers are not trained again: there the choice is the recipe itself, and ``moment-basis.json`` has what it reaches. It writes
-``benchmarks/results/automatic.json``.
+CIFAR-10 is a folder of Parquet files. `--minutes` is 240, so that other processes on the machine change no choice; a quiet
+machine chooses the same at the default of 20. Runs stay in WORK, and an interrupted command continues there. Sets of pictures
+behind frozen towers are not trained again: there the choice is the recipe itself, and ``moment-basis.json`` has what it
+reaches. It writes ``benchmarks/results/automatic.json``.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ def _together(ledgers: Sequence[Ledger]) -> str:
         return "if all used the same rows, all fits together have no guarantee: a fixed random_state makes noise predictable"
     units = {ledger.plan.promise.unit for ledger in ledgers}
     if len(units) > 1:  # a group that loses one row still takes part, with another average
-        return f"some protect a record, and others a {GROUP}: if all used the same rows, dpfed claims nothing for all fits together"
+        mixed = f"some protect a record, and others a {GROUP}"
+        return f"{mixed}: if all used the same rows, dpfed claims nothing for all fits together"
     epsilon, delta = sum(ledger.epsilon for ledger in ledgers), sum(ledger.plan.promise.delta for ledger in ledgers)
     same = "rows" if units == {"record"} else f"rows in the same {GROUP}s"
     return f"if all used the same {same}, all fits together are ({round_up(epsilon)}, {round_up(delta)})-differentially private"

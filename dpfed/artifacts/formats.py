@@ -40,6 +40,7 @@ def formats_of(model: ModelConfig) -> list[str]:
     in_timm = model.timm is not None and "/" not in model.timm
     found = {"timm": in_timm, "open_clip": model.kind == "open_clip", "transformers": in_timm or bool(model.pretrained_text)}
     ours = model.timm is None and not model.is_own and bool(model.pretrained_text)  # needs files beside its weights
+    found["onnx"] = True
     found["state-dict"] = model.kind != "open_clip" and not ours
     return [name for name, holds in found.items() if holds]
 
@@ -48,7 +49,7 @@ def write_format(name: str, source: Path, dest: Path) -> None:
     """Writes a model in one format.
 
     Args:
-        name: ``"timm"``, ``"open_clip"``, ``"transformers"`` or ``"state-dict"``.
+        name: ``"timm"``, ``"open_clip"``, ``"transformers"``, ``"onnx"`` or ``"state-dict"``.
         source: the folder of a model.
         dest: an empty folder.
 
@@ -62,7 +63,7 @@ def write_format(name: str, source: Path, dest: Path) -> None:
     if name not in (can := formats_of(model)):
         what = model.architecture if model.kind == "open_clip" else model.image
         raise UserError(f"--format {name} cannot hold {what}: take {either(can)}. [export-format-unfit]")
-    code, heads = _WRITERS[name](source, dest, description), MOMENTS in description
+    code, heads = _WRITERS[name](source, dest, description), MOMENTS in description and name != "onnx"
     if heads:
         shutil.copy(source / HEADS.file, dest)
     write_atomically(dest / HOW, f"```python\n{code}\n```\n{_HEADS if heads else ''}")
@@ -94,6 +95,12 @@ def _transformers(source: Path, dest: Path, description: dict[str, Any]) -> str:
         shutil.copytree(source / TEXT, dest / TEXT)
         code.append(_TRANSFORMERS["text"])
     return "\n\n".join(code)
+
+
+def _onnx(source: Path, dest: Path, description: dict[str, Any]) -> str:
+    from dpfed.artifacts.onnx_files import write_onnx
+
+    return write_onnx(source, dest, description)
 
 
 def _state_dict(source: Path, dest: Path, description: dict[str, Any]) -> str:
@@ -136,5 +143,6 @@ _WRITERS: dict[str, Callable[[Path, Path, dict[str, Any]], str]] = {
     "timm": _timm,
     "open_clip": _open_clip,
     "transformers": _transformers,
+    "onnx": _onnx,
     "state-dict": _state_dict,
 }

@@ -302,7 +302,7 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
-            help="Write only the files of one library: timm, open_clip, transformers or state-dict.", show_default=False
+            help="Write only the files of one library: timm, open_clip, transformers, onnx or state-dict.", show_default=False
         ),
     ] = None,
 ) -> None:

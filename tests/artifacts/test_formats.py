@@ -1,6 +1,7 @@
 """Exported models give, in the libraries that they are for, the features that dpfed gives: also of odd images."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def transformed(dest, source):
 
 
 @pytest.mark.parametrize("resize", ["pad", "crop", "squash"])
-@pytest.mark.parametrize("format", ["timm", "transformers", "state-dict"])
+@pytest.mark.parametrize("format", ["timm", "transformers", "onnx", "state-dict"])
 def test_a_timm_encoder(format, resize, tmp_path):
     saved(tmp_path / "model", resize=resize)
     for name in {"timm", format}:
@@ -74,9 +75,11 @@ def test_a_timm_encoder(format, resize, tmp_path):
             found = AutoModel.from_pretrained(tmp_path / format).eval()(pixel_values=pixels).pooler_output
         elif format == "timm":
             found = timm.create_model(f"local-dir:{tmp_path / format}", pretrained=True).eval()(pixels)
+        elif format == "onnx":
+            found = run_code(tmp_path / format, {"pictures": pictures()})["image_features"]
         else:
             found = run_code(tmp_path / format, {})["encoder"].eval()(pixels)
-    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(torch.as_tensor(found), expected, atol=1e-5)
     assert not (tmp_path / format / "model.json").exists()
 
 
@@ -95,8 +98,13 @@ def test_an_open_clip_model(tmp_path):
         text = stock.encode_text(tokens, normalize=True)
     assert torch.allclose(found, ours.embed_images(pictures()), atol=1e-5)
     assert torch.allclose(text, ours.embed_text("a dog"), atol=1e-5)
+    (tmp_path / "onnx").mkdir()
+    write_format("onnx", tmp_path / "model", tmp_path / "onnx")
+    run = run_code(tmp_path / "onnx", {"pictures": pictures(), "captions": ["a dog", "two cats"]})
+    assert np.allclose(run["image_embeddings"], ours.embed_images(pictures()), atol=1e-5)
+    assert np.allclose(run["text_embeddings"], ours.embed_text(["a dog", "two cats"]), atol=1e-5)
     for name in ("timm", "state-dict"):
-        with pytest.raises(UserError, match=r"cannot hold .*: take 'open_clip'\. \[export-format-unfit"):
+        with pytest.raises(UserError, match=r"cannot hold .*: take 'open_clip' or 'onnx'\. \[export-format-unfit"):
             write_format(name, tmp_path / "model", tmp_path / "out")
     with pytest.raises(UserError, match="did you mean 'open_clip'.*export-format-unknown"):
         write_format("openclip", tmp_path / "model", tmp_path / "out")
@@ -120,6 +128,32 @@ def test_a_state_dict_says_what_builds_its_model(image, tmp_path):
     assert ("from tests.own_parts import small" in (tmp_path / "out" / HOW).read_text()) == (image != "cnn")
 
 
+@pytest.mark.parametrize("image", ["cnn", "tests.own_parts:small"])
+def test_onnx_runs_any_number_of_images(image, tmp_path):
+    import onnxruntime
+
+    options = ModelConfig(kind="image", image=image, embedding=8, head_hidden=8, **({"width": 8} if image == "cnn" else {}))
+    model = build_model(options, ObjectiveConfig(), size=32)
+    finish_model(model, torch.zeros(2, 3, 32, 32), None)
+    save_encoder(tmp_path / "model", model.eval(), ModelFacts(options, ObjectiveConfig(), 32, Preprocessing(), (3, 32, 32)))
+    (tmp_path / "out").mkdir()
+    write_format("onnx", tmp_path / "model", tmp_path / "out")
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "image.onnx")
+    for count in (1, 2, 5):
+        pixels = torch.randn(count, 3, 32, 32)
+        with torch.no_grad():
+            features, embeddings = session.run(None, {"pixels": pixels.numpy()})
+            assert np.allclose(features, model.features(pixels), atol=1e-5)
+            assert np.allclose(embeddings, model.embed_images(pixels), atol=1e-5)
+
+
+def test_onnx_without_its_packages_is_refused(tmp_path, monkeypatch):
+    saved(tmp_path / "model")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(UserError, match=r"pip install 'dpfed\[onnx\]'.*export-onnx-package"):
+        write_format("onnx", tmp_path / "model", tmp_path)
+
+
 def test_a_text_tower_is_one_of_transformers(tiny, tmp_path):
     from transformers import AutoModel, AutoTokenizer
 
@@ -136,6 +170,11 @@ def test_a_text_tower_is_one_of_transformers(tiny, tmp_path):
         states = stock(**words(["a red circle"], return_tensors="pt")).last_hidden_state[0]
         ours = model.text_features(tokenizer(["a red circle"]))[0]
     assert any(torch.allclose(ours, theirs, atol=1e-5) for theirs in (states[0], states.mean(0)))
+    (tmp_path / "onnx").mkdir()
+    write_format("onnx", tmp_path / "model", tmp_path / "onnx")
+    captions = ["a red circle", "a"]
+    run = run_code(tmp_path / "onnx", {"pictures": pictures(), "captions": captions})
+    assert np.allclose(run["text_embeddings"], load(tmp_path / "model").embed_text(captions), atol=1e-5)
     pixels = torch.randn(2, 3, 16, 16)
     with torch.no_grad():
         image = AutoModel.from_pretrained(tmp_path / "out").eval()(pixel_values=pixels).pooler_output
