@@ -146,6 +146,19 @@ def test_a_submitted_job_leaves_one_processs_run_and_clean_logs(head, settings, 
 
 
 @pytest.mark.slow
+def test_data_and_epsilon_alone_train_on_a_ray_head(head, private, tmp_path):
+    words = ["pretrain", "--data", str(private), "--epsilon", "8", "--steps", "3", "--batch", "64"]
+    for name, more in (("cluster", ("--cluster", "ray", "--workers", "2", "--gpus-per-worker", "0")), ("alone", ())):
+        done = head.dpfed(*words, "--run", str(tmp_path / name), *more)
+        assert done.code == 0, done.output
+    run, alone = (RunDirectory.open(tmp_path / name) for name in ("cluster", "alone"))
+    assert run.finished and Ledger.open(run.ledger).charged == 3
+    assert Ledger.open(run.ledger).plan.fingerprint == Ledger.open(alone.ledger).plan.fingerprint
+    chosen = [(one.path / "config.toml").read_text() for one in (run, alone)]
+    assert chosen[0] == chosen[1] and chosen[0].startswith("# Chosen by dpfed")
+
+
+@pytest.mark.slow
 def test_nobody_is_let_in_without_the_token(head, settings, folder):
     for header in ({}, {"Authorization": f"Bearer {secrets.token_hex(32)}"}):
         body = json.dumps({"entrypoint": "true"}).encode()
