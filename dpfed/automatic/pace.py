@@ -18,6 +18,7 @@ from dpfed.runs.resolution import changed
 
 _TIMES = 3  # passes; the fastest counts, because other processes slow some down
 _VIEWS = 1.25  # making views takes a quarter of a pass, or less
+_GENERATED = 256  # public images that a timed pass chooses among; a run makes many thousands
 _IMAGES = 16  # in a timed pass of frozen towers
 
 
@@ -42,7 +43,10 @@ def seconds_of(config: Config, plan: PrivacyPlan, progress: Progress) -> float:
         options = {**config.bounding.options, "basis": "random"}
         parts = build(changed(config, bounding={"options": options}), Randomness.from_seed(0), progress)
     else:
-        parts = build(config, Randomness.from_seed(0), progress, known=plan)
+        few: dict[str, object] = {}
+        if plan.bounding.method.public_records and config.public.is_generated:
+            few = {"generated": max(_GENERATED, config.public.records)}
+        parts = build(changed(config, public=few), Randomness.from_seed(0), progress, known=plan)
     progress.note("measuring the model's speed with random images")
     if not closed_form:
         return plan.steps * plan.sampling.batch * _seconds_of_a_record(parts) * _VIEWS

@@ -206,12 +206,10 @@ def _method(situation: Situation) -> Choice:
         generated = {"bounding.method": "public", **_beside(public, situation)}
         why = f"with {few}, noise would hide the gradients of private groups, so each record is compared with generated images"
         return Choice("method", "public contrast (public)", why, generated)
-    return Choice(
-        "method",
-        "DP-GCL (group)",
-        f"{few} are enough to train on small groups of private records",
-        {"bounding.method": "group"},
-    )
+    why = f"{few} are enough to train on small groups of private records"
+    if situation.strength < _ENOUGH_FOR_GROUPS:
+        why = "image-text pairs have no better method without pretrained towers or public records (--public)"
+    return Choice("method", "DP-GCL (group)", why, {"bounding.method": "group"})
 
 
 def _beside(public: Path | None, situation: Situation) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dpfed import discovery
 from dpfed.data.importers.access import Access
+from dpfed.data.importers.captioned_folder import CaptionedFolderImporter
 from dpfed.data.importers.conversions import conversion
 from dpfed.data.importers.dicom import DicomImporter
 from dpfed.data.importers.folder import FolderImporter, table_command
@@ -32,6 +33,7 @@ _IMPORTERS: tuple[type[Importer], ...] = (
     TableImporter,
     WebDatasetImporter,
     DicomImporter,
+    CaptionedFolderImporter,
     FolderImporter,
 )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
+from dpfed.data.importers.captioned_folder import mostly_captioned
 from dpfed.data.importers.conversions import packed_splits
 from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, refuse_masks, without_shards
 from dpfed.data.importers.listing import Listing, list_files, suffix
@@ -112,6 +113,9 @@ def captions_advice(listing: Listing) -> str:
     sets = [file for file in found if suffix(file) in _SETS]
     if sets and not tables:
         return f"`dpfed data import {shlex.quote(str(sets[0]))} DEST` imports what that file holds; {alone}."
+    if not tables and mostly_captioned(listing, access):
+        whole = f"`dpfed data import {shlex.quote(str(listing.root))} DEST --format captioned-folder`"
+        return f"If the texts beside images of their name are captions, {whole} imports both; {alone}."
     if not tables and (packing := _packing(listing)):
         return f"If the texts beside images of their name are captions, `{packing}` imports both; {alone}."
     if not tables:
@@ -123,12 +127,12 @@ def captions_advice(listing: Listing) -> str:
 
 
 def _packing(listing: Listing) -> str:
-    """The commands that import images with texts of their names beside them, as an archive for each split.
+    """The commands that import images with JSON files of their names beside them, as an archive for each split.
 
     Empty where fewer than half of the images have one.
     """
     root, there = listing.root, set(listing.files)
-    twins = [file for file in listing.images() if any(file.with_suffix(ending) in there for ending in (".txt", ".json"))]
+    twins = [file for file in listing.images() if file.with_suffix(".json") in there]
     if 2 * len(twins) < len(listing.images()):
         return ""
     inner = [file.relative_to(root) for file in twins]

@@ -92,24 +92,28 @@ class TableImporter(Importer):
 
     Rows with the same file are the captions of one record. Paths are relative to the table; the path is the record's id.
     Other usual names, such as ``Image Path`` and ``caption``, are understood where only one column can be meant. A folder is
-    one data set if its tables are named by split, ``train.tsv``, ``val.tsv``, ``test.tsv``, or as Hugging Face, COCO and Flickr
-    name theirs. `dpfed.data.importers.table_rows` says which forms a table may have.
+    one data set if it holds one table, tables that are named by split, ``train.tsv``, ``val.tsv``, ``test.tsv``, or tables as
+    Hugging Face, COCO and Flickr name theirs. `dpfed.data.importers.table_rows` says which forms a table may have.
     """
 
     name = "table"
     layout = (
         "a .csv, .tsv or .jsonl table with the columns filepath and title (optional: split, label, unit), or a folder with "
-        "such tables named train, val or test, with metadata.csv or metadata.jsonl, or with COCO's or Flickr's captions"
+        "one such table, with tables named train, val or test, with metadata.csv or metadata.jsonl, or with COCO's or "
+        "Flickr's captions"
     )
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether it is a table, or a folder with tables that are named by split, or as Hugging Face, COCO or Flickr do."""
+        """Whether it is a table, or a folder with one, with one per split, or with those of Hugging Face, COCO or Flickr."""
         if not path.is_dir():
             named = suffix(path) in TABLES or is_captions(path) or holds_entries(path)
             return path.is_file() and (named or is_text_table(path, access or Access.to(path)))
         access = access or Access.to(path)
         tables, known = tables_of(path, access)
-        return bool(tables) and (known or all(split_of(Path(table.name)) and names_files(table, access) for table in tables))
+        if not known and len(tables) == 1 and split_of(Path(tables[0].name)) is None:
+            return _describes(tables[0], path, access)
+        named = known or all(split_of(Path(table.name)) and names_files(table, access) for table in tables)
+        return bool(tables) and named
 
     def open(self, path: Path, access: Access | None = None) -> Source:
         """Reads the table or tables (not the images) and streams the records."""
@@ -122,7 +126,7 @@ class TableImporter(Importer):
         if not tables:
             raise UserError(f"there are no tables in {path}; expected {self.layout}. [table-none-there]")
         unnamed = [table for table in tables if not known and split_of(Path(table.name)) is None]
-        if unnamed:
+        if unnamed and len(tables) > 1:
             each = table_command(path, unnamed if len(unnamed) < len(tables) else tables)
             raise UserError(
                 f"{path} holds the table {unnamed[0].name}, and its name contains no split; name it after train, val or test, "
@@ -175,6 +179,17 @@ class TableImporter(Importer):
             passed_over=passed_over,
             notice=spaced(without_class("label", tables.classes), merged(named, "files"), folders),
         )
+
+
+def _describes(table: Path, folder: Path, access: Access) -> bool:
+    """Whether a table of any name has a row for at least half of the images in its folder."""
+    images = list_files(folder, access).images()
+    if not images or not names_files(table, access):
+        return False
+    try:
+        return 2 * sum(1 for _ in read_table(table, access, "")[1]) >= len(images)
+    except UserError:
+        return False
 
 
 def common_folder(paths: Sequence[Path]) -> Path:

@@ -82,6 +82,8 @@ class TestShardsAsFolders:
     @pytest.mark.parametrize("options", [{}, {"format": "folder"}, {"skip_broken": True}])
     def test_the_commands_import_the_captions(self, tmp_path: Path, pictures, options: dict) -> None:
         source = img2dataset(tmp_path / "a 'folder'", pictures)
+        for text in source.rglob("*.txt"):
+            text.unlink()  # the captions are in the JSON files
         said = refusal(source, **options)
         store = run_advice(advice(said), tmp_path / "s")
         assert captions_of(store) == ["about 0 0", "about 0 1", "about 1 0", "about 1 1"]
@@ -93,7 +95,7 @@ class TestShardsAsFolders:
         for place in layout.split():
             for name in ("0", "0-1", "00"):  # whose order depends on the language of the machine
                 image = pictures.file(source / place.format(name))
-                image.with_suffix(".txt").write_text(f"about {name}")
+                image.with_suffix(".json").write_text(json.dumps({"caption": f"about {name}"}))
         store = run_advice(advice(refusal(source)), tmp_path / "s")
         other = {"{}.png": 0}.get(layout, 3)
         assert store.count("train") == 3 and store.count("test") + store.count("validation") == other

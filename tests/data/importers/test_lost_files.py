@@ -173,10 +173,10 @@ def test_a_folder_of_tables_named_by_split_is_a_captioned_set(tmp_path: Path, ca
 
 
 def test_every_table_beside_images_needs_a_meaning(tmp_path: Path, pictures, captioned: Path) -> None:
-    """One table of another name, two, one that names no image, and one of no files: refused, with both commands."""
+    """One table that names few images, two, one that names no image, and one of no files: refused, with both commands."""
     cases = {}
     for number, names in enumerate((["captions.csv"], ["a.csv", "b.tsv"], ["metadata.csv"])):
-        cases[number] = folder(tmp_path / f"other{number}", pictures, "images/0.png", "images/1.png")
+        cases[number] = folder(tmp_path / f"other{number}", pictures, *(f"images/{image}.png" for image in range(3)))
         for file, name in enumerate(names):
             table(cases[number] / name, [f"images/{file}.png"])
     for number, source in cases.items():

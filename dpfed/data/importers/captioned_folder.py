@@ -1,0 +1,124 @@
+"""Folders of images with a text file of captions beside each image."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from dpfed.data.importers.access import Access, NotRead
+from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, without_shards
+from dpfed.data.importers.listing import Listing, list_files, suffix
+from dpfed.data.importers.source import FileRecord, Importer, Item, Source, Unreadable, spaced
+from dpfed.errors import UserError
+
+_TRIED = 16  # texts that are looked at to recognise captions
+
+
+class CaptionedFolderImporter(Importer):
+    """``root/x.jpg`` with ``root/x.txt``, a caption per line; the same in class folders or split folders.
+
+    An image without such a text is refused: the import counts these images. Files such as ``x.json`` are passed over if
+    ``x.txt`` exists, as img2dataset writes both. The id of a record is the path of its image below the root.
+    """
+
+    name = "captioned-folder"
+    options = ("splits",)
+    layout = "a folder of images with a .txt of the same name beside each, a caption per line (x.jpg, x.txt)"
+
+    def recognises(self, path: Path, access: Access | None = None) -> bool:
+        """Whether at least half of the images have a text of their name."""
+        access = access or Access.to(path)
+        return path.is_dir() and mostly_captioned(list_files(path, access), access)
+
+    def open(self, path: Path, access: Access | None = None, splits: int | None = None) -> Source:
+        """Lists the images and texts, and streams the records.
+
+        Args:
+            path: the folder.
+            access: what may be read.
+            splits: which folder below it is the split; see `dpfed.data.importers.folder_splits.place`.
+
+        Raises:
+            UserError: if `path` is no folder, or no image has a text.
+        """
+        if not path.is_dir():
+            raise UserError(f"{path} is not a folder: expected {self.layout}. [captioned-folder-not-one]")
+        access = access or Access.to(path)
+        listing = list_files(path, access)
+        images = listing.images()
+        texts = _texts(listing, images)
+        if not texts or _numbers_alone(texts.values(), access):
+            raise UserError(
+                f"no image in {path} has a text of its name beside it: expected {self.layout}. [captioned-folder-none]"
+            )
+        beside = _beside(listing, texts)
+        listing.passed_over.update({f"*{suffix(file)} beside an image and its .txt": 1 for file in beside})
+        placed, shards = without_shards(place(path, images, listing.files, splits), listing.passed_over)
+        names, labels = class_numbers(placed)
+
+        def records() -> Iterator[Item]:
+            for one in placed:
+                id = one.file.relative_to(path).as_posix()
+                captions = _captions(texts.get(one.file), access)
+                if isinstance(captions, str):
+                    yield Unreadable(id, captions)
+                else:
+                    yield FileRecord(id, one.file, captions, labels(one), one.split)
+
+        return Source(
+            kind="image-text",
+            records=records(),
+            label_names=names,
+            splits=frozenset(one.split for one in placed),
+            total=len(placed),
+            unread=listing.others([*images, *texts.values(), *beside]),
+            passed_over=listing.passed_over,
+            notice=spaced(merged_splits(placed), shards),
+        )
+
+
+def mostly_captioned(listing: Listing, access: Access) -> bool:
+    """Whether at least half of the images have a text of their name, and the first texts hold words.
+
+    Numbers alone are no captions: YOLO writes the boxes of an image into such a file.
+    """
+    images = listing.images()
+    texts = _texts(listing, images)
+    return bool(texts) and 2 * len(texts) >= len(images) and not _numbers_alone(texts.values(), access)
+
+
+def _numbers_alone(texts: Iterable[Path], access: Access) -> bool:
+    """Whether the first texts hold no letter."""
+    for text in itertools.islice(texts, _TRIED):
+        with contextlib.suppress(NotRead):
+            if any(letter.isalpha() for letter in access.read(text).decode("utf-8", "replace")):
+                return False
+    return True
+
+
+def _texts(listing: Listing, images: list[Path]) -> dict[Path, Path]:
+    """The text file of each image that has one."""
+    there = {file for file in listing.files if suffix(file) == ".txt"}
+    return {image: text for image in images if (text := image.with_suffix(".txt")) in there}
+
+
+def _beside(listing: Listing, texts: dict[Path, Path]) -> list[Path]:
+    """JSON files of an image that has a text."""
+    there = {file for file in listing.files if suffix(file) == ".json"}
+    return [file for image in texts if (file := image.with_suffix(".json")) in there]
+
+
+def _captions(text: Path | None, access: Access) -> tuple[str, ...] | str:
+    """The captions of a text file, without repetitions; or why there are none."""
+    if text is None:
+        return "no .txt of its name lies beside it"
+    try:
+        lines = access.read(text).decode("utf-8-sig").splitlines()
+    except NotRead as error:
+        return f"its .txt cannot be read: {error}"
+    except UnicodeDecodeError:
+        return "its .txt is not UTF-8"
+    captions = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    return captions or "its .txt is empty"
