@@ -67,3 +67,28 @@ def zero_shot_right(image_z: Tensor, class_z: Tensor, labels: Tensor) -> dict[st
     if len(class_z) > TOP5_ABOVE:
         right_ones["zero_shot_top5_accuracy"] = (rank <= 5).cpu()
     return right_ones
+
+
+@torch.no_grad()
+def confusions(image_z: Tensor, class_z: Tensor, labels: Tensor) -> Tensor:
+    """How many images of each class were given to each class; the diagonal counts those of `zero_shot_right`.
+
+    A class that is as similar as the right one stands before it.
+
+    Args:
+        image_z: ``(n, D)`` image embeddings; normalised here.
+        class_z: ``(C, D)`` of unit length.
+        labels: ``(n,)`` int64 in [0, C).
+
+    Returns:
+        ``(C, C)`` int64 on the CPU: a row for each true class, a column for each class that was given.
+
+    Raises:
+        ValueError: see `zero_shot_right`.
+    """
+    right = zero_shot_right(image_z, class_z, labels)["zero_shot_accuracy"]
+    similarity = normalize(image_z.float(), dim=1) @ class_z.T
+    wrong = similarity.scatter(1, labels[:, None], -torch.inf).argmax(dim=1).cpu()
+    own = labels.cpu()
+    cells = own * len(class_z) + torch.where(right, own, wrong)
+    return cells.bincount(minlength=len(class_z) ** 2).reshape(len(class_z), len(class_z))

@@ -11,8 +11,9 @@ from PIL import Image
 
 from dpfed.errors import UserError
 from dpfed.files.reading import read_bytes, read_text
+from dpfed.report.record_charts import Confusion, EmbeddingMap, as_json, from_json
 
-INDEX = "gallery.json"
+INDEX, CHARTS = "gallery.json", "charts.json"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Section:
-    """One idea shown in pictures; ``layout`` is "grid" or "strips"."""
+    """One idea shown in pictures; ``layout`` is "grid", "strips" or "pairs": first before training, then after it."""
 
     title: str
     note: str
@@ -44,9 +45,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Gallery:
-    """All pictures of a report."""
+    """All pictures of a report, and the charts that show single records."""
 
     sections: tuple[Section, ...]
+    maps: tuple[EmbeddingMap, ...] = ()
+    confusions: tuple[Confusion, ...] = ()
 
     def write(self, folder: str | Path) -> None:
         """Writes PNG files and an index into a folder, which is made."""
@@ -66,6 +69,8 @@ class Gallery:
                 strips.append({"title": strip.title, "tiles": tiles})
             index.append({"title": section.title, "note": section.note, "layout": section.layout, "strips": strips})
         (folder / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        charts = json.dumps(as_json(self.maps, self.confusions), ensure_ascii=False)
+        (folder / CHARTS).write_text(charts + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: str | Path) -> Gallery:
@@ -77,7 +82,10 @@ class Gallery:
         folder = Path(folder)
         try:
             index = json.loads(read_text(folder / INDEX))
-            return cls(tuple(_section(item, folder) for item in index))
+            sections = tuple(_section(item, folder) for item in index)
+            if not (folder / CHARTS).is_file():  # a run of an earlier dpfed
+                return cls(sections)
+            return cls(sections, *from_json(json.loads(read_text(folder / CHARTS))))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"the gallery {folder} is damaged ({error}): delete it. [report-gallery-damaged]") from error
 

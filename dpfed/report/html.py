@@ -20,8 +20,10 @@ from dpfed.paths import path_of
 from dpfed.privacy.promise import round_up
 from dpfed.report.card import table_rows
 from dpfed.report.curves import training_note, training_plots
+from dpfed.report.gallery import Gallery
 from dpfed.report.ladder import ladder
-from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, norm_plot, progress_plot
+from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, map_plot, norm_plot, progress_plot
+from dpfed.report.record_charts import EmbeddingMap
 from dpfed.report.results import Result, headlines, label, shown, tied
 from dpfed.report.style import inline_svg, palette, uri
 from dpfed.report.timeline import TITLE as TIMELINE
@@ -36,6 +38,14 @@ NO_LOSS = (
 CLOSED_FORM = (
     "Private moments have no loss: the heads follow in closed form from two noisy sums. These charts come from those sums or "
     "from the evaluation."
+)
+MAP_NOTE = (
+    "Each dot is a public record, coloured by its class. t-SNE puts records with similar frozen features near each other. "
+    "Read which colours stand together: the size of a group and the distance between groups mean nothing."
+)
+CONFUSION_NOTE = (
+    "The model saw the names of the classes and no labels. A row is a true class, a column is the class that the model chose, "
+    "and a cell counts held-out public records. The framed cells are the right answers."
 )
 ERROR_BARS = (
     "± is the 95% interval over the draw of held-out records. The difference compares both models on the same records, and its "
@@ -107,6 +117,7 @@ def _single(run: RunView) -> dict:
         before = "before training" if start in ("", "random") else f"starting weights {start} alone"
         plots.insert(0, (f"Held-out records: trained (blue), {before} (grey){guessed}", chart))
     marks = run.marks
+    gallery = run.gallery or Gallery(())
     return {
         "title": run.name,
         "runs": [run],
@@ -121,7 +132,21 @@ def _single(run: RunView) -> dict:
         "about": run.about,
         "no_loss": "" if run.windows else CLOSED_FORM if run.closed_form else NO_LOSS,
         "error_bars": ERROR_BARS,
+        "maps": _drawn(_maps(gallery.maps)),
+        "map_note": MAP_NOTE,
+        "confusions": gallery.confusions,
+        "confusion_note": CONFUSION_NOTE,
     }
+
+
+def _maps(maps: Sequence[EmbeddingMap]) -> list[tuple[str, Figure]]:
+    """Two charts for each label, before and after training; one where only the trained model is known."""
+    plots = []
+    for one in maps:
+        for when, points in (("before", one.before), ("after", one.after)):
+            if points:
+                plots.append((f"{when.capitalize()} training, by {one.label}", map_plot(points, one.classes, one.names)))
+    return plots
 
 
 def _drawn(plots: list[tuple[str, Figure]]) -> list[tuple[str, Markup]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,11 @@ from torch.nn.functional import normalize
 
 from dpfed.config import Config
 from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_captions, embed_images, extract
+from dpfed.evaluation.tasks import class_columns
+from dpfed.evaluation.zero_shot import class_embeddings, confusions
 from dpfed.report.gallery import Gallery, Section, Strip, Tile
+from dpfed.report.places import embedding_maps, most_frequent
+from dpfed.report.record_charts import SHOWN, Confusion, Counts
 
 if TYPE_CHECKING:
     from dpfed.data.record_set import RecordSet
@@ -29,17 +34,19 @@ def build_gallery(
     images_fn: ImagesFn,
     tokenizer: Tokenizer | None,
     device: torch.device | str,
+    untrained: nn.Module | None = None,
 ) -> Gallery | None:
-    """Pictures of held-out records as the model sees them; None unless the store is public.
+    """Pictures and charts of held-out records as the model sees them; None unless the store is public.
 
     Args:
         model: with ``features``, and for captions ``embed_images`` and ``embed_text``.
         store: the records.
-        read: their images, indices ``(n,)`` -> uint8 ``(n, 3, size, size)``.
+        read: their images, indices ``(n,)`` -> ``(n, C, H, W)``, uint8 or, of a user's own, floats.
         config: of the run; ``evaluation.split`` chooses the records, or all splits where that one is empty.
         images_fn: normally ``ImageViews.plain``.
         tokenizer: of the text tower, None for an image model.
         device: where the model is.
+        untrained: the model before training; ``None``: only the trained one is shown.
     """
     # Not a matter of taste: a picture of a private record would leave the trust boundary without any noise.
     if not store.public:
@@ -49,15 +56,22 @@ def build_gallery(
     shown = store.within(split) if held_out else lambda first, end: np.ones(end - first, bool)
     indices = np.sort(store.smallest(shown, min(POOL, config.evaluation.records or POOL)))
     kind = f"{'held-out ' * held_out}records of {store.name}"
-    pictures = read(indices)
-    features = extract(model, read, indices, images_fn, device)
+    models = [model] if untrained is None else [untrained, model]
+    features = [extract(one, read, indices, images_fn, device) for one in models]
     captions = store.captions(indices) if store.kind == "image-text" else [[] for _ in indices]
-    sections = [_samples(store, indices, pictures, captions, kind)]
-    if tokenizer is not None and any(captions):
-        image_z = embed_images(model, read, indices, images_fn, device)
-        sections.append(_retrieval(model, image_z, pictures, captions, tokenizer, device))
-    sections.append(_neighbours(features, pictures, kind))
-    return Gallery(tuple(sections))
+    reads_text = tokenizer is not None and any(captions)
+    image_z = [embed_images(one, read, indices, images_fn, device) for one in models] if reads_text else []
+    sections: list[Section] = []
+    pictures = _visible(read(indices))
+    if pictures is not None:
+        sections.append(_samples(store, indices, pictures, captions, kind))
+        if tokenizer is not None and reads_text:
+            sections.append(_retrieval(model, image_z[-1], pictures, captions, tokenizer, device))
+        sections.append(_neighbours(features, pictures, kind))
+    found: tuple[Confusion, ...] = ()
+    if tokenizer is not None and reads_text and held_out:
+        found = _confusions(models, image_z, store, indices, config, tokenizer, device)
+    return Gallery(tuple(sections), embedding_maps(features, store, indices), found)
 
 
 def _samples(store: RecordSet, indices: np.ndarray, pictures: Tensor, captions: list[list[str]], kind: str) -> Section:
@@ -95,21 +109,81 @@ def _retrieval(
     return Section("Search by text", note, "strips", strips)
 
 
-def _neighbours(features: Tensor, pictures: Tensor, kind: str) -> Section:
+def _neighbours(features: list[Tensor], pictures: Tensor, kind: str) -> Section:
+    """The nearest records of a few, by each model: strips of one record follow each other, the trained model's last."""
+    near = [_nearest(one) for one in features]
+    strips = tuple(
+        Strip("", (Tile(_png(pictures[i]), role="query"), *(Tile(_png(pictures[j])) for j in of_model[i])))
+        for i in range(len(near[0]))
+        for of_model in near
+    )
+    note = f"One record (framed) and its six nearest of {len(pictures):,} {kind}, by the cosine of frozen features."
+    if len(features) > 1:
+        return Section("Nearest neighbours before and after training", note, "pairs", strips)
+    return Section("Nearest neighbours", note, "strips", strips)
+
+
+def _nearest(features: Tensor) -> list[list[int]]:
     unit = normalize(features, dim=1)
     asked = min(4, len(unit))
     similarity = unit[:asked] @ unit.T
     similarity[range(asked), range(asked)] = -torch.inf
-    near = similarity.topk(min(6, len(unit) - 1), dim=1).indices.tolist()
-    strips = tuple(
-        Strip("", (Tile(_png(pictures[i]), role="query"), *(Tile(_png(pictures[j])) for j in found)))
-        for i, found in enumerate(near)
-    )
-    note = f"One record (left) and its six nearest of {len(unit):,} {kind}, by the cosine of frozen features."
-    return Section("Nearest neighbours", note, "strips", strips)
+    return similarity.topk(min(6, len(unit) - 1), dim=1).indices.tolist()
+
+
+def _confusions(
+    models: list[nn.Module],
+    image_z: list[Tensor],
+    store: RecordSet,
+    indices: np.ndarray,
+    config: Config,
+    tokenizer: Tokenizer,
+    device: torch.device | str,
+) -> tuple[Confusion, ...]:
+    """What each model takes for what, for each label that zero-shot classification can predict."""
+    found = []
+    for column in class_columns(store, config.evaluation):
+        labels = torch.from_numpy(np.asarray(store.labels[column][indices], dtype=np.int64))
+        names, labelled = store.label_names[column], labels >= 0
+        if not labelled.any() or len(names) < 2:
+            continue
+        counts = []
+        for one, z in zip(models, image_z, strict=True):
+            embed = functools.partial(_texts, one, tokenizer, device)
+            class_z = class_embeddings(names, config.evaluation.templates, embed)
+            counts.append(confusions(z[labelled], class_z, labels[labelled]).numpy())
+        shown = most_frequent(labels.numpy(), len(names), SHOWN)
+        cut = [_rows(one, shown) for one in counts]
+        found.append(Confusion(column, tuple(names[number] for number in shown), cut[-1], cut[0] if len(cut) > 1 else ()))
+    return tuple(found)
+
+
+def _texts(model: nn.Module, tokenizer: Tokenizer, device: torch.device | str, texts: list[str]) -> Tensor:
+    return embed_captions(model, texts, tokenizer, device)
+
+
+def _rows(counts: np.ndarray, shown: list[int]) -> Counts:
+    """The rows and columns of some classes; where others are left out, their columns are added up in a last one."""
+    rows = counts[np.ix_(shown, shown)]
+    if len(shown) < len(counts):
+        rows = np.column_stack([rows, counts[shown].sum(axis=1) - rows.sum(axis=1)])
+    return tuple(tuple(row) for row in rows.tolist())
+
+
+def _visible(images: Tensor) -> Tensor | None:
+    """Images as bytes, ``(n, 3, H, W)`` or ``(n, 1, H, W)``; None where they have other channels than a screen.
+
+    Images of a user's own come normalised: each channel is stretched from its least value to its largest.
+    """
+    if images.shape[1] not in (1, 3):
+        return None
+    if images.dtype == torch.uint8:
+        return images
+    low, high = images.amin(dim=(0, 2, 3), keepdim=True), images.amax(dim=(0, 2, 3), keepdim=True)
+    return ((images - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
 
 
 def _png(image: Tensor) -> bytes:
     out = io.BytesIO()
-    Image.fromarray(image.permute(1, 2, 0).cpu().numpy()).save(out, format="PNG")
+    Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy()).save(out, format="PNG")
     return out.getvalue()

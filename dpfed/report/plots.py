@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from dpfed.privacy.epsilon_curve import EpsilonCurve
 from dpfed.privacy.promise import round_up
+from dpfed.report.record_charts import OTHERS
 from dpfed.report.results import Interval, Result, label, shown
 from dpfed.report.style import INK, MUTED, RULE, SERIES, TARGET, TRAINED, UNTRAINED, figure
 
 WIDTH, HEIGHT = 5.0, 2.9  # inches; two stand side by side on a page of 1000 pixels
 _DASHES = (0, (4, 3))
+# Classes that are called by colours, as those of the generated shapes, get them.
+_CALLED = {
+    **{"red": "#d55e00", "green": "#009e73", "blue": "#0072b2", "yellow": "#8c6d31", "orange": "#e69f00"},
+    **{"purple": "#7a5195", "pink": "#cc79a7", "cyan": "#56b4e9", "grey": "#5a6773", "gray": "#5a6773"},
+}
 
 
 def epsilon_plot(spent: EpsilonCurve, planned: EpsilonCurve, budget: float | None = None) -> Figure:
@@ -220,3 +228,32 @@ def _spread(values: Sequence[float], gap: float) -> list[float]:
     for below, above in zip(order, order[1:], strict=False):
         placed[above] = max(placed[above], placed[below] + gap)
     return placed
+
+
+def map_plot(points: Sequence[tuple[float, float]], classes: Sequence[int], names: Sequence[str]) -> Figure:
+    """One map: a dot for each record, in the colour of its class.
+
+    Args:
+        points: of n records.
+        classes: of the same records; -1 is drawn in grey.
+        names: of the classes.
+    """
+    rows = math.ceil(len(names) / 4)
+    canvas, axes = figure(WIDTH, 3.7 + 0.22 * rows)
+    place, of_class = np.asarray(points), np.asarray(classes)
+    colours = [_CALLED[name] for name in names] if set(names) <= set(_CALLED) else SERIES
+    for number in (-1, *range(len(names))):
+        own = place[of_class == number]
+        if len(own):
+            colour, name = (UNTRAINED, OTHERS) if number < 0 else (colours[number], names[number])
+            axes.plot(own[:, 0], own[:, 1], "o", color=colour, markersize=3.4, markeredgewidth=0, label=name)
+    axes.set_xlim(-0.03, 1.03)
+    axes.set_ylim(-0.03, 1.03)
+    axes.grid(visible=False)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines["bottom"].set_visible(False)
+    axes.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=4, frameon=False, fontsize=9, labelcolor=MUTED, markerscale=2
+    )
+    return canvas

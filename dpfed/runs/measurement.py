@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.callbacks import Callback, StepSummary
@@ -47,7 +47,7 @@ class Measurement:
         if self._parts.evaluator.tasks:
             self._progress.note("measuring the model before training")
         self._untrained = self._parts.evaluator(self._parts.model, "untrained", 0)
-        if self._untrained:
+        if self._untrained or self._parts.store.public:
             self._weights = TrainableVector(self._parts.model).gather().cpu()
         self._record(self._untrained)
 
@@ -68,11 +68,20 @@ class Measurement:
             noise = noise_alone(parts, self._weights)
         self._record([figure.compared(self._untrained, noise) for figure in trained])
 
+    def untrained_model(self) -> nn.Module | None:
+        """A copy of the model with the weights from before training; ``None``: they are gone. `after` must have run."""
+        if self._weights is None:
+            return None
+        model = copy.deepcopy(self._parts.model)
+        vector = TrainableVector(model)
+        vector.assign(self._weights.to(vector.device))
+        return model
+
     def _untrained_again(self) -> tuple[list[Evaluation], Tensor | None]:
         """Figures and weights before training, of a run that is resumed; none where its first checkpoint is gone."""
         paths, evaluator = self._steps.checkpoints.paths(), self._parts.evaluator
         first = next((path for path in paths if path.stem == "step-00000000"), None)
-        if first is None or not evaluator.tasks:
+        if first is None or not (evaluator.tasks or self._parts.store.public):
             return [], None
         learner = self._parts.learner.replace(model=copy.deepcopy(self._parts.model))
         try:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from dpfed import __version__
 from dpfed.artifacts import provenance
@@ -17,7 +18,6 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import AUDITED, LABELLED_FIGURES, uses_labelled_bank, with_origin
 from dpfed.artifacts.verification import ledger_of
 from dpfed.building.model import trained_of
-from dpfed.data.items.views import ItemViews
 from dpfed.data.store.records import RecordStore
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.models.folder import weights_digest
@@ -102,13 +102,19 @@ _NOTHING_COVERED = "Nothing is covered: what this run wrote has noise, but nobod
 _ALL_EXACT = "Nothing is covered: all that this run wrote is an exact function of the records."
 
 
-def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger) -> None:
-    """Writes results, card and report of a finished run; results.json last, for it marks the run as finished."""
+def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger, untrained: nn.Module | None = None) -> None:
+    """Writes results, card and report of a finished run; results.json last, for it marks the run as finished.
+
+    Args:
+        run: its directory.
+        parts: of the run.
+        ledger: of the run.
+        untrained: the model before training, for pictures of public records; ``None``: they show the trained model only.
+    """
     views, device = parts.views, parts.learner.device
     read = functools.partial(views.read, parts.store)
-    own = isinstance(views, ItemViews)  # whose images may have any number of channels
     plain, tokenizer = views.images.plain, views.tokenizer
-    gallery = None if own else build_gallery(parts.model, parts.store, read, parts.config, plain, tokenizer, device)
+    gallery = build_gallery(parts.model, parts.store, read, parts.config, plain, tokenizer, device, untrained)
     if gallery is not None:
         gallery.write(run.gallery)
     facts = facts_of_run(run, parts, ledger)

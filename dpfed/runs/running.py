@@ -172,7 +172,7 @@ def _finish(job: Job, steps: Steps, measurement: Measurement, progress: Progress
         progress.note(f"{measured}writing model, card and report")
         measurement.after()
         save_encoder(run.model, parts.model, facts_of(parts.config), runs_behind(run, parts, steps.ledger))
-        write_outcome(run, parts, steps.ledger)
+        write_outcome(run, parts, steps.ledger, measurement.untrained_model() if parts.store.public else None)
     run.delete_secrets()
     settle_at_end(run, parts, steps.ledger, progress)
     for callback in callbacks:

@@ -1,0 +1,75 @@
+"""Where a model places records: a map of its features by t-SNE (van der Maaten and Hinton 2008), coloured by label."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from dpfed.report.record_charts import COLOURED, EmbeddingMap, Points
+
+if TYPE_CHECKING:
+    from dpfed.data.record_set import RecordSet
+
+DOTS = 300  # more make a page heavy, and hide each other
+FEWEST = 12  # below, there is no map to see
+LABELS = 3  # each makes a map of its own
+_PERPLEXITY = 20.0
+
+
+def embedding_maps(features: list[Tensor], store: RecordSet, indices: np.ndarray) -> tuple[EmbeddingMap, ...]:
+    """A map for each of the first labels, of the same places: those where the models put the records.
+
+    Args:
+        features: ``(n, F)`` of each model, the trained one last.
+        store: has the labels. The caller made sure that it is public.
+        indices: (n,) its records.
+    """
+    columns = [name for name in store.labels if (store.labels[name][indices] >= 0).any()][:LABELS]
+    chosen = np.sort(np.random.default_rng(0).permutation(len(indices))[:DOTS])  # a store may be ordered by class
+    if not columns or len(chosen) < FEWEST:
+        return ()
+    places = [places_of(one[chosen]) for one in features]
+    return tuple(_coloured(name, store, indices[chosen], places) for name in columns)
+
+
+def places_of(features: Tensor) -> Points:
+    """Two coordinates in [0, 1] for each record, near each other where the cosine of features is high.
+
+    Args:
+        features: (n, F), n at least 3.
+    """
+    from sklearn.manifold import TSNE  # takes a second
+
+    x = normalize(features.float(), dim=1).double().nan_to_num().numpy()
+    if not x.std(axis=0).any():  # a model that says the same of every record
+        return ((0.5, 0.5),) * len(x)
+    perplexity = min(_PERPLEXITY, (len(x) - 1) / 3)
+    start = "pca" if min(x.shape) >= 2 else "random"
+    found = TSNE(2, perplexity=perplexity, init=start, random_state=0).fit_transform(x)
+    low, high = found.min(axis=0), found.max(axis=0)
+    return tuple((round(a, 4), round(b, 4)) for a, b in ((found - low) / np.maximum(high - low, 1e-12)).tolist())
+
+
+def most_frequent(labels: np.ndarray, count: int, most: int) -> list[int]:
+    """The classes that most records have, at most so many, in the order of their numbers.
+
+    Args:
+        labels: (n,) numbers of classes; -1: none.
+        count: of classes.
+        most: that are wanted.
+    """
+    sizes = np.bincount(labels[labels >= 0], minlength=count)
+    return sorted(np.argsort(-sizes, kind="stable")[:most].tolist())
+
+
+def _coloured(name: str, store: RecordSet, indices: np.ndarray, places: list[Points]) -> EmbeddingMap:
+    labels = np.asarray(store.labels[name][indices], dtype=np.int64)
+    known = store.label_names.get(name, [])
+    count = max(int(labels.max()) + 1, len(known))
+    shown = [number for number in most_frequent(labels, count, COLOURED) if (labels == number).any()]
+    names = tuple(known[number] if number < len(known) else str(number) for number in shown)
+    classes = tuple(shown.index(number) if number in shown else -1 for number in labels.tolist())
+    return EmbeddingMap(name, names, classes, places[-1], places[0] if len(places) > 1 else ())

@@ -1,0 +1,123 @@
+"""Charts of public records, as values that a run keeps: where the model places them, and which classes it confuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+COLOURED = 10  # classes whose colours a reader can tell apart
+SHOWN = 12  # classes of a confusion matrix that fit on a page
+OTHERS = "others"
+Points = tuple[tuple[float, float], ...]
+Counts = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class EmbeddingMap:
+    """Where a model places some public records, in two dimensions.
+
+    Attributes:
+        label: what the colours tell, such as ``shape``.
+        names: of the classes; at most `COLOURED`, the most frequent.
+        classes: of n records, the number of each one's class; -1: another class, or none.
+        after: n points of the trained model, each coordinate in [0, 1].
+        before: the same of the untrained model; empty: it is not known.
+    """
+
+    label: str
+    names: tuple[str, ...]
+    classes: tuple[int, ...]
+    after: Points
+    before: Points = ()
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Which classes a model takes for which, without having been trained on them.
+
+    Attributes:
+        label: that is predicted, such as ``shape``.
+        names: of C classes; at most `SHOWN`, the most frequent.
+        after: C rows of the trained model, one for each true class: how many records it gave to each of the classes, and, where
+            classes are left out, last how many to the others.
+        before: the same of the untrained model; empty: it is not known.
+    """
+
+    label: str
+    names: tuple[str, ...]
+    after: Counts
+    before: Counts = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What the columns are called."""
+        return self.names if len(self.after[0]) == len(self.names) else (*self.names, OTHERS)
+
+    @property
+    def tables(self) -> list[tuple[str, list[tuple[str, list[tuple[int, int]]]]]]:
+        """Tables to show: a title, and rows with their class and, for each column, a count and its percentage of the row."""
+        titled = (("Before training", self.before), ("After training", self.after))
+        return [
+            (title, [(name, _percent(row)) for name, row in zip(self.names, counts, strict=True)])
+            for title, counts in titled
+            if counts
+        ]
+
+
+def as_json(maps: tuple[EmbeddingMap, ...], confusions: tuple[Confusion, ...]) -> dict[str, Any]:
+    """What a run's folder keeps of these."""
+    return {"maps": [vars(one) for one in maps], "confusions": [vars(one) for one in confusions]}
+
+
+def from_json(kept: Mapping[str, Any]) -> tuple[tuple[EmbeddingMap, ...], tuple[Confusion, ...]]:
+    """What `as_json` gave.
+
+    Raises:
+        ValueError, KeyError, TypeError: for anything else.
+    """
+    maps = tuple(
+        EmbeddingMap(
+            str(one["label"]),
+            _texts(one["names"], COLOURED),
+            tuple(map(int, one["classes"])),
+            _points(one["after"], len(one["classes"])),
+            _points(one["before"], len(one["classes"])) if one["before"] else (),
+        )
+        for one in kept["maps"]
+    )
+    confusions = tuple(
+        Confusion(
+            str(one["label"]),
+            _texts(one["names"], SHOWN),
+            _counts(one["after"], len(one["names"])),
+            _counts(one["before"], len(one["names"])) if one["before"] else (),
+        )
+        for one in kept["confusions"]
+    )
+    return maps, confusions
+
+
+def _percent(row: tuple[int, ...]) -> list[tuple[int, int]]:
+    return [(count, round(100 * count / max(1, sum(row)))) for count in row]
+
+
+def _texts(given: Any, most: int) -> tuple[str, ...]:
+    if not 0 < len(given) <= most:
+        raise ValueError(f"expected 1 to {most} classes, got {len(given)}")
+    return tuple(map(str, given))
+
+
+def _points(given: Any, count: int) -> Points:
+    points = tuple((float(x), float(y)) for x, y in given)
+    if len(points) != count or not all(0 <= value <= 1 for point in points for value in point):
+        raise ValueError(f"expected {count} points between 0 and 1")
+    return points
+
+
+def _counts(given: Any, count: int) -> Counts:
+    rows = tuple(tuple(int(value) for value in row) for row in given)
+    widths = {len(row) for row in rows}
+    if len(rows) != count or len(widths) != 1 or not widths <= {count, count + 1}:
+        raise ValueError(f"expected {count} rows with a number for each class")
+    return rows
