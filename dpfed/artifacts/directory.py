@@ -40,12 +40,12 @@ class RunDirectory:
     Attributes:
         path: the directory. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
             ``privacy_card.md`` (``no_privacy_card.md`` where the method's claim does not hold), ``report.html``,
-            ``provenance.json``, ``checkpoints/``, ``model/``, ``disclosures.json`` where more was made of the records than the
-            model, ``budget.json`` where a lifetime budget holds the plan, and ``privacy_audit.json`` where its claim was
-            attacked; while it is unfinished also ``releases/``, ``features/`` (of frozen towers) and ``secret.key``, which must
-            stay inside the trust boundary and are deleted at the end. A federation's run also holds ``terms.json``,
-            ``federation.jsonl``, while a process works on it ``arrivals.json``, and, if it is simulated, ``simulation.json``
-            and ``sites/``.
+            ``for_the_board.html``, ``provenance.json``, ``checkpoints/``, ``model/``, ``disclosures.json`` where more was made
+            of the records than the model, ``budget.json`` where a lifetime budget holds the plan, and ``privacy_audit.json``
+            where its claim was attacked; while it is unfinished also ``releases/``, ``features/`` (of frozen towers) and
+            ``secret.key``, which must stay inside the trust boundary and are deleted at the end. A federation's run also holds
+            ``terms.json``, ``federation.jsonl``, while a process works on it ``arrivals.json``, and, if it is simulated,
+            ``simulation.json`` and ``sites/``.
     """
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"
@@ -59,6 +59,7 @@ class RunDirectory:
         self.card = path / "privacy_card.md"
         self.no_card = path / "no_privacy_card.md"
         self.report = path / "report.html"
+        self.board = path / "for_the_board.html"
         self.checkpoints = path / "checkpoints"
         self.releases = path / "releases"
         self.features = path / "features"

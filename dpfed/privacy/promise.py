@@ -12,7 +12,7 @@ from typing import Literal
 
 Unit = Literal["record", "user"]  # what is added or removed between neighbours
 
-# Up to `CLOSE` no result is more than 2.72 times as likely; beyond `LIMITED` a bound of 148 and more says little by itself.
+# Up to `CLOSE` no guess is right in more than 73.2 % of cases; beyond `LIMITED` a bound of 99.3 % says little by itself.
 CLOSE, LIMITED = 1.0, 5.0
 
 
@@ -63,7 +63,7 @@ def percent_up(share: float) -> str:
 
 
 def meaning(epsilon: float, delta: float, one: str = "record", released: str = "what is released") -> str:
-    """What a promise of (epsilon, delta) says and what it does not: one of three wordings, as epsilon allows.
+    """What a promise of (epsilon, delta) says and what it does not, for readers without mathematics: one of three wordings.
 
     Args:
         epsilon: at least 0; infinity promises nothing.
@@ -74,21 +74,15 @@ def meaning(epsilon: float, delta: float, one: str = "record", released: str = "
     if not math.isfinite(epsilon):
         return f"No finite epsilon holds: nothing limits what {released} tells about any one {one}."
     shown = float(round_up(epsilon))
-    if shown <= CLOSE:
-        return (
-            f"Adding or removing any one {one} changes the probability of {released} by a factor of at most {factor(shown)}, "
-            f"apart from delta. So {released} is about as likely with that {one} as without, and tells little about it."
-        )
     bound = (
-        f"Adding or removing any one {one} can change the probability of {released} by a factor of up to {factor(shown)}, "
-        "apart from delta."
+        f"Imagine somebody who knows everything except whether one particular {one} took part. By tossing a coin they are "
+        f"right in 50 % of cases; after seeing {released}, in at most {guess(shown, delta)}, whatever they try."
     )
+    if shown <= CLOSE:
+        return f"{bound} So {released} tells little about any one {one}."
     if shown <= LIMITED:
-        return f"{bound} That limits what can be learnt about that {one}. It does not rule out that something is learnt."
-    return (
-        f"{bound} The bound alone is weak: somebody who knows everything else might still tell, in up to "
-        f"{guess(shown, delta)} of cases, whether that {one} was there. Attacks may find much less, but that is not promised."
-    )
+        return f"{bound} That limits what can be learnt about one {one}. It does not rule out that something is learnt."
+    return f"{bound} This promise alone is weak: they may find out. Attacks may find much less, but that is not promised."
 
 
 def large_delta(delta: float, count: int, one: str = "record") -> str:

@@ -27,9 +27,7 @@ def privacy_card(facts: CardFacts) -> str:
     A run whose marks void the guarantee, or whose epsilon is not finite, gets a card whose first line says so and that
     gives epsilon only as a figure of the accountant.
     """
-    reasons = [mark.text for mark in facts.marks if mark.voids]
-    if not reasons and not math.isfinite(facts.epsilon_spent):
-        reasons = ["No finite epsilon covers what was released: the noise was too small or missing."]
+    reasons = void_reasons(facts)
     title = _CARD if facts.plan.bounding.method.sound else _NO_CARD
     lines = [f"{title}{facts.name}" + (f": {NO_GUARANTEE}" if reasons else ""), ""]
     void = f"**{NO_GUARANTEE.capitalize()}.** {' '.join(reasons)} Treat everything that this run wrote as private."
@@ -43,13 +41,21 @@ def privacy_card(facts: CardFacts) -> str:
     lines += _section("What leaves the trust boundary", facts.outputs or ("Nothing.",))
     lines += _section("What is not protected", facts.not_protected)
     if not reasons:
-        lines += _section("What to ask before you rely on this card", _questions(facts))
+        lines += _section("What to ask before you rely on this card", questions(facts))
     if facts.sites:
         lines += _section("The sites", facts.sites)
     lines += ["", "## The mechanism", *_table(_rows(facts, bool(reasons)))]
     if facts.provenance:
         lines += ["", "## The run", *_table(facts.provenance)]
     return "\n".join(lines) + "\n"
+
+
+def void_reasons(facts: CardFacts) -> list[str]:
+    """Why no guarantee holds, a sentence each; none where it does."""
+    reasons = [mark.text for mark in facts.marks if mark.voids]
+    if not reasons and not math.isfinite(facts.epsilon_spent):
+        reasons = ["No finite epsilon covers what was released: the noise was too small or missing."]
+    return reasons
 
 
 def _section(title: str, items: Iterable[str]) -> list[str]:
@@ -162,15 +168,16 @@ def _protected(facts: CardFacts) -> Iterator[str]:
     )
 
 
-def _questions(facts: CardFacts) -> Iterator[str]:
+def questions(facts: CardFacts) -> Iterator[str]:
+    """What whoever relies on a run should ask first."""
     yield (
-        "What else was trained on the same records, or published from them? All these epsilons and deltas add up. This card "
-        "states only its own."
+        "What else was trained on the same records, or published from them? All these epsilons and deltas add up; this promise "
+        "is for one run alone."
     )
     if facts.of_units:
         yield f"Is each {facts.protected} in the records one person, under one name only?"
     else:
-        yield "Can one person have several of the records? Then read “Several records” above."
+        yield "Can one person have several of the records? Then that person is protected less, as said above."
     yield "Who could read the records, the machines and the run's folder during training? Who has backups of them?"
     yield "Who sees the evaluation figures? Whose records are the held-out ones?"
     if STARTING_WEIGHTS in facts.not_protected:

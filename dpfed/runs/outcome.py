@@ -30,6 +30,7 @@ from dpfed.privacy.method import FOREIGN_METHODS
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.protocol.statement import facts_of_federation, terms_at
 from dpfed.report.audit import on_card
+from dpfed.report.board import board_page
 from dpfed.report.card import card_digest, is_void, privacy_card
 from dpfed.report.facts import (
     ASSUMED_OF_BITS,
@@ -142,9 +143,10 @@ def rewrite_artifacts(run: RunDirectory, parts: Parts, results: dict[str, Any]) 
 
 
 def _write_artifacts(run: RunDirectory, facts: CardFacts, results: dict[str, Any], ledger: Ledger) -> None:
-    """Writes card and report, and into the ledger which card that is: `dpfed privacy verify` holds them against each other."""
+    """Writes card, board's page and report, and notes in the ledger which card that is, for `dpfed privacy verify`."""
     card = privacy_card(facts)
     run.write(run.card if facts.plan.bounding.method.sound else run.no_card, card)
+    run.write(run.board, board_page(facts))
     gallery = Gallery.read(run.gallery) if run.gallery.is_dir() else None
     config = run.config()
     about = config.name, str(run.path), config.dump(), results, run.metric_lines(), card, spent_curve(ledger)

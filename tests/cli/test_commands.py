@@ -43,6 +43,7 @@ def test_pretrain_leaves_the_documented_layout_and_a_table(run):
     assert names == {
         "config.toml", "ledger.jsonl", "metrics.jsonl", "results.json", "privacy_card.md", "report.html", "checkpoints",
         "provenance.json",
+        "for_the_board.html",
         "model",
         "gallery",
     }  # fmt: skip

@@ -163,4 +163,4 @@ def test_what_an_epsilon_means_is_said_once(sites, agree):
     for trust in ("central", "distributed", "secure", "local"):
         terms = agree(trust=trust)
         said = " ".join(value for _, value in statement(terms, 0, []))
-        assert said.count("Adding or removing any one record") == 1 and said.lower().count("any one record") == 1
+        assert said.count("whether one particular record") == 1 and said.count("tossing a coin") == 1

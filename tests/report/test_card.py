@@ -134,7 +134,7 @@ def test_facts_are_those_of_plan_and_ledger(tiny, tmp_path):
 def test_an_image_and_all_its_captions_are_one_record(card_of):
     card = card_of()
     assert "private for one record: an image with all its captions, of which each step draws one.**" in card
-    assert "Adding or removing any one training record changes the probability of what this run released by a factor of" in card
+    assert "whether one particular training record took part" in card
     assert "Mark" not in card
 
 
@@ -144,7 +144,7 @@ def test_a_person_with_all_records_is_protected_where_units_are(card_of):
         "private for one person: all records that share a value of 'person' (a record that names none is its own unit).**"
         in card
     )
-    assert "Adding or removing any one person with all its records" in card and "that one person was there" in card
+    assert "whether one particular person with all its records took part" in card and "that one person was there" in card
     assert "| Adjacency | add or remove one person with all its records |" in card
     assert "at most 3 of its records take part" in card and "| Training units N (public) | 120 |" in card
     assert "Mark" not in card and "Several names:" in card and "Several records:" not in card
@@ -177,13 +177,13 @@ def test_a_federations_card_names_its_sites_and_who_adds_noise():
 @pytest.mark.parametrize(
     ("epsilon", "said", "unsaid"),
     [
-        (0.3, "about as likely", "weak"),
-        (1.0, "a factor of at most 2.72", "weak"),
-        (1.001, "That limits what can be learnt", "about as likely"),
-        (5.0, "a factor of up to 149", "weak"),
-        (5.001, "The bound alone is weak", "about as likely"),
-        (8.0, "by a factor of up to 2,981", "about as likely"),
-        (40.0, "in up to 100 % of cases", "about as likely"),
+        (0.3, "in at most 57.45 %, whatever they try", "weak"),
+        (1.0, "So what this run released tells little about any one training record", "weak"),
+        (1.001, "That limits what can be learnt", "tells little"),
+        (5.0, "That limits what can be learnt", "weak"),
+        (5.001, "This promise alone is weak", "tells little"),
+        (8.0, "in at most 99.97 %, whatever they try", "tells little"),
+        (40.0, "in at most 100 %, whatever they try", "tells little"),
     ],
 )
 def test_the_first_paragraph_says_what_the_number_allows(epsilon, said, unsaid):

@@ -41,10 +41,10 @@ def test_bounds_are_never_printed_below_their_value(epsilon, delta):
 def test_three_wordings_by_epsilon(epsilon):
     words = meaning(epsilon, 1e-6)
     shown = float(round_up(epsilon))
-    assert ("about as likely" in words) == (shown <= 1)
+    assert ("tells little about any one record" in words) == (shown <= 1)
     assert ("That limits what can be learnt" in words) == (1 < shown <= 5)
-    assert ("The bound alone is weak" in words) == (shown > 5)
-    assert factor(shown) in words
+    assert ("This promise alone is weak" in words) == (shown > 5)
+    assert guess(shown, 1e-6) in words
 
 
 def test_an_infinite_epsilon_promises_nothing():

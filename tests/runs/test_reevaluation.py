@@ -61,9 +61,10 @@ def test_figures_of_training_labels_mark_card_and_report(private, tmp_path, monk
         patch.setattr(RunDirectory, "write", written)
         evaluate_run(run.path, tasks=["knn"])
     # Wherever a crash comes: there may be a mark without its figures, but never figures without their mark.
-    assert happened == ["disclosures.json", *["measured"] * 6, run.card.name, run.results.name]
+    assert happened == ["disclosures.json", *["measured"] * 6, run.card.name, run.board.name, run.results.name]
     card, report = artifacts(run)
     assert marked(card) == 1 and marked(report) == 2  # above, and in its card
+    assert marked(run.board.read_text()) == 1
     assert "3-NN accuracy" in report and f"**Mark:** {LABELLED_BANK.text}" in card
     names = {item["name"] for item in json.loads(run.results.read_text())["evaluations"]}
     assert {"knn3_accuracy[shape]", "image_to_text_R@10"} <= names

@@ -59,7 +59,7 @@ def test_no_file_of_a_run_depends_on_how_long_sites_took(monkeypatch, tmp_path, 
     tiny["privacy"] |= {"seed": 3, "steps": 2}
     tiny["evaluation"] = {"split": "none"}
     slow, fast = (folders(monkeypatch, tmp_path, tiny, name, of) for name, of in (("slow", 7.0), ("fast", 0.001)))
-    named = {"results.json", "privacy_card.md", "report.html", "ledger.jsonl"}  # they name the run's id
+    named = {"results.json", "privacy_card.md", "for_the_board.html", "report.html", "ledger.jsonl"}  # they name the run's id
     assert {name for name in slow if slow[name] != fast[name]} <= named | {"model/model.json"}
     said = b"".join(content for name, content in slow.items() if name.endswith((".json", ".jsonl")))
     assert b"arrivals" not in said and b"seconds" not in said

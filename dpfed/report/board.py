@@ -1,0 +1,117 @@
+"""A page for ethics boards: what a run promises, to whom, and what an attacker could still learn, in words and one picture.
+
+It restates the privacy card for readers without mathematics. The card has the figures, and decides.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from importlib import resources
+
+from jinja2 import Environment, StrictUndefined, Template
+
+from dpfed.privacy.promise import CLOSE, LIMITED, guess, large_delta, meaning, of_several, round_up
+from dpfed.report.card import questions, void_reasons
+from dpfed.report.facts import STARTING_WEIGHTS, CardFacts
+from dpfed.report.html import page_style
+
+NO_PROMISE = "No promise"
+_VERDICTS = ((CLOSE, "A strong promise"), (LIMITED, "A limited promise"), (math.inf, "A weak promise"))
+
+
+def board_page(facts: CardFacts) -> str:
+    """The page, as HTML that needs no other file.
+
+    Args:
+        facts: of the run, as its card states them.
+    """
+    reasons = void_reasons(facts)
+    epsilon, delta = facts.epsilon_spent, facts.plan.promise.delta
+    values = {
+        "name": facts.name,
+        "void": bool(reasons),
+        "verdict": NO_PROMISE if reasons else _verdict(epsilon),
+        "weak": epsilon > LIMITED,
+        "reasons": reasons,
+        "warning": large_delta(delta, facts.plan.sampling.records, facts.protected),
+        "words": "" if reasons else meaning(epsilon, delta, facts.one, "what this run released"),
+        "one": facts.one,
+        "unfinished": "" if facts.complete else _unfinished(facts),
+        "right": 0 if reasons else right_of_100(epsilon, delta),
+        "dots": [(12 * (number % 20) + 7, 12 * (number // 20) + 7) for number in range(100)],
+        "protected": [] if reasons else list(_protected(facts)),
+        "learnt": [] if reasons else list(_learnt(facts)),
+        "questions": [] if reasons else list(questions(facts)),
+        "epsilon": round_up(epsilon),
+        "delta": round_up(delta),
+        "run": dict(facts.provenance).get("Run id", ""),
+    }
+    return _page().render({name: _plain(value) for name, value in values.items()}, style=page_style()) + "\n"
+
+
+def right_of_100(epsilon: float, delta: float) -> int:
+    """How many of 100 guesses about one record may be right, rounded up."""
+    return math.ceil(float(guess(float(round_up(epsilon)), delta).removesuffix("%")))
+
+
+def _verdict(epsilon: float) -> str:
+    return next(words for most, words in _VERDICTS if float(round_up(epsilon)) <= most)
+
+
+def _unfinished(facts: CardFacts) -> str:
+    return (
+        f"The run is not finished: {facts.steps_charged} of {facts.plan.steps} steps were taken. If it is resumed, the promise "
+        f"becomes weaker, up to epsilon {round_up(facts.plan.epsilon())}."
+    )
+
+
+def _protected(facts: CardFacts) -> Iterator[str]:
+    what, count = "units" if facts.of_units else "records", facts.plan.sampling.records
+    yield f"To each of the {count:,} training {what}, taken alone: {facts.unit}."
+    if not facts.of_units:
+        several = []
+        for number in (2, 5):
+            worth = of_several(facts.epsilon_spent, facts.plan.promise.delta, number)
+            said = "nothing is promised" if worth is None else f"up to {guess(*worth)} of such guesses may be right"
+            several.append(f"with {number} records, {said}")
+        yield f"A person with several records is protected less: {'; '.join(several)}."
+    yield "Not to the held-out records: they measured the model, and the results are exact."
+    yield "The promise holds against everybody who sees the model, now or later, whatever else they know."
+    yield (
+        "It does not hold against those who keep the records or run the machines: they can read the records, as before. While "
+        f"the model was trained, the trust was {facts.trust_mode}."
+    )
+
+
+def _learnt(facts: CardFacts) -> Iterator[str]:
+    yield f"Something about one {facts.one}, within the limit of the picture."
+    yield (
+        "What holds for many people. If the model learns that smokers fall ill more often, this also concerns smokers whose "
+        "records were never used."
+    )
+    yield f"More, from other trainings on the same records. Their lifetime budget: {facts.budget or 'not stated'}."
+    yield "Everything, with a copy of the records, or of the key of the noise (secret.key), which must stay secret."
+    if STARTING_WEIGHTS in facts.not_protected:
+        yield "What the starting weights know: the promise does not cover the data that they were trained on."
+    for mark in facts.marks:
+        if not mark.voids:
+            yield mark.text
+    if facts.audit:
+        yield f"What attacks on this mechanism found, which were tried with generated records: {facts.audit}"
+    else:
+        yield "Less than this, perhaps: nobody has yet attacked this run's mechanism to see (dpfed audit privacy does)."
+
+
+def _plain(value: object) -> object:
+    """Texts without the backticks of Markdown."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.replace("`", "") if isinstance(value, str) else value
+
+
+@functools.cache
+def _page() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(resources.files("dpfed.report").joinpath("board.html").read_text(encoding="utf-8"))
