@@ -21,6 +21,8 @@ MOVED = {  # pages that lie outside of docs/ -> where the site has them
     "CHANGELOG.md": "changelog.md",
 }
 ROOMS = ("dpfed",)
+# Guides first: a title counts 1,000 times as much as text. Pages that answer what beginners search for come before others.
+_LAST, _FIRST = ("reference/", "files/", "changelog.md", "contributing.md"), ("library.md", "on-a-gpu.md")
 _LINK = re.compile(r"(\]\()(?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?(\))")
 _HTML_LINK = re.compile(r'(href=")(?!\w+:|#|/)([^"#]+\.(?:md|ipynb))(#[^"]*)?(")')
 _FETCHING = re.compile(r'<script type="module">(?:(?!</script>).)*?cdnjs(?:(?!</script>).)*?</script>', re.DOTALL)
@@ -47,12 +49,18 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turns links of the repository into links of the site."""
     home = next((source for source, name in MOVED.items() if name == page.file.src_uri), f"docs/{page.file.src_uri}")
+    if (weight := _weight(page.file.src_uri)) != 1:
+        page.meta["search"] = {"boost": weight}
     if page.file.src_uri.startswith("reference/"):
-        page.meta["search"] = {"boost": 0.0001}  # guides first: a title counts 1,000 times as much as text
         return markdown
     if page.file.src_uri == "index.md":
         page.meta["hide"] = ["navigation"]  # an empty column: its room is for commands
     return outside_code(markdown, lambda text: _LINK.sub(lambda link: _moved(link, home, page.file.src_uri), text))
+
+
+def _weight(page: str) -> float:
+    """How much a page counts in the search."""
+    return 0.0001 if page.startswith(_LAST) else 4.0 if page.startswith(_FIRST) else 1.0
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
@@ -96,9 +104,57 @@ def reference() -> dict[str, str]:
         entries = "\n\n".join(f"::: {module}" for module in modules)
         pages[f"{folder}.md"] = f"# {folder}\n\n{_summary(folder)}\n\n{entries}\n"
     lines = [f"- [{folder}]({folder}.md): {_summary(folder)}" for folder in sorted(folders)]
-    intro = "Every module, class and function. Programs import `dpfed` itself ([as a library](../commands.md#as-a-library))."
-    pages["index.md"] = "# Reference\n\n" + intro + "\n\n" + "\n".join(lines) + "\n"
+    pages["index.md"] = (
+        "# Reference\n\nPrograms write `import dpfed` and use these names ([your own model](../library.md), "
+        "[as a library](../commands.md#as-a-library)).\n\n## Public names\n\n"
+        + "\n".join(_public_names())
+        + "\n\n## Every module\n\nFor those who change dpfed, or look for one class or function.\n\n"
+        + "\n".join(lines)
+        + "\n"
+    )
     return pages
+
+
+def _public_names() -> list[str]:
+    """A line for each name of ``dir(dpfed)``, in the order of ``dpfed/__init__.py``: its link and its first sentence."""
+    lines = []
+    for name, home in public_homes().items():
+        entry, said = _found(name, home)
+        place = f"({entry}.md)" if home == f"dpfed.{name}" else f"[{entry}]"
+        lines.append(f"- [`dpfed.{name}`]{place}: {said}")
+    return lines
+
+
+def public_homes() -> dict[str, str]:
+    """Public names of `dpfed`, and the modules that they come from; a room is its own module."""
+    tree = ast.parse((ROOT / "dpfed" / "__init__.py").read_text(encoding="utf-8"))
+    values = {
+        statement.targets[0].id: ast.literal_eval(statement.value)
+        for statement in tree.body
+        if isinstance(statement, ast.Assign)
+        and isinstance(statement.targets[0], ast.Name)
+        and statement.targets[0].id in ("_HOMES", "_ROOMS")
+    }
+    return values["_HOMES"] | {room: f"dpfed.{room}" for room in values["_ROOMS"]}
+
+
+def _found(name: str, home: str) -> tuple[str, str]:
+    """Where the reference has a public name, and its first sentence; a package hands names on from its modules."""
+    if home == f"dpfed.{name}":  # a room
+        return home, _summary(home)
+    path = ROOT.joinpath(*home.split("."))
+    tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            said = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+            return f"{home}.{name}", said
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and any((alias.asname or alias.name) == name for alias in node.names)
+        ):
+            return _found(name, node.module)
+    raise ValueError(f"{home} has no {name}")
 
 
 def _summary(package: str) -> str:

@@ -13,7 +13,8 @@ from dpfed.runs.sweep import read_sweep
 from tests.docs.commands import ROOT, SITE_PAGE, fenced, in_words, indented, parsed
 from tests.patience import run_to_end
 
-NAMES = "budget commands for-data-protection-officers methods recipes reproduce results towers".split()
+STARTS = "start-researcher start-cluster start-hospital start-reviewer".split()
+NAMES = [*STARTS, *"budget commands for-data-protection-officers methods recipes reproduce results towers".split()]
 CLUSTER = (ROOT / "cluster" / "README.md").read_text()
 PAGES = "\n".join([CLUSTER, *((ROOT / page).read_text() for page in ("README.md", *(f"docs/{name}.md" for name in NAMES)))])
 KITS = (
@@ -41,6 +42,13 @@ def of_sites():
 @pytest.mark.parametrize("words", [*of_pages(), *of_sites()], ids=" ".join)
 def test_every_command_is_one_that_its_program_understands(words):
     parsed(words)
+
+
+@pytest.mark.parametrize("page", STARTS)
+def test_a_start_page_ends_in_a_command(page):
+    text = (ROOT / "docs" / f"{page}.md").read_text().rstrip("\n")
+    (words,) = in_words(indented(text.rpartition("\n\n")[2]))
+    assert words[0] == "dpfed" and indented(text)[-1].startswith("dpfed") and words in of_pages()
 
 
 @pytest.mark.parametrize("command", ["dpfed site serve site", "ray job submit -- python -m dpfed pretrain quickstart"])
