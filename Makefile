@@ -8,7 +8,7 @@ AT_ONCE := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cor
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
-.PHONY: install quickstart adapt federation federation-moments test test-ray test-slow bench lint docs tutorials release lock clean
+.PHONY: install quickstart adapt federation federation-moments test test-ray test-docs test-slow bench lint docs tutorials release lock clean
 
 # Everything: clusters, institutions, open_clip, tests. The quickstart needs less, and takes the shorter lock file.
 install: $(VENV)/.installed
@@ -60,6 +60,10 @@ test: install
 # What CI also runs, though it takes minutes: a job on a real Ray head.
 test-ray: install
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m slow tests/cluster/test_ray_jobs.py -k submitted_job_leaves
+
+# CI also runs this, in minutes: the tutorials are executed, and the site answers what people search for, in a browser.
+test-docs: install
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m slow tests/docs/test_site.py tests/docs/test_site_answers.py
 
 # Noise multipliers that the tests keep (tests/calibrated.json) are searched for anew.
 test-slow: install

@@ -1,6 +1,8 @@
 """The documentation site: every page has its place, links are those of the site, and the tutorials are executed."""
 
+import ast
 import html
+import importlib
 import json
 import re
 import sys
@@ -18,6 +20,7 @@ pytest.importorskip("mkdocs")
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 import pages  # noqa: E402
 
+from tests.docs.commands import in_words, parsed  # noqa: E402
 from tests.patience import run_to_end  # noqa: E402
 
 
@@ -68,6 +71,31 @@ def test_tutorials_run_and_name_no_place_of_this_machine(path):
     text = "".join("".join(output.get("text", "")) for output in outputs)
     assert "Traceback" not in text and str(Path.home()) not in text and "\x1b" not in text
     assert not re.search(r"/tmp/|/work/", text)
+
+
+def cells_of(path):
+    """Code of a notebook without its commands, and the commands, in words."""
+    code = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    lines = "\n".join(code).replace("\\\n", " ").split("\n")
+    commands = [line[1:] for line in lines if line.startswith("!")]
+    return "\n".join(line for line in lines if not line.startswith("!")), in_words(commands)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_cells_parse_and_import_what_there_is(path):
+    code, commands = cells_of(path)
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                importlib.import_module(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                assert hasattr(module, alias.name) or importlib.import_module(f"{node.module}.{alias.name}")
+    for words in commands:
+        assert words[0] in ("dpfed", "ls", "head")
+        if words[0] == "dpfed":
+            parsed(words)
 
 
 def links(text):
