@@ -70,6 +70,7 @@ def test_a_group_is_worth_what_composing_the_inequality_gives():
 _ROUNDED = re.compile(r"""\{[^{}:"]*(epsilon|delta|budget)[^{}:"]*:[+,.\d]*[efg%]\}|\bround\([^()]*(epsilon|\bdelta)""")
 _RIGHT = {
     'f"-epsilon{epsilon:g}"',  # the name of a folder
+    'f"{name}-{epsilon:g}"',  # the name of a folder
     'f"{delta:.3g}: raise',  # no noise keeps it: the sentence names what was asked for
     "_ceiling(epsilon / math.log(10), 1)",  # a factor, rounded up
     "round(most_tpr(0.01, epsilon=1.0",  # a doctest
