@@ -58,7 +58,7 @@ def open_own(config: Config, own: OwnParts, progress: Progress) -> tuple[ItemVie
         _refuse_channels(own.records)
         config = changed(config, views={"transform": _TRANSFORM, "options": {"size": config.data.size or SIZE}})
         own = OwnParts(own.records, own.model, _default_views(config), own.loss, own.optimizer)
-    records = own.records or _of_store(config, progress)
+    records = _of_store(config, progress) if own.records is None else own.records  # none at all are false, too
     if records.store is None:
         records.advance = progress.stage("reading the records once", len(records))
     progress.note(f"opening the records: {records.name}, {len(records.keys):,} records")

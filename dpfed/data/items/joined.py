@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +19,13 @@ class Joined(Sequence[Any]):
 
     def __init__(self, sets: Sequence[Any]) -> None:
         self._sets = list(sets)
-        for one, split in zip(self._sets, SPLITS, strict=True):
-            if one is None and split == "train":
-                raise UserError("expected a data set, got None. [records-none-given]")
+        if self._sets[0] is None:
+            raise UserError("expected a data set, got None. [records-none-given]")
+        if path := next((os.fspath(one) for one in self._sets if isinstance(one, str | os.PathLike)), None):
+            raise UserError(
+                f"expected a data set, got the path {path!r}: give torchvision.datasets.ImageFolder({path!r}) or the like, or "
+                "let dpfed.pretrain(data=...) read the folder. [records-path]"
+            )
 
     @functools.cached_property
     def _ends(self) -> list[int]:

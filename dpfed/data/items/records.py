@@ -263,8 +263,8 @@ class Records(RecordSet):
                 )
             if twice := [name for name, count in Counter(given).items() if count > 1]:
                 raise UserError(
-                    f"{len(twice):,} keys are those of several records, and a key has to tell a record from all others: give "
-                    "another, or leave key= out. [records-key-twice]"
+                    f"{len(twice):,} of the keys belong to several records each, and a key has to tell a record from all "
+                    "others: give another, or leave key= out. [records-key-twice]"
                 )
             return np.array([record_key(name) for name in given], np.uint64), equal
         seen, classes = Counter[str](), self._class_names()
