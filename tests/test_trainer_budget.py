@@ -196,7 +196,7 @@ def test_a_lost_registry_is_restored_from_the_run(tmp_path):
         trainer(budget=BUDGET, callbacks=[Stop()]).fit(tmp_path / "one")
     before = budget_of(records())
     shutil.rmtree(registry())
-    trainer().fit(tmp_path / "one")
+    trainer(budget=BUDGET).fit(tmp_path / "one")
     assert budget_of(records()).head == before.head
 
 
@@ -289,6 +289,25 @@ def test_a_configuration_that_names_records_has_a_budget(tmp_path, dpfed):
     assert code == 2 and "budget-no-room" in error
 
 
+def test_a_sweep_over_named_records_reserves_all_its_runs(tmp_path, dpfed):
+    config, sweep = tmp_path / "mine.toml", tmp_path / "sweep.toml"
+    config.write_text(CONFIG)
+    sweep.write_text(SWEEP)
+    assert dpfed("budget", "set", config, "--epsilon", 5, "--delta", 1e-5)[0] == 0
+    code, _, error = dpfed("sweep", config, sweep, "--runs", tmp_path / "runs")
+    assert code == 2 and "these 2 runs take" in error and "budget-no-room" in error
+    assert not (tmp_path / "runs" / "two").exists()
+
+
+SWEEP = """
+name = "two"
+[[run]]
+name = "one"
+set = {"optimizer.learning_rate" = 1e-3}
+[[run]]
+name = "other"
+set = {"optimizer.learning_rate" = 2e-3}
+"""
 CONFIG = """
 [data]
 source = "tests.own_parts:photos"

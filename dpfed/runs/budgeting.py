@@ -118,6 +118,8 @@ def count_finished(run: RunDirectory, store: RecordSet, budget: Budget) -> None:
     if known and all(one is not None and has_numbers(one, epsilon, delta) for one in known):
         return
     ledger = ledger_of(run)
+    if isinstance(store, Records):
+        store.keep_budget_in(run.path.resolve())
     set_given(store, budget, ledger.plan.promise.unit)
     if not ledger.plan.has_guarantee:
         return

@@ -36,11 +36,14 @@ def _pixels(image: Image.Image | Tensor) -> np.ndarray | None:
         if image.mode in _BYTES:
             return np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, _BYTES[image.mode])
         return np.asarray(image)[..., None] if image.mode == "I;16" else None
-    given = image.detach().cpu().permute(1, 2, 0).numpy()
-    if given.dtype.kind != "f":
-        return given
-    given = given.astype(np.float32)
-    levels = given * 255
-    whole = np.rint(levels)
-    is_levels = whole.min() >= 0 and whole.max() <= 255 and (np.abs(levels - whole) < _NEAR).all()
+    given = image.detach().cpu().numpy()
+    return (_levels(given.astype(np.float32)) if given.dtype.kind == "f" else given).transpose(1, 2, 0)
+
+
+def _levels(given: np.ndarray) -> np.ndarray:
+    """Numbers k/255 as k, uint8; others as they are."""
+    scaled = given * 255
+    whole = np.rint(scaled)
+    scaled -= whole
+    is_levels = whole.min() >= 0 and whole.max() <= 255 and max(-scaled.min(), scaled.max()) < _NEAR
     return whole.astype(np.uint8) if is_levels else given
