@@ -125,6 +125,7 @@ OTHER = nn.Linear(2, 2)
             },
             "cannot go on for the run's 4 steps .*optimizer-schedule-short",
         ),
+        ({"callbacks": [dpfed.Callback]}, "expected dpfed.Callback objects as callbacks, got the class Callback"),
         ({"records": "photos"}, "got the path 'photos': give torchvision.datasets.ImageFolder"),
     ],
 )
