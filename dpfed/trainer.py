@@ -22,7 +22,8 @@ from dpfed.data.items.item import described
 from dpfed.data.items.records import Records
 from dpfed.data.items.views import Views
 from dpfed.errors import UserError, short_traceback
-from dpfed.losses import Loss
+from dpfed.losses import Loss, Prediction
+from dpfed.models.byol import BYOL
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.own import as_model
 from dpfed.own_encoder import OwnEncoder
@@ -167,6 +168,7 @@ class Trainer:
             )
         self.model = as_model(model)
         self._records = records if isinstance(records, Records) else Records(records)
+        _refuse_loss(self.model, loss)
         self._views = views if isinstance(views, Views) or views is None else Views(views)
         self._callbacks, self._progress, self._budget = _callbacks(callbacks), progress, budget
         if budget is not None:
@@ -338,6 +340,18 @@ def _callbacks(given: Any) -> list[Callback]:
 def _encoder_of(model: nn.Module) -> nn.Module:
     found = getattr(model, "encoder", None) or getattr(model, "image_encoder", None)
     return found if isinstance(found, nn.Module) else model
+
+
+def _refuse_loss(model: nn.Module, loss: Any) -> None:
+    """Refuses a class as loss, and a loss of embeddings for a model that gives projections and predictions."""
+    if isinstance(loss, type):
+        raise UserError(f"expected a loss, got the class {loss.__name__}: write {loss.__name__}(). [own-loss-class]")
+    shipped = isinstance(loss, Loss) and not isinstance(loss, Prediction)
+    if isinstance(model, BYOL) and (loss is None or shipped):
+        raise UserError(
+            "a BYOL gives projections and predictions, which other losses would take for embeddings: give "
+            "loss=dpfed.losses.Prediction(). [own-byol-loss]"
+        )
 
 
 def _held_out(records: Records) -> str:

@@ -204,8 +204,9 @@ class RunDirectory:
                 return f"{name}({str(self.path)!r}, {'unfinished' if self._config.is_file() else 'no run is there'})"
             results = self._results()
             privacy = results["privacy"]
-            promise = f"epsilon {round_up(privacy['epsilon'])} at delta {round_up(privacy['delta'])}"
-            told = [promise if privacy["guarantee"] else "no privacy guarantee"]
+            told = ["no privacy guarantee"]
+            if privacy["guarantee"]:
+                told = [f"epsilon {round_up(privacy['epsilon'])} at delta {round_up(privacy['delta'])}"]
             for figure in most_telling(results_of(results["evaluations"]), 2):
                 before = "" if figure.untrained is None else f" (before training {shown(figure.untrained)})"
                 told.append(f"{figure.name} {shown(figure.trained)}{before}")
