@@ -1,7 +1,9 @@
 """What is found by its name: methods of bounding, what rooms add that an installation may lack, and parts of other packages.
 
-Other packages announce parts by entry points, of a group for each `Kind`: a loss is an `Objective`, a method a `Method`, an
-encoder a function that returns a module. dpfed's own are found by their files.
+Packages announce parts by entry points, of a group for each `Kind`: a loss is an `Objective`, a method a `Method`, an importer
+a subclass of `Importer`, an encoder a function that returns a module. dpfed announces its own in ``dpfed/entry_points.txt``,
+which the build copies into the package's metadata. dpfed itself reads that file, because the metadata of a checkout are as old
+as its installation.
 
 These rooms are `dpfed.baselines` (methods for comparison, BatchNorm) and `dpfed.reproduce` (the papers' experiments and data
 sets). Nothing needs them, and nothing else names them.
@@ -9,13 +11,13 @@ sets). Nothing needs them, and nothing else names them.
 
 from __future__ import annotations
 
+import configparser
 import functools
 import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import pkgutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,13 +25,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from dpfed import __version__
 from dpfed.errors import UserError
 from dpfed.files.source import current_folder_last, find_source
 from dpfed.schema.named import in_python
 
 Room = Literal["baselines", "reproduce"]
 Kind = Literal["losses", "methods", "importers", "encoders"]
-_METHODS = ("bounding", "baselines")  # rooms with a folder of methods
+_OWN_POINTS = Path(__file__).with_name("entry_points.txt")
 
 
 def has(room: str) -> bool:
@@ -44,13 +47,12 @@ def part(room: Room, name: str) -> ModuleType:
 
 def methods() -> dict[str, str]:
     """The module of every method of bounding by the method's name; none is loaded, for most runs need one."""
-    folders = [importlib.import_module(f"dpfed.{room}.methods") for room in _METHODS if has(room)]
-    return {file.name: f"{folder.__name__}.{file.name}" for folder in folders for file in pkgutil.iter_modules(folder.__path__)}
+    return {name: part.module for name, part in shipped("methods").items()}
 
 
 @dataclass(frozen=True)
 class Announced:
-    """A part that another installed package announces by an entry point.
+    """A part that a package announces by an entry point.
 
     Attributes:
         name: by which a configuration names it.
@@ -95,6 +97,16 @@ class Announced:
         return f"'{self.name}' of {self.package} {self.version} ({self.module}, SHA-256 {digest})"
 
 
+def shipped(kind: Kind) -> dict[str, Announced]:
+    """dpfed's own parts of a kind, by name, in the order of ``entry_points.txt``; without those of rooms that are missing."""
+    points = [(name, *place.split(":")) for name, place in _own_points()[f"dpfed.{kind}"].items()]
+    return {
+        name: Announced(name, "dpfed", __version__, module, attribute)
+        for name, module, attribute in points
+        if has(module.split(".")[1])
+    }
+
+
 def announced(kind: Kind) -> dict[str, Announced]:
     """The parts of a kind that other packages announce, by name: entry points of ``dpfed.losses`` and so on.
 
@@ -103,6 +115,8 @@ def announced(kind: Kind) -> dict[str, Announced]:
     """
     found: dict[str, Announced] = {}
     for point in _entry_points().select(group=f"dpfed.{kind}"):
+        if point.module.partition(".")[0] == "dpfed":  # see `shipped`
+            continue
         package, version = (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
         part = Announced(point.name, package, version, point.module, point.attr)
         if found.setdefault(point.name, part) != part:
@@ -226,6 +240,13 @@ def package_of(module: str) -> str | None:
     """The installed package that a module belongs to, with its version; ``None``: it belongs to none."""
     package = _packages().get(module.partition(".")[0], [None])[0]
     return f"{package} {importlib.metadata.version(package)}" if package else None
+
+
+@functools.cache
+def _own_points() -> configparser.ConfigParser:
+    points = configparser.ConfigParser(delimiters=("=",))
+    points.read_string(_OWN_POINTS.read_text(encoding="utf-8"))
+    return points
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.budgets.given import Budget, numbers_of
 from dpfed.building.own import OwnParts
 from dpfed.callbacks import Callback, StepSummary
 from dpfed.config import Config, OptimizerConfig
@@ -21,12 +22,14 @@ from dpfed.data.items.item import described
 from dpfed.data.items.records import Records
 from dpfed.data.items.views import Views
 from dpfed.errors import UserError, short_traceback
-from dpfed.losses import Loss
+from dpfed.losses import Loss, Prediction
+from dpfed.models.byol import BYOL
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.own import as_model
 from dpfed.own_encoder import OwnEncoder
 from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Progress
+from dpfed.runs.budgeting import count_finished
 from dpfed.runs.job import Job, create_job, in_process, resume_job
 from dpfed.runs.own import refuse_methods
 from dpfed.runs.preflight import Preflight
@@ -130,6 +133,7 @@ class Trainer:
         progress: ``False``: nothing is shown; ``None``: bars in terminals and notebooks; or who sees the stages.
         name: of the run, on its card.
         settings: further keys of a configuration by section, such as ``{"training": {"checkpoint_every": 10}}``.
+        budget: lifetime budget of the records, over all runs: epsilon, or (epsilon, delta) (docs/budget.md).
 
     Attributes:
         config: what a configuration says of all this.
@@ -156,6 +160,7 @@ class Trainer:
         progress: Progress | bool | None = None,
         name: str = "run",
         settings: Mapping[str, Mapping[str, Any]] | None = None,
+        budget: Budget | None = None,
     ) -> None:
         if not isinstance(privacy, Privacy):
             raise UserError(
@@ -163,8 +168,11 @@ class Trainer:
             )
         self.model = as_model(model)
         self._records = records if isinstance(records, Records) else Records(records)
+        _refuse_loss(self.model, loss)
         self._views = views if isinstance(views, Views) or views is None else Views(views)
-        self._callbacks, self._progress = _callbacks(callbacks), progress
+        self._callbacks, self._progress, self._budget = _callbacks(callbacks), progress, budget
+        if budget is not None:
+            numbers_of(budget)
         own_loss = None if loss is None or (isinstance(loss, Loss) and loss.objective) else loss
         if isinstance(loss, Loss) and loss.objective:
             _prepare(self.model, loss, privacy.group_size)
@@ -216,7 +224,7 @@ class Trainer:
         """
         run = RunDirectory(folder)
         if not RunDirectory.unused(folder) and RunDirectory.open(folder).finished:
-            self._refuse_another(run)
+            self._found(run)
             return self._finished(RunDirectory.open(folder))
         with shown(self._progress) as progress:
             job = self._job(folder, progress)
@@ -248,7 +256,7 @@ class Trainer:
                 "manual=True leaves schedules and averages of weights to the loop: leave them out here. [own-manual]"
             )
         if not RunDirectory.unused(folder) and RunDirectory.open(folder).finished:
-            self._refuse_another(RunDirectory.open(folder))
+            self._found(RunDirectory.open(folder))
             yield Over()
             return
         with shown(self._progress) as progress:
@@ -261,10 +269,17 @@ class Trainer:
     def _job(self, folder: str | Path, progress: Progress) -> Job:
         if RunDirectory.unused(folder):
             _refuse_trained(self.model, self._records.public)
-            return create_job(Preflight.of(self.config, folder, progress=progress), progress, given=self._own)
+            preflight = Preflight.of(self.config, folder, progress=progress)
+            return create_job(preflight, progress, given=self._own, budget=self._budget)
         run = RunDirectory.open(folder)
         self._refuse_another(run)
-        return resume_job(run, progress, given=self._own)
+        return resume_job(run, progress, given=self._own, budget=self._budget)
+
+    def _found(self, run: RunDirectory) -> None:
+        """A finished run: refuses another one, and counts it in a budget that was given since."""
+        self._refuse_another(run)
+        if self._budget is not None:
+            count_finished(run, self._records, self._budget)
 
     def _note_trained(self, run: RunDirectory) -> None:
         """Notes on every layer that its weights come from private records."""
@@ -325,6 +340,18 @@ def _callbacks(given: Any) -> list[Callback]:
 def _encoder_of(model: nn.Module) -> nn.Module:
     found = getattr(model, "encoder", None) or getattr(model, "image_encoder", None)
     return found if isinstance(found, nn.Module) else model
+
+
+def _refuse_loss(model: nn.Module, loss: Any) -> None:
+    """Refuses a class as loss, and a loss of embeddings for a model that gives projections and predictions."""
+    if isinstance(loss, type):
+        raise UserError(f"expected a loss, got the class {loss.__name__}: write {loss.__name__}(). [own-loss-class]")
+    shipped = isinstance(loss, Loss) and not isinstance(loss, Prediction)
+    if isinstance(model, BYOL) and (loss is None or shipped):
+        raise UserError(
+            "a BYOL gives projections and predictions, which other losses would take for embeddings: give "
+            "loss=dpfed.losses.Prediction(). [own-byol-loss]"
+        )
 
 
 def _held_out(records: Records) -> str:

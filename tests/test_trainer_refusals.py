@@ -118,6 +118,18 @@ OTHER = nn.Linear(2, 2)
             {"optimizer": lambda p: torch.optim.SGD(p, 0.1), "schedule": torch.optim.lr_scheduler.ReduceLROnPlateau},
             "step\\(\\) takes no figure",
         ),
+        (
+            {
+                "optimizer": lambda p: torch.optim.SGD(p, 0.1),
+                "schedule": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3),
+            },
+            "cannot go on for the run's 4 steps .*optimizer-schedule-short",
+        ),
+        ({"loss": dpfed.losses.InfoNCE}, "got the class InfoNCE: write InfoNCE()"),
+        ({"model": dpfed.BYOL(encoder(), 8), "loss": None}, "own-byol-loss"),
+        ({"model": dpfed.BYOL(encoder(), 8), "loss": dpfed.losses.VICReg()}, "own-byol-loss"),
+        ({"callbacks": [dpfed.Callback]}, "expected dpfed.Callback objects as callbacks, got the class Callback"),
+        ({"records": "photos"}, "got the path 'photos': give torchvision.datasets.ImageFolder"),
     ],
 )
 def test_an_optimizer_that_does_not_fit(tmp_path, changes, said):

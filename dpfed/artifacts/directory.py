@@ -41,11 +41,12 @@ class RunDirectory:
         path: the directory. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
             ``privacy_card.md`` (``no_privacy_card.md`` where the method's claim does not hold), ``report.html``,
             ``for_the_board.html``, ``provenance.json``, ``checkpoints/``, ``model/``, ``disclosures.json`` where more was made
-            of the records than the model, ``budget.json`` where a lifetime budget holds the plan, and ``privacy_audit.json``
-            where its claim was attacked; while it is unfinished also ``releases/``, ``features/`` (of frozen towers) and
-            ``secret.key``, which must stay inside the trust boundary and are deleted at the end. A federation's run also holds
-            ``terms.json``, ``federation.jsonl``, while a process works on it ``arrivals.json``, and, if it is simulated,
-            ``simulation.json`` and ``sites/``.
+            of the records than the model, ``budget.json`` where a lifetime budget holds the plan (and ``budget.jsonl``, a copy
+            of the budget's ledger, where the records have no store), and ``privacy_audit.json`` where its claim was attacked;
+            while it is unfinished also ``releases/``, ``features/`` (of frozen towers) and ``secret.key``, which must stay
+            inside the trust boundary and are deleted at the end. A federation's run also holds ``terms.json``,
+            ``federation.jsonl``, while a process works on it ``arrivals.json``, and, if it is simulated, ``simulation.json``
+            and ``sites/``.
     """
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"
@@ -205,8 +206,9 @@ class RunDirectory:
                 return f"{name}({str(self.path)!r}, {'unfinished' if self._config.is_file() else 'no run is there'})"
             results = self._results()
             privacy = results["privacy"]
-            promise = f"epsilon {round_up(privacy['epsilon'])} at delta {round_up(privacy['delta'])}"
-            told = [promise if privacy["guarantee"] else "no privacy guarantee"]
+            told = ["no privacy guarantee"]
+            if privacy["guarantee"]:
+                told = [f"epsilon {round_up(privacy['epsilon'])} at delta {round_up(privacy['delta'])}"]
             for figure in most_telling(results_of(results["evaluations"]), 2):
                 before = "" if figure.untrained is None else f" (before training {shown(figure.untrained)})"
                 told.append(f"{figure.name} {shown(figure.trained)}{before}")

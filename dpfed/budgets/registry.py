@@ -89,9 +89,13 @@ def _home() -> Path:
         ) from error
 
 
-def possible(store: Path) -> bool:
-    """Whether there may be a budget for the records of a store; answers without opening it."""
-    return os.path.lexists(store / BUDGET_LEDGER) or any(registry().glob("*.jsonl"))
+def possible(folder: Path | None) -> bool:
+    """Whether there may be a budget for records; answers without opening them.
+
+    Args:
+        folder: that may keep a copy of its ledger.
+    """
+    return (folder is not None and os.path.lexists(folder / BUDGET_LEDGER)) or any(registry().glob("*.jsonl"))
 
 
 def budgets_of(store: RecordSet) -> list[Found]:
@@ -100,13 +104,14 @@ def budgets_of(store: RecordSet) -> list[Found]:
     Raises:
         UserError: for a damaged ledger, or one that is of other records.
     """
-    if not possible(store.path):
+    if not possible(store.budget_folder):
         return []
-    own, (known, cut) = read(store.path / BUDGET_LEDGER), _in_registry()
-    if own is not None and own.head.fingerprint != store.contents:
+    copy = _copy_beside(store)
+    own, (known, cut) = read(copy) if copy else None, _in_registry()
+    if own is not None and own.head.fingerprint != store.budget_fingerprint:
         raise UserError(
-            f"{store.path / BUDGET_LEDGER} is a budget's ledger of other records than those of {store.path}: move it to their "
-            "store. [budget-other-records]"
+            f"{copy} is a budget's ledger of other records than those of {store.path}: move it to their store. "
+            "[budget-other-records]"
         )
     if lost := [path for path in cut if path.stem not in known and not (own and own.head.id == path.stem)]:
         raise damaged(lost[0], 1)  # it may be this store's
@@ -117,12 +122,12 @@ def budgets_of(store: RecordSet) -> list[Found]:
     sampled = Samples(registry(), store)
     shares = sampled.shares(budgets.keys() - {own.head.id if own else None})
     for id, budget in budgets.items():
-        if (own is not None and own.head.id == id) or budget.head.fingerprint == store.contents:
+        if (own is not None and own.head.id == id) or budget.head.fingerprint == store.budget_fingerprint:
             found.append(Found(budget))
         elif share := shares.get(id):
             found.append(Found(budget, *share))
-    if own is None and os.path.lexists(store.path / BUDGET_LEDGER) and not any(one.by_name is None for one in found):
-        raise damaged(store.path / BUDGET_LEDGER, 1)
+    if own is None and copy and os.path.lexists(copy) and not any(one.by_name is None for one in found):
+        raise damaged(copy, 1)
     own_ids = {one.budget.head.id for one in found if one.by_name is None}
     distinct = {id for one in found if one.by_name is None for id in one.budget.head.distinct}
     distinct |= {one.budget.head.id for one in found if own_ids & one.budget.head.distinct.keys()}
@@ -139,7 +144,7 @@ def opened(store: RecordSet) -> Iterator[list[Found]]:
     if not budgets_of(store):  # so nothing is written to a store that no budget holds for
         yield []
         return
-    with held(store.path):
+    with held(store.budget_folder):
         yield budgets_of(store)
 
 
@@ -180,9 +185,14 @@ def keep(budget: BudgetLedger, store: RecordSet | None) -> None:
         Samples(folder, store).keep(id)
     except OSError as error:
         raise UserError(f"the registry {folder} cannot be written: {error.strerror or error}. [registry-unwritable]") from error
-    own = read(store.path / BUDGET_LEDGER)
-    if own is None or own.head.id == id:
-        write_missing(store.path / BUDGET_LEDGER, budget)
+    copy = _copy_beside(store)
+    own = read(copy) if copy else None
+    if copy and (own is None or own.head.id == id):
+        write_missing(copy, budget)
+
+
+def _copy_beside(store: RecordSet) -> Path | None:
+    return None if store.budget_folder is None else store.budget_folder / BUDGET_LEDGER
 
 
 def known_by(id: str, store: Path | None = None) -> BudgetLedger | None:

@@ -111,7 +111,7 @@ class Samples:
         training = self._store.within("train")
         for first, end in blocks(len(self._store)):
             rows = first + np.flatnonzero(training(first, end))
-            yield rows, secret.per_record("budget", 0, self._store.keys[rows], 1)[:, 0]
+            yield rows, secret.per_record("budget", 0, self._store.budget_names[rows], 1)[:, 0]
 
     def _secret(self) -> Randomness:
         """What is hashed with; made with the first sample, while the registry is held."""

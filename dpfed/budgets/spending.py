@@ -38,7 +38,7 @@ def set_budget(
         UserError: for an impossible budget, one below what is spent, or records that another budget holds for.
     """
     epsilon, delta = float(epsilon), float(delta)
-    with held(store.path):
+    with held(store.budget_folder):
         found = budgets_of(store)
         own = next((one.budget for one in found if one.by_name is None), None)
         _check_numbers(store, epsilon, delta, own.head.unit if own else unit or "record")
@@ -66,7 +66,7 @@ def set_budget(
             raise UserError(
                 f"({epsilon!r}, {round_up(delta)}) is less than what runs on the records of {store.path} spent and reserved: "
                 f"that is {percent(budget.filter.part(budget.spent))} of it. Set a larger budget, or settle runs that will not "
-                f"continue; `dpfed budget show {store.path}` has the numbers. [budget-below-spent]"
+                "continue; `dpfed budget show` has the numbers. [budget-below-spent]"
             )
         keep(budget, store)
         return budget
@@ -112,7 +112,7 @@ def settle(store: RecordSet | None, ids: Sequence[str], reservation: Reservation
     """
     if not any(known_by(id) for id in ids) and (store is None or not budgets_of(store)):
         return []  # nothing is written to a store that no budget holds for
-    with held(None if store is None else store.path):
+    with held(None if store is None else store.budget_folder):
         found = {} if store is None else {one.budget.head.id: one for one in budgets_of(store)}
         budgets = [one.budget for one in found.values()]
         budgets += [budget for id in ids if id not in found and (budget := known_by(id)) is not None]
@@ -179,7 +179,7 @@ def _new(store: RecordSet, epsilon: float, delta: float, unit: Unit, distinct: d
             budget=1,
             id=secrets.token_hex(8),
             unit=unit,
-            fingerprint=store.contents,
+            fingerprint=store.budget_fingerprint,
             store=str(store.path),
             orders=list(new.orders),
             shares=list(new.shares),

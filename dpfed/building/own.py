@@ -47,11 +47,7 @@ def own_parts(config: Config, given: OwnParts | None = None) -> OwnParts:
     given = given or OwnParts()
     records, views, loss = given.records, given.views, given.loss
     if records is None and config.data.is_own:
-        records = discovery.call_named(config.data.source, "data.source", config.data.options)
-        if not isinstance(records, Records | nn.Module) and hasattr(records, "__getitem__") and hasattr(records, "__len__"):
-            records = Records(records)
-        if not isinstance(records, Records):
-            raise discovery.other_part("data.source", config.data.source, "returns dpfed.Records", records)
+        records = own_records(config)
     if views is None and config.views.transform is not None:
         plain = None if config.views.plain is None else discovery.named(config.views.plain, "views.plain")
         transform = discovery.object_named(config.views.transform, "views.transform", config.views.options)
@@ -59,6 +55,23 @@ def own_parts(config: Config, given: OwnParts | None = None) -> OwnParts:
     if loss is None and config.objective.is_own:
         loss = discovery.object_named(config.objective.name, "objective.name", config.objective.options)
     return OwnParts(records, given.model, views, loss, given.optimizer)
+
+
+def own_records(config: Config) -> Records:
+    """The records that a configuration names.
+
+    Args:
+        config: its source is ``package.module:function``.
+
+    Raises:
+        UserError: for a name that leads to nothing, or to something else.
+    """
+    records = discovery.call_named(config.data.source, "data.source", config.data.options)
+    if not isinstance(records, Records | nn.Module) and hasattr(records, "__getitem__") and hasattr(records, "__len__"):
+        records = Records(records)
+    if not isinstance(records, Records):
+        raise discovery.other_part("data.source", config.data.source, "returns dpfed.Records", records)
+    return records
 
 
 def said_of_parts(config: Config, given: OwnParts) -> dict[str, str]:

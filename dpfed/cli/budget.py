@@ -11,13 +11,19 @@ import typer
 if TYPE_CHECKING:
     from dpfed.budgets.ledger import BudgetLedger, Entry
     from dpfed.budgets.registry import Found
-    from dpfed.data.store.records import RecordStore
+    from dpfed.data.record_set import RecordSet
 
 app = typer.Typer(no_args_is_help=True)
 
-Store = Annotated[Path, typer.Argument(help="A record store on this machine.", show_default=False)]
-StoreOrFits = Annotated[
-    Path, typer.Argument(help="A record store on this machine, or a folder of PrivateCCA fits.", show_default=False)
+Store = Annotated[
+    Path, typer.Argument(help="A record store, or a configuration (TOML) that names records.", show_default=False)
+]
+StoreOrRun = Annotated[
+    Path,
+    typer.Argument(
+        help="A record store, a configuration (TOML) that names records, a run, or a folder of PrivateCCA fits.",
+        show_default=False,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
@@ -39,7 +45,7 @@ def set_(
         ),
     ] = None,
 ) -> None:
-    """Set the lifetime budget of a store's records, or change it.
+    """Set the lifetime budget of a store's records, or of a data set that a configuration names, or change it.
 
     From then on every run, sweep and federation reserves its whole plan before its first step. A plan that does not fit
     is refused.
@@ -48,15 +54,14 @@ def set_(
 
     say(f"opening the records of {store}")
     from dpfed.budgets.spending import set_budget
-    from dpfed.data.store.records import RecordStore
 
-    opened = RecordStore.open(store)
+    opened = _opened(store)
     budget = set_budget(opened, epsilon, delta, unit, distinct)
     _print(opened, budget)
 
 
 @app.command()
-def show(store: StoreOrFits, as_json: Json = False) -> None:
+def show(store: StoreOrRun, as_json: Json = False) -> None:
     """Show a store's lifetime budget: what is spent, and what is reserved."""
     from dpfed.console.terminal import say
 
@@ -75,7 +80,7 @@ def show(store: StoreOrFits, as_json: Json = False) -> None:
 
 
 @app.command()
-def history(store: StoreOrFits, as_json: Json = False) -> None:
+def history(store: StoreOrRun, as_json: Json = False) -> None:
     """Show every entry of the budget's ledger, in order."""
     from dpfed.console.terminal import say
 
@@ -115,32 +120,51 @@ def settle(
         _line("budget", f"{shown(budget)}: {percent(budget.filter.part(budget.spent))} is taken")
 
 
-def _found(store: Path) -> tuple[RecordStore | None, list[Found]]:
+def _opened(store: Path) -> RecordSet:
+    """Opens a store, or the records that a configuration names."""
+    from dpfed.data.store.records import RecordStore
+
+    if store.suffix != ".toml" or store.is_dir():
+        return RecordStore.open(store)
+    from dpfed.building.own import own_records
+    from dpfed.config.reading import load_config
+    from dpfed.runs.records import records_of
+
+    config = load_config(store)
+    return own_records(config) if config.data.is_own else records_of(config)
+
+
+def _found(store: Path) -> tuple[RecordSet | None, list[Found]]:
+    from dpfed.artifacts.directory import RunDirectory
     from dpfed.budgets.registry import BUDGET_LEDGER, Found, budgets_of, known_by
     from dpfed.budgets.replicas import read
-    from dpfed.data.store.records import RecordStore
     from dpfed.errors import UserError
     from dpfed.paths import is_store
+    from dpfed.runs.budgeting import reservations
 
-    if not is_store(store) and (own := read(store / BUDGET_LEDGER)) is not None:  # of fits to arrays, which are not here
-        known = known_by(own.head.id, store)
-        return None, [Found(known or own)]
-    opened = RecordStore.open(store)
+    if store.is_dir() and not is_store(store):  # of a run, or of fits to arrays: the records are not here
+        known = [budget for _, budget, _ in reservations(RunDirectory(store)) if budget is not None]
+        own = None if known else read(store / BUDGET_LEDGER)
+        known += [] if own is None else [known_by(own.head.id, store) or own]
+        if known:
+            return None, [Found(budget) for budget in known]
+    opened = _opened(store)
     found = budgets_of(opened)
     if not found:
         raise UserError(f"{store} has no budget: `dpfed budget set {store} --epsilon E --delta D` sets one. [option-no-budget]")
     return opened, found
 
 
-def _print(store: RecordStore | None, budget: BudgetLedger) -> None:
+def _print(store: RecordSet | None, budget: BudgetLedger) -> None:
     from dpfed.budgets.refusals import percent
 
     facts = _facts(budget)
+    beside = "folders of its runs" if store is None or store.budget_folder is None else "store"
     sides = "record" if budget.head.unit == "record" else f"{(store and store.unit_name) or 'user'} with all records"
     _line("budget", f"epsilon {facts['epsilon']!r}, delta {facts['delta']!r}, for each {sides}, over all runs")
     _line(
         "ledger",
-        f"{budget.head.id}, in the store and in the registry; runs: {len(budget.accounts)}, entries: {len(budget.entries)}",
+        f"{budget.head.id}, in the {beside} and in the registry; runs: {len(budget.accounts)}, entries: {len(budget.entries)}",
     )
     _line("taken", f"{percent(facts['taken'])}, by the filter: runs may be chosen from the results of earlier ones")
     for name, what in (("spent", True), ("reserved", False)):

@@ -10,6 +10,7 @@ from typing import Any
 
 import tomli_w
 
+from dpfed import discovery
 from dpfed.config import Config
 from dpfed.config.configuration import deciding
 from dpfed.errors import UserError, nearest
@@ -18,12 +19,9 @@ from dpfed.privacy.plan_checks import CLIP_NORMS, STABILITIES
 from dpfed.schema.section import Section
 from dpfed.schema.wording import either
 
-_IMPORTERS = (
-    "cuhk-pedes rstpreid deepfashion-mm roco cifar10 fashion-mnist camelyon17 dicom parquet table webdataset folder"
-).split()
 # What is checked where the value is used. Tests hold it against that place; reading it there takes torch.
 _CHECKED_ELSEWHERE: dict[str, dict[str, Any]] = {
-    "data.source": {"enum": ["shapes", "scenes", "procedural", "store", *_IMPORTERS]},
+    "data.source": {"enum": ["shapes", "scenes", "procedural", "store", *discovery.shipped("importers")]},
     "bounding.method": {"enum": list(METHODS)},
     "bounding.group_size": {"minimum": 1},
     "bounding.clip_norm": {"minimum": CLIP_NORMS[0], "maximum": CLIP_NORMS[1]},

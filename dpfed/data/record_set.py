@@ -20,7 +20,7 @@ class RecordSet(ABC):
         name: what the data set is called.
         kind: ``"image"`` or ``"image-text"``.
         public: anyone may see the records.
-        path: the folder of a store; of other records, where a budget for them would be kept.
+        path: the folder of a store; of other records, what they are called.
         keys: ``(N,)`` uint64, a function of each record that is unique; never its position.
         units: ``(N,)`` uint64, equal for records that share a unit; ``None``: there are no units.
         unit_name: what a unit is called, such as ``"person"``; ``None``: there are none.
@@ -56,6 +56,21 @@ class RecordSet(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """What two processes compare to see that they have the same records open."""
+
+    @property
+    def budget_names(self) -> np.ndarray:
+        """``(N,)`` uint64: by which a lifetime budget knows each record again, in any order and among others."""
+        return self.keys
+
+    @property
+    def budget_fingerprint(self) -> str:
+        """By which a lifetime budget knows all of them together."""
+        return self.contents
+
+    @property
+    def budget_folder(self) -> Path | None:
+        """The folder that keeps a copy of their budget's ledger; ``None``: the registry alone keeps it."""
+        return self.path
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -79,7 +79,7 @@ def refuse_empty_split(counts: Mapping[str, int], name: str, options: Evaluation
     advice = (
         f"set evaluation.split = '{other}', which has {counts[other]:,} records, or"
         if other
-        else f"hold records out at the import (--{split} 1000, or data.{split} = 1000), or"
+        else f"hold records out at the import (--{split} 1000, or data.{split} = 1000; of a data set: Records({split}=...)), or"
     )
     without = " without evaluation.tasks" if options.tasks else ""
     raise UserError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from dpfed.errors import UserError
 from dpfed.models.blueprints import blueprint
 from dpfed.models.clip_tokenizer import ClipTokenizer, clip_tokenizer
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
-from dpfed.models.encoders import Norm, ResNet, SmallCNN, resnet
+from dpfed.models.encoders import Norm, ResNet, SmallCNN
 from dpfed.models.lora import add_adapters
 from dpfed.models.norm import StandardisedWeight, group_norm, layer_norm
 from dpfed.models.options import SIZE, AdaptationConfig, ModelConfig
@@ -27,7 +27,6 @@ from dpfed.models.timm_encoders import build_timm
 from dpfed.models.towers import ClipModel, adapt, build_clip
 from dpfed.objectives import ObjectiveConfig
 
-_DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 Model = SimCLRModel | TwoTowerModel | ClipModel
 Tokenizer = WordTokenizer | ClipTokenizer | TextTokenizer
 
@@ -136,16 +135,23 @@ def _image_encoder(model: ModelConfig, size: int | None, load_weights: bool) -> 
         own = discovery.call_named(model.image, "model.image", model.options)
         if not isinstance(own, nn.Module):
             raise discovery.other_part("model.image", model.image, "returns a torch.nn.Module", own)
+        if isinstance(own, SimCLRModel | TwoTowerModel):
+            raise UserError(
+                f"model.image = {model.image!r} returns a whole model, {type(own).__name__}, and expected an encoder (images "
+                "to features): return the encoder alone, and dpfed adds the rest ([model] embedding). A whole model, such as "
+                "BYOL, trains in one process: dpfed.Trainer(model, ...). [model-whole]"
+            )
         return own
     if model.timm is not None:
         return build_timm(model, size, load_weights)
     anchored = discovery.part("baselines", "anchored_batch_norm") if model.normalisation == "batch" else None
     norm: Norm = anchored.AnchoredBatchNorm if anchored else {"group": group_norm, "layer": layer_norm}[model.normalisation]
+    make = discovery.shipped("encoders")[model.image].load()
     if model.image == "cnn":
         plain: dict[str, Any] = {} if norm is group_norm else {"norm": norm}  # its own GroupNorm has 8 groups
-        encoder: SmallCNN | ResNet = SmallCNN(model.width, features=model.features, **plain)
+        encoder: SmallCNN | ResNet = make(model.width, features=model.features, **plain)
     else:
-        encoder = resnet(_DEPTHS[model.image], model.stem, model.width, norm, model.features)
+        encoder = make(model.stem, model.width, norm, model.features)
     if model.weight_standardisation:
         for layer in list(encoder.modules()):
             if isinstance(layer, nn.Conv2d):

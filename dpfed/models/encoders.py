@@ -189,3 +189,6 @@ def resnet(
     if depth not in _BLOCKS or stem not in ("cifar", "imagenet"):
         raise ValueError(f"expected depth 18, 34 or 50 and stem 'cifar' or 'imagenet', got {depth!r} and {stem!r}")
     return ResNet(depth, stem, width, norm, features)
+
+
+resnet18, resnet34, resnet50 = (functools.partial(resnet, depth) for depth in (18, 34, 50))

@@ -14,7 +14,7 @@ from dpfed.schema.section import Items, Section
 
 SIZE = 32  # side of the images, pixels, where neither the user nor the architecture says
 PROCEDURAL = "procedural"  # of model.start: weights that were trained on procedural images alone
-_ENCODERS = ("cnn", "resnet18", "resnet34", "resnet50")
+_ENCODERS = tuple(discovery.shipped("encoders"))
 _TIMM, _TORCHVISION = "timm/", "torchvision/"
 _OWN_TEXT = "transformer"
 SENTENCES = "sentence-transformers/"  # of model.text: a pretrained tower by its name on the hub

@@ -1,13 +1,12 @@
 """The loss of one group: a file for each, found by its name. Its keys stand in the section ``[objective]``.
 
-Other packages may announce losses of their own: an entry point of the group ``dpfed.losses`` that leads to an `Objective`.
+A loss is announced by an entry point of the group ``dpfed.losses`` that leads to an `Objective`: dpfed's own in
+``dpfed/entry_points.txt``, and others by their packages.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib
-import pkgutil
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, create_model, field_validator, model_validator
@@ -26,8 +25,7 @@ __all__ = ["FOREIGN", "OBJECTIVES", "GroupLoss", "Objective", "ObjectiveConfig",
 
 
 def _found() -> dict[str, Objective]:
-    files = {file.name: importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)}
-    shipped = {name: file.OBJECTIVE for name, file in files.items() if hasattr(file, "OBJECTIVE")}
+    shipped: dict[str, Objective] = {name: part.load() for name, part in discovery.shipped("losses").items()}
     for name, part in FOREIGN.items():
         loss = part.load()
         if name in shipped or not isinstance(loss, Objective):

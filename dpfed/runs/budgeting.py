@@ -14,12 +14,14 @@ from typing import Any
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import uses_labelled_bank
 from dpfed.artifacts.verification import ledger_of
+from dpfed.budgets.given import Budget, has_numbers, numbers_of, set_given
 from dpfed.budgets.ledger import BudgetLedger, Entry
 from dpfed.budgets.refusals import percent, question, related, shown
 from dpfed.budgets.registry import BUDGET_LEDGER, budgets_of, known_by, possible, registry
 from dpfed.budgets.reservations import Reservation
 from dpfed.budgets.spending import note_uncovered, reserve, settle
 from dpfed.config import Config
+from dpfed.data.items.records import Records
 from dpfed.data.record_set import RecordSet
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -32,7 +34,7 @@ from dpfed.progress import Progress
 from dpfed.runs.build import Parts
 
 _ID = 16  # letters of a run's identity, as its card shows them
-_NONE = "none was set (`dpfed budget set STORE`): other runs on the same records are not counted here"
+_NONE = "none was set (`dpfed budget set`, or budget= of dpfed.Trainer): other runs on the same records are not counted here"
 _AT_SITES = "each site has its own: `dpfed budget show STORE` shows it there"
 
 
@@ -75,6 +77,8 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
     if _of_institutions(run):  # the sites reserve
         return
     config, store = parts.config, parts.store
+    if isinstance(store, Records):
+        store.keep_budget_in(run.path.resolve())
     for what in _uncovered(config, store, parts.plan):
         note_uncovered(store, f"{_called(run, config)}: {what}", config.privacy.not_covered)
     if not parts.plan.has_guarantee:
@@ -96,6 +100,31 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
     for budget in reserve(store, [reservation]):
         taken = f"{percent(budget.filter.part(budget.spent))} of it is taken"
         progress.note(f"reserved with the lifetime budget of {budget.head.store}, {shown(budget)}: {taken}")
+
+
+def count_finished(run: RunDirectory, store: RecordSet, budget: Budget) -> None:
+    """Sets the budget of a finished run's records, and counts that run; where it is counted with this budget, nothing changes.
+
+    Args:
+        run: finished.
+        store: its records, which are read only if something changes.
+        budget: epsilon, or (epsilon, delta).
+
+    Raises:
+        UserError: see `dpfed.budgets.given.set_given` and `dpfed.budgets.spending.settle`.
+    """
+    epsilon, delta = numbers_of(budget)
+    known = [known_by(id, run.path) for id in _ids(_noted(run.budget))]
+    if known and all(one is not None and has_numbers(one, epsilon, delta) for one in known):
+        return
+    ledger = ledger_of(run)
+    if isinstance(store, Records):
+        store.keep_budget_in(run.path.resolve())
+    set_given(store, budget, ledger.plan.promise.unit)
+    if not ledger.plan.has_guarantee:
+        return
+    with run.locked():
+        _write(run.budget, store, settled(run, ledger, store))
 
 
 def may_have_budget(config: Config) -> bool:
@@ -280,6 +309,6 @@ def _write(file: Path, store: RecordSet, budgets: Sequence[BudgetLedger]) -> Non
     listed = {one["id"]: one for one in known.get("budgets", ())} | {
         budget.head.id: {"id": budget.head.id, "budget": shown(budget)} for budget in budgets
     }
-    text = json.dumps({"store": str(store.path), "budgets": list(listed.values())}, indent=1) + "\n"
+    text = json.dumps({"store": str(store.budget_folder or store.path), "budgets": list(listed.values())}, indent=1) + "\n"
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
         write_atomically(file, text)

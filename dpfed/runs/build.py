@@ -32,6 +32,7 @@ from dpfed.evaluation.tasks import tasks_of
 from dpfed.features.extraction import FeatureCache
 from dpfed.features.towers import frozen_towers
 from dpfed.features.training_views import TrainingViews
+from dpfed.models.byol import BYOL
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.starting import StartingWeights
 from dpfed.models.summary import image_start_of
@@ -164,6 +165,11 @@ def build(
     _refuse_cached(config)
     sketch = agreed or known or sketch_of(config)
     model = _model(config, own, randomness, start, largest_pass(config, sketch), tokenizer, progress)
+    if isinstance(model, BYOL) and (world_size > 1 or terms is not None):  # whose targets would stand still
+        raise UserError(
+            "BYOL trains in one process: only there its target follows the encoder. Leave the other workers out, or take "
+            "another model and loss. [run-byol-processes]"
+        )
     store = own_views.records if own_views else _records(config, progress, stand_in=agreed is not None)
     refuse_uncaptioned(store.kind, store.name, config)
     plan = agreed or _plan(config, store, known)

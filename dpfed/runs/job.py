@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import began, contents_of, environment
+from dpfed.budgets.given import Budget, set_given
 from dpfed.building.model import trained_of
 from dpfed.building.own import OwnParts
 from dpfed.config import Config
 from dpfed.config.configuration import refuse_unmeasured
+from dpfed.data.items.records import Records
 from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.models.moment_heads import FEWEST_IMAGES
@@ -74,6 +76,7 @@ def create_job(
     terms: Terms | None = None,
     files: dict[str, str] | None = None,
     given: OwnParts | None = None,
+    budget: Budget | None = None,
 ) -> Job:
     """A new run in a directory that must not be in use, for the first of its owners.
 
@@ -84,6 +87,7 @@ def create_job(
         terms: of the federation that the run is for.
         files: further files of the run, by name.
         given: parts of the user's own that were handed over in Python.
+        budget: lifetime budget of the records, as far as it is not set already.
 
     Raises:
         UserError: see `pretrain`.
@@ -105,6 +109,8 @@ def create_job(
     if terms is None or RunDirectory.SIMULATION in (files or {}):  # otherwise the records are the sites'
         if parts.config.model.reads_text and not parts.plan.bounding.method.public_records:
             refuse_equal_captions(parts.store)
+        if budget is not None:
+            set_given(parts.store, budget, parts.plan.promise.unit)
         preflight_budget(preflight.folder, parts.config, parts.store, parts.plan)
     say_what_is_trained(parts, progress)
     origin = origin_of(parts.config, parts.start)
@@ -132,7 +138,12 @@ def secret_of(config: Config) -> Randomness:
 
 
 def resume_job(
-    run: RunDirectory, progress: Progress, world_size: int = 1, terms: Terms | None = None, given: OwnParts | None = None
+    run: RunDirectory,
+    progress: Progress,
+    world_size: int = 1,
+    terms: Terms | None = None,
+    given: OwnParts | None = None,
+    budget: Budget | None = None,
 ) -> Job:
     """An unfinished run, for the first of `world_size` processes; they may be more or fewer than before.
 
@@ -142,6 +153,7 @@ def resume_job(
         world_size: processes that share the work.
         terms: of the federation that the run is for.
         given: see `create_job`.
+        budget: see `create_job`.
 
     Raises:
         UserError: see `resume`; for a federation's run, if no terms are given.
@@ -159,6 +171,10 @@ def resume_job(
             f"{run.path} began with other records than {parts.store.name} has now: give the same, or choose another folder. "
             "[resume-other-records]"
         )
+    if budget is not None:
+        if isinstance(parts.store, Records):
+            parts.store.keep_budget_in(run.path.resolve())
+        set_given(parts.store, budget, parts.plan.promise.unit)
     return Job(run, parts, randomness)
 
 

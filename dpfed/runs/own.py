@@ -29,6 +29,7 @@ from dpfed.privacy.method import method_named
 from dpfed.progress import Progress
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import changed
+from dpfed.schema.named import in_python
 
 _TRANSFORM = "dpfed.data.items.views:simclr_transform"
 
@@ -58,14 +59,14 @@ def open_own(config: Config, own: OwnParts, progress: Progress) -> tuple[ItemVie
         _refuse_channels(own.records)
         config = changed(config, views={"transform": _TRANSFORM, "options": {"size": config.data.size or SIZE}})
         own = OwnParts(own.records, own.model, _default_views(config), own.loss, own.optimizer)
-    records = own.records or _of_store(config, progress)
+    records = _of_store(config, progress) if own.records is None else own.records  # none at all are false, too
     if records.store is None:
         records.advance = progress.stage("reading the records once", len(records))
     progress.note(f"opening the records: {records.name}, {len(records.keys):,} records")
     assert own.views is not None
     default = 1 if config.model.reads_text else 2
     progress.note("trying the transform: does a view depend on its image and its draws alone?")
-    views = ItemViews.of(records, own.views, default)
+    views = _tried(config, records, own.views, default)
     shape = views.shape
     if not config.model.reads_text and views.count < 2:
         raise UserError(
@@ -73,6 +74,20 @@ def open_own(config: Config, own: OwnParts, progress: Progress) -> tuple[ItemVie
         )
     config = changed(config, views={"shape": shape, "count": views.count}, data={"size": shape[1], "resize": "crop"})
     return dataclasses.replace(views, texts=TextViews(config.text_views)), config
+
+
+def _tried(config: Config, records: Records, views: Views, default: int) -> ItemViews:
+    """The views of records, tried; of a function by name that fails, says how one is called that makes the transform."""
+    try:
+        return ItemViews.of(records, views, default)
+    except UserError as error:
+        name = config.views.transform
+        if error.code != "views-fail" or name is None or in_python(name) or config.views.options:
+            raise
+        raise UserError(
+            f"{error.sentence} {name} got the image itself. If it is a function that makes the transform, give its arguments "
+            "as [views.options]. [views-fail-named]"
+        ) from error
 
 
 def tokenizer_of(config: Config, own: OwnParts) -> Tokenizer | None:

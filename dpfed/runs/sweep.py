@@ -18,11 +18,12 @@ from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.view import read_view
+from dpfed.building.own import own_records
 from dpfed.building.plan import plan_of
 from dpfed.callbacks import StepSummary
 from dpfed.config import Config, parse_config
+from dpfed.data.record_set import RecordSet
 from dpfed.data.sampling import protected_count
-from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError, goes_on, nearest
 from dpfed.evaluation.measured import Evaluation
 from dpfed.files.shipped import find_sweep
@@ -162,20 +163,21 @@ def joint_promise(runs: list[RunView]) -> str:
 
 def _reserve(configs: dict[Path, Config]) -> None:
     """Reserves all runs that are to begin with the lifetime budgets of their records, where these have any."""
-    stores: dict[Path, RecordStore] = {}
-    plans: dict[Path, dict[Path, tuple[str, PrivacyPlan]]] = {}
+    stores: dict[str, RecordSet] = {}
+    plans: dict[str, dict[Path, tuple[str, PrivacyPlan]]] = {}
     for folder, config in configs.items():
         if not may_have_budget(config):
             continue
         resolved = resolve_defaults(config)
-        store = records_of(resolved)
+        store = own_records(resolved) if resolved.data.is_own else records_of(resolved)
         plan = plan_of(protected_count(store, config.privacy.unit), resolved)
         preflight_budget(folder, resolved, store, plan)
         if plan.has_guarantee:
-            stores[store.path] = store
-            plans.setdefault(store.path, {})[folder] = (config.name, plan)
-    for path, own in plans.items():
-        hold_sweep(stores[path], own)
+            known = store.budget_fingerprint
+            stores[known] = store
+            plans.setdefault(known, {})[folder] = (config.name, plan)
+    for known, own in plans.items():
+        hold_sweep(stores[known], own)
 
 
 class _Prefixed(Progress):

@@ -127,7 +127,8 @@ def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
     """Takes a step of the run's optimizer, at its highest learning rate.
 
     Raises:
-        UserError: for an optimizer of the user's own that cannot do it, or keeps what no checkpoint can.
+        UserError: for an optimizer of the user's own that cannot do it, or keeps what no checkpoint can; for a schedule of the
+            user's own that ends before the run does.
     """
     optimizer, own = parts.config.optimizer, parts.learner.own_optimizer
     update = Update(optimizer, vector.parameters, parts.plan.steps, own)
@@ -140,6 +141,13 @@ def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
         closure = " It needs a closure, and a private gradient is computed once." if "closure" in str(error) else ""
         raise UserError(
             f"the optimizer {name} cannot step ({type(error).__name__}: {error}).{closure} Choose another. [optimizer-step]"
+        ) from error
+    try:
+        update.skip(parts.plan.steps)
+    except Exception as error:
+        raise UserError(
+            f"the schedule cannot go on for the run's {parts.plan.steps:,} steps ({type(error).__name__}: {error}): make it "
+            "for as many. [optimizer-schedule-short]"
         ) from error
     kept = [value for state in update.optimizer.state_dict()["state"].values() for value in state.values()]
     if any(not isinstance(value, Tensor | int | float | None) for value in kept):

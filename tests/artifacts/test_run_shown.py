@@ -16,8 +16,12 @@ def test_a_finished_run_shows_epsilon_figures_and_folder(tiny_config, tmp_path):
     assert repr(run) == f"RunDirectory({str(run.path)!r}, damaged)"
 
 
-def test_a_run_without_a_guarantee_shows_no_epsilon(tiny, tmp_path):
-    tiny["privacy"]["seed"] = 3
+NONE = {"bounding": {"method": "none", "group_size": 4}, "privacy": {"batch": 60, "steps": 2}}
+
+
+@pytest.mark.parametrize("changes", [{"privacy": {"epsilon": 8.0, "batch": 60, "steps": 2, "seed": 3}}, NONE])
+def test_a_run_without_a_guarantee_shows_no_epsilon(tiny, tmp_path, changes):
+    tiny |= changes
     assert "no privacy guarantee" in repr(dpfed.pretrain(dpfed.parse_config(tiny), tmp_path / "run"))
 
 

@@ -1,6 +1,5 @@
 """`dpfed config`: what is shipped, as it is, and every key with what it may be and what it means."""
 
-import importlib.util
 import json
 import os
 import re
@@ -67,10 +66,9 @@ def test_ranges_are_those_that_are_enforced():
 
 
 def test_every_importer_is_a_source():
-    """Importers are not loaded to show the keys; without the room of the papers' data sets there are fewer."""
+    """Importers are not loaded to show the keys."""
     there = {"shapes", "scenes", "procedural", "store", *importers()}
-    shown = set(re.findall("'(.+?)'", KEYS["data.source"].allowed))
-    assert there <= shown and (shown == there or importlib.util.find_spec("dpfed.reproduce") is None)
+    assert set(re.findall("'(.+?)'", KEYS["data.source"].allowed)) == there
 
 
 def test_keys_say_which_others_give_them_an_effect():

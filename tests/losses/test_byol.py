@@ -9,6 +9,7 @@ from torch import nn
 import dpfed
 from dpfed.losses import Prediction, PredictionHead
 from dpfed.models.parameters import TrainableVector
+from dpfed.runs.build import build
 from tests.own_parts import SIDE, Pictures, augment, encoder
 
 DECAY = 0.7
@@ -94,3 +95,45 @@ def test_a_run_that_was_interrupted_finds_its_target_again(tmp_path):
         train(tmp_path / "run", Follows(model, stop=3), model)
     resumed = train(tmp_path / "run")
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+
+
+def test_a_target_in_several_processes_is_refused(tmp_path):
+    """Workers beside the first never move their target."""
+    trainer = dpfed.Trainer(
+        byol(),
+        dpfed.Records(Pictures(80), workers=0),
+        views=dpfed.Views(augment(), count=2),
+        loss=Prediction(),
+        privacy=dpfed.Privacy(epsilon=8, batch=24, steps=5, group_size=6),
+    )
+    with pytest.raises(dpfed.UserError, match="run-byol-processes"):
+        build(trainer.config, given=trainer._own, world_size=2)
+    assert build(trainer.config, given=trainer._own).learner.world_size == 1
+
+
+@pytest.mark.parametrize("launcher", ["pretrain", "ray"])
+def test_a_configuration_cannot_name_a_whole_model(tmp_path, launcher, dpfed):
+    config = tmp_path / "mine.toml"
+    config.write_text(CONFIG)
+    several = ["--cluster", "ray", "--workers", "2"] if launcher == "ray" else []
+    code, _, error = dpfed("pretrain", config, "--run", tmp_path / "run", *several)
+    assert code == 2 and "returns a whole model, BYOL" in error and "model-whole" in error
+    assert not (tmp_path / "run").exists()
+
+
+CONFIG = """
+[data]
+source = "tests.own_parts:photos"
+[model]
+image = "tests.losses.test_byol:byol"
+[objective]
+name = "dpfed.losses:Prediction"
+[privacy]
+epsilon = 8.0
+batch = 20
+steps = 2
+[bounding]
+group_size = 4
+[evaluation]
+split = "none"
+"""

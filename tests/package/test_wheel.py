@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import ctypes
 import json
 import os
@@ -46,6 +47,19 @@ def test_the_wheel_has_every_file_of_the_packages_and_no_other(wheel):
     info = {name for name in names if ".dist-info/" in name}
     assert names - info == expected
     assert {Path(name).name for name in info} == {"LICENSE", "METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt"}
+
+
+def test_the_metadata_announce_the_same_parts_as_the_package(wheel):
+    def points(archive, name):
+        read = configparser.ConfigParser(delimiters=("=",))
+        read.read_string(archive.read(name).decode())
+        return {group: dict(read[group]) for group in read.sections()}
+
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        assert points(archive, metadata) == points(archive, "dpfed/entry_points.txt") | {
+            "console_scripts": {"dpfed": "dpfed.__main__:main"}
+        }
 
 
 def test_the_sdist_has_what_the_wheel_is_made_of_and_no_results(sdist):

@@ -7,35 +7,18 @@ from pathlib import Path
 
 from dpfed import discovery
 from dpfed.data.importers.access import Access
-from dpfed.data.importers.captioned_folder import CaptionedFolderImporter
 from dpfed.data.importers.conversions import conversion
-from dpfed.data.importers.dicom import DicomImporter
-from dpfed.data.importers.folder import FolderImporter, table_command
+from dpfed.data.importers.folder import table_command
 from dpfed.data.importers.listing import list_files, suffix
-from dpfed.data.importers.parquet import ParquetImporter
 from dpfed.data.importers.source import Importer
 from dpfed.data.importers.splits import refuse_outside
-from dpfed.data.importers.table import TableImporter
 from dpfed.data.importers.table_rows import TABLES
-from dpfed.data.importers.torchvision_sets import Cifar10Importer, FashionMnistImporter
-from dpfed.data.importers.webdataset import WebDatasetImporter
 from dpfed.errors import UserError, nearest
 from dpfed.paths import is_store, local_path
 from dpfed.schema.named import is_name
 
 _PACKED = frozenset({".zip", ".7z", ".rar", ".gz", ".bz2", ".xz", ".zst", ".lz4"})
 _NOT_IMPORTED = ("shapes", "scenes", "procedural", "store")  # data.source of generated records, and of a store
-# The most particular first: a folder of anything is recognised last.
-_IMPORTERS: tuple[type[Importer], ...] = (
-    Cifar10Importer,
-    FashionMnistImporter,
-    ParquetImporter,
-    TableImporter,
-    WebDatasetImporter,
-    DicomImporter,
-    CaptionedFolderImporter,
-    FolderImporter,
-)
 
 
 def importers() -> dict[str, Importer]:
@@ -44,9 +27,7 @@ def importers() -> dict[str, Importer]:
     Raises:
         UserError: if another package announces one that cannot be used.
     """
-    of_papers = discovery.part("reproduce", "importers").IMPORTERS if discovery.has("reproduce") else ()
-    known: tuple[type[Importer], ...] = (*of_papers, *_IMPORTERS)
-    shipped = {importer.name: importer() for importer in known}
+    shipped: dict[str, Importer] = {name: part.load()() for name, part in discovery.shipped("importers").items()}
     foreign: dict[str, Importer] = {}
     for name, part in discovery.announced("importers").items():
         importer = part.load()

@@ -12,8 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from dpfed.data.items.item import Part, Parts, content_of
-from dpfed.data.items.scanning import Scanned, length_of, scan
+from dpfed.data.items.classes import labels_in_words, numbered_labels
+from dpfed.data.items.item import Part, Parts
+from dpfed.data.items.joined import Joined
+from dpfed.data.items.recognition import picture_of
+from dpfed.data.items.scanning import Scanned, scan
 from dpfed.data.items.store_items import StoreItems
 from dpfed.data.record_set import RecordSet
 from dpfed.data.store.record import SPLITS, record_key
@@ -23,10 +26,17 @@ from dpfed.errors import UserError
 
 @dataclass(frozen=True)
 class _Index:
-    """What was read of all records; `labelled_keys` count labels among what makes records equal."""
+    """What was read of all records.
+
+    Attributes:
+        keys: see `RecordSet`.
+        labelled_keys: the same where labels count among what makes records equal.
+        pictures: hash of each picture, whatever its form.
+    """
 
     keys: np.ndarray
     labelled_keys: np.ndarray
+    pictures: list[str]
     units: np.ndarray | None
     labels: dict[str, np.ndarray]
     label_names: dict[str, list[str]]
@@ -62,6 +72,7 @@ class Records(RecordSet):
         source: the data set as it was given.
         reads_labels: whether the loss of the run that is opened reads labels: they then count among what makes records equal.
         equal: how many records have an image and captions that another one has, too; each of them counts.
+        budget_folder: the run's folder, once there is one; see `RecordSet`.
 
     Raises:
         UserError: for a data set without a length, or keys that are equal or that are positions; when the records are opened.
@@ -89,13 +100,14 @@ class Records(RecordSet):
             self._refuse_twice(validation, test, image, caption, label, key, unit)
             self.parts = Parts("image", "captions", {}, None, None)
             public = self.store.public
-        self.items = StoreItems(self.store) if self.store is not None else _Joined([data, validation, test])
+        self.items = StoreItems(self.store) if self.store is not None else Joined([data, validation, test])
         self.name = name or (self.store.name if self.store is not None else type(data).__name__)
         self.public, self.workers = public, workers
         self.source = data
         self.path = Path(f"records of {self.name}") if self.store is None else self.store.path
         self.advance: Callable[[int], None] = lambda done: None
         self.reads_labels = False
+        self._folder = None if self.store is None else self.store.path
 
     def __len__(self) -> int:
         return len(self.items)
@@ -172,6 +184,36 @@ class Records(RecordSet):
         """See `RecordSet`."""
         return self.contents if self.store is None else self.store.fingerprint
 
+    @functools.cached_property
+    def budget_names(self) -> np.ndarray:  # type: ignore[override]
+        """See `RecordSet`: hashes of the pictures, and of their number among equal ones; whatever keys and captions are."""
+        if self.store is not None:
+            return self.store.budget_names
+        seen = Counter[str]()
+        names = np.empty(len(self), np.uint64)
+        for row, picture in enumerate(self._index.pictures):
+            names[row] = record_key(f"picture {picture} {seen[picture]}")
+            seen[picture] += 1
+        return names
+
+    @functools.cached_property
+    def budget_fingerprint(self) -> str:  # type: ignore[override]
+        """See `RecordSet`: of the training records' pictures and units, in any order."""
+        if self.store is not None:
+            return self.store.budget_fingerprint
+        units = [""] * len(self) if self.units is None else self.units.tolist()
+        found = sorted(f"{self._index.pictures[row]} {units[row]}" for row in self.split("train").tolist())
+        return hashlib.blake2b("\n".join(found).encode(), digest_size=16).hexdigest()
+
+    @property
+    def budget_folder(self) -> Path | None:
+        """See `RecordSet`: the folder of the run that trains on them."""
+        return self._folder
+
+    def keep_budget_in(self, folder: Path) -> None:
+        """Keeps the copies of a budget's ledger in a run's folder; a store has one of its own."""
+        self._folder = folder if self.store is None else self.store.path
+
     def captions(self, indices: np.ndarray) -> list[list[str]]:
         """See `RecordSet`."""
         if self.store is not None:
@@ -182,7 +224,7 @@ class Records(RecordSet):
         """See `RecordSet`."""
         if self.store is not None:
             return self.store.encoded(indices)
-        return [content_of(self.parts.image_of(self.items[row])) for row in np.asarray(indices).tolist()]
+        return [picture_of(self.parts.image_of(self.items[row])) for row in np.asarray(indices).tolist()]
 
     @functools.cached_property
     def _index(self) -> _Index:
@@ -191,7 +233,7 @@ class Records(RecordSet):
     def _read(self, scanned: list[Scanned]) -> _Index:
         if not scanned:
             raise UserError(f"the data set {self.name} has no items. [records-none]")
-        labels, names = _numbered([one.labels for one in scanned], self._class_names())
+        labels, names = numbered_labels([one.labels for one in scanned], self._class_names())
         units = None
         if self.parts.unit is not None:
             units = np.array([record_key(f"unit {one.unit}") for one in scanned], np.uint64)
@@ -201,7 +243,8 @@ class Records(RecordSet):
         if any(captions) and not all(captions):
             missing = sum(not own for own in captions)
             raise UserError(f"{missing:,} of {len(captions):,} records of {self.name} have no caption. [records-uncaptioned]")
-        return _Index(keys, labelled, units, labels, names, captions, equal)
+        pictures = [one.picture.hex() for one in scanned]
+        return _Index(keys, labelled, pictures, units, labels, names, captions, equal)
 
     def _keys(self, scanned: list[Scanned], by_label: bool = False) -> tuple[np.ndarray, int]:
         """The records' keys, and how many records are equal to another one.
@@ -220,14 +263,14 @@ class Records(RecordSet):
                 )
             if twice := [name for name, count in Counter(given).items() if count > 1]:
                 raise UserError(
-                    f"{len(twice):,} keys are those of several records, and a key has to tell a record from all others: give "
-                    "another, or leave key= out. [records-key-twice]"
+                    f"{len(twice):,} of the keys belong to several records each, and a key has to tell a record from all "
+                    "others: give another, or leave key= out. [records-key-twice]"
                 )
             return np.array([record_key(name) for name in given], np.uint64), equal
         seen, classes = Counter[str](), self._class_names()
         keys = np.empty(len(scanned), np.uint64)
         for row, one in enumerate(scanned):
-            name = f"{one.content.hex()} {one.unit}{_said(one.labels, classes) if by_label else ''}"
+            name = f"{one.content.hex()} {one.unit}{labels_in_words(one.labels, classes) if by_label else ''}"
             keys[row] = record_key(f"{name} {seen[name]}")
             seen[name] += 1
         return keys, equal
@@ -250,68 +293,3 @@ class Records(RecordSet):
                 "a record store has captions, labels, units, keys and held-out splits of its own: leave these arguments of "
                 "Records out. [records-store]"
             )
-
-
-class _Joined(Sequence[Any]):
-    """The training items, and behind them those that are held out."""
-
-    def __init__(self, sets: Sequence[Any]) -> None:
-        self._sets = list(sets)
-        for one, split in zip(self._sets, SPLITS, strict=True):
-            if one is None and split == "train":
-                raise UserError("expected a data set, got None. [records-none-given]")
-
-    @functools.cached_property
-    def _ends(self) -> list[int]:
-        lengths = [0 if one is None else length_of(one) for one in self._sets]
-        return np.cumsum(lengths).tolist()
-
-    @property
-    def splits(self) -> np.ndarray:
-        """``(N,)`` int8."""
-        return np.repeat(np.arange(len(SPLITS), dtype=np.int8), np.diff([0, *self._ends]))
-
-    def __len__(self) -> int:
-        if [0 if one is None else length_of(one) for one in self._sets] != np.diff([0, *self._ends]).tolist():
-            return sum(0 if one is None else length_of(one) for one in self._sets)
-        return int(self._ends[-1])
-
-    def __getitem__(self, row: Any) -> Any:
-        which = int(np.searchsorted(self._ends, row, side="right"))
-        return self._sets[which][int(row) - (self._ends[which - 1] if which else 0)]
-
-
-def _said(labels: Mapping[str, Any], classes: Mapping[str, Sequence[str]]) -> str:
-    """A record's labels by the names of their classes, whose numbers may depend on which classes other records have."""
-    text = ""
-    for name, value in sorted(labels.items()):
-        known = classes.get(name, ())
-        if value is not None and value != -1:
-            text += f" {name}={known[value] if isinstance(value, int) and 0 <= value < len(known) else value!r}"
-    return text
-
-
-def _numbered(
-    given: Sequence[Mapping[str, Any]], known: Mapping[str, Sequence[str]]
-) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
-    """Classes as numbers, and the names of the numbers."""
-    labels: dict[str, np.ndarray] = {}
-    names: dict[str, list[str]] = {}
-    for name in dict.fromkeys(key for own in given for key in own):
-        values = [own.get(name) for own in given]
-        classes = known.get(name)
-        numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
-        if classes is not None and len(numbers) == len(values) and all(-1 <= number < len(classes) for number in numbers):
-            labels[name], names[name] = np.array(values, np.int64), list(classes)
-            continue
-        kinds = {type(value) for value in values if value is not None}
-        if not kinds <= {int, str} or len(kinds) > 1:
-            raise UserError(
-                f"the label '{name}' is {' or '.join(sorted(kind.__name__ for kind in kinds))}: expected whole numbers, or "
-                "texts, and None where a record has none. [records-label]"
-            )
-        found = sorted({value for value in values if value is not None and value != -1})
-        place = {value: number for number, value in enumerate(found)}
-        labels[name] = np.array([place.get(value, -1) for value in values], np.int64)
-        names[name] = [str(value) for value in found]
-    return labels, names

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dpfed.data.items.item import BrokenItem, Part, Parts, content_of, described, hashed, part_of
 from dpfed.data.items.loading import Failure
+from dpfed.data.items.recognition import picture_of
 from dpfed.data.processes import cores, loader_processes
 from dpfed.errors import UserError
 
@@ -29,6 +30,7 @@ class Scanned:
 
     Attributes:
         content: hash of image and captions.
+        picture: hash of the picture alone, whatever form it has.
         captions: texts.
         labels: by name, as they stand in the item.
         key: as it stands there; ``None``: the content is the key.
@@ -36,6 +38,7 @@ class Scanned:
     """
 
     content: bytes
+    picture: bytes
     captions: tuple[str, ...]
     labels: dict[str, Any] = field(default_factory=dict)
     key: Any = None
@@ -56,9 +59,10 @@ class _Scan(Dataset[Any]):
             if item is None:
                 raise BrokenItem("it is None")
             captions = tuple(parts.captions_of(item))
-            content = hashed(content_of(parts.image_of(item)), *(caption.encode() for caption in captions))
+            image = parts.image_of(item)
+            content = hashed(content_of(image), *(caption.encode() for caption in captions))
             key, unit = (None if part is None else _name(part_of(item, part), part) for part in (parts.key, parts.unit))
-            return Scanned(content, captions, parts.labels_of(item), key, unit)
+            return Scanned(content, hashed(picture_of(image)), captions, parts.labels_of(item), key, unit)
         except BrokenItem as error:
             return Failure(row, str(error))
         except Exception as error:  # whatever a foreign data set raises

@@ -287,6 +287,7 @@ def _refuse_unsteady(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray, made: 
     Raises:
         UserError: saying which generators there are.
     """
+    _made(recipe, rows[:1], seeds[:1, :1])  # one call more, for a counter whose turns are as many as the calls of a trial
     again = _made(recipe, rows, seeds)
     others = _made(recipe, rows[::-1].copy(), seeds[::-1].copy()).flip(0)
     alone = torch.cat([_made(recipe, rows[place : place + 1], seeds[place : place + 1]) for place in (len(rows) - 1, 0)])

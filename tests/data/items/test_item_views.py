@@ -117,6 +117,14 @@ class Counts:
         return self.one(image) + float(self.calls % 3 == 0)
 
 
+class TakesTurns(Counts):
+    """Every second view is another one, and an image gets two views."""
+
+    def __call__(self, image):
+        self.calls += 1
+        return self.one(image) * (1 + self.calls % 2)
+
+
 class OwnGenerator:
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(0)
@@ -137,7 +145,7 @@ class MixesUp:
         return mixed
 
 
-@pytest.mark.parametrize("culprit", [Counts, OwnGenerator, MixesUp])
+@pytest.mark.parametrize("culprit", [Counts, TakesTurns, OwnGenerator, MixesUp])
 def test_a_transform_that_remembers_or_mixes_is_refused(culprit):
     with pytest.raises(UserError, match="views-unsteady"):
         views_of(culprit())

@@ -124,7 +124,7 @@ def test_items_that_are_no_images_are_said(items, said):
     ("options", "said"),
     [
         ({"key": "place"}, "the keys are the positions"),
-        ({"key": "same"}, "4 keys|1 keys are those of several"),
+        ({"key": "same"}, "of the keys belong to several records each"),
         ({"key": "missing"}, "it has no 'missing'; it has 'image'"),
         ({"key": "nothing"}, "expected a text or a whole number"),
         ({"caption": "blank"}, "its caption is empty"),

@@ -1,0 +1,47 @@
+"""Training items and held-out ones as one sequence."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dpfed.data.items.scanning import length_of
+from dpfed.data.store.record import SPLITS
+from dpfed.errors import UserError
+
+
+class Joined(Sequence[Any]):
+    """The training items, and behind them those that are held out."""
+
+    def __init__(self, sets: Sequence[Any]) -> None:
+        self._sets = list(sets)
+        if self._sets[0] is None:
+            raise UserError("expected a data set, got None. [records-none-given]")
+        if path := next((os.fspath(one) for one in self._sets if isinstance(one, str | os.PathLike)), None):
+            raise UserError(
+                f"expected a data set, got the path {path!r}: give torchvision.datasets.ImageFolder({path!r}) or the like, or "
+                "let dpfed.pretrain(data=...) read the folder. [records-path]"
+            )
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        lengths = [0 if one is None else length_of(one) for one in self._sets]
+        return np.cumsum(lengths).tolist()
+
+    @property
+    def splits(self) -> np.ndarray:
+        """``(N,)`` int8."""
+        return np.repeat(np.arange(len(SPLITS), dtype=np.int8), np.diff([0, *self._ends]))
+
+    def __len__(self) -> int:
+        if [0 if one is None else length_of(one) for one in self._sets] != np.diff([0, *self._ends]).tolist():
+            return sum(0 if one is None else length_of(one) for one in self._sets)
+        return int(self._ends[-1])
+
+    def __getitem__(self, row: Any) -> Any:
+        which = int(np.searchsorted(self._ends, row, side="right"))
+        return self._sets[which][int(row) - (self._ends[which - 1] if which else 0)]

@@ -1,0 +1,49 @@
+"""By what a lifetime budget knows a picture again, in whatever form a data set gives it."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from dpfed.data.items.item import content_of
+
+_BYTES = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4, "YCbCr": 3}  # modes of PIL with a byte for each channel
+_AS = {"1": "L", "P": "RGB"}
+_NEAR = 0.2  # of a level of 255; half precision is off by 0.06
+
+
+def picture_of(image: Image.Image | Tensor) -> bytes:
+    """A picture as bytes: equal whether it is a PIL image, an array, a tensor of uint8, or such a one over 255.
+
+    A grey picture is the same with one channel and with three. A picture that was scaled, cropped or encoded anew is another.
+
+    Args:
+        image: a PIL image, or a tensor ``(C, H, W)``.
+    """
+    pixels = _pixels(image)
+    if pixels is None:
+        return content_of(image)
+    if pixels.shape[2] == 3 and (pixels[..., 0] == pixels[..., 1]).all() and (pixels[..., 0] == pixels[..., 2]).all():
+        pixels = pixels[..., :1]
+    return f"{pixels.dtype} {pixels.shape}\n".encode() + pixels.tobytes()
+
+
+def _pixels(image: Image.Image | Tensor) -> np.ndarray | None:
+    """``(H, W, C)`` uint8, uint16 or float32; ``None``: a picture of another kind."""
+    if isinstance(image, Image.Image):
+        image = image.convert(_AS[image.mode]) if image.mode in _AS else image
+        if image.mode in _BYTES:
+            return np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, _BYTES[image.mode])
+        return np.asarray(image)[..., None] if image.mode == "I;16" else None
+    given = image.detach().cpu().numpy()
+    return (_levels(given.astype(np.float32)) if given.dtype.kind == "f" else given).transpose(1, 2, 0)
+
+
+def _levels(given: np.ndarray) -> np.ndarray:
+    """Numbers k/255 as k, uint8; others as they are."""
+    scaled = given * 255
+    whole = np.rint(scaled)
+    scaled -= whole
+    is_levels = whole.min() >= 0 and whole.max() <= 255 and max(-scaled.min(), scaled.max()) < _NEAR
+    return whole.astype(np.uint8) if is_levels else given
