@@ -35,7 +35,7 @@ def wanted_of(parameters: Mapping[str, Any]) -> Wanted:
     if parameters["budget"] is not None and parameters["folder"] is None:
         raise ArrayError("budget= needs folder=, in which the budget's ledger is kept. [arrays-budget-folder]")
     epsilon, delta = (own.item() if isinstance(own, np.generic) else own for own in (given, parameters["delta"]))
-    return Wanted(epsilon, delta, k and int(k), bool(parameters["aligned"]), parameters["noise"], device)
+    return Wanted(epsilon, delta, None if k is None else int(k), bool(parameters["aligned"]), parameters["noise"], device)
 
 
 def randomness_of(seed: Any) -> Randomness:

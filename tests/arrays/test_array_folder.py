@@ -53,7 +53,7 @@ def test_every_fit_in_a_folder_has_its_own_and_they_add_up(tmp_path):
     cca = library.PrivateCCA(epsilon=2, delta=1e-5, folder=tmp_path / "fits")
     first = cca.fit(X, Y).card_
     assert "Other fits in this folder" not in first
-    together = "1; on the same rows, together (4.00, 2.00e-5)-differentially private"
+    together = "1; if all used the same rows, all fits together are (4.00, 2.00e-5)-differentially private"
     assert f"| Other fits in this folder | {together} |" in cca.fit(X, Y).card_
     for number in (1, 2):
         ledger = Ledger.open(tmp_path / "fits" / f"fit-{number}" / "ledger.jsonl")
