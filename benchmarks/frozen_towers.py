@@ -113,14 +113,24 @@ def figure_of(bench: Bench, image: Embed, text: Embed) -> float:
     """R@10, the mean of both directions; of CIFAR-10, the share of images whose class is the nearest of ten captions."""
     (shard,) = bench.test.shards()
     with torch.no_grad():
-        z = F.normalize(image(shard.image[:, 0]), dim=1)
-        captions = bench.store.captions(bench.test.rows)
-        names, right_image, right_text = right_pairs(captions)
-        first = [next(i for i, own in enumerate(captions) if name in own) for name in names]
-        w = F.normalize(text(shard.text_means[first]), dim=1)
-        if "class" in bench.store.labels:
-            return float((right_text == (z @ w.T).argmax(1)[right_image]).float().mean())
-        found = retrieval_metrics(z, w, right_image, right_text)
+        return figure_between(bench, image(shard.image[:, 0]), text(shard.text_means))
+
+
+def figure_between(bench: Bench, image: Tensor, text: Tensor) -> float:
+    """See `figure_of`.
+
+    Args:
+        bench: the set.
+        image: ``(n, D)`` embeddings of the held-out images.
+        text: ``(n, D)`` of their captions.
+    """
+    captions = bench.store.captions(bench.test.rows)
+    names, right_image, right_text = right_pairs(captions)
+    first = [next(i for i, own in enumerate(captions) if name in own) for name in names]
+    z, w = F.normalize(image, dim=1), F.normalize(text[first], dim=1)
+    if "class" in bench.store.labels:
+        return float((right_text == (z @ w.T).argmax(1)[right_image]).float().mean())
+    found = retrieval_metrics(z, w, right_image, right_text)
     return (found["image_to_text_R@10"] + found["text_to_image_R@10"]) / 2
 
 

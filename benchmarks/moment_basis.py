@@ -69,27 +69,38 @@ def drawn(
     k = dimensions_for(count, sigma, widths, public=bases is not None)
     made = random_bases(widths, k, False) if bases is None else {side: basis.first(k) for side, basis in bases.items()}
     layout = MomentLayout(k, 2, MEAN_SHARE, CROSS_SHARE if bases is None else CROSS_SHARE_OF_PUBLIC)
-    noise, generator = MomentNoise(count, sigma), torch.Generator().manual_seed(seed)
-    units = [_in_basis(made[side], features[side][:count]) for side in made]
-    nothing = torch.zeros(0, dtype=torch.float64)
-    first = Moments(torch.stack([unit.mean(0) for unit in units]), nothing, nothing)
-    means = layout.encoded(0, first)
-    means = means + sigma / count * torch.randn(means.shape, generator=generator, dtype=torch.float64)
-    released = torch.zeros(layout.numel, dtype=torch.float64)
-    released[layout.place(0)] = means
-    apart = centres(layout, noise, layout.decoded(released))
-    x, y = (F.normalize(unit - centre, dim=1) for unit, centre in zip(units, apart, strict=True))
-    second = layout.encoded(1, Moments(nothing, x.T @ y / count, torch.stack([x.T @ x, y.T @ y]) / count))
-    released[layout.place(1)] = second + sigma / count * torch.randn(second.shape, generator=generator, dtype=torch.float64)
-    matrices = heads(layout, noise, layout.decoded(released), False)
+    units = [in_basis(made[side], features[side][:count]) for side in made]
+    apart, matrices = released(layout, MomentNoise(count, sigma), units, seed)
     embed = [
-        lambda given, side=side, centre=centre, matrix=matrix: (_in_basis(made[side], given.double()) - centre) @ matrix
+        lambda given, side=side, centre=centre, matrix=matrix: (in_basis(made[side], given.double()) - centre) @ matrix
         for side, centre, matrix in zip(made, apart, matrices, strict=True)
     ]
     return {"dimensions": k, "figure": round(figure_of(own, embed[0], embed[1]), 4)}
 
 
-def _in_basis(basis: Basis, features: Tensor) -> Tensor:
+def released(layout: MomentLayout, noise: MomentNoise, units: list[Tensor], seed: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The centres ``(2, k)`` and heads ``(k, k)`` of one draw of the noise, in float64.
+
+    Args:
+        layout: of the sums.
+        noise: of the release.
+        units: features in the basis ``(N, k)``, of images and of texts.
+        seed: of the noise.
+    """
+    generator, std = torch.Generator().manual_seed(seed), noise.std / noise.records
+    nothing = torch.zeros(0, dtype=torch.float64)
+    first = layout.encoded(0, Moments(torch.stack([unit.mean(0) for unit in units]), nothing, nothing))
+    vector = torch.zeros(layout.numel, dtype=torch.float64)
+    vector[layout.place(0)] = first + std * torch.randn(first.shape, generator=generator, dtype=torch.float64)
+    apart = centres(layout, noise, layout.decoded(vector))
+    x, y = (F.normalize(unit - centre, dim=1) for unit, centre in zip(units, apart, strict=True))
+    second = layout.encoded(1, Moments(nothing, x.T @ y / len(x), torch.stack([x.T @ x, y.T @ y]) / len(x)))
+    vector[layout.place(1)] = second + std * torch.randn(second.shape, generator=generator, dtype=torch.float64)
+    return apart, heads(layout, noise, layout.decoded(vector), False)
+
+
+def in_basis(basis: Basis, features: Tensor) -> Tensor:
+    """Features ``(n, F)`` in a basis, of unit length, float64."""
     rows, centre = basis.rows.double(), None if basis.centre is None else basis.centre.double()
     return Basis(rows, centre).project(features)
 

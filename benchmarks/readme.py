@@ -212,6 +212,7 @@ def fill(text: str, blocks: dict[str, str]) -> str:
 TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name of a marked part
     "README.md": {"quickstart": quickstart, "results": results, "moments": moment_tables.moments},
     "cluster/README.md": {"cluster": cluster, "scaling": scaling},
+    "docs/two-arrays.md": {"two-arrays-few": two_arrays.table_of_basis},
     "docs/results.md": {
         "steps": steps,
         "gpu": gpu,

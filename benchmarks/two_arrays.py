@@ -1,11 +1,14 @@
 """`dpfed.PrivateCCA` beside scikit-learn's exact CCA, on two matrices that share a few directions, and its pace.
 
 python -m benchmarks.two_arrays --draws 5 --rows 100000 1000000
+
+Without ``--rows``, the paces that the result file has stay. It also measures what a basis of public rows adds to few rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
 import threading
@@ -23,6 +26,7 @@ from dpfed.arrays.embedding import recall
 
 TRAINED, HELD_OUT, SHARED, NOISE = 5000, 1000, 6, 0.7
 WIDTHS, EPSILONS = ((48, 40), (300, 200), (200, 12)), (1, 3, 8)
+FEW, PUBLIC, FEW_WIDTHS = 600, 2000, ((48, 40), (300, 200))  # with a public basis: rows, public rows, columns
 LARGE = (512, 384)  # columns, float16
 
 
@@ -51,6 +55,18 @@ def found(widths: tuple[int, int], draws: int) -> dict[str, Any]:
             kept.setdefault(f"{epsilon}", []).append(cca.with_components(SHARED).score(*held))
             kept.setdefault(f"{epsilon} all", []).append(cca.score(*held))
     return {name: round(statistics.mean(values), 4) for name, values in kept.items()}
+
+
+def gained(widths: tuple[int, int], draws: int) -> dict[str, Any]:
+    """R@10 of heads that were fitted to few rows, in a random basis and in one of public rows; means over draws."""
+    kept: dict[str, list[float]] = {}
+    for seed in range(draws):
+        x, y = two_views(FEW + HELD_OUT, widths, seed)
+        bases = {"random": None, "public": tuple(two_views(PUBLIC, widths, 1000 + seed))}
+        for (name, basis), epsilon in itertools.product(bases.items(), EPSILONS):
+            cca = dpfed.PrivateCCA(epsilon=epsilon, basis=basis).fit(x[:FEW], y[:FEW])
+            kept.setdefault(f"{epsilon} {name}", []).append(cca.score(x[FEW:], y[FEW:]))
+    return {name: [round(value, 4) for value in values] for name, values in kept.items()}
 
 
 def pace(rows: int) -> dict[str, Any]:
@@ -117,16 +133,34 @@ def table() -> str:
     return "\n".join([*lines, "", said])
 
 
+def table_of_basis() -> str:
+    """For docs/results.md: few rows with a public basis."""
+    given = figures("two_arrays")
+    heads = "| columns of X, Y | random basis, epsilon 1 | 3 | 8 | public basis, epsilon 1 | 3 | 8 |"
+    lines = [heads, "|---" * heads.count("|", 1) + "|"]
+    for row in given["few"]:
+        found = [row["recall"][f"{epsilon} {name}"] for name in ("random", "public") for epsilon in EPSILONS]
+        cells = " | ".join(f"{100 * statistics.mean(own):.0f} ± {100 * statistics.stdev(own):.0f}" for own in found)
+        lines.append(f"| {row['widths'][0]}, {row['widths'][1]} | {cells} |")
+    said = (
+        f"R@10 of {HELD_OUT:,} held-out rows, percent, after a fit to {FEW} rows. The public basis is made of {PUBLIC:,} "
+        f"other rows of the same kind. ±: standard deviation over {given['draws']} draws of rows and noise."
+    )
+    return "\n".join([*lines, "", said])
+
+
 def main() -> None:
     """Measures both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=5)
-    parser.add_argument("--rows", type=int, nargs="*", default=[100_000])
+    parser.add_argument("--rows", type=int, nargs="*", default=[])
     given = parser.parse_args()
     warnings.simplefilter("ignore")  # of CCA: rounding in its last iterations
     rows = [{"widths": widths, "recall": found(widths, given.draws)} for widths in WIDTHS]
-    paces = [pace(count) for count in given.rows]
-    print(write_result("two_arrays", {"draws": given.draws, "found": rows, "pace": paces}, list(range(given.draws))))
+    few = [{"widths": widths, "recall": gained(widths, given.draws)} for widths in FEW_WIDTHS]
+    paces = [pace(count) for count in given.rows] or figures("two_arrays")["pace"]
+    found_all = {"draws": given.draws, "found": rows, "few": few, "pace": paces}
+    print(write_result("two_arrays", found_all, list(range(given.draws))))
 
 
 if __name__ == "__main__":

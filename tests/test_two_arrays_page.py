@@ -21,6 +21,8 @@ def test_the_code_of_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, cap
         np.save(f"{name}.npy", side)
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(side.reshape(-1)), side.shape[1])
         pq.write_table(pa.table({"name": [str(number) for number in range(2500)], "features": vectors}), f"{name}.parquet")
+    for name, side in zip(("public_images", "public_texts"), two_views(300, (40, 24), seed=8), strict=True):
+        np.save(f"{name}.npy", side)
     names: dict = {"__name__": "__main__"}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
         exec(block, names)  # noqa: S102 our own page

@@ -11,7 +11,7 @@ from dpfed.artifacts.provenance import LEDGER, environment
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.promise import round_up
 from dpfed.report.card import privacy_card
-from dpfed.report.facts import ASSUMED_OF_BITS, FIXED_SEED, LAST_BITS, NOT_PROTECTED, OTHER_RUNS, CardFacts
+from dpfed.report.facts import ASSUMED_OF_BITS, BASIS_RECORDS, FIXED_SEED, LAST_BITS, NOT_PROTECTED, OTHER_RUNS, CardFacts
 
 _OUTPUTS = (
     "Covered by the guarantee: the heads (`heads_`, `heads.safetensors`), which follow from two noisy sums, this card and the "
@@ -52,6 +52,9 @@ def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Seque
     k = fit.heads.layout.dimensions
     discrete = plan.noise.kind == "discrete"
     bits = ASSUMED_OF_BITS if discrete else LAST_BITS.replace("privacy.noise = 'discrete'", "noise='discrete'")
+    options = {**plan.bounding.options, "dimensions": k}
+    if fit.basis is not None:
+        options |= {"basis": "public rows", "basis_fingerprint": fit.basis.fingerprint}
     always = (bits if said is LAST_BITS else said for said in NOT_PROTECTED if said is not OTHER_RUNS)
     return privacy_card(
         CardFacts(
@@ -70,8 +73,8 @@ def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Seque
             outputs=_OUTPUTS,
             noise=plan.noise_of().said,
             marks=(FIXED_SEED,) if ledger.marks.get("fixed_seed") else (),
-            not_protected=(_AGAIN, *_EACH, *always),
-            options=", ".join(f"{name} = {value}" for name, value in {**plan.bounding.options, "dimensions": k}.items()),
+            not_protected=(_AGAIN, *_EACH, *((BASIS_RECORDS,) if fit.basis else ()), *always),
+            options=", ".join(f"{name} = {value}" for name, value in options.items()),
             secrets=_SECRETS,
             budget=budget,
             provenance=tuple(_rows(identity, ledger, earlier)),

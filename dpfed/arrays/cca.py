@@ -15,17 +15,19 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from dpfed.arrays import folder as folders
+from dpfed.arrays.basis import bases_in, basis_of, refuse_shared
 from dpfed.arrays.budgeting import Budget, Held, set_for
 from dpfed.arrays.card import card_of
 from dpfed.arrays.embedding import embedded, recall
-from dpfed.arrays.fitting import DEVICES, Fit, Shape, Wanted, randomness_of
+from dpfed.arrays.fitting import Fit, Shape
+from dpfed.arrays.parameters import randomness_of, wanted_of
 from dpfed.arrays.records import ArrayRecords
 from dpfed.arrays.refusal import ArrayError
 from dpfed.arrays.rows import Rows, rows_of
 from dpfed.errors import UserError
 from dpfed.paths import path_of
 
-_KEPT = ("folder", "budget", "random_state")  # parameters that are not saved
+_KEPT = ("folder", "budget", "random_state", "basis")  # parameters that are not saved
 
 
 class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -41,6 +43,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         n_components: number of most correlated directions to keep, as in ``CCA``; useful if X and Y share few directions.
             ``None``: heads of k columns, as in a run. `with_components` changes the number at no privacy cost.
         dimensions: k, after a public projection of the features; ``None``: chosen from N and the noise.
+        basis: what the projection is made of: ``(public_X, public_Y)``, public rows of the same columns as X and Y, which need
+            not belong together; ``None`` or ``"random"``: random numbers.
         aligned: whether matching rows of X and Y are similar already, as with both towers of a CLIP.
         noise: ``"gaussian"``, or ``"discrete"``, whose proof covers the last bits.
         device: the device that computes the sums: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
@@ -55,6 +59,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         heads_: the tensors of ``heads.safetensors`` by name, as float32 arrays: X is ``image``, Y is ``text``.
         released_: the means and moments with their noise, from which the heads follow, float32.
         ledger_: the privacy ledger, JSON lines.
+        basis_fingerprint_: the fingerprint of the public basis; ``None``: the fit had a random one.
         n_features_in_: columns of X.
         n_features_y_: columns of Y; 0: the fit had no Y.
     """
@@ -65,6 +70,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     heads_: dict[str, np.ndarray]
     released_: np.ndarray
     ledger_: str
+    basis_fingerprint_: str | None
     n_features_in_: int
     n_features_y_: int
 
@@ -75,6 +81,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         delta: float | None = None,
         n_components: int | None = None,
         dimensions: int | None = None,
+        basis: Any = None,
         aligned: bool = False,
         noise: str = "gaussian",
         device: str = "auto",
@@ -86,6 +93,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self.delta = delta
         self.n_components = n_components
         self.dimensions = dimensions
+        self.basis = basis
         self.aligned = aligned
         self.noise = noise
         self.device = device
@@ -108,14 +116,17 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         Raises:
             UserError: before any epsilon is spent, if the rows or parameters cannot be used.
         """
-        wanted, randomness = self._wanted(), randomness_of(self.random_state)
+        wanted, randomness = wanted_of(self.get_params(deep=False)), randomness_of(self.random_state)
         x, y = rows_of(X, "X"), None if Y is None else rows_of(Y, "Y")
+        basis = basis_of(self.basis, x, y, wanted.aligned, wanted.dimensions)  # before a row of X or Y is read
         with folders.opened(self.folder) as (path, kept):
             records = ArrayRecords(x, y, groups, path)
-            fit, identity, fixed = Fit(wanted, records), secrets.token_hex(8), self.random_state is not None
+            fit, identity, fixed = Fit(wanted, records, basis), secrets.token_hex(8), self.random_state is not None
             self._components(fit.heads.layout.dimensions)
             for rows in filter(None, (x, y)):
                 rows.refuse_empty()
+            if basis is not None:
+                refuse_shared(basis, records)
             if self.budget is not None:
                 set_for(records, self.budget)
             earlier = folders.charged_in(folders.fits_in(path))
@@ -136,6 +147,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             self.epsilon_, self.delta_ = math.inf if fixed else ledger.epsilon, fit.plan.promise.delta
             self.card_ = card
             self.ledger_ = ledger.path.read_text(encoding="utf-8")
+            self.basis_fingerprint_ = None if basis is None else basis.fingerprint
             self.n_features_in_, self.n_features_y_ = x.width, 0 if y is None else y.width
             self._note_columns(x.columns)
             if kept:
@@ -224,7 +236,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         made.heads_, made.released_, made.card_, made.ledger_ = saved.heads, saved.released, saved.card, saved.ledger
         made.epsilon_, made.delta_ = math.inf if saved.epsilon is None else saved.epsilon, saved.delta
         made.n_features_in_, made.n_features_y_ = saved.widths[0], (*saved.widths, 0)[1]
-        made._shape = Shape(saved.plan, saved.widths, bool(made.aligned))
+        made.basis_fingerprint_, bases = saved.basis, None if saved.basis is None else bases_in(saved.heads)
+        made._shape = Shape(saved.plan, saved.widths, bool(made.aligned), bases)
         made._note_columns(saved.columns)
         return made
 
@@ -240,22 +253,6 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         tags.transformer_tags.preserves_dtype = []
         tags.non_deterministic = True
         return tags
-
-    def _wanted(self) -> Wanted:
-        if self.epsilon is None:
-            raise ArrayError(
-                "epsilon is missing: give the privacy loss of a fit, such as PrivateCCA(epsilon=3). [arrays-epsilon]"
-            )
-        k = self.dimensions
-        if k is not None and (not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1):
-            raise ArrayError(f"dimensions = {k!r}: expected a whole number from 1, or None. [arrays-dimensions-odd]")
-        if self.device not in DEVICES:
-            raise ArrayError(f"device = {self.device!r}: expected one of {', '.join(DEVICES)}. [arrays-device]")
-        if self.budget is not None and self.folder is None:
-            raise ArrayError("budget= needs folder=, in which the budget's ledger is kept. [arrays-budget-folder]")
-        epsilon = self.epsilon.item() if isinstance(self.epsilon, np.generic) else self.epsilon
-        delta = self.delta.item() if isinstance(self.delta, np.generic) else self.delta
-        return Wanted(epsilon, delta, k and int(k), bool(self.aligned), self.noise, self.device)
 
     def _components(self, k: int) -> None:
         wanted = self.n_components
@@ -298,4 +295,5 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             card=self.card_,
             ledger=self.ledger_,
             columns=None if columns is None else tuple(columns),
+            basis=self.basis_fingerprint_,
         )

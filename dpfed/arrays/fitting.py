@@ -1,12 +1,12 @@
 """Fits private moments to arrays: two noisy sums over the rows, and heads in closed form. No configuration is needed.
 
-Plan, worker, engine, coordinator, noise and ledger are those of a run of private moments with
-`bounding.options.basis = "random"`. With equal features and an equal key, a fit and such a run release the same bits.
+Plan, worker, engine, coordinator, noise and ledger are those of a run of private moments, with a random basis or one of public
+records. With equal features, an equal basis and an equal key, a fit and such a run release the same bits.
 """
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpfed.arrays.basis import PublicArrays, padded
 from dpfed.arrays.records import ArrayRecords, ArrayViews
 from dpfed.arrays.refusal import ArrayError
 from dpfed.bounding.pair_moments import MomentsEngine
 from dpfed.data.sampling import PartitionRows
-from dpfed.errors import Notice, UserError
+from dpfed.errors import UserError
+from dpfed.models.basis import Basis
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.moment_heads import canonical_heads
 from dpfed.models.moment_layout import Moments, dimensions_for
@@ -40,7 +42,6 @@ from dpfed.training.transport import InProcess
 from dpfed.training.worker import Worker
 
 METHOD = "moments"
-DEVICES = ("auto", "cpu", "cuda", "mps")
 _SIDES: tuple[Side, ...] = ("image", "text")
 
 
@@ -65,15 +66,20 @@ class Wanted:
     device: str = "auto"
 
 
-def plan_of(wanted: Wanted, records: ArrayRecords) -> PrivacyPlan:
+def plan_of(wanted: Wanted, records: ArrayRecords, public: bool = False) -> PrivacyPlan:
     """Makes the privacy plan of a fit: that of a run of private moments over as many records.
+
+    Args:
+        wanted: the parameters.
+        records: the rows.
+        public: whether the basis is made of public rows.
 
     Raises:
         UserError: if the parameters allow no plan.
     """
-    views = records.x.views
+    views, basis = records.x.views, "store" if public else "random"
     method = method_named(METHOD)
-    options = method.checked("infonce", {"dimensions": wanted.dimensions or 0, "views": views, "basis": "random"})
+    options = method.checked("infonce", {"dimensions": wanted.dimensions or 0, "views": views, "basis": basis})
     inputs = MethodInputs(METHOD, options, "infonce", None, "fp32", reads_text=records.y is not None, public_records=0)
     units: dict[str, Any] = {} if records.units is None else {"unit": "user", "per_unit": MOST_RECORDS}  # all of a unit's
     numbers = {"group_size": 1, "clip_norm": 1.0, "method_name": METHOD, "noise_kind": wanted.noise, **units}
@@ -94,17 +100,19 @@ class Shape:
     """The public inputs of the heads, beside the released sums.
 
     A matrix with fewer columns than the heads have dimensions is padded with columns of zeros; otherwise the other matrix would
-    be projected to as few dimensions. The noise in padded columns is dropped.
+    be projected to as few dimensions. So is a public basis with fewer rows. The noise in padded dimensions is dropped.
 
     Attributes:
         plan: the fit's privacy plan.
         widths: columns of X and of Y.
         aligned: see `Wanted`.
+        bases: the public basis of each matrix; ``None``: random ones.
     """
 
     plan: PrivacyPlan
     widths: tuple[int, ...]
     aligned: bool = False
+    bases: Mapping[Side, Basis] | None = None
 
     def refuse_impossible(self) -> None:
         """Refuses parameters that contradict each other or the shapes of the matrices.
@@ -112,7 +120,8 @@ class Shape:
         Raises:
             ArrayError: it names them.
         """
-        widest, n, wanted = max(self.widths), self.plan.sampling.records, self.plan.bounding.options["dimensions"]
+        widest, n, wanted = max(self.directions), self.plan.sampling.records, self.plan.bounding.options["dimensions"]
+        kind = "columns" if self.bases is None else "directions of the basis"
         if self.aligned and len(set(self.widths)) > 1:
             columns = " and ".join(f"{width:,}" for width in self.widths)
             raise ArrayError(
@@ -120,13 +129,22 @@ class Shape:
             )
         if wanted > min(widest, n):
             raise ArrayError(
-                f"dimensions = {wanted} is too much for {widest:,} columns and N = {n:,}: lower it, or leave it out. "
+                f"dimensions = {wanted} is too much for {widest:,} {kind} and N = {n:,}: lower it, or leave it out. "
                 "[arrays-dimensions]"
             )
 
     @property
+    def directions(self) -> tuple[int, ...]:
+        """How many dimensions X and Y can fill: their columns, or the rows of their bases."""
+        if self.bases is None:
+            return self.widths
+        return tuple(int(basis.rows.any(1).sum()) for basis in self.bases.values())
+
+    @property
     def padded(self) -> tuple[int, ...]:
-        """Columns of X and of Y, including the padding."""
+        """Columns of X and of Y, including the padding; with a public basis, the basis is padded."""
+        if self.bases is not None:
+            return self.widths
         n, sigma = self.plan.sampling.records, self.plan.noise.multiplier
         k = self.plan.bounding.options["dimensions"] or dimensions_for(n, sigma, (max(self.widths),))
         return tuple(max(width, k) for width in self.widths)
@@ -134,12 +152,14 @@ class Shape:
     def heads(self) -> MomentHeads:
         """Makes the heads, before any sum is released."""
         aligned = self.aligned or len(self.widths) == 1  # views of an image are alike
-        return moment_heads(self.plan, self.padded, aligned, self.plan.noise_std)
+        most = max(self.directions)
+        bases = None if self.bases is None else {side: padded(basis, most) for side, basis in self.bases.items()}
+        return moment_heads(self.plan, self.padded, aligned, self.plan.noise_std, basis=bases)
 
     def there(self, heads: MomentHeads) -> Tensor:
-        """A mask over the numbers of both sums: 0 where a number belongs to padded columns and is pure noise, else 1."""
+        """A mask over the numbers of both sums: 0 where a number belongs to padded dimensions and is pure noise, else 1."""
         layout = heads.layout
-        columns = (torch.arange(layout.dimensions) < torch.tensor(self.widths)[:, None]).double()
+        columns = (torch.arange(layout.dimensions) < torch.tensor(self.directions)[:, None]).double()
         moments = Moments(columns, columns[0][:, None] * columns[-1], columns[:, :, None] * columns[:, None, :])
         return torch.cat([layout.encoded(step, moments) for step in (0, 1)]).ne(0).to(heads.released)
 
@@ -161,30 +181,9 @@ class Shape:
             head = heads.head(side)
             made[f"{side}.projection"], made[f"{side}.centre"] = head.projection[:, :width], head.centre
             made[f"{side}.matrix"] = matrix.to(head.matrix)
+            if head.basis.centre is not None:
+                made[f"{side}.origin"] = head.basis.centre
         return {name: np.ascontiguousarray(tensor.detach().cpu().numpy()) for name, tensor in made.items()}
-
-
-def randomness_of(seed: Any) -> Randomness:
-    """Returns fresh secret randomness; for a fixed seed, it returns predictable randomness and warns.
-
-    Args:
-        seed: an estimator's ``random_state``.
-
-    Raises:
-        ArrayError: for anything but a whole number.
-    """
-    if seed is None:
-        return Randomness.fresh()
-    if isinstance(seed, np.random.RandomState):
-        seed = int(seed.randint(2**31))
-    if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
-        raise ArrayError(f"random_state = {seed!r}: leave it out; for tests, give a whole number. [arrays-seed]")
-    warnings.warn(
-        "random_state makes the noise predictable, so this fit promises no privacy, and its card says so: leave the seed out",
-        Notice,
-        stacklevel=3,
-    )
-    return Randomness.from_seed(int(seed))
 
 
 class Fit:
@@ -193,11 +192,13 @@ class Fit:
     Args:
         wanted: the parameters.
         records: the rows.
+        basis: of public rows; ``None``: a random one.
 
     Attributes:
         plan: the privacy plan.
         shape: the public inputs of the heads.
         records: the rows.
+        basis: of public rows; ``None``: a random one.
         model: a frozen model without layers other than the heads.
         heads: the heads of the model.
 
@@ -205,10 +206,10 @@ class Fit:
         UserError: if the parameters contradict each other or the rows.
     """
 
-    def __init__(self, wanted: Wanted, records: ArrayRecords) -> None:
-        self.plan, self.records = plan_of(wanted, records), records
+    def __init__(self, wanted: Wanted, records: ArrayRecords, basis: PublicArrays | None = None) -> None:
+        self.plan, self.records, self.basis = plan_of(wanted, records, basis is not None), records, basis
         widths = tuple(rows.width for rows in (records.x, records.y) if rows is not None)
-        self.shape = Shape(self.plan, widths, wanted.aligned)
+        self.shape = Shape(self.plan, widths, wanted.aligned, None if basis is None else basis.bases)
         self.shape.refuse_impossible()
         self.heads = self.shape.heads()
         self.model = _bare(len(widths)).requires_grad_(False)

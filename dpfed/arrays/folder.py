@@ -54,6 +54,7 @@ class Saved:
         card: Markdown.
         ledger: JSON lines.
         columns: names of the columns of X; ``None``: X had none.
+        basis: the fingerprint of the public basis, whose used rows are among the heads; ``None``: it is random.
     """
 
     parameters: dict[str, Any]
@@ -65,6 +66,7 @@ class Saved:
     card: str
     ledger: str
     columns: tuple[str, ...] | None = None
+    basis: str | None = None
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -188,7 +190,10 @@ def read(folder: Path) -> Saved:
         columns = facts["columns"] and tuple(facts["columns"])
         widths = tuple(facts["widths"])
         heads, released = load(tensors[HEADS]), load(tensors[RELEASED])[_RELEASED]
-        return Saved(facts["parameters"], facts["epsilon"], facts["delta"], widths, heads, released, card, ledger, columns)
+        basis = facts.get("basis")  # fits of earlier releases have none
+        return Saved(
+            facts["parameters"], facts["epsilon"], facts["delta"], widths, heads, released, card, ledger, columns, basis
+        )
     except OSError as error:
         raise ArrayError(
             f"cannot read {error.filename or folder}: {error.strerror or error}; expected a folder that PrivateCCA.save, or a "

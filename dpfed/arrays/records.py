@@ -96,15 +96,15 @@ class ArrayRecords(RecordSet):
         indices = np.asarray(indices)
         if self.y is None:
             return [[] for _ in indices]
-        return [[self._hashed(_same(row)).hex()] for row in _in_order(self.y, indices)]
+        return [[self._hashed(same(row)).hex()] for row in _in_order(self.y, indices)]
 
     def encoded(self, indices: np.ndarray) -> list[bytes]:
         """See `RecordSet`: rows of X."""
-        return [_same(row) for row in _in_order(self.x, np.asarray(indices))]
+        return [same(row) for row in _in_order(self.x, np.asarray(indices))]
 
     def _contents_of(self, rows: np.ndarray) -> list[bytes]:
         sides = [side.block(rows) for side in (self.x, self.y) if side is not None]
-        return [self._hashed(b"".join(_same(side[place]) for side in sides)) for place in range(len(rows))]
+        return [self._hashed(b"".join(same(side[place]) for side in sides)) for place in range(len(rows))]
 
     @staticmethod
     def _hashed(content: bytes) -> bytes:
@@ -132,7 +132,7 @@ class ArrayViews(ViewMaker):
         return {side: torch.from_numpy(_in_order(rows, indices)).to(device) for side, rows in self._sides.items()}
 
 
-def _same(row: np.ndarray) -> bytes:
+def same(row: np.ndarray) -> bytes:
     """A row as a budget knows it again: the same numbers in another type are the same row."""
     with np.errstate(over="ignore"):
         return (row.astype(np.float32) + np.float32(0)).tobytes()  # with one zero

@@ -19,6 +19,7 @@ from torch import Tensor
 
 Side = Literal["image", "text"]
 SIDES: tuple[Side, Side] = ("image", "text")
+MOST_PUBLIC, FEWEST_PUBLIC = 10_000, 100  # records of a user: how many a basis is made of, and how many it needs
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from dpfed.errors import UserError
 from dpfed.features.cache import Features
 from dpfed.features.extraction import FeatureCache, features_key
 from dpfed.files.atomic import write_atomically
-from dpfed.models.basis import Basis, Side, fingerprint, principal_basis, read, written
+from dpfed.models.basis import FEWEST_PUBLIC, MOST_PUBLIC, Basis, Side, fingerprint, principal_basis, read, written
 from dpfed.models.building import tokenizer_for
 from dpfed.models.images import preprocessing_of
 from dpfed.models.moments import keep_towers
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 GENERATED = 2000  # generated pictures, and as many words
 _VERSION = 1  # of the algorithm, part of the name under which a basis is kept
 _FOLDER = "bases"  # in data.stores
-_MOST, _LEAST = 10_000, 100  # public records of a store: how many are used, and how many it must have
 Kind = Literal["generated", "store", "random"]
 
 
@@ -157,7 +156,7 @@ def public_basis(
         refuse_shared(store, private, config.data.stores)
     keep_towers(model, aligned=False)
     rows = store.split("train")
-    rows = rows[np.argsort(store.keys[rows])][:_MOST]
+    rows = rows[np.argsort(store.keys[rows])][:MOST_PUBLIC]
     most = max(BASIS_ROWS, options_of(config).dimensions)
     named = hashlib.blake2b(f"{_VERSION} {features_key(model, views, store, rows)} {most}".encode(), digest_size=8).hexdigest()
     content = _of_this_machine(folder, named)
@@ -185,9 +184,9 @@ def _store(config: Config, kind: Kind, progress: Progress) -> RecordStore:
         return things_store(GENERATED, config.data.stores, config.data.size, import_progress(progress, "public pictures"))
     store = given_public(config.public, config.model.reads_text)
     refuse_other_squares(store, config.data.resize, preprocessing_of(config.model, config.data.resize).interpolation)
-    if store.count("train") < _LEAST:
+    if store.count("train") < FEWEST_PUBLIC:
         raise UserError(
-            f"public.path: a basis needs {_LEAST} public records or more, and {store.path} has "
+            f"public.path: a basis needs {FEWEST_PUBLIC} public records or more, and {store.path} has "
             f"{store.count('train'):,} training records: give a larger store, or leave bounding.options.basis out. [basis-few]"
         )
     return store

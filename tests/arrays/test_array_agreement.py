@@ -11,7 +11,11 @@ from safetensors.torch import load_file
 
 import dpfed
 from dpfed.config import parse_config
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import Notice
+from dpfed.features.extraction import FeatureCache
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs import closed_form
 from dpfed.runs.build import build
@@ -50,6 +54,35 @@ def test_two_matrices_give_the_bits_of_a_run_on_pairs(pairs, tmp_path):
     assert digests(cca.ledger_) == digests(run.ledger.read_text()) and len(digests(cca.ledger_)) == 2
     heads = load_file(run.model / "heads.safetensors")
     assert heads.keys() == cca.heads_.keys()
+    assert all(np.array_equal(heads[name].numpy(), cca.heads_[name]) for name in heads)
+
+
+def test_public_rows_give_the_basis_of_a_run_with_a_public_store(pairs, tmp_path):
+    """The map has the same bits and the same fingerprint, and so have both releases."""
+    views = features_of(pairs)
+    with StoreWriter(tmp_path / "given", name="given", kind="image-text", size=16, public=True) as writer:
+        for number, picture in enumerate(np.random.default_rng(5).integers(0, 255, (150, 16, 16, 3), dtype=np.uint8)):
+            writer.add(RecordInput(str(number), picture, (f"a large {('red', 'blue', 'green')[number % 3]} circle",)))
+    stores = {"stores": str(tmp_path / "stores")}
+    options = {"dimensions": 12, "basis": "store"}
+    tree = pairs | {"public": {"path": str(tmp_path / "given")}, "data": pairs["data"] | stores}
+    run = pretrain(parse_config(tree | {"bounding": {"method": "moments", "options": options}}), tmp_path / "run")
+
+    parts = build(parse_config(pairs | {"privacy": {"epsilon": 8.0}}), Randomness.from_seed(3))
+    store = RecordStore.open(tmp_path / "given")
+    rows = store.split("train")
+    rows = rows[np.argsort(store.keys[rows])]
+    (shard,) = FeatureCache(tmp_path / "features").features(parts.model, parts.views, store, rows).shards()
+    given = (shard.image[:, 0].numpy(), shard.text.numpy())
+    cca = dpfed.PrivateCCA(
+        epsilon=6.0, dimensions=12, noise=pairs["privacy"]["noise"], basis=given, random_state=3, device="cpu"
+    )
+    with pytest.warns(Notice, match="predictable"):
+        cca.fit(views["image"][:, 0].numpy(), views["text"][:, 0].numpy())
+    assert cca.basis_fingerprint_ == run.config().bounding.options["basis_digest"]
+    assert digests(cca.ledger_) == digests(run.ledger.read_text()) and len(digests(cca.ledger_)) == 2
+    heads = load_file(run.model / "heads.safetensors")
+    assert heads.keys() == cca.heads_.keys() and "text.origin" in heads
     assert all(np.array_equal(heads[name].numpy(), cca.heads_[name]) for name in heads)
 
 

@@ -1,0 +1,97 @@
+"""Features of several layers of both towers, and of several prompts of a caption: what `benchmarks.moment_few` puts together.
+
+They are computed once and stay in a folder, some records at a time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from dpfed.data.store.records import RecordStore
+from dpfed.models.moments import keep_towers
+from dpfed.runs.build import Parts
+
+STAGES = (2, 3, 4, 5, 6)  # of EfficientNet-Lite0, counted from 0; their features are averages over places
+LAST = "last"  # the tower's own features
+PROMPTS = ("{}", "a picture of {}", "an icon of {}", "this is about {}")
+_TOGETHER, _PASS = 600, 64  # records of a file, and of a pass
+
+
+def layered(parts: Parts, store: RecordStore, rows: np.ndarray, folder: Path) -> dict[str, Tensor]:
+    """Features of records, float16 ``(n, ...)``: ``image.last``, ``image.2`` and so on; ``text.layers`` ``(n, 7, F)``, of every
+    layer; ``text.prompts`` ``(n, 4, F)``, of the last layer.
+
+    Args:
+        parts: towers and views.
+        store: the records, of whose captions the first counts.
+        rows: of the store.
+        folder: where features stay.
+    """
+    found = []
+    for first in range(0, len(rows), _TOGETHER):
+        own = rows[first : first + _TOGETHER]
+        path = folder / f"{store.path.name}-{store.contents[:8]}-{first}-{own[0]}-{len(own)}.safetensors"
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            keep_towers(parts.model, aligned=False)
+            parts.model.eval()
+            with torch.inference_mode():
+                made = _images(parts, store, own) | _texts(parts, [captions[0] for captions in store.captions(own)])
+            save_file({name: numbers.half().contiguous() for name, numbers in made.items()}, path)
+        found.append(load_file(path))
+    return {name: torch.cat([part[name] for part in found]) for name in found[0]}
+
+
+def unit(features: Tensor) -> Tensor:
+    """Features of unit length, float64."""
+    return F.normalize(features.double(), dim=-1)
+
+
+def _images(parts: Parts, store: RecordStore, rows: np.ndarray) -> dict[str, Tensor]:
+    net: Any = next(module for module in parts.model.modules() if hasattr(module, "conv_stem"))
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        return lambda module, given, made: seen.__setitem__(name, made.mean((2, 3)))
+
+    hooks = [net.blocks[stage].register_forward_hook(keep(f"image.{stage}")) for stage in STAGES]
+    model: Any = parts.model
+    made: dict[str, list[Tensor]] = {}
+    for first in range(0, len(rows), _PASS):
+        pictures = parts.views.read(store, rows[first : first + _PASS])
+        seen[f"image.{LAST}"] = model.features(parts.views.images.plain(pictures))
+        for name, features in seen.items():
+            made.setdefault(name, []).append(features)
+    for hook in hooks:
+        hook.remove()
+    return {name: torch.cat(features) for name, features in made.items()}
+
+
+def _texts(parts: Parts, captions: list[str]) -> dict[str, Tensor]:
+    tower: Any = parts.model.text_encoder.backbone
+    different = list(dict.fromkeys(captions))
+    numbers = torch.tensor([different.index(caption) for caption in captions])
+    states = [_layers(tower, parts.views.tokenizer, [prompt.format(one) for one in different]) for prompt in PROMPTS]
+    return {"text.layers": states[0][numbers], "text.prompts": torch.stack([own[:, -1] for own in states], 1)[numbers]}
+
+
+def _layers(tower: nn.Module, tokenizer: Any, texts: list[str]) -> Tensor:
+    """Of texts ``(n, layers, F)``: the mean of the tokens' states after each layer, the embedding first."""
+    own: Any = tower
+    made = []
+    for first in range(0, len(texts), _PASS):
+        tokens = tokenizer(texts[first : first + _PASS])
+        last = int(((tokens != own.spec.padding) * torch.arange(1, tokens.shape[1] + 1)).amax().clamp(min=2))
+        tokens = tokens[:, :last]
+        real = (tokens != own.spec.padding).long()
+        states = own.net(input_ids=tokens, attention_mask=real, output_hidden_states=True).hidden_states
+        weight = real.float() / real.sum(1, keepdim=True)
+        made.append(torch.stack([(weight[:, None] @ state).squeeze(1) for state in states], 1))
+    return torch.cat(made)

@@ -1,0 +1,226 @@
+"""What makes few records count for more in private moments: one change at a time, beside the product's own rule.
+
+    python -m benchmarks.moment_few PLACE WORK icons=CHECKOUT tiles=CHECKOUT symbols=CHECKOUT cifar10=FOLDER
+
+Sets, towers and figures are those of `benchmarks.moments`, draws those of `benchmarks.moment_basis`. Every basis is made of
+1,000 generated pictures and words, whose features have the same layers and prompts. Two changes look at private records, to
+bound what their kind could bring: ``not private`` says so. It writes ``benchmarks/results/moment-few.json``; features stay in
+WORK.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.frozen_towers import Bench, bench, figure_between, towers
+from benchmarks.layered_features import LAST, layered, unit
+from benchmarks.moment_basis import Bases, in_basis, released
+from benchmarks.moments import SEEDS
+from benchmarks.picture_sets import cifar_store, icons, named_store, symbols, tiles
+from benchmarks.record import figures, write_result
+from dpfed.bounding.methods.moments import BASIS_ROWS, CROSS_SHARE_OF_PUBLIC, MEAN_SHARE
+from dpfed.building.plan import plan_of
+from dpfed.data.store.records import RecordStore
+from dpfed.models.basis import principal_basis
+from dpfed.models.moment_heads import MomentNoise
+from dpfed.models.moment_layout import MomentLayout, dimensions_for
+
+NAME = "moment-few"
+CELLS = ((600, 1.0), (600, 3.0), (600, 8.0))  # records and epsilon
+_MAKERS = {"symbols": symbols, "tiles": tiles, "icons": icons}
+_PUBLIC = 2  # every so many generated records
+_PRODUCTS = 24  # first components whose products are quadratic features
+Layered = dict[str, Tensor]
+Sides = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is done in another way than the product does it.
+
+    Attributes:
+        says: in words.
+        images: stages of the image tower side by side, with their weights.
+        texts: layers of the text tower side by side, with their weights; the last one is 6.
+        prompts: of a caption, whose features are averaged in the place of the last layer's; none: the caption as it is.
+        factor: of k.
+        shares: of the means, and of the cross-moment.
+        quadratic: weight of the products of the first components; 0: none.
+        basis: ``public``; ``nearest``: of the half of public records that is nearest to the private mean, which is not private;
+            ``own``: of the private records themselves, which is not private.
+    """
+
+    says: str
+    images: tuple[tuple[str, float], ...] = ((LAST, 1.0),)
+    texts: tuple[tuple[int, float], ...] = ((6, 1.0),)
+    prompts: tuple[int, ...] = ()
+    factor: float = 1.0
+    shares: tuple[float, float] = (MEAN_SHARE, CROSS_SHARE_OF_PUBLIC)
+    quadratic: float = 0.0
+    basis: str = "public"
+
+    def sides(self, found: Layered) -> Sides:
+        """Features of both towers ``(n, F)`` float64."""
+        image = torch.cat([weight * unit(found[f"image.{stage}"]) for stage, weight in self.images], 1)
+        text = [weight * unit(found["text.layers"][:, layer]) for layer, weight in self.texts]
+        if self.prompts:
+            text[0] = unit(found["text.prompts"][:, list(self.prompts)]).mean(1)
+        return {"image": image, "text": torch.cat(text, 1)}
+
+
+IMAGES, TEXTS = ((LAST, 1.0), ("5", 1.0), ("4", 1.0)), ((6, 1.0), (3, 1.0))
+CHANGES = (
+    Change("today"),
+    Change("one prompt: a picture of", prompts=(1,)),
+    Change("four prompts, averaged", prompts=(0, 1, 2, 3)),
+    Change("three layers of images", images=IMAGES),
+    Change("two layers of texts", texts=TEXTS),
+    Change("both", images=IMAGES, texts=TEXTS),
+    Change("both, and four prompts", images=IMAGES, texts=TEXTS, prompts=(0, 1, 2, 3)),
+    Change("0.7 k", factor=0.7),
+    Change("1.5 k", factor=1.5),
+    Change("means 0.02, M 0.93", shares=(0.02, 0.93)),
+    Change("means 0.1, M 0.85", shares=(0.1, 0.85)),
+    Change("M 0.8", shares=(0.05, 0.8)),
+    Change("quadratic features", quadratic=0.5),
+    Change("basis of the nearest half (not private)", basis="nearest"),
+    Change("basis of the records themselves (not private)", basis="own"),
+)
+
+
+FEATURES = replace(CHANGES[0], says="")  # those of today, which several changes share
+
+
+@dataclass(frozen=True)
+class Few:
+    """A set with features of all layers: of as many training records as cells need, of held-out ones, and of public ones."""
+
+    bench: Bench
+    train: Layered
+    test: Layered
+    public: Layered
+
+    @classmethod
+    def of(cls, own: Bench, work: Path) -> Few:
+        """Computes the features, or reads them."""
+        size, folder = own.parts.config.data.size, work / "layers"
+        things = RecordStore.open(next((work / "stores").glob(f"things-*-{size}px-*")))
+        rows = things.split("train")
+        rows = rows[np.argsort(things.keys[rows])][::_PUBLIC]
+        stores = ((own.store, own.rows[: max(count for count, _ in CELLS)]), (own.store, own.test.rows), (things, rows))
+        return cls(own, *(layered(own.parts, store, some, folder) for store, some in stores))
+
+    def bases(self, change: Change) -> tuple[Bases, list[Sides]]:
+        """The bases of a change, and the features that they take: of training, held-out and public records."""
+        return self._bases(change, [change.sides(own) for own in (self.train, self.test, self.public)])
+
+    def _bases(self, change: Change, sides: list[Sides]) -> tuple[Bases, list[Sides]]:
+        train, _, public = sides
+        made: dict[Any, Any] = {}
+        for side in ("image", "text"):
+            source = {"own": train, "public": public, "nearest": public}[change.basis][side]
+            if change.basis == "nearest":
+                near = unit(source) @ unit(train[side]).mean(0)
+                source = source[near.argsort(descending=True)[: len(source) // 2]]
+            made[side] = principal_basis(source, BASIS_ROWS)
+        if change.quadratic:
+            return self._bases(Change(change.says), [_with_products(own, made, change.quadratic) for own in sides])
+        return made, sides
+
+
+def _with_products(sides: Sides, bases: Bases, weight: float) -> Sides:
+    """Features with the products of their first components beside them, all of unit length."""
+    found = {}
+    for side, features in sides.items():
+        first = in_basis(bases[side].first(_PRODUCTS), features)  # type: ignore[index]
+        row, column = torch.triu_indices(_PRODUCTS, _PRODUCTS)
+        found[side] = torch.cat([unit(features), weight * unit(first[:, row] * first[:, column])], 1)
+    return found
+
+
+def measured(few: Few, change: Change, bases: Bases, sides: list[Sides]) -> list[dict[str, Any]]:
+    """The figures of a change in all cells, with the bases and features that `Few.bases` gave."""
+    train, test, _ = sides
+    rows = []
+    for count, epsilon in CELLS:
+        config = few.bench.parts.config
+        config = config.model_copy(update={"privacy": config.privacy.model_copy(update={"epsilon": epsilon})})
+        sigma = plan_of(count, config).noise.multiplier
+        widths = tuple(len(basis.rows) for basis in bases.values())
+        k = dimensions_for(round(change.factor * count), sigma, widths, public=True)
+        own = {side: basis.first(k) for side, basis in bases.items()}
+        units = [in_basis(own[side], train[side][:count]) for side in own]  # type: ignore[index]
+        found = []
+        for seed in SEEDS:
+            apart, matrices = released(MomentLayout(k, 2, *change.shares), MomentNoise(count, sigma), units, seed)
+            z, w = (
+                (in_basis(own[side], test[side]) - centre) @ matrix  # type: ignore[index]
+                for side, centre, matrix in zip(own, apart, matrices, strict=True)
+            )
+            found.append(round(figure_between(few.bench, z.float(), w.float()), 4))
+        rows.append({"records": count, "epsilon": epsilon, "dimensions": k, "figures": found})
+    return rows
+
+
+def table() -> str:
+    """Means over the sets, for docs/results.md: the gain over today, with its error."""
+    sets = figures(NAME)["sets"]
+    cells = [f"{count} records, epsilon {epsilon:g}" for count, epsilon in CELLS]
+    lines = ["| change | " + " | ".join(cells) + " |", "|---" * (1 + len(CELLS)) + "|"]
+    for change in CHANGES:
+        shown = []
+        for cell in CELLS:
+            own, today = ([_figures(found, says, cell) for found in sets.values()] for says in (change.says, CHANGES[0].says))
+            shown.append(_gain(own, today, change is CHANGES[0]))
+        lines.append(f"| {change.says} | {' | '.join(shown)} |")
+    said = (
+        "Means over the four sets, percent (R@10; accuracy of CIFAR-10): first today's, then what each change adds. ±: "
+        f"standard error over {len(SEEDS)} draws of the noise."
+    )
+    return "\n".join([*lines, "", said])
+
+
+def _figures(found: dict[str, Any], says: str, cell: tuple[int, float]) -> list[float]:
+    (row,) = (row for row in found["changes"][says] if (row["records"], row["epsilon"]) == cell)
+    return row["figures"]
+
+
+def _gain(own: list[list[float]], today: list[list[float]], absolute: bool) -> str:
+    """The mean over sets, and its standard error over draws, which have the same noise in both."""
+    if absolute:
+        return f"{100 * statistics.mean(map(statistics.mean, own)):.1f}"
+    draws = [
+        statistics.mean(one[seed] - other[seed] for one, other in zip(own, today, strict=True)) for seed in range(len(SEEDS))
+    ]
+    return f"{100 * statistics.mean(draws):+.1f} ± {100 * statistics.stdev(draws) / len(draws) ** 0.5:.1f}"
+
+
+def main(place: str, work: str, *given: str) -> None:
+    """Measures the sets that are given."""
+    files, folder = towers(Path(place)), Path(work)
+    sets: dict[str, Any] = {}
+    for name, path in (one.split("=", 1) for one in given):
+        is_cifar = name == "cifar10"
+        store = cifar_store(Path(path), folder / name) if is_cifar else named_store(_MAKERS[name](Path(path)), folder / name)
+        few = Few.of(bench(store, 64 if is_cifar else 128, files, folder), folder)
+        sets[name] = {"held out": len(few.bench.test), "changes": {}}
+        made: dict[Change, Any] = {}
+        for change in CHANGES:
+            features = replace(change, says="", factor=1.0, shares=CHANGES[0].shares)  # what the bases depend on
+            if features not in made:
+                made = {features: few.bases(change)} | {one: own for one, own in made.items() if one == FEATURES}
+            rows = sets[name]["changes"][change.says] = measured(few, change, *made[features])
+            print(name, change.says, *(f"{100 * statistics.mean(row['figures']):.1f}" for row in rows), flush=True)
+        write_result(NAME, {"sets": sets}, seeds=list(SEEDS))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
