@@ -42,10 +42,10 @@ class RunDirectory:
             ``privacy_card.md`` (``no_privacy_card.md`` where the method's claim does not hold), ``report.html``,
             ``provenance.json``, ``checkpoints/``, ``model/``, ``disclosures.json`` where more was made of the records than the
             model, ``budget.json`` where a lifetime budget holds the plan, and ``privacy_audit.json`` where its claim was
-            attacked; while it is unfinished also ``releases/``, ``features/`` (of frozen towers) and ``secret.key``, which must
-            stay inside the trust boundary and are deleted at the end. A federation's run also holds ``terms.json``,
-            ``federation.jsonl``, while a process works on it ``arrivals.json``, and, if it is simulated, ``simulation.json``
-            and ``sites/``.
+            attacked; while it is unfinished also ``commits/``, ``releases/``, ``features/`` (of frozen towers) and
+            ``secret.key``, which must stay inside the trust boundary and are deleted at the end. A federation's run also holds
+            ``terms.json``, ``federation.jsonl``, while a process works on it ``arrivals.json``, and, if it is simulated,
+            ``simulation.json`` and ``sites/``.
     """
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"
@@ -61,6 +61,7 @@ class RunDirectory:
         self.report = path / "report.html"
         self.checkpoints = path / "checkpoints"
         self.releases = path / "releases"
+        self.commits = path / "commits"
         self.features = path / "features"
         self.model = path / "model"
         self.gallery = path / "gallery"
@@ -237,7 +238,7 @@ class RunDirectory:
         Raises:
             UserError: naming the first.
         """
-        known = {self.checkpoints, self.releases, self.model, self.gallery}
+        known = {self.checkpoints, self.releases, self.commits, self.model, self.gallery}
         for entry in (entry for folder in (self.path, *known) if folder.is_dir() for entry in folder.iterdir()):
             if entry.is_file() or (entry.is_dir() and (entry in known or entry.suffix in ("", DRAFT))):
                 continue
@@ -350,7 +351,7 @@ class RunDirectory:
 
     def delete_secrets(self) -> None:
         """Deletes the secret key and what else only a resume needs. Whoever holds the key can remove the noise."""
-        for folder in (self.releases, self.features):
+        for folder in (self.releases, self.commits, self.features):
             shutil.rmtree(folder, ignore_errors=True)
         self.forget_times()
         self._key.unlink(missing_ok=True)

@@ -107,9 +107,12 @@ class Callback:
     Attributes:
         every: `on_step` is called after so many steps, and after the last one; ``None``: as often as metrics.jsonl gets a line
             (`StepSummary.is_reported`).
+        waits: whether `on_step` may be called some steps later, with the same summaries in the same order. Then the model has
+            moved on. True for those that look at the summary alone: they do not make a run write its state to the disk.
     """
 
     every: int | None = None
+    waits: bool = False
 
     def is_due(self, step: StepSummary) -> bool:
         """Whether `on_step` is to be called after a step."""

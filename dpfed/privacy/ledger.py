@@ -12,12 +12,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
-from dpfed.files.json_lines import DamagedLine, GrewElsewhere, Lines, append_line, drop_torn_line, read_lines
+from dpfed.files.json_lines import DamagedLine, GrewElsewhere, Lines, append_lines, drop_torn_line, read_lines
 from dpfed.files.reading import read_bytes
 from dpfed.paths import path_of
 from dpfed.privacy.plan import PrivacyPlan
@@ -213,31 +214,37 @@ class Ledger:
         """The release of a step, if it was charged before."""
         return self._by_step.get(step)
 
-    def check_budget(self, step: int) -> None:
+    def check_budget(self, step: int, owed: Sequence[Release] = ()) -> None:
         """Refuses a release of a step that cannot be charged.
+
+        Args:
+            step: of the release.
+            owed: releases before it that are made and not charged yet.
 
         Raises:
             UserError: if the step was released before, or the release would break the promise.
         """
-        if step in self._by_step:
+        if step in self._by_step or any(step == release.step for release in owed):
             raise UserError(f"step {step} was released before: a step is never released twice. [ledger-step-twice]")
-        target = self.plan.promise.target_epsilon
-        if target is not None and self.charged + 1 > self.plan.steps and not self.plan.epsilon(self.charged + 1) <= target:
+        target, number = self.plan.promise.target_epsilon, self.charged + len(owed) + 1
+        if target is not None and number > self.plan.steps and not self.plan.epsilon(number) <= target:
             raise UserError(
-                f"the budget is spent: step {step} (release {self.charged + 1}) would exceed epsilon {target}. [ledger-spent]"
+                f"the budget is spent: step {step} (release {number}) would exceed epsilon {target}. [ledger-spent]"
             )
 
-    def charge(self, release: Release) -> None:
-        """Pays for a release. When this returns, the line is on disk and the release may be used.
+    def charge(self, *releases: Release) -> None:
+        """Pays for releases, in order and in one write. When this returns, their lines are on disk, and they may be used.
 
         Raises:
-            UserError: see `check_budget`.
+            UserError: see `check_budget`; then none of them is charged.
         """
-        self.check_budget(release.step)
+        for number, release in enumerate(releases):
+            self.check_budget(release.step, releases[:number])
         self._note_resumed()
-        self._append({**dataclasses.asdict(release), "charged": True, "total": self.charged + 1})
-        self._releases.append(release)
-        self._by_step[release.step] = release
+        charged = [{**dataclasses.asdict(release), "charged": True} for release in releases]
+        self._append(*({**entry, "total": total} for total, entry in enumerate(charged, self.charged + 1)))
+        self._releases += releases
+        self._by_step |= {release.step: release for release in releases}
 
     def note_replay(self, release: Release) -> None:
         """Writes down that a paid release was computed again, bit for bit, and costs nothing."""
@@ -281,12 +288,15 @@ class Ledger:
             self._append({"papers": dataclasses.asdict(artifacts)})
             self.artifacts, self.head = artifacts, head
 
-    def _append(self, entry: dict) -> None:
-        chain = link(self._chain, entry)
+    def _append(self, *entries: dict) -> None:
+        chain, lines = self._chain, []
+        for entry in entries:
+            chain = link(chain, entry)
+            lines.append({**entry, "chain": chain})
         try:
             self._lines = drop_torn_line(self.path, self._lines)  # a write that a crash cut short: nothing was released on it
             # Two coordinators of one run, on storage whose locks failed, must not both pay for a step.
-            end = append_line(self.path, {**entry, "chain": chain}, self._lines.end)
+            end = append_lines(self.path, lines, self._lines.end)
         except GrewElsewhere as error:
             raise UserError(f"{self.path} was written by another process, too: end one of them. [ledger-writers]") from error
         self._lines = Lines([], end, end)
