@@ -156,6 +156,7 @@ class TrainingConfig(Section):
         """Steps between two checkpoints of a run of so many."""
         return self.checkpoint_every or max(1, min(50, steps // 5))
 
+
 class ProgressConfig(Section):
     """Noisy training metrics that `diagnostics = 'private'` releases; they are accounted for."""
 

@@ -1,4 +1,4 @@
-"""A training of a few numbers whose sums are there at once, opened in a folder as a run is; and disks on which a process dies."""
+"""A training of a few numbers whose sums are there at once, opened in a folder as a run is; and a process that dies."""
 
 from __future__ import annotations
 
@@ -100,6 +100,5 @@ def dying(at: int | None, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iter
         patch.setattr(os, "open", through("open", os.open, writes))
         patch.setattr(builtins, "open", through("open", builtins.open, lambda file, mode="r", *_, **__: writes(file, mode)))
         for name in ("unlink", "mkdir"):
-            real = getattr(Path, name)
-            patch.setattr(Path, name, (lambda real, name: lambda self, *a, **k: through(name, real)(self, *a, **k))(real, name))
+            patch.setattr(Path, name, through(name, getattr(Path, name)))
         yield done

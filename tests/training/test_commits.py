@@ -1,4 +1,4 @@
-"""Steps in groups: nothing leaves before all steps that it depends on are charged, and no death of a process loses a payment."""
+"""Steps in groups: nothing leaves before all steps that it depends on are charged, and no death loses a payment."""
 
 import contextlib
 import json
@@ -71,6 +71,18 @@ def test_who_looks_at_a_step_sees_it_charged(tmp_path, undisturbed, waits):
     together = {charged for _, charged in look.seen}
     assert together == ({3, 4, 7, 8, 9} if waits else set(range(1, 10)))  # groups end at checkpoints, too
     assert (weights(steps), releases(folder)) == undisturbed[:2]
+
+
+def test_a_group_ends_where_an_engine_looks_anew(tmp_path, monkeypatch):
+    """What it says then may depend on the weights: so many steps after a process began as there are between checkpoints."""
+    folder = tmp_path / "run"
+    steps = opened(folder, 100)
+    with pytest.raises(Killed):
+        steps.run(Stopping(steps.learner.model, 3))
+    again, charge, charged = opened(folder, 100), Ledger.charge, []
+    monkeypatch.setattr(Ledger, "charge", lambda self, *some: (charge(self, *some), charged.append(self.charged)))
+    again.run(Sums(again.learner.model))
+    assert again.start == 3 and charged == [4, 7, 8, 9]
 
 
 def operations(tmp_path, monkeypatch):

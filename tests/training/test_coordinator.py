@@ -101,7 +101,7 @@ def test_the_payment_is_on_disk_before_the_parameters_move(make, monkeypatch):
     def disk_full(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr("dpfed.privacy.ledger.append_line", disk_full)
+    monkeypatch.setattr("dpfed.privacy.ledger.append_lines", disk_full)
     before = model.weight.detach().clone()
     with pytest.raises(OSError):
         coordinator.apply(3, zeros())
