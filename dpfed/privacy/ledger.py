@@ -24,6 +24,7 @@ from dpfed.paths import path_of
 from dpfed.privacy.plan import PrivacyPlan
 
 FORMAT = 1
+UNIVERSAL = "universal-1"  # in the first line, where digests are those of `dpfed.privacy.universal_hash`
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Ledger:
         fingerprint: of the plan, by the dpfed that started the ledger.
         head: the hash of the last line that is not about papers, and so of all before it: 16 hexadecimal digits.
         block: numbers of a block of the sum, see `create`.
+        universal: see `create`.
     """
 
     def __init__(
@@ -78,11 +80,13 @@ class Ledger:
         replays: int,
         chain: str,
         block: int | None = None,
+        universal: bool = False,
     ) -> None:
         self.path = path
         self.plan = plan
         self.marks = marks
         self.block = block
+        self.universal = universal
         self.fingerprint = plan.fingerprint
         self._releases = releases
         self._by_step = {release.step: release for release in releases}
@@ -98,7 +102,12 @@ class Ledger:
 
     @classmethod
     def create(
-        cls, path: str | Path, plan: PrivacyPlan, marks: dict[str, bool] | None = None, block: int | None = None
+        cls,
+        path: str | Path,
+        plan: PrivacyPlan,
+        marks: dict[str, bool] | None = None,
+        block: int | None = None,
+        universal: bool = False,
     ) -> Ledger:
         """Starts a ledger.
 
@@ -108,6 +117,8 @@ class Ledger:
             marks: what the privacy card must say beyond the plan, fixed from the start: ``fixed_seed``.
             block: numbers of a block (`dpfed.privacy.blocks`) of the sums whose digests the ledger holds, and of whose noise
                 each has its own key; ``None``: a sum is one block.
+            universal: whether digests are those of `dpfed.privacy.universal_hash`, for sums of several blocks; otherwise they
+                are hashes by SHA-256.
 
         Raises:
             UserError: if the file exists: a ledger is never begun twice.
@@ -119,10 +130,12 @@ class Ledger:
             raise UserError(
                 f"{path} exists: a ledger is never started twice; resume the run or choose another folder. [ledger-exists]"
             )
-        ledger = cls(path, plan, marks or {}, [], 0, "", block)
+        ledger = cls(path, plan, marks or {}, [], 0, "", block, universal)
         header = {"ledger": FORMAT, "fingerprint": plan.fingerprint, "plan": plan.as_dict(), "marks": ledger.marks}
         if block is not None:
             header["block"] = block
+        if universal:
+            header["digest"] = UNIVERSAL
         chain = link("", header)
         line = json.dumps({**header, "chain": chain}) + "\n"
         write_atomically(path, line)  # a ledger with half a header would be none
@@ -164,9 +177,10 @@ class Ledger:
         releases = [entry for entry in entries[1:] if "charged" in entry]
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
         block, replays = entries[0].get("block"), len(releases) - len(charged)
-        if block is not None and not (type(block) is int and block >= 1):
+        digest = entries[0].get("digest")
+        if (block is not None and not (type(block) is int and block >= 1)) or digest not in (None, UNIVERSAL):
             raise _damaged(path, 1)
-        ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, block)
+        ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, block, digest == UNIVERSAL)
         ledger._lines, ledger.head, ledger.fingerprint = lines, head, entries[0]["fingerprint"]
         ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]
         ledger.repeated_after = _repeated_after(entries[1:])

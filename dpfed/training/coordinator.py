@@ -26,6 +26,7 @@ from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.metrics_window import MetricsWindow
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
+from dpfed.privacy.universal_hash import UniversalHash
 from dpfed.training.group import Group
 from dpfed.training.optimizers import SETTING, OwnOptimizer, Update
 from dpfed.training.options import OptimizerConfig
@@ -81,7 +82,8 @@ class Coordinator:
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(f"{ledger.path} is another plan's: noise and accounting must share one. [training-other-plan]")
         self._vector = TrainableVector(model)
-        self.blocks = Blocks(self._vector.numel + plan.statistics_count, ledger.block)
+        hashed = UniversalHash(randomness) if ledger.universal else None
+        self.blocks = Blocks(self._vector.numel + plan.statistics_count, ledger.block, hashed)
         self.noise = SumNoise(plan.noise_of(), randomness, self.blocks, plan.fingerprint)
         self.update = Update(config, self._vector.parameters, plan.steps, own_optimizer, manual)
         self.optimizer = self.update.optimizer
@@ -244,10 +246,9 @@ class Coordinator:
 
     def _keep_and_pay(self, step: int, noisy: Tensor) -> None:
         """In a thread of its own; `noisy` is not changed any more."""
-        noisy = on_host(noisy)
         release = Release(step, self.blocks.digest(noisy))
         if self._releases is not None:
-            self._releases.save(release, noisy)
+            self._releases.save(release, on_host(noisy))
         self._ledger.charge(release)
 
     def _check_sum(self, step: int, total: BoundedSum) -> None:

@@ -246,7 +246,11 @@ def test_an_error_is_said_when_the_steps_before_it_are_charged(tmp_path, undistu
 
 def test_an_error_says_nothing_where_its_steps_cannot_be_charged(tmp_path, monkeypatch):
     steps = opened(tmp_path / "run", 100, 100)
-    monkeypatch.setattr(steps.ledger, "charge", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+
+    def full(*_):
+        raise OSError(28, "No space left")
+
+    monkeypatch.setattr(steps.ledger, "charge", full)
     with pytest.raises(OSError, match="No space") as caught:
         steps.run(Stopping(steps.learner.model, 5, error=RuntimeError(SECRET)))
     assert SECRET not in "".join(traceback.format_exception(caught.value))
