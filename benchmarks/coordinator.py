@@ -2,10 +2,10 @@
 
     python -m benchmarks.coordinator [MILLIONS ...]          prints, and writes benchmarks/results/coordinator.json
 
-Both ways take their steps in turn within one run, on the same sums, on the same disk. One by one: each noisy sum is kept on disk
-and charged before the next one is used. In groups: a commit writes the encrypted state and charges all steps since the last one.
-`TOGETHER` steps share a commit here: ten seconds' worth where a step takes half a second. Absolute seconds mean something for the
-machine that is named in the file, and for no other; ratios are of medians.
+Both ways take their steps in turn within one run, on the same sums and the same disk. One by one: each noisy sum is kept on
+disk and charged before the next one is used. In groups: a commit writes the encrypted state and charges all steps since the
+last one. `TOGETHER` steps share a commit here: ten seconds' worth where a step takes half a second. Absolute seconds mean
+something for the machine that is named in the file, and for no other; ratios are of medians.
 """
 
 from __future__ import annotations

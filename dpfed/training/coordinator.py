@@ -30,6 +30,7 @@ from dpfed.privacy.universal_hash import UniversalHash
 from dpfed.training.group import Group
 from dpfed.training.optimizers import SETTING, OwnOptimizer, Update
 from dpfed.training.options import OptimizerConfig
+from dpfed.training.planned_sum import all_finite, require_planned
 from dpfed.training.post_processing import PostProcessor, post_processors
 from dpfed.training.private_metrics import PrivateMetrics
 from dpfed.training.releases import Releases
@@ -216,7 +217,7 @@ class Coordinator:
             UserError: see `apply`.
         """
         self._wait()
-        self._check_sum(step, total)
+        require_planned(total, step, plan=self._plan, size=self.blocks.size)
         noisy, recorded, owed = total.values, self._ledger.release_of(step), [] if self._group is None else self._group.releases
         if recorded is None:
             self._ledger.check_budget(step, owed)
@@ -250,33 +251,6 @@ class Coordinator:
         if self._releases is not None:
             self._releases.save(release, on_host(noisy))
         self._ledger.charge(release)
-
-    def _check_sum(self, step: int, total: BoundedSum) -> None:
-        plan, size = self._plan, self.blocks.size
-        most = plan.sensitivity_of(step)
-        bare = plan.private and not total.noise_std
-        if bare and (total.values.dtype != torch.int64 or total.unit != plan.grid_of().unit):
-            raise UserError(
-                f"step {step}: expected whole numbers of steps {plan.grid_of().unit:g}, got {total.values.dtype} and steps "
-                f"{total.unit:g}. [training-other-grid]"
-            )
-        if not bare and not total.values.is_floating_point():
-            raise UserError(
-                f"step {step}: a sum that has its noise came as whole numbers; it was not used. [training-no-floats]"
-            )
-        if not total.sensitivity <= most or total.groups != plan.groups or total.values.numel() != size:
-            raise UserError(
-                f"step {step}: expected a sum over {plan.groups} groups and {size} numbers with sensitivity "
-                f"{most:g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}. [training-sum-unplanned]"
-            )
-        # Written so that NaN and infinity are refused: with either, no noise would be added here.
-        if total.noise_std != 0 and not plan.promised_noise_std * (1 - 1e-9) <= total.noise_std < math.inf:
-            raise UserError(
-                f"step {step}: the owners' noise has standard deviation {total.noise_std:g}, and the plan's is "
-                f"{plan.noise_std:g}: expected as much or more, and a finite number. The sum was not used. [training-noise-low]"
-            )
-        if not bare and not _all_finite([total.values]):
-            raise UserError(f"step {step}: an owner sent a sum that is not finite; it was not used. [training-sum-infinite]")
 
     def _update(self, step: int, noisy: Tensor) -> StepSummary:
         summed, statistics = noisy.split([self._vector.numel, self._plan.statistics_count])
@@ -319,13 +293,8 @@ class Coordinator:
 
     def _require_finite(self, step: int) -> None:
         # A function of the noisy sum only, so stopping here tells nothing more.
-        if not _all_finite(parameter.detach() for parameter in self._vector.parameters):
+        if not all_finite(parameter.detach() for parameter in self._vector.parameters):
             raise UserError(
                 f"step {step}: the parameters are no longer finite. Lower optimizer.learning_rate "
                 f"(now {self.update.rate(step):g}) or use a warm-up. [optimizer-diverged]"
             )
-
-
-def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Of what is not finite, the least or the largest number is not: they take a tenth of the time of asking each number."""
-    return bool(torch.stack([bound for values in tensors if values.numel() for bound in values.aminmax()]).isfinite().all())
