@@ -1,6 +1,6 @@
 """The residues of `dpfed.privacy.universal_hash` on a GPU, each row in a program of its own. A kernel of Triton.
 
-Host and kernel are compared on fresh words before a process uses it.
+Host and kernel are compared on fresh words and keys before a process uses it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from dpfed.errors import Notice
-from dpfed.privacy.universal_hash import KEYS, PRIME, ROW
 
+_KEYS = 5  # of which the kernel makes a sum each
 _TILE = 1024  # pairs of words that a program reads at once
 
 
@@ -50,36 +50,40 @@ def _row(words, keys, out, count, ROW: tl.constexpr, PRIME: tl.constexpr, TILE: 
     tl.store(place + 4, (tl.sum(e) % PRIME + PRIME) % PRIME)
 
 
-def residues(words: Tensor, keys: Tensor) -> Tensor:
+def residues(words: Tensor, keys: Tensor, prime: int) -> Tensor:
     """The residues of all rows in one launch.
 
     Args:
         words: ``(n,)`` int16, n even, on the device.
-        keys: ``(5, ROW)`` int32, there, too.
+        keys: ``(5, row)`` int32, there, too; a row is a multiple of 2,048 words.
+        prime: below 2^23, so that sums fit into 64 bits.
 
     Returns:
         ``(rows, 5)`` int64.
     """
     if words.numel() % 2:
         raise ValueError(f"words come in pairs, as those of numbers of 4 or 8 bytes do; got {words.numel()}")
-    pairs, rows = words.view(torch.int32), -(-words.numel() // ROW)
-    out = torch.empty(rows, KEYS, dtype=torch.int64, device=words.device)
+    count, row = keys.shape
+    if count != _KEYS or row % (2 * _TILE):
+        raise ValueError(f"expected {_KEYS} keys of a multiple of {2 * _TILE} words, got {count} of {row}")
+    pairs, rows = words.view(torch.int32), -(-words.numel() // row)
+    out = torch.empty(rows, _KEYS, dtype=torch.int64, device=words.device)
     if rows:
-        _row[(rows,)](pairs, keys, out, pairs.numel(), ROW, PRIME, _TILE, num_warps=4)
+        _row[(rows,)](pairs, keys, out, pairs.numel(), row, prime, _TILE, num_warps=4)
     return out
 
 
 @functools.cache
-def works_on(device: torch.device) -> bool:
+def works_on(device: torch.device, row: int, prime: int) -> bool:
     """Whether the kernel comes to the residues that whole numbers give, in two rows and a part of one; a note says if not."""
-    words = np.frombuffer(secrets.token_bytes(5 * ROW), "<i2")
-    keys = np.frombuffer(secrets.token_bytes(4 * KEYS * ROW), "<u4").astype(np.int64).reshape(KEYS, ROW) % PRIME
-    padded = np.zeros(3 * ROW, np.int64)
+    words = np.frombuffer(secrets.token_bytes(5 * row), "<i2")
+    keys = np.frombuffer(secrets.token_bytes(4 * _KEYS * row), "<u4").astype(np.int64).reshape(_KEYS, row) % prime
+    padded = np.zeros(3 * row, np.int64)
     padded[: len(words)] = words
-    expected = (padded.reshape(3, ROW) @ keys.T) % PRIME
+    expected = (padded.reshape(3, row) @ keys.T) % prime
     try:
         there = torch.from_numpy(words.copy()).to(device), torch.from_numpy(keys).int().to(device)
-        if np.array_equal(residues(*there).cpu().numpy(), expected):
+        if np.array_equal(residues(*there, prime).cpu().numpy(), expected):
             return True
         reason = "it comes to other residues than the host"
     except Exception as error:  # Triton may have no compiler, or not know the GPU

@@ -21,6 +21,7 @@ device comes to the same residues. One key serves all rows and all tensors of a 
 
 from __future__ import annotations
 
+import functools
 import hmac
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -112,4 +113,4 @@ def _kernel(device: torch.device) -> Callable[[Tensor, Tensor], Tensor] | None:
         from dpfed.privacy.residues_kernel import residues, works_on
     except ImportError:  # Triton is absent
         return None
-    return residues if works_on(device) else None
+    return functools.partial(residues, prime=PRIME) if works_on(device, ROW, PRIME) else None

@@ -1,5 +1,6 @@
 """The hash of a sum against Python's whole numbers, and what its proof counts."""
 
+import functools
 import hashlib
 import hmac
 import itertools
@@ -116,15 +117,24 @@ def test_the_kernel_comes_to_the_same_residues(size):
     kernel = pytest.importorskip("dpfed.privacy.residues_kernel")
     words = vector(size, torch.int16)
     keys = torch.from_numpy(HASH._keys).int()
-    assert torch.equal(kernel.residues(words, keys), HASH.residues(words))
+    assert torch.equal(kernel.residues(words, keys, PRIME), HASH.residues(words))
 
 
 def test_a_kernel_that_comes_to_other_residues_is_not_used(monkeypatch):
     kernel = pytest.importorskip("dpfed.privacy.residues_kernel")
-    assert kernel.works_on(torch.device("cpu"))
+    assert kernel.works_on(torch.device("cpu"), ROW, PRIME)
     kernel.works_on.cache_clear()
     real = kernel.residues
-    monkeypatch.setattr(kernel, "residues", lambda words, keys: real(words, keys) + (keys[0, 0] < 0) + 1)
+    monkeypatch.setattr(kernel, "residues", lambda *given: real(*given) + 1)
     with pytest.warns(UserWarning, match="other residues"):
-        assert not kernel.works_on(torch.device("cpu"))
+        assert not kernel.works_on(torch.device("cpu"), ROW, PRIME)
     kernel.works_on.cache_clear()
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32])
+def test_a_digest_is_the_same_with_and_without_the_kernel(monkeypatch, kind):
+    kernel = pytest.importorskip("dpfed.privacy.residues_kernel")
+    values = vector(ROW // 2 + 5, kind)
+    expected = HASH.digest(values)
+    monkeypatch.setattr(universal_hash, "_kernel", lambda device: functools.partial(kernel.residues, prime=PRIME))
+    assert UniversalHash(Randomness.from_seed(3)).digest(values) == expected
