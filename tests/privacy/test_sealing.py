@@ -21,7 +21,7 @@ def test_what_is_sealed_opens_to_the_same(size):
     assert np.array_equal(raw, sealed(value.copy(), KEY, PURPOSE))  # seeded runs write the same bytes
 
 
-def test_any_changed_bit_or_length_another_key_or_purpose_opens_nothing():
+def test_a_changed_bit_or_length_or_another_key_opens_nothing():
     raw = sealed(content(40), KEY, PURPOSE)
     for place in range(8 * len(raw)):
         changed = raw.copy()

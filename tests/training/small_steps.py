@@ -57,6 +57,19 @@ class Sums:
         return exact(torch.sin(weights + step) / 10 + self._bits, PLAN)
 
 
+class Stopping(Sums):
+    """Ends at a step."""
+
+    def __init__(self, model, at, bits=0.0, error=Killed):
+        super().__init__(model, bits)
+        self._at, self._error = at, error
+
+    def aggregate(self, step):
+        if step == self._at:
+            raise self._error
+        return super().aggregate(step)
+
+
 def opened(folder: Path, every: int = 3, checkpoint_every: int = 4, plan: PrivacyPlan = PLAN, randomness=KEY) -> Steps:
     """The training in a folder, as a process finds it that begins or resumes it."""
     folder.mkdir(exist_ok=True)

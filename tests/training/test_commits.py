@@ -3,8 +3,6 @@
 import contextlib
 import json
 import os
-import signal
-import traceback
 
 import pytest
 
@@ -18,7 +16,7 @@ from dpfed.training.checkpoint import steps_of
 from dpfed.training.commits import Commits
 from tests.files.disk import full_disk, recorded
 from tests.killed import Killed
-from tests.training.small_steps import KEY, PLAN, Sums, dying, opened, releases, weights
+from tests.training.small_steps import KEY, PLAN, Stopping, Sums, dying, opened, releases, weights
 
 
 class Look(Callback):
@@ -189,19 +187,6 @@ def test_a_state_of_other_releases_than_the_charged_is_not_used(tmp_path):
     assert again.start == 0 and not list((folder / "commits").iterdir())
 
 
-class Stopping(Sums):
-    """Ends at a step."""
-
-    def __init__(self, model, at, bits=0.0, error=Killed):
-        super().__init__(model, bits)
-        self._at, self._error = at, error
-
-    def aggregate(self, step):
-        if step == self._at:
-            raise self._error
-        return super().aggregate(step)
-
-
 def test_a_ledger_behind_its_state_is_refused(tmp_path):
     folder = tmp_path / "run"
     steps = opened(folder, checkpoint_every=100)
@@ -226,79 +211,6 @@ def test_the_budget_is_asked_before_the_noise_is_drawn(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="ledger-spent"):
         steps.run(Sums(steps.learner.model))
     assert drawn == [0, 1] and steps.ledger.charged == plan.steps
-
-
-SECRET = "a message that depends on the parameters"
-
-
-@pytest.mark.parametrize("error", [UserError(SECRET), RuntimeError(SECRET), KeyboardInterrupt(), SystemExit(143)], ids=type)
-def test_an_error_is_said_when_the_steps_before_it_are_charged(tmp_path, undisturbed, error):
-    folder = tmp_path / "run"
-    steps = opened(folder, 100, 100)
-    with pytest.raises(type(error)):
-        steps.run(Stopping(steps.learner.model, 5, error=error))
-    assert Ledger.open(folder / "ledger.jsonl").charged == 5
-    again = opened(folder, 100, 100)
-    sums = Sums(again.learner.model)
-    again.run(sums)
-    assert sums.computed == [5, 6, 7, 8] and (weights(again), releases(folder)) == undisturbed[:2]
-
-
-def test_an_error_says_nothing_where_its_steps_cannot_be_charged(tmp_path, monkeypatch):
-    steps = opened(tmp_path / "run", 100, 100)
-
-    def full(*_):
-        raise OSError(28, "No space left")
-
-    monkeypatch.setattr(steps.ledger, "charge", full)
-    with pytest.raises(OSError, match="No space") as caught:
-        steps.run(Stopping(steps.learner.model, 5, error=RuntimeError(SECRET)))
-    assert SECRET not in "".join(traceback.format_exception(caught.value))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_waits_for_the_end_of_the_optimizers_step(tmp_path, monkeypatch, undisturbed, number):
-    folder = tmp_path / "run"
-    steps = opened(folder, 100, 100)
-    take, taken = steps.coordinator.optimizer.step, []
-
-    def interrupted():
-        take()
-        taken.append(0)
-        if len(taken) == 4:
-            os.kill(os.getpid(), number)
-
-    monkeypatch.setattr(steps.coordinator.optimizer, "step", interrupted)
-    usual = signal.signal(number, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            steps.run(Sums(steps.learner.model))
-        assert signal.getsignal(number) is signal.default_int_handler
-    finally:
-        signal.signal(number, usual)
-    again = opened(folder, 100, 100)
-    assert (again.start, again.ledger.charged) == (4, 4)
-    again.run(Sums(again.learner.model))
-    assert (weights(again), releases(folder)) == undisturbed[:2]
-
-
-def test_an_error_within_an_optimizers_step_charges_it(tmp_path, monkeypatch, undisturbed):
-    """No state is left that could be kept: the steps are computed again, and must come out the same."""
-    folder = tmp_path / "run"
-    steps = opened(folder, 100, 100)
-    take, taken = steps.coordinator.optimizer.step, []
-    monkeypatch.setattr(steps.coordinator.optimizer, "step", lambda: (taken.append(take()), 1 / (4 - len(taken))))
-    with pytest.raises(ZeroDivisionError):
-        steps.run(Sums(steps.learner.model))
-    charged = releases(folder)
-    assert len(charged) == 4 and not list((folder / "commits").glob("*"))
-    other = opened(folder, 100, 100)
-    with pytest.raises(UserError, match="training-step-differs"):
-        other.run(Sums(other.learner.model, 0.25))
-    again = opened(folder, 100, 100)
-    again.run(Sums(again.learner.model))
-    assert (weights(again), releases(folder)) == undisturbed[:2] and releases(folder)[:4] == charged
-    assert Ledger.open(folder / "ledger.jsonl").replays == 4
 
 
 def test_a_state_tells_nothing_without_its_key(tmp_path):

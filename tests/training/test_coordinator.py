@@ -355,7 +355,7 @@ def long_run(path, seed=0, size=700):
     return model, Coordinator(PLAN, model, PLAIN, Randomness.from_seed(seed), ledger, Releases(path.parent / "kept")), ledger
 
 
-def test_digests_of_a_long_sum_tell_a_replay_from_another_release(tmp_path):
+def test_digests_of_a_long_sum_tell_a_replay_from_another(tmp_path):
     path = tmp_path / "ledger.jsonl"
     one, coordinator, ledger = long_run(path)
     coordinator.apply(0, zeros(size=700))
