@@ -18,6 +18,8 @@ _APART = 0.25  # seconds: what is nearer says nothing of the pace, such as the r
 class Progress(Callback):
     """Shows how far a command is: a terminal, a log, a notebook. As a `Callback` it also sees the steps of a run."""
 
+    waits = True
+
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
         """A stage of `total` units begins; the result is called with how many are done."""
         return lambda done: None

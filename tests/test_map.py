@@ -43,7 +43,7 @@ def test_every_path_on_the_map_is_there(page):
     named = set(re.findall(r"`([\w./]+(?:\.py|/))(?:::\w+)?`", (ROOT / page).read_text(encoding="utf-8")))
     assert len(named) > 15
     stems = {file.name for file in ROOT.rglob("*.py") if ".venv" not in file.parts}
-    run = set("checkpoints/ model/ gallery/ audit/ releases/ features/ sites/".split())  # of a run's directory
+    run = set("checkpoints/ model/ gallery/ audit/ commits/ releases/ features/ sites/".split())  # of a run's directory
     folders = [ROOT, *(folder for folder in ROOT.glob("dpfed/**/") if folder.is_dir())]
     missing = [
         name

@@ -195,6 +195,6 @@ def test_other_records_are_not_resumed(tmp_path):
         with pytest.raises(dpfed.UserError, match=said):
             dpfed.Trainer(encoder(), dpfed.Records(Pictures(count, first), workers=0), **parts).fit(tmp_path / "run")
     with dpfed.Trainer(encoder(), RECORDS, **parts).open(tmp_path / "run") as steps:
-        assert [step.done for step in steps] == [1, 2, 3, 4]
+        assert [step.done for step in steps] == [2, 3, 4]
     with dpfed.Trainer(encoder(), RECORDS, **parts).open(tmp_path / "run") as steps:
         assert not list(steps)

@@ -106,6 +106,7 @@ class Machine:
         charged, wrong = wrong_on_the_way(run, self.undisturbed)
         how = self._dice.choice(list(_DAMAGES))
         paths[-1].write_bytes(_DAMAGES[how](paths[-1].read_bytes()))
+        shutil.rmtree(run / "commits", ignore_errors=True)  # else the run goes on from the state of its last commit
         told = self._told(run, {"what": f"{DAMAGED}: {how}", "ended": end.code, "after": charged}, wrong)
         if f"{paths[-1].name} is damaged: resuming after step" not in told["said"]:
             told["wrong"].append("nobody said that a checkpoint is damaged")
@@ -162,7 +163,7 @@ def write_config(folder: Path) -> Path:
         "bounding": {"group_size": 4, "engine": "loop"},
         "privacy": {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 32, "steps": STEPS, "seed": 3},
         "optimizer": {"learning_rate": 3e-3, "ema": 0.9},
-        "training": {"checkpoint_every": 3, "device": "cpu"},
+        "training": {"checkpoint_every": 6, "commit_every": 2, "device": "cpu"},
         "evaluation": {"tasks": ["retrieval"], "every": 5, "records": 40},
     }
     path = folder / "config.toml"

@@ -87,17 +87,20 @@ def wrong_at_the_end(folder: Path, undisturbed: Outcome) -> list[str]:
 def wrong_on_the_way(folder: Path, undisturbed: Outcome) -> tuple[int, list[str]]:
     """How many steps a run has paid for that has just died, and what it hides: something that is used and not paid for.
 
-    A noisy sum may be kept before it is paid for: nothing is made of it. All else may be of paid steps only.
+    A noisy sum may be kept before it is paid for, where institutions take part: nothing is made of it. The draft of a state may
+    be there, which nobody can read. All else may be of paid steps only.
     """
     run = RunDirectory(folder)
     if not run.ledger.is_file():
-        used = [path.name for path in (*run.checkpoints.glob("*.safetensors"), *run.releases.glob("*.f32"))]
+        kept = *run.releases.glob("*.f32"), *run.commits.glob("*")
+        used = [path.name for path in (*run.checkpoints.glob("*.safetensors"), *kept)]
         return 0, [f"no ledger, and there is {name}" for name in used]
     ledger, wrong = Ledger.open(run.ledger), []
     if releases_of(ledger) != undisturbed.releases[: ledger.charged]:
         wrong.append("the ledger is not the beginning of the undisturbed one")
     steps = {path.name: steps_of(path) for path in run.checkpoints.glob("step-*.safetensors")}
     steps |= {path.name: int(path.name.split("-")[0]) for path in run.releases.glob("0*.f32")}
+    steps |= {path.name: int(path.stem) for path in run.commits.glob("*.state")}
     steps |= {f"metrics.jsonl, step {line['step']}": line["step"] for line in run.metric_lines()}
     wrong += [f"{name} is of a step that is not paid for" for name, step in steps.items() if step > ledger.charged]
     return ledger.charged, wrong

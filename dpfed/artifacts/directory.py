@@ -43,8 +43,8 @@ class RunDirectory:
             ``for_the_board.html``, ``provenance.json``, ``checkpoints/``, ``model/``, ``disclosures.json`` where more was made
             of the records than the model, ``budget.json`` where a lifetime budget holds the plan (and ``budget.jsonl``, a copy
             of the budget's ledger, where the records have no store), and ``privacy_audit.json`` where its claim was attacked;
-            while it is unfinished also ``releases/``, ``features/`` (of frozen towers) and ``secret.key``, which must stay
-            inside the trust boundary and are deleted at the end. A federation's run also holds ``terms.json``,
+            while it is unfinished also ``commits/``, ``releases/``, ``features/`` (of frozen towers) and ``secret.key``, which
+            must stay inside the trust boundary and are deleted at the end. A federation's run also holds ``terms.json``,
             ``federation.jsonl``, while a process works on it ``arrivals.json``, and, if it is simulated, ``simulation.json``
             and ``sites/``.
     """
@@ -63,6 +63,7 @@ class RunDirectory:
         self.board = path / "for_the_board.html"
         self.checkpoints = path / "checkpoints"
         self.releases = path / "releases"
+        self.commits = path / "commits"
         self.features = path / "features"
         self.model = path / "model"
         self.gallery = path / "gallery"
@@ -240,7 +241,7 @@ class RunDirectory:
         Raises:
             UserError: naming the first.
         """
-        known = {self.checkpoints, self.releases, self.model, self.gallery}
+        known = {self.checkpoints, self.releases, self.commits, self.model, self.gallery}
         for entry in (entry for folder in (self.path, *known) if folder.is_dir() for entry in folder.iterdir()):
             if entry.is_file() or (entry.is_dir() and (entry in known or entry.suffix in ("", DRAFT))):
                 continue
@@ -353,7 +354,7 @@ class RunDirectory:
 
     def delete_secrets(self) -> None:
         """Deletes the secret key and what else only a resume needs. Whoever holds the key can remove the noise."""
-        for folder in (self.releases, self.features):
+        for folder in (self.releases, self.commits, self.features):
             shutil.rmtree(folder, ignore_errors=True)
         self.forget_times()
         self._key.unlink(missing_ok=True)

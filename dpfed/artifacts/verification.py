@@ -46,6 +46,7 @@ def ledger_of(run: RunDirectory) -> Ledger:
             (int(path.stem.removeprefix("step-")) for path in run.checkpoints.glob("step-*.safetensors")), default=0
         ),
         "a release of step {} is kept": max((int(path.name.split("-")[0]) for path in run.releases.glob("0*.f32")), default=0),
+        "a commit is of step {}": max((int(path.stem) for path in run.commits.glob("*.state")), default=0),
     }
     for witness, steps in witnesses.items():
         if steps > ledger.charged:  # the next release is kept before it is charged: its step, from 0, is the number of lines

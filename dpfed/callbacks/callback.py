@@ -101,15 +101,18 @@ class RunInfo:
 class Callback:
     """Looks on while a model trains. Subclass it, and override what you need.
 
-    What `on_step` gets is on disk and charged by then. A method that raises ends the run, which can be resumed. Checkpoints are
-    saved after the callbacks, so a resumed run shows the steps behind its last checkpoint again, with the same numbers.
+    What `on_step` gets is on disk and charged by then. A method that raises ends the run, which can be resumed. A resumed run
+    shows the steps of its last commit again, with the same numbers: callbacks may not have seen all of them.
 
     Attributes:
         every: `on_step` is called after so many steps, and after the last one; ``None``: as often as metrics.jsonl gets a line
             (`StepSummary.is_reported`).
+        waits: whether `on_step` may be called some steps later, with the same summaries in the same order. Then the model has
+            moved on. True for those that look at the summary alone: they do not make a run write its state to the disk.
     """
 
     every: int | None = None
+    waits: bool = False
 
     def is_due(self, step: StepSummary) -> bool:
         """Whether `on_step` is to be called after a step."""

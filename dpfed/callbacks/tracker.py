@@ -60,6 +60,7 @@ class Tracker(Callback):
         module: that is imported.
     """
 
+    waits = True
     title = ""
     package = ""
     module = ""

@@ -146,6 +146,11 @@ class TrainingConfig(Section):
         None, ge=1, description="steps between two checkpoints; default: a fifth of the run, and at most 50"
     )
     keep: int = Field(2, ge=1, description="how many checkpoints are kept, the newest")
+    commit_every: int | None = Field(
+        None,
+        ge=1,
+        description="steps that are charged together, at most; a crash loses as many; default: about ten seconds' worth",
+    )
 
     def checkpointed(self, steps: int) -> int:
         """Steps between two checkpoints of a run of so many."""

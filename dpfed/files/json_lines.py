@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,11 +93,18 @@ def drop_torn_line(path: Path, lines: Lines) -> Lines:
 
 
 def append_line(path: Path, entry: dict[str, Any], end: int | None = None) -> int:
-    """Adds a line; when this returns, it is on disk. If it cannot be written whole, nothing of it stays.
+    """Adds a line, see `append_lines`."""
+    return append_lines(path, [entry], end)
+
+
+def append_lines(path: Path, entries: Sequence[dict[str, Any]], end: int | None = None) -> int:
+    """Adds lines in one write; when this returns, they are on disk. If they cannot be written whole, nothing of them stays.
+
+    A crash on the way can leave some of them, in order, and a part of one.
 
     Args:
         path: of the file, which is made if need be.
-        entry: anything that is JSON.
+        entries: anything that is JSON, one for each line.
         end: where the file must end now, bytes.
 
     Returns:
@@ -106,18 +114,18 @@ def append_line(path: Path, entry: dict[str, Any], end: int | None = None) -> in
         GrewElsewhere: if it does not end at `end`; nothing is written.
         OSError: if it cannot be written.
     """
-    line = (json.dumps(entry) + "\n").encode()
+    content = "".join(json.dumps(entry) + "\n" for entry in entries).encode()
     with open(path, "ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if end is not None and size != end:
             raise GrewElsewhere(path)
         try:
             with naming(path):
-                write_whole(file, line)
-        except BaseException:  # a full disk takes a part of a line; the next line must not follow on it
+                write_whole(file, content)
+        except BaseException:  # a full disk takes a part of them; the next line must not follow on it
             with contextlib.suppress(OSError):
                 os.ftruncate(file.fileno(), size)
             raise
     if not size:
         sync_folder(path.parent)  # the file may be new
-    return size + len(line)
+    return size + len(content)

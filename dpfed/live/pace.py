@@ -13,10 +13,11 @@ from dpfed.progress import Throughput
 
 _CHECKPOINT = re.compile(r"step-(\d+)\.safetensors")
 _RELEASE = re.compile(r"(\d+)-[0-9a-f]+\.f32")
+_COMMIT = re.compile(r"(\d+)\.state")
 
 
 def pace_of_files(folder: Path, ledger: Ledger | None) -> Throughput:
-    """What the times of checkpoints, and of the releases since the last one, say. None of them is opened.
+    """What the times of checkpoints, of the last commit, and of the releases since the last one, say. None of them is opened.
 
     Args:
         folder: of a run.
@@ -24,7 +25,7 @@ def pace_of_files(folder: Path, ledger: Ledger | None) -> Throughput:
     """
     throughput, run = Throughput(), RunDirectory(folder)
     if ledger is not None:
-        times = _times(run.checkpoints, _CHECKPOINT, 0) | _times(run.releases, _RELEASE, 1)
+        times = _times(run.commits, _COMMIT, 0) | _times(run.checkpoints, _CHECKPOINT, 0) | _times(run.releases, _RELEASE, 1)
         for done, at in sorted(times.items()):
             throughput.see(done, at, sum(last + 1 < done for last in ledger.repeated_after))
     return throughput

@@ -13,11 +13,12 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dpfed.privacy.noise import GaussianNoise, KeyedNoise, Noise, digest_of, in_floats
 from dpfed.privacy.randomness import Randomness
+from dpfed.privacy.universal_hash import UniversalHash
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused without it
     from torch import Tensor
@@ -41,10 +42,12 @@ class Blocks:
     Args:
         size: numbers of the sum, statistics included.
         length: numbers of a block, of which the last one may have fewer; ``None``: the sum is one block.
+        hashed: digests sums where they lie; ``None``: SHA-256 does, on the host.
     """
 
     size: int
     length: int | None = None
+    hashed: UniversalHash | None = field(default=None, compare=False, repr=False)
 
     @property
     def count(self) -> int:
@@ -86,6 +89,8 @@ class Blocks:
 
     def digest(self, values: Tensor) -> str:
         """The digest of a sum ``(size,)``."""
+        if self.hashed is not None:
+            return self.hashed.digest(values)
         return self.joined(self.digests(values))
 
 

@@ -12,17 +12,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
-from dpfed.files.json_lines import DamagedLine, GrewElsewhere, Lines, append_line, drop_torn_line, read_lines
+from dpfed.files.json_lines import DamagedLine, GrewElsewhere, Lines, append_lines, drop_torn_line, read_lines
 from dpfed.files.reading import read_bytes
 from dpfed.paths import path_of
 from dpfed.privacy.plan import PrivacyPlan
 
 FORMAT = 1
+UNIVERSAL = "universal-1"  # in the first line, where digests are those of `dpfed.privacy.universal_hash`
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Ledger:
         fingerprint: of the plan, by the dpfed that started the ledger.
         head: the hash of the last line that is not about papers, and so of all before it: 16 hexadecimal digits.
         block: numbers of a block of the sum, see `create`.
+        universal: see `create`.
     """
 
     def __init__(
@@ -77,11 +80,13 @@ class Ledger:
         replays: int,
         chain: str,
         block: int | None = None,
+        universal: bool = False,
     ) -> None:
         self.path = path
         self.plan = plan
         self.marks = marks
         self.block = block
+        self.universal = universal
         self.fingerprint = plan.fingerprint
         self._releases = releases
         self._by_step = {release.step: release for release in releases}
@@ -97,7 +102,12 @@ class Ledger:
 
     @classmethod
     def create(
-        cls, path: str | Path, plan: PrivacyPlan, marks: dict[str, bool] | None = None, block: int | None = None
+        cls,
+        path: str | Path,
+        plan: PrivacyPlan,
+        marks: dict[str, bool] | None = None,
+        block: int | None = None,
+        universal: bool = False,
     ) -> Ledger:
         """Starts a ledger.
 
@@ -107,6 +117,8 @@ class Ledger:
             marks: what the privacy card must say beyond the plan, fixed from the start: ``fixed_seed``.
             block: numbers of a block (`dpfed.privacy.blocks`) of the sums whose digests the ledger holds, and of whose noise
                 each has its own key; ``None``: a sum is one block.
+            universal: whether digests are those of `dpfed.privacy.universal_hash`, for sums of several blocks; otherwise they
+                are hashes by SHA-256.
 
         Raises:
             UserError: if the file exists: a ledger is never begun twice.
@@ -118,10 +130,12 @@ class Ledger:
             raise UserError(
                 f"{path} exists: a ledger is never started twice; resume the run or choose another folder. [ledger-exists]"
             )
-        ledger = cls(path, plan, marks or {}, [], 0, "", block)
+        ledger = cls(path, plan, marks or {}, [], 0, "", block, universal)
         header = {"ledger": FORMAT, "fingerprint": plan.fingerprint, "plan": plan.as_dict(), "marks": ledger.marks}
         if block is not None:
             header["block"] = block
+        if universal:
+            header["digest"] = UNIVERSAL
         chain = link("", header)
         line = json.dumps({**header, "chain": chain}) + "\n"
         write_atomically(path, line)  # a ledger with half a header would be none
@@ -163,9 +177,10 @@ class Ledger:
         releases = [entry for entry in entries[1:] if "charged" in entry]
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
         block, replays = entries[0].get("block"), len(releases) - len(charged)
-        if block is not None and not (type(block) is int and block >= 1):
+        digest = entries[0].get("digest")
+        if (block is not None and not (type(block) is int and block >= 1)) or digest not in (None, UNIVERSAL):
             raise _damaged(path, 1)
-        ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, block)
+        ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, block, digest == UNIVERSAL)
         ledger._lines, ledger.head, ledger.fingerprint = lines, head, entries[0]["fingerprint"]
         ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]
         ledger.repeated_after = _repeated_after(entries[1:])
@@ -213,31 +228,37 @@ class Ledger:
         """The release of a step, if it was charged before."""
         return self._by_step.get(step)
 
-    def check_budget(self, step: int) -> None:
+    def check_budget(self, step: int, owed: Sequence[Release] = ()) -> None:
         """Refuses a release of a step that cannot be charged.
+
+        Args:
+            step: of the release.
+            owed: releases before it that are made and not charged yet.
 
         Raises:
             UserError: if the step was released before, or the release would break the promise.
         """
-        if step in self._by_step:
+        if step in self._by_step or any(step == release.step for release in owed):
             raise UserError(f"step {step} was released before: a step is never released twice. [ledger-step-twice]")
-        target = self.plan.promise.target_epsilon
-        if target is not None and self.charged + 1 > self.plan.steps and not self.plan.epsilon(self.charged + 1) <= target:
+        target, number = self.plan.promise.target_epsilon, self.charged + len(owed) + 1
+        if target is not None and number > self.plan.steps and not self.plan.epsilon(number) <= target:
             raise UserError(
-                f"the budget is spent: step {step} (release {self.charged + 1}) would exceed epsilon {target}. [ledger-spent]"
+                f"the budget is spent: step {step} (release {number}) would exceed epsilon {target}. [ledger-spent]"
             )
 
-    def charge(self, release: Release) -> None:
-        """Pays for a release. When this returns, the line is on disk and the release may be used.
+    def charge(self, *releases: Release) -> None:
+        """Pays for releases, in order and in one write. When this returns, their lines are on disk, and they may be used.
 
         Raises:
-            UserError: see `check_budget`.
+            UserError: see `check_budget`; then none of them is charged.
         """
-        self.check_budget(release.step)
+        for number, release in enumerate(releases):
+            self.check_budget(release.step, releases[:number])
         self._note_resumed()
-        self._append({**dataclasses.asdict(release), "charged": True, "total": self.charged + 1})
-        self._releases.append(release)
-        self._by_step[release.step] = release
+        charged = [{**dataclasses.asdict(release), "charged": True} for release in releases]
+        self._append(*({**entry, "total": total} for total, entry in enumerate(charged, self.charged + 1)))
+        self._releases += releases
+        self._by_step |= {release.step: release for release in releases}
 
     def note_replay(self, release: Release) -> None:
         """Writes down that a paid release was computed again, bit for bit, and costs nothing."""
@@ -281,12 +302,15 @@ class Ledger:
             self._append({"papers": dataclasses.asdict(artifacts)})
             self.artifacts, self.head = artifacts, head
 
-    def _append(self, entry: dict) -> None:
-        chain = link(self._chain, entry)
+    def _append(self, *entries: dict) -> None:
+        chain, lines = self._chain, []
+        for entry in entries:
+            chain = link(chain, entry)
+            lines.append({**entry, "chain": chain})
         try:
             self._lines = drop_torn_line(self.path, self._lines)  # a write that a crash cut short: nothing was released on it
             # Two coordinators of one run, on storage whose locks failed, must not both pay for a step.
-            end = append_line(self.path, {**entry, "chain": chain}, self._lines.end)
+            end = append_lines(self.path, lines, self._lines.end)
         except GrewElsewhere as error:
             raise UserError(f"{self.path} was written by another process, too: end one of them. [ledger-writers]") from error
         self._lines = Lines([], end, end)

@@ -108,6 +108,8 @@ class MetricsFile(Callback):
         progress: learns the private metrics of each window.
     """
 
+    waits = True
+
     def __init__(self, run: RunDirectory, progress: Progress) -> None:
         self._run, self._progress = run, progress
 

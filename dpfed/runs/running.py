@@ -20,6 +20,7 @@ from dpfed.files.toml_file import leaves
 from dpfed.models.folder import save_encoder
 from dpfed.progress import Progress
 from dpfed.runs.budgeting import hold, settle_at_end
+from dpfed.runs.commit_pace import steps_between_commits
 from dpfed.runs.job import Job, in_process
 from dpfed.runs.lineage import runs_behind
 from dpfed.runs.measurement import EvaluatedOnTheWay, Measurement, MetricsFile
@@ -123,8 +124,8 @@ class Session:
         for path in steps.damaged:
             progress.note(f"the checkpoint {path} is damaged: resuming after step {steps.start}; no step is charged twice")
         if steps.resumed:
-            run.rewind_metrics(steps.start)
-        known = RunInfo(parts.config.name, steps.start, run.path, run.identity[:16], _effective(parts.config))
+            run.rewind_metrics(steps.shown)
+        known = RunInfo(parts.config.name, steps.shown, run.path, run.identity[:16], _effective(parts.config))
         for callback in self._callbacks:
             callback.on_run(known)
         hold(run, parts, steps.ledger, progress)
@@ -195,18 +196,19 @@ def open_steps(job: Job) -> Steps:
     run, config, plan = job.run, job.parts.config, job.parts.plan
     return Steps(
         job.parts.learner,
-        Files(run.ledger, run.checkpoints, run.releases),
+        Files(run.ledger, run.checkpoints, run.releases, run.commits),
         job.randomness,
         marks={"fixed_seed": config.privacy.seed is not None},
         keep=config.training.keep,
         checkpoint_every=config.training.checkpointed(plan.steps),
         seen_outside=job.parts.terms is not None,
+        commit_every=steps_between_commits(job.parts),
     )
 
 
 def _advance(progress: Progress, steps: Steps) -> Callable[[int], None]:
     """Shows the steps. Those that are taken again are a stage of their own, as they tell nothing of the time that is left."""
-    plan, start, paid = steps.plan, steps.start, steps.ledger.last_step + 1
+    plan, start, paid = steps.plan, steps.shown, steps.ledger.last_step + 1
 
     def begun(done: int) -> Callable[[int], None]:
         advance = progress.stage("private steps" if plan.private else "steps", plan.steps)

@@ -70,17 +70,26 @@ class Checkpoints:
         paths = self.paths()
         return [steps_of(path) for path in (paths[1:] if len(paths) > self._keep else paths)]
 
-    def resume(self, model: nn.Module, coordinator: Coordinator) -> tuple[Position, list[Path]]:
+    def resume(
+        self, model: nn.Module, coordinator: Coordinator, beyond: int | None = None
+    ) -> tuple[Position | None, list[Path]]:
         """Restores the newest checkpoint that is not damaged.
 
+        Args:
+            model: of the training.
+            coordinator: of the training.
+            beyond: those of fewer steps are left alone.
+
         Returns:
-            Where it stands, and the damaged ones, which are newer.
+            Where it stands, and the damaged ones, which are newer; ``None``: all that are left are of fewer steps.
 
         Raises:
             UserError: if all are damaged; see `load`.
         """
         damaged: list[Path] = []
         for path in reversed(self.paths()):
+            if beyond is not None and steps_of(path) < beyond:
+                return None, damaged
             try:
                 return self.load(path, model, coordinator), damaged
             except DamagedCheckpoint:
@@ -92,19 +101,8 @@ class Checkpoints:
 
     def save(self, progress: Position, model: nn.Module, coordinator: Coordinator) -> Path:
         """Writes a checkpoint, then removes the oldest beyond `keep`, but never the first one."""
-        whole = not self.paths()
-        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-        state = {name: value for name, value in model.state_dict().items() if whole or name not in frozen}
-        tensors = {f"model/{name}": value for name, value in state.items()}
-        scalars: dict[str, float | int] = {}
-        for index, state in coordinator.update.optimizer.state_dict()["state"].items():
-            for name, value in state.items():
-                if isinstance(value, Tensor):
-                    tensors[f"optimizer/{index}/{name}"] = value
-                elif value is not None:
-                    scalars[f"{index}/{name}"] = value
-        tensors |= {f"{_POST}{name}": value for name, value in states_of(coordinator.post_processors).items()}
-        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+        tensors, scalars = state_of(model, coordinator, whole=not self.paths())
+        tensors = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
         header = {"format": FORMAT, "optimizer": json.dumps(scalars)}
         header |= {name: str(value) for name, value in vars(progress).items()}
         header["digest"] = _digest(tensors, header)
@@ -124,16 +122,64 @@ class Checkpoints:
             UserError: if it belongs to another model.
         """
         tensors, header = _read(path)
-        _load_model(path, tensors, model)
-        state: dict[int, dict[str, Tensor | float]] = {}
-        for key, value in {**_under("optimizer/", tensors), **json.loads(header["optimizer"])}.items():
-            index, name = key.split("/")
-            state.setdefault(int(index), {})[name] = value
-        optimizer, step = coordinator.update.optimizer, int(header["step"])
-        coordinator.update.skip(step)
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-        load_states(coordinator.post_processors, _under(_POST, tensors), f"the checkpoint {path}")
-        return Position(step, int(header["charged"]), header["fingerprint"])
+        position = Position(int(header["step"]), int(header["charged"]), header["fingerprint"])
+        restore(path, tensors, json.loads(header["optimizer"]), position.step, model, coordinator)
+        return position
+
+
+Scalars = dict[str, float | int]
+
+
+def state_of(model: nn.Module, coordinator: Coordinator, whole: bool) -> tuple[dict[str, Tensor], Scalars]:
+    """All that a resumed training must have back: of the model, the optimizer and the post-processors.
+
+    Args:
+        model: of the training.
+        coordinator: of the training.
+        whole: whether frozen weights are among it.
+
+    Returns:
+        Tensors as they are, on their device, and what the optimizer keeps as numbers.
+    """
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    state = {name: value for name, value in model.state_dict().items() if whole or name not in frozen}
+    tensors = {f"model/{name}": value for name, value in state.items()}
+    scalars: Scalars = {}
+    for index, state in coordinator.update.optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer/{index}/{name}"] = value
+            elif value is not None:
+                scalars[f"{index}/{name}"] = value
+    tensors |= {f"{_POST}{name}": value for name, value in states_of(coordinator.post_processors).items()}
+    return {name: value.detach() for name, value in tensors.items()}, scalars
+
+
+def restore(
+    path: Path, tensors: dict[str, Tensor], scalars: Scalars, step: int, model: nn.Module, coordinator: Coordinator
+) -> None:
+    """Gives a training back what `state_of` took.
+
+    Args:
+        path: of the file that held it, among the checkpoints: the first one has the frozen weights.
+        tensors: see `state_of`.
+        scalars: see `state_of`.
+        step: steps finished.
+        model: of the training.
+        coordinator: of the training.
+
+    Raises:
+        UserError: if it belongs to another model.
+    """
+    _load_model(path, tensors, model)
+    state: dict[int, dict[str, Tensor | float]] = {}
+    for key, value in {**_under("optimizer/", tensors), **scalars}.items():
+        index, name = key.split("/")
+        state.setdefault(int(index), {})[name] = value
+    optimizer = coordinator.update.optimizer
+    coordinator.update.skip(step)
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    load_states(coordinator.post_processors, _under(_POST, tensors), f"the checkpoint {path}")
 
 
 def steps_of(path: Path) -> int:

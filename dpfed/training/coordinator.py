@@ -1,7 +1,8 @@
 """The coordinator: adds the noise, once, and turns the noisy sum into new parameters.
 
-It keeps a release, and pays for it, beside the computation of the next sum. `commit` waits for that: nothing that depends on a
-release may leave the process before (docs/guarantee.md, Output commit).
+Nothing that depends on a release may leave the process before the release is charged (docs/guarantee.md, Output commit), and
+`commit` makes that so. Where nobody outside sees single steps, it charges all steps since the last one together (`in_groups`).
+Otherwise a release is kept, and paid for, beside the computation of the next sum, and `commit` waits for that.
 
 Where the data owners share the noise out among themselves (`dpfed.protocol.trust`), the sum says how much it
 carries, and the coordinator refuses less than the plan's instead of adding any.
@@ -25,11 +26,15 @@ from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.metrics_window import MetricsWindow
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
+from dpfed.privacy.universal_hash import UniversalHash
+from dpfed.training.group import Group
 from dpfed.training.optimizers import SETTING, OwnOptimizer, Update
 from dpfed.training.options import OptimizerConfig
+from dpfed.training.planned_sum import all_finite, require_planned
 from dpfed.training.post_processing import PostProcessor, post_processors
 from dpfed.training.private_metrics import PrivateMetrics
 from dpfed.training.releases import Releases
+from dpfed.training.undisturbed import undisturbed
 
 DISCARDED = "discarded"  # in the place of a digest
 
@@ -78,13 +83,16 @@ class Coordinator:
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(f"{ledger.path} is another plan's: noise and accounting must share one. [training-other-plan]")
         self._vector = TrainableVector(model)
-        self.blocks = Blocks(self._vector.numel + plan.statistics_count, ledger.block)
+        hashed = UniversalHash(randomness) if ledger.universal else None
+        self.blocks = Blocks(self._vector.numel + plan.statistics_count, ledger.block, hashed)
         self.noise = SumNoise(plan.noise_of(), randomness, self.blocks, plan.fingerprint)
         self.update = Update(config, self._vector.parameters, plan.steps, own_optimizer, manual)
         self.optimizer = self.update.optimizer
         self.private_metrics = PrivateMetrics(plan, noise_std) if plan.statistics else None
         self.post_processors: list[PostProcessor] = [*filter(None, [self.private_metrics]), *post_processors(config, model)]
         self.ahead = False
+        self._group: Group | None = None
+        self._told_before: dict[int, StepSummary] = {}
         self._pool = ThreadPoolExecutor(1, "commit")
         self._committing: Future[None] | None = None
 
@@ -94,13 +102,41 @@ class Coordinator:
         ``None``: nothing is counted."""
         return None if self.private_metrics is None else self.private_metrics.threshold
 
+    def in_groups(self, group: Group, told: Iterable[StepSummary] = ()) -> None:
+        """From now on keeps no releases, and charges all steps since the last commit together.
+
+        Args:
+            group: the first one, empty.
+            told: steps that are charged, and whose outcome the model has, but which callbacks may not have seen: `replay` gives
+                them.
+        """
+        self.commit()
+        self.ahead, self._group = True, group
+        self._told_before = {summary.step: summary for summary in told}
+
+    @property
+    def owes(self) -> bool:
+        """Whether steps of this group are not charged yet."""
+        return self._group is not None and (self._committing is not None or bool(self._group.releases))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a group of steps is to be charged now, whoever looks at them or not."""
+        return self._group is not None and self._group.is_full
+
     def commit(self) -> None:
-        """Returns when the last release is on disk and charged. If that failed, every further call fails, too.
+        """Returns when all releases are charged, and what a resume needs is on disk. If it failed, further calls fail, too.
 
         Raises:
-            OSError: if it could not be kept or charged.
+            OSError: if something could not be kept or charged.
             UserError: if the budget is spent.
         """
+        self._wait()
+        if self._group is not None:
+            self._group.charge(self._ledger)
+
+    def _wait(self) -> None:
+        """For the thread that has the last release."""
         if self._committing is not None:
             self._committing.result()
             self._committing = None
@@ -119,10 +155,16 @@ class Coordinator:
             UserError: if the sum is not what the plan describes, the budget is spent, or the step was released before and
                 came out differently.
         """
-        noisy = self.release(step, total)
-        if not self.ahead:
-            self.commit()
-        return self._update(step, noisy)
+        if self._group is None:
+            noisy = self.release(step, total)
+            if not self.ahead:
+                self.commit()
+            return self._update(step, noisy)
+        with undisturbed():  # else no state is left that can be kept
+            noisy = self.release(step, total)
+            summary = self._update(step, noisy)
+            self._group.whole = True
+        return summary
 
     def discard(self, step: int) -> StepSummary:
         """Charges a step that was discarded: somebody may have seen a part of it.
@@ -143,6 +185,8 @@ class Coordinator:
         Raises:
             UserError: if the ledger lost a release that is still kept.
         """
+        if (told := self._told_before.pop(step, None)) is not None:
+            return told
         if self._releases is None or self._committing is not None:  # this process made the last release: no later one is kept
             return None
         recorded = self._ledger.release_of(step)
@@ -172,15 +216,17 @@ class Coordinator:
         Raises:
             UserError: see `apply`.
         """
-        self.commit()
-        self._check_sum(step, total)
-        noisy, recorded = total.values, self._ledger.release_of(step)
+        self._wait()
+        require_planned(total, step, plan=self._plan, size=self.blocks.size)
+        noisy, recorded, owed = total.values, self._ledger.release_of(step), [] if self._group is None else self._group.releases
         if recorded is None:
-            self._ledger.check_budget(step)
+            self._ledger.check_budget(step, owed)
+        if self._group is not None:
+            self._group.whole = False
         if self._plan.private and not total.noise_std:
             noisy = self.noise.noisy(noisy, step)
         if recorded is None:
-            self._committing = self._pool.submit(self._keep_and_pay, step, noisy)
+            self._committing = self._pool.submit(self._keep_and_pay if self._group is None else self._owe, step, noisy)
             return noisy
         release = Release(step, self.blocks.digest(noisy))
         if recorded != release:
@@ -189,45 +235,22 @@ class Coordinator:
                 "cores): a second release of the same sampled records would cost more than a step. Resume where the run was "
                 "started. [training-step-differs]"
             )
-        if self._releases is not None:
+        if self._releases is not None and self._group is None:
             self._releases.save(release, noisy)
         self._ledger.note_replay(release)
         return noisy
 
+    def _owe(self, step: int, noisy: Tensor) -> None:
+        """In a thread of its own; `noisy` is not changed any more."""
+        assert self._group is not None  # else it is kept
+        self._group.releases.append(Release(step, self.blocks.digest(noisy)))
+
     def _keep_and_pay(self, step: int, noisy: Tensor) -> None:
         """In a thread of its own; `noisy` is not changed any more."""
-        noisy = on_host(noisy)
         release = Release(step, self.blocks.digest(noisy))
         if self._releases is not None:
-            self._releases.save(release, noisy)
+            self._releases.save(release, on_host(noisy))
         self._ledger.charge(release)
-
-    def _check_sum(self, step: int, total: BoundedSum) -> None:
-        plan, size = self._plan, self.blocks.size
-        most = plan.sensitivity_of(step)
-        bare = plan.private and not total.noise_std
-        if bare and (total.values.dtype != torch.int64 or total.unit != plan.grid_of().unit):
-            raise UserError(
-                f"step {step}: expected whole numbers of steps {plan.grid_of().unit:g}, got {total.values.dtype} and steps "
-                f"{total.unit:g}. [training-other-grid]"
-            )
-        if not bare and not total.values.is_floating_point():
-            raise UserError(
-                f"step {step}: a sum that has its noise came as whole numbers; it was not used. [training-no-floats]"
-            )
-        if not total.sensitivity <= most or total.groups != plan.groups or total.values.numel() != size:
-            raise UserError(
-                f"step {step}: expected a sum over {plan.groups} groups and {size} numbers with sensitivity "
-                f"{most:g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}. [training-sum-unplanned]"
-            )
-        # Written so that NaN and infinity are refused: with either, no noise would be added here.
-        if total.noise_std != 0 and not plan.promised_noise_std * (1 - 1e-9) <= total.noise_std < math.inf:
-            raise UserError(
-                f"step {step}: the owners' noise has standard deviation {total.noise_std:g}, and the plan's is "
-                f"{plan.noise_std:g}: expected as much or more, and a finite number. The sum was not used. [training-noise-low]"
-            )
-        if not bare and not _all_finite([total.values]):
-            raise UserError(f"step {step}: an owner sent a sum that is not finite; it was not used. [training-sum-infinite]")
 
     def _update(self, step: int, noisy: Tensor) -> StepSummary:
         summed, statistics = noisy.split([self._vector.numel, self._plan.statistics_count])
@@ -239,7 +262,7 @@ class Coordinator:
         self._require_finite(step)
         for processor in self.post_processors:
             processor.updated(step)
-        return StepSummary(step, self._plan.steps, rate, norm, self._told(step, statistics), self._spent)
+        return self._noted(StepSummary(step, self._plan.steps, rate, norm, self._told(step, statistics), self.spent))
 
     def _norm(self, gradient: Tensor) -> float:
         """L2; of a long gradient in float64, block by block."""
@@ -253,9 +276,15 @@ class Coordinator:
     def _skipped(self, step: int) -> StepSummary:
         rate = self.update.rate(step)
         self.update.skip(1)
-        return StepSummary(step, self._plan.steps, rate, None, self._told(step, None), self._spent)
+        return self._noted(StepSummary(step, self._plan.steps, rate, None, self._told(step, None), self.spent))
 
-    def _spent(self, steps: int) -> float | None:
+    def _noted(self, summary: StepSummary) -> StepSummary:
+        if self._group is not None:
+            self._group.summaries.append(summary)
+        return summary
+
+    def spent(self, steps: int) -> float | None:
+        """Epsilon of what was charged in the first so many steps; ``None`` where no guarantee holds."""
         return self._ledger.epsilon_after(steps) if self._plan.has_guarantee else None
 
     def _told(self, step: int, statistics: Tensor | None) -> MetricsWindow | None:
@@ -264,13 +293,8 @@ class Coordinator:
 
     def _require_finite(self, step: int) -> None:
         # A function of the noisy sum only, so stopping here tells nothing more.
-        if not _all_finite(parameter.detach() for parameter in self._vector.parameters):
+        if not all_finite(parameter.detach() for parameter in self._vector.parameters):
             raise UserError(
                 f"step {step}: the parameters are no longer finite. Lower optimizer.learning_rate "
                 f"(now {self.update.rate(step):g}) or use a warm-up. [optimizer-diverged]"
             )
-
-
-def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Of what is not finite, the least or the largest number is not: they take a tenth of the time of asking each number."""
-    return bool(torch.stack([bound for values in tensors if values.numel() for bound in values.aminmax()]).isfinite().all())

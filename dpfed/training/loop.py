@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 from dpfed.callbacks import Callback, StepSummary
@@ -22,19 +24,38 @@ def train(
         transport: adds up the workers' sums.
         coordinator: adds the noise, pays, updates.
         steps: the steps to take, in order.
-        callbacks: their `on_step` is called after each step that they are due at, in this order.
+        callbacks: their `on_step` is called after each step that they are due at, in this order; of those that wait
+            (`Callback.waits`) also some steps later.
         advance: learns after each step how many are done, and nothing else.
     """
-    callbacks = list(callbacks)
-    try:
+    callbacks, unseen = list(callbacks), list[StepSummary]()
+    with committed(coordinator):
         for summary in taken(transport, coordinator, steps):
             advance(summary.done)
-            for callback in callbacks:
-                if callback.is_due(summary):
+            unseen.append(summary)
+            if coordinator.is_full:
+                coordinator.commit()
+            if coordinator.owes and not any(callback.is_due(summary) for callback in callbacks if not callback.waits):
+                continue
+            for one, callback in itertools.product(unseen, callbacks):
+                if callback.is_due(one):
                     coordinator.commit()
-                    callback.on_step(summary)
-    finally:  # also what an error says may depend on the last release
-        coordinator.commit()
+                    callback.on_step(one)
+            unseen.clear()
+
+
+@contextlib.contextmanager
+def committed(coordinator: Coordinator) -> Iterator[None]:
+    """Commits when the block ends, before an error can say anything: what it says may depend on the last releases."""
+    try:
+        yield
+    except BaseException:
+        try:
+            coordinator.commit()
+        except BaseException as failure:
+            raise failure from None  # without what the first error says
+        raise
+    coordinator.commit()
 
 
 def taken(transport: Transport, coordinator: Coordinator, steps: Iterable[int]) -> Iterator[StepSummary]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 from dpfed.callbacks import Callback, StepSummary
 from dpfed.errors import UserError
 from dpfed.files.atomic import remove_drafts
-from dpfed.privacy.ledger import Ledger, has_begun
+from dpfed.privacy.ledger import Ledger, Release, has_begun
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.checkpoint import Checkpoints, Position, steps_of
+from dpfed.training.commits import Commit, Commits
 from dpfed.training.coordinator import Coordinator
+from dpfed.training.group import Group
 from dpfed.training.learner import Learner
 from dpfed.training.loop import taken, train
 from dpfed.training.post_processing import averaged_weights
@@ -29,12 +32,15 @@ class Files:
     Attributes:
         ledger: the file of what was spent.
         checkpoints: the folder of the model at some steps.
-        releases: the folder of noisy sums since the last checkpoints.
+        releases: the folder of noisy sums since the last checkpoints, where each step is charged by itself.
+        commits: the folder of the encrypted state at the last commit, where steps are charged in groups; ``None``: ``commits``
+            beside the releases.
     """
 
     ledger: Path
     checkpoints: Path
     releases: Path
+    commits: Path | None = None
 
 
 class Steps:
@@ -50,6 +56,7 @@ class Steps:
         checkpoint_every: steps from one to the next.
         seen_outside: whether parties outside the trust boundary see the parameters after each step. Then each step is charged
             before the next one begins, and releases are kept for longer, because these parties refuse to compute a step again.
+        commit_every: steps that `run` charges together, at most, unless parties outside see each step.
 
     Attributes:
         learner: as given.
@@ -57,6 +64,7 @@ class Steps:
         coordinator: adds the noise, pays and updates.
         checkpoints: of the training.
         start: the first step that is left.
+        shown: steps that callbacks are known to have seen; those that were taken since are shown to them, maybe again.
         resumed: whether the training began before.
         damaged: checkpoints that are newer than `start`, and cannot be read. No step is charged twice for that.
 
@@ -73,9 +81,12 @@ class Steps:
         keep: int = 2,
         checkpoint_every: int = 100,
         seen_outside: bool = False,
+        commit_every: int = 10,
     ) -> None:
         self.learner, self._files, self._every, self._seen_outside = learner, files, checkpoint_every, seen_outside
-        self.checkpoints = Checkpoints(files.checkpoints, keep)
+        self.checkpoints, self._commit_every = Checkpoints(files.checkpoints, keep), commit_every
+        commits = files.commits or files.releases.with_name("commits")
+        self._commits = Commits(commits, randomness, files.checkpoints, learner.model)
         for folder in (files.checkpoints, files.releases):
             remove_drafts(folder)
         self.resumed = has_begun(files.ledger)
@@ -85,7 +96,9 @@ class Steps:
         # Whoever sees parameters waits until they are charged.
         self.coordinator.ahead = not seen_outside
         self.damaged: list[Path] = []
+        self._told: list[StepSummary] = []
         self.start = self._load_or_save_first()
+        self.shown = self._told[0].step if self._told else self.start
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -104,7 +117,11 @@ class Steps:
         """
         callbacks = self._begin(callbacks)
         saving = _Saving(self._every, self._save)
-        train(transport, self.coordinator, range(self.start, self.plan.steps), [*callbacks, saving], advance)
+        if not self._seen_outside:
+            # Groups also end where an engine looks anew whether it computes groups alike: what it says depends on the weights.
+            group = Group(self._hold, self._commit_every, lambda done: (done - self.start) % self._every == 0)
+            self.coordinator.in_groups(group, self._told)
+        train(transport, self.coordinator, range(self.shown, self.plan.steps), [*callbacks, saving], advance)
 
     def each(self, transport: Transport, callbacks: Iterable[Callback] = ()) -> Iterator[StepSummary]:
         """Takes the steps one by one, for a loop of the user's own. Callbacks and checkpoint come behind the loop's body.
@@ -117,6 +134,10 @@ class Steps:
             What each step may tell, once it is on disk and charged.
         """
         callbacks, saving = self._begin(callbacks), _Saving(self._every, self._save)
+        for summary in self._told:  # the model has their outcome
+            for callback in callbacks:
+                if callback.is_due(summary):
+                    callback.on_step(summary)
         try:
             for summary in taken(transport, self.coordinator, range(self.start, self.plan.steps)):
                 self.coordinator.commit()
@@ -134,7 +155,7 @@ class Steps:
             self.ledger.note_resumed(self.start)
         begun = list(callbacks)
         for callback in begun:
-            callback.on_begin(self.start)
+            callback.on_begin(self.shown)
         return begun
 
     def averaged_weights(self) -> AbstractContextManager[None]:
@@ -169,15 +190,46 @@ class Steps:
         if not self.checkpoints.paths():
             self.checkpoints.save(Position(0, 0, self.plan.fingerprint), self.learner.model, self.coordinator)
             return 0
-        newest = self.checkpoints.paths()[-1]
-        position, self.damaged = self.checkpoints.resume(self.learner.model, self.coordinator)
-        seen = max(position.charged, steps_of(newest))
-        if position.fingerprint != self.plan.fingerprint or seen > self.ledger.charged:
+        newest, commit = self.checkpoints.paths()[-1], self._last_commit()
+        beyond = None if commit is None else commit.position.step
+        position, self.damaged = self.checkpoints.resume(self.learner.model, self.coordinator, beyond)
+        known = [place for place in (position, commit and commit.position) if isinstance(place, Position)]
+        seen = max(steps_of(newest), *(place.charged for place in known))
+        if any(place.fingerprint != self.plan.fingerprint for place in known) or seen > self.ledger.charged:
             raise UserError(
                 f"{newest} and {self.ledger.path} do not belong together: the checkpoint saw {seen} releases, the ledger holds "
                 f"{self.ledger.charged}. Restore the ledger. [resume-ledger-behind]"
             )
-        return position.step
+        if position is not None:
+            return position.step
+        assert commit is not None  # else there is a checkpoint, or an error
+        self._commits.restore(commit, self.coordinator)
+        self._told = [dataclasses.replace(summary, spent=self.coordinator.spent) for summary in commit.summaries]
+        return commit.position.step
+
+    def _last_commit(self) -> Commit | None:
+        """The newest one. A draft is charged, as far as it is not yet: a crash came before or in the midst of that."""
+        commit = self._commits.newest()
+        if commit is None or commit.position.fingerprint != self.plan.fingerprint:
+            return commit
+        before, charged = commit.position.charged - len(commit.releases), self.ledger.charged
+        if charged < (before if commit.is_draft else commit.position.charged):
+            return commit  # lines are lost, and whoever resumes says so
+        there = [release for release in commit.releases if self.ledger.release_of(release.step) is not None]
+        if any(self.ledger.release_of(release.step) != release for release in there):
+            self._commits.forget(commit)  # another process, on storage whose locks failed, charged other releases of its steps
+            return self._last_commit()
+        if rest := commit.releases[len(there) :]:
+            self.ledger.charge(*rest)
+        if commit.is_draft:
+            self._commits.name(commit.path)
+        return commit
+
+    def _hold(self, releases: Sequence[Release], summaries: Sequence[StepSummary]) -> Callable[[], None]:
+        """See `Hold`."""
+        position = Position(summaries[-1].done, self.ledger.charged + len(releases), self.plan.fingerprint)
+        draft = self._commits.write(self.coordinator, position, releases, summaries)
+        return lambda: self._commits.name(draft)
 
     def _save(self, done: int) -> None:
         position = Position(done, self.ledger.charged, self.plan.fingerprint)

@@ -17,7 +17,7 @@ from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs import build as building
-from dpfed.training.releases import Releases
+from dpfed.training.commits import Commits
 from dpfed.training.worker import Worker
 from tests.cluster.conftest import STEPS
 from tests.cluster.processes import Processes, come_and_wait, command, dpfed, pretrain, wait_for
@@ -53,32 +53,33 @@ def check_paid(run, undisturbed):
     return [line["step"] for line in lines if not line["charged"]]
 
 
-# Where all are killed, in step 3: owner and name of what rank 0 does next, or has just done; which kept releases are
-# repeated although they were paid, and which steps are left to compute.
+# Where all are killed, in the second commit, of steps 2 and 3: owner and name of what rank 0 does next, or has just done, and
+# which steps are left to compute.
 POINTS = {
-    "before the release is kept": (Releases, "save", "before", [2], [3, 4, 5]),
-    "between keeping and paying": (Ledger, "charge", "before", [2], [4, 5]),
-    "paid, and not yet used": (Ledger, "charge", "after", [2, 3], [4, 5]),
+    "before the state is held": (Commits, "write", "before", [2, 3, 4, 5]),
+    "between holding and paying": (Ledger, "charge", "before", [4, 5]),
+    "paid, and not yet named": (Ledger, "charge", "after", [4, 5]),
 }
 
 
 def stop(rank, place, point, *arguments):
-    owner, method, when, _, _ = POINTS[point]
+    owner, method, when, _ = POINTS[point]
     real, calls = getattr(owner, method), itertools.count()
 
     def wrapped(*args):
-        last = next(calls) == STOPPED
+        last = next(calls) == 1
         if last and when == "before":
             come_and_wait(place)
-        real(*args)
+        result = real(*args)
         if last:
             come_and_wait(place)
+        return result
 
     setattr(owner, method, wrapped)
     dpfed(*arguments)
 
 
-@pytest.fixture(scope="module", params=sparing(POINTS, "between keeping and paying", "paid, and not yet used"))
+@pytest.fixture(scope="module", params=sparing(POINTS, "between holding and paying", "paid, and not yet named"))
 def crashed(request, source, tmp_path_factory):
     """A run of two processes that were killed at some point, and that point."""
     folder = tmp_path_factory.mktemp("crashed")
@@ -105,32 +106,31 @@ def resume(rank, log, *arguments):
 @pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_crash_in_a_step_costs_nothing_twice_whoever_goes_on(crashed, undisturbed, tmp_path, workers):
     folder, point = crashed
-    *_, replayed, computed = POINTS[point]
+    *_, computed = POINTS[point]
     shutil.copytree(folder, tmp_path / "run")
-    kept = dict(path.stem.split("-") for path in (folder / "releases").glob("*.f32"))
+    before = Ledger.open(folder / "ledger.jsonl")
     with Processes(workers, tmp_path / "out", resume, tmp_path / "steps", tmp_path / "run") as processes:
         assert processes.wait() == [0] * workers, processes.text
     run = RunDirectory.open(tmp_path / "run")
-    assert check_paid(run, undisturbed) == replayed
+    assert check_paid(run, undisturbed) == []  # none was computed again
     for rank in range(workers):
         assert (tmp_path / f"steps-{rank}").read_text().split() == [str(step) for step in computed]
-    paid = {f"{line['step']:08d}": line["digest"] for line in ledger_lines(run) if line["charged"]}
-    assert kept and all(paid[step] == digest for step, digest in kept.items())  # these very sums, and no others
-    assert not (run.path / "secret.key").exists() and not run.releases.exists()
+    after = Ledger.open(run.ledger)
+    assert all(after.release_of(step) == before.release_of(step) for step in before.steps)
+    assert not (run.path / "secret.key").exists() and not (run.path / "commits").exists()
 
 
-@pytest.mark.parametrize("crashed", ["between keeping and paying"], indirect=True)
+@pytest.mark.parametrize("crashed", ["paid, and not yet named"], indirect=True)
 def test_any_number_of_workers_repeats_the_paid_release(crashed, tmp_path):
-    """Kept releases are lost; otherwise they would be repeated. Another release of a paid step would be refused."""
+    """The state is lost; otherwise no step would be repeated. Another release of a paid step would be refused."""
     folder, _ = crashed
     shutil.copytree(folder, tmp_path / "run")
-    for path in (tmp_path / "run" / "releases").iterdir():
-        path.unlink()
+    shutil.rmtree(tmp_path / "run" / "commits")
     before = Ledger.open(folder / "ledger.jsonl")
     with Processes(1, tmp_path / "out", command, "resume", tmp_path / "run", "--cluster", "torchrun") as processes:
         assert processes.wait() == [0], processes.text
     after = Ledger.open(tmp_path / "run" / "ledger.jsonl")
-    assert 0 < before.charged < after.charged == STEPS
+    assert before.charged == 4 and after.charged == STEPS and after.replays == 2
     assert all(after.release_of(step) == before.release_of(step) for step in range(before.charged))
 
 

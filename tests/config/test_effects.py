@@ -35,7 +35,7 @@ ALWAYS = frozenset(
     model.start objective.name bounding.method bounding.options bounding.microbatch privacy.unit
     privacy.seed privacy.not_covered
     training.device training.precision
-    training.checkpoint_every training.keep evaluation.split diagnostics
+    training.checkpoint_every training.commit_every training.keep evaluation.split diagnostics
     """.split()
 )  # of bounding.options, every method refuses those that it does not have
 # Two other values than the default for every key that has a condition, as far as a run can take them.

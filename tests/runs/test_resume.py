@@ -29,7 +29,6 @@ from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve_defaults
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 from tests.conftest import tiny_tree
 from tests.killed import Killed, killed
@@ -100,7 +99,7 @@ def undisturbed(tmp_path_factory):
 def test_resume_from_every_step_gives_the_same_bits(seeded, tmp_path, undisturbed, at, owner, method, before):
     weights, results = undisturbed(seeded)
     folder = tmp_path / "run"
-    ends = (method, at) not in {("save", 5), ("save", 6)}  # four checkpoints in all
+    ends = method == "apply" or at <= 4  # four checkpoints in all, and four groups of steps that are charged together
     with killed(owner, method, at, before) if ends else contextlib.nullcontext():
         pretrain(seeded, folder)
     assert RunDirectory.open(folder).finished == (not ends)
@@ -129,13 +128,16 @@ def test_a_clock_that_was_set_back_changes_nothing(seeded, tmp_path, undisturbed
     assert results_again["privacy"] == results["privacy"] and read_view(folder).results is not None
 
 
-def test_releases_since_a_checkpoint_repeat_with_any_engine(tiny, tmp_path):
+def test_a_run_goes_on_from_its_last_commit_with_any_engine(tiny, tmp_path):
+    """No charged step is computed again: another engine, or another number of threads, may come to other bits."""
     tiny["privacy"]["seed"] = 11
     folder = tmp_path / "run"
-    interrupted(parse_config(tiny), folder, at=4)
+    interrupted(parse_config(tiny), folder, at=5)
+    before = Ledger.open(folder / "ledger.jsonl")
     other_engine(folder)
     ledger = Ledger.open(resume(folder).ledger)
-    assert ledger.charged == 6 and ledger.replays > 0
+    assert (before.charged, ledger.charged, ledger.replays) == (5, 6, 0)
+    assert all(ledger.release_of(step) == before.release_of(step) for step in range(5))
 
 
 def other_engine(folder):
@@ -145,8 +147,7 @@ def other_engine(folder):
 
 def test_a_step_that_cannot_be_repeated_is_refused(stopped):
     other_engine(stopped)
-    for path in (stopped / "releases").iterdir():
-        path.unlink()
+    shutil.rmtree(stopped / "commits")
     before = (stopped / "ledger.jsonl").read_bytes()
     with pytest.raises(UserError, match="released before"):
         resume(stopped)
@@ -209,7 +210,7 @@ def test_damaged_or_missing_pieces_change_nothing(stopped):
         original = victim.read_bytes()
         for harm in (damage, lambda path: path.write_bytes(path.read_bytes()[:10]), lambda path: path.unlink()):
             if victim.name == "secret.key" and harm is damage:
-                continue  # another key of the right length: kept releases are repeated, later steps draw with the new key
+                continue  # another key of the right length: steps since the last checkpoint come out differently
             harm(victim)
             before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
             with pytest.raises(UserError) as caught:
@@ -230,25 +231,29 @@ HARMS = {
 
 @pytest.mark.parametrize("harm", sparing(HARMS, "changed", "gone"))
 @pytest.mark.parametrize("at", sparing([3, 5], 5))
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(seeded, tmp_path, monkeypatch, undisturbed, harm, at):
-    """At 3 there is that of step 0 before it, at 5 that of step 2. All that was released since is repeated, not computed."""
+@pytest.mark.parametrize("state", ["whole", "lost"])
+def test_a_run_goes_on_though_its_newest_checkpoint_is_damaged(seeded, tmp_path, monkeypatch, undisturbed, harm, at, state):
+    """From its last commit. If that is lost, too, from the checkpoint before: charged steps then come out as they were."""
     folder, said = tmp_path / "run", []
     interrupted(seeded, folder, at)
     *_, before, newest = sorted((folder / "checkpoints").iterdir())
     HARMS[harm](newest)
-    first, computed = int(before.stem.removeprefix("step-")), []
-    bounded_sum, (weights, results) = Worker.bounded_sum, undisturbed(seeded)
+    first = at
+    if state == "lost":
+        shutil.rmtree(folder / "commits")
+        first = int(before.stem.removeprefix("step-"))
+    computed, bounded_sum, (weights, results) = [], Worker.bounded_sum, undisturbed(seeded)
     monkeypatch.setattr(Worker, "bounded_sum", lambda self, step: (computed.append(step), bounded_sum(self, step))[1])
     progress = Silent()
     progress.note = said.append
     run = resume(folder, progress)
     again, results_again = outcome(run)
     assert same(weights, again) and results_again["privacy"] == results["privacy"]
-    assert computed == list(range(at, 6))
+    assert computed == list(range(first, 6))
     ledger = Ledger.open(run.ledger)
     assert ledger.charged == 6 and ledger.resumed == [first] and ledger.replays == at - first
     named = [text for text in said if f"{newest.name} is damaged: resuming after step {first};" in text]
-    assert len(named) == (harm != "gone")
+    assert len(named) == (harm != "gone" and state == "lost")
 
 
 def test_all_damaged_checkpoints_are_named_and_nothing_goes_on(stopped):
@@ -256,10 +261,14 @@ def test_all_damaged_checkpoints_are_named_and_nothing_goes_on(stopped):
     kept = sorted((folder / "checkpoints").iterdir())
     for path in kept:
         damage(path)
+    shutil.copytree(folder / "commits", folder.parent / "commits")
+    shutil.rmtree(folder / "commits")
     ledger = (folder / "ledger.jsonl").read_bytes()
     with pytest.raises(UserError, match="all checkpoints .* are damaged") as caught:
         resume(folder)
     assert all(path.name in str(caught.value) for path in kept) and (folder / "ledger.jsonl").read_bytes() == ledger
+    shutil.copytree(folder.parent / "commits", folder / "commits")
+    assert resume(folder).finished  # the state of the last commit is enough
 
 
 def test_a_ledger_knows_when_its_run_was_interrupted(tiny_config, tmp_path, dpfed):
@@ -268,9 +277,9 @@ def test_a_ledger_knows_when_its_run_was_interrupted(tiny_config, tmp_path, dpfe
     with killed(Coordinator, "apply", 2, before=False):
         resume(folder)
     resume(folder)
-    assert Ledger.open(folder / "ledger.jsonl").resumed == [2, 4]
+    assert Ledger.open(folder / "ledger.jsonl").resumed == [3, 5]
     code, out, _ = dpfed("privacy", "ledger", folder)
-    assert code == 0 and "interrupted: 2; resumed after step 2, 4" in out
+    assert code == 0 and "interrupted: 2; resumed after step 3, 5" in out
     assert dpfed("privacy", "verify", folder / "privacy_card.md", folder)[0] == 0
 
 
@@ -290,6 +299,7 @@ def test_a_checkpoint_that_is_not_of_this_ledger_is_refused(tiny_config, tmp_pat
 
     monkeypatch.setattr(Checkpoints, "save", other)
     interrupted(tiny_config, tmp_path / "run", at=3)
+    shutil.rmtree(tmp_path / "run" / "commits")
     with pytest.raises(UserError, match="resume-ledger-behind"):
         resume(tmp_path / "run")
 
@@ -370,16 +380,17 @@ def test_a_crash_in_the_ledgers_first_line_loses_nothing(tiny_config, tmp_path):
     assert resume(folder).finished
 
 
-def test_a_release_is_kept_until_its_checkpoint_is_on_disk(tiny_config, tmp_path, monkeypatch):
+def test_a_state_is_kept_until_its_checkpoint_is_on_disk(tiny_config, tmp_path, monkeypatch):
     save, kept = Checkpoints.save, []
 
     def watched(self, progress, model, coordinator):
-        kept.append((progress.step, Releases(tmp_path / "run" / "releases").latest()))
+        kept.append((progress.step, [path.name for path in (tmp_path / "run").glob("commits/*")]))
         return save(self, progress, model, coordinator)
 
     monkeypatch.setattr(Checkpoints, "save", watched)
-    pretrain(tiny_config, tmp_path / "run")
-    assert len(kept) == 4 and all(latest == step - 1 for step, latest in kept[1:])
+    run = pretrain(tiny_config, tmp_path / "run")
+    assert kept == [(0, []), *((step, [f"{step:08d}.state"]) for step in (2, 4, 6))]
+    assert not (run.path / "commits").exists()
 
 
 def test_a_key_that_a_crash_left_behind_is_forgotten(tiny_config, tmp_path):

@@ -73,7 +73,7 @@ def test_what_follows_from_a_release_leaves_after_its_payment(tiny, tmp_path, mo
     tiny["privacy"]["steps"], tiny["evaluation"] = 4, {"split": "none"}
     monkeypatch.setattr(Callback, "is_due", lambda self, step: step.done == 4)  # metrics and checkpoints wait, too
     charge, place, paid = Ledger.charge, tmp_path / "run" / "ledger.jsonl", []
-    monkeypatch.setattr(Ledger, "charge", lambda self, release: (time.sleep(0.2), charge(self, release)))
+    monkeypatch.setattr(Ledger, "charge", lambda self, *releases: (time.sleep(0.2), charge(self, *releases)))
     owner = Federation if who == "sites" else InProcess
     aggregate = owner.aggregate
 

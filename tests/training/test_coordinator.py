@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,11 +11,13 @@ from torch import nn
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
+from dpfed.privacy.blocks import SMALL
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import digest_of
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.coordinator import DISCARDED, Coordinator
+from dpfed.training.learner import Learner
 from dpfed.training.post_processing import states_of
 from dpfed.training.releases import Releases
 from tests.exact_sums import exact
@@ -101,7 +104,7 @@ def test_the_payment_is_on_disk_before_the_parameters_move(make, monkeypatch):
     def disk_full(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr("dpfed.privacy.ledger.append_line", disk_full)
+    monkeypatch.setattr("dpfed.privacy.ledger.append_lines", disk_full)
     before = model.weight.detach().clone()
     with pytest.raises(OSError):
         coordinator.apply(3, zeros())
@@ -342,3 +345,57 @@ def test_a_discarded_step_is_paid_and_not_taken_again(make, tmp_path):
     assert torch.equal(again.weight, before)
     assert all(torch.equal(value, average) for value in states_of(resumed.post_processors).values())
     assert reopened.charged == 2
+
+
+def long_run(path, seed=0, size=700):
+    """A coordinator whose sum has seven blocks, and whose ledger keeps digests of the universal hash."""
+    model = nn.Linear(size, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    ledger = Ledger.open(path) if path.exists() else Ledger.create(path, PLAN, block=100, universal=True)
+    return model, Coordinator(PLAN, model, PLAIN, Randomness.from_seed(seed), ledger, Releases(path.parent / "kept")), ledger
+
+
+def test_digests_of_a_long_sum_tell_a_replay_from_another(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    one, coordinator, ledger = long_run(path)
+    coordinator.apply(0, zeros(size=700))
+    assert ledger.release_of(0).digest == coordinator.blocks.digest(-one.weight.detach().flatten() * PLAN.groups)
+    again, same, reopened = long_run(path)
+    assert reopened.universal and same.replay(0) is not None and torch.equal(again.weight, one.weight)
+    for kept in (tmp_path / "kept").iterdir():
+        kept.unlink()
+    repeated, computed, _ = long_run(path)
+    computed.apply(0, zeros(size=700))
+    assert torch.equal(repeated.weight, one.weight) and Ledger.open(path).replays == 2
+    for change in (0, 1, 699):
+        other, differs, ledger = long_run(path)
+        sum_ = zeros(size=700)
+        sum_.values[change] = 1
+        with pytest.raises(UserError, match="training-step-differs"):
+            differs.apply(0, sum_)
+        assert ledger.charged == 1 and not other.weight.any()
+    with pytest.raises(UserError, match="training-step-differs"):
+        long_run(path, seed=1)[1].apply(0, zeros(size=700))
+
+
+def test_another_long_sum_gets_independent_noise_everywhere(tmp_path):
+    """By the universal hash of the whole sum: also in the blocks that are equal."""
+    noise = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        model, coordinator, _ = long_run(tmp_path / str(number) / "ledger.jsonl", size=20_000)
+        sum_ = zeros(size=20_000)
+        sum_.values[-1] += number
+        coordinator.apply(0, sum_)
+        noise.append(-model.weight.detach().flatten() * PLAN.groups)
+    assert noise[0].std().item() == pytest.approx(PLAN.noise_std, rel=0.03)
+    assert abs(torch.corrcoef(torch.stack(noise))[0, 1]) < 0.04
+
+
+@pytest.mark.parametrize("device, expected", [("cpu", False), ("cuda", True)])
+def test_a_new_run_on_a_gpu_digests_long_sums_there(tmp_path, monkeypatch, device, expected):
+    for size, universal in ((20, False), (SMALL + 1, expected)):
+        learner = SimpleNamespace(model=nn.Linear(size, 1, bias=False), plan=PLAN, released_in_blocks=True)
+        learner.device = torch.device(device)
+        assert Learner.create_ledger(learner, tmp_path / f"{size}.jsonl").universal == universal
+        assert Ledger.open(tmp_path / f"{size}.jsonl").universal == universal

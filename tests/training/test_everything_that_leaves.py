@@ -23,6 +23,7 @@ from dpfed.errors import UserError
 from dpfed.models.folder import load_encoder
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.noise import digest_of
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress
@@ -182,20 +183,19 @@ def test_all_that_leaves_a_run_follows_from_its_noisy_sums(twins, name):
     units = {"noise": totals[0].unit, "statistics": 1.0}  # sums are whole numbers of steps
     assert [call.scale * units[call.purpose] for call in calls] == pytest.approx([scale for *_, scale in expected], rel=1e-12)
     on_sums = [call for call in calls if call.purpose == "noise"]
+    run = RunDirectory(first[3].path.parents[1] / "done-0" / "run")
+    ledger = Ledger.open(run.ledger)
     for call, total in zip(on_sums, totals, strict=True):
         assert torch.equal(call.clean, total.values)
-        kept = [
-            content
-            for moment in first[0]["moments"]
-            for path, content in moment.items()
-            if path.startswith(f"releases/{call.step:08d}-")
-        ]
-        assert all(content == (call.noisy.double() * total.unit).float().numpy().tobytes() for content in kept)
+        released = (call.noisy.double() * total.unit).float()
+        assert ledger.release_of(call.step).digest == digest_of(released)
     assert {call.noisy.numel() for call in on_sums} == {totals[0].values.numel()}
     assert {call.noisy.numel() for call in calls if call.purpose == "statistics"} <= {8 * 2 * 16}
 
-    run = RunDirectory(first[3].path.parents[1] / "done-0" / "run")
-    assert not run.releases.exists()
+    # Between two steps the disk has no more than the state of the last commit, which nobody can read.
+    assert any(path.startswith("commits/") for moment in first[0]["moments"] for path in moment)
+    assert not any(path.startswith("releases/") for moment in first[0]["moments"] for path in moment)
+    assert not run.releases.exists() and not run.commits.exists()
     what_is_exported_is_what_was_measured(run, "average" in name)
     epsilon_is_that_of_all_steps(run)
 

@@ -1,0 +1,92 @@
+"""The residues of `dpfed.privacy.universal_hash` on a GPU, each row in a program of its own. A kernel of Triton.
+
+Host and kernel are compared on fresh words and keys before a process uses it.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import warnings
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dpfed.errors import Notice
+
+_KEYS = 5  # of which the kernel makes a sum each
+_TILE = 1024  # pairs of words that a program reads at once
+
+
+@triton.jit
+def _row(words, keys, out, count, ROW: tl.constexpr, PRIME: tl.constexpr, TILE: tl.constexpr):
+    """One row: five sums of products, exact in 64 bits; words come in pairs of 32 bits."""
+    row = tl.program_id(0).to(tl.int64)
+    a = tl.zeros((TILE,), tl.int64)
+    b = tl.zeros((TILE,), tl.int64)
+    c = tl.zeros((TILE,), tl.int64)
+    d = tl.zeros((TILE,), tl.int64)
+    e = tl.zeros((TILE,), tl.int64)
+    for start in range(0, ROW // 2, TILE):
+        at = start + tl.arange(0, TILE)
+        place = row * (ROW // 2) + at
+        pair = tl.load(words + place, mask=place < count, other=0)
+        low = ((pair << 16) >> 16).to(tl.int64)
+        high = (pair >> 16).to(tl.int64)
+        own = keys + 2 * at
+        a += low * tl.load(own) + high * tl.load(own + 1)
+        b += low * tl.load(own + ROW) + high * tl.load(own + ROW + 1)
+        c += low * tl.load(own + 2 * ROW) + high * tl.load(own + 2 * ROW + 1)
+        d += low * tl.load(own + 3 * ROW) + high * tl.load(own + 3 * ROW + 1)
+        e += low * tl.load(own + 4 * ROW) + high * tl.load(own + 4 * ROW + 1)
+    place = out + row * 5
+    tl.store(place, (tl.sum(a) % PRIME + PRIME) % PRIME)
+    tl.store(place + 1, (tl.sum(b) % PRIME + PRIME) % PRIME)
+    tl.store(place + 2, (tl.sum(c) % PRIME + PRIME) % PRIME)
+    tl.store(place + 3, (tl.sum(d) % PRIME + PRIME) % PRIME)
+    tl.store(place + 4, (tl.sum(e) % PRIME + PRIME) % PRIME)
+
+
+def residues(words: Tensor, keys: Tensor, prime: int) -> Tensor:
+    """The residues of all rows in one launch.
+
+    Args:
+        words: ``(n,)`` int16, n even, on the device.
+        keys: ``(5, row)`` int32, there, too; a row is a multiple of 2,048 words.
+        prime: below 2^23, so that sums fit into 64 bits.
+
+    Returns:
+        ``(rows, 5)`` int64.
+    """
+    if words.numel() % 2:
+        raise ValueError(f"words come in pairs, as those of numbers of 4 or 8 bytes do; got {words.numel()}")
+    count, row = keys.shape
+    if count != _KEYS or row % (2 * _TILE):
+        raise ValueError(f"expected {_KEYS} keys of a multiple of {2 * _TILE} words, got {count} of {row}")
+    pairs, rows = words.view(torch.int32), -(-words.numel() // row)
+    out = torch.empty(rows, _KEYS, dtype=torch.int64, device=words.device)
+    if rows:
+        _row[(rows,)](pairs, keys, out, pairs.numel(), row, prime, _TILE, num_warps=4)
+    return out
+
+
+@functools.cache
+def works_on(device: torch.device, row: int, prime: int) -> bool:
+    """Whether the kernel comes to the residues that whole numbers give, in two rows and a part of one; a note says if not."""
+    words = np.frombuffer(secrets.token_bytes(5 * row), "<i2")
+    keys = np.frombuffer(secrets.token_bytes(4 * _KEYS * row), "<u4").astype(np.int64).reshape(_KEYS, row) % prime
+    padded = np.zeros(3 * row, np.int64)
+    padded[: len(words)] = words
+    expected = (padded.reshape(3, row) @ keys.T) % prime
+    try:
+        there = torch.from_numpy(words.copy()).to(device), torch.from_numpy(keys).int().to(device)
+        if np.array_equal(residues(*there, prime).cpu().numpy(), expected):
+            return True
+        reason = "it comes to other residues than the host"
+    except Exception as error:  # Triton may have no compiler, or not know the GPU
+        reason = str(error).partition("\n")[0] or type(error).__name__
+    warnings.warn(f"torch computes digests: the kernel does not work on this GPU ({reason}).", Notice, stacklevel=2)
+    return False

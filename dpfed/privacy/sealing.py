@@ -1,0 +1,58 @@
+"""Bytes that only a run's secret opens: for what must lie on disk before anybody may know it.
+
+The key of the encryption is a pseudo-random function of the content. So the same content gives the same bits, two contents have
+independent keys, and a changed bit is noticed. Whoever lacks the secret learns the length, and whether two contents are equal.
+This is deterministic authenticated encryption (Rogaway and Shrimpton 2006, "A provable-security treatment of the key-wrap
+problem"): HMAC-SHA256 is the pseudo-random function, and AES-256 in counter mode the cipher, with a key for each content.
+"""
+
+from __future__ import annotations
+
+import hmac
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from dpfed.privacy.randomness import Randomness
+
+_TAG = 32  # bytes of the keyed hash in front
+_ROOM = 15  # bytes behind its result that the library asks for
+
+
+def sealed(content: np.ndarray, randomness: Randomness, purpose: str) -> np.ndarray:
+    """Encrypts.
+
+    Args:
+        content: ``(n,)`` uint8.
+        randomness: whose key opens it.
+        purpose: what it is; other purposes have other keys.
+
+    Returns:
+        ``(n + 32,)`` uint8.
+    """
+    tag = _hash(content, randomness, purpose)
+    out = np.empty(_TAG + len(content) + _ROOM, np.uint8)
+    out[:_TAG] = np.frombuffer(tag, np.uint8)
+    _crypt(content, out[_TAG:], tag, randomness, purpose)
+    return out[: _TAG + len(content)]
+
+
+def opened(raw: np.ndarray, randomness: Randomness, purpose: str) -> np.ndarray | None:
+    """Decrypts what `sealed` gave; ``None``: it was cut short or changed, or is another secret's or purpose's."""
+    if len(raw) < _TAG:
+        return None
+    tag, content = raw[:_TAG].tobytes(), np.empty(len(raw) - _TAG + _ROOM, np.uint8)
+    _crypt(raw[_TAG:], content, tag, randomness, purpose)
+    content = content[: len(raw) - _TAG]
+    return content if hmac.compare_digest(tag, _hash(content, randomness, purpose)) else None
+
+
+def _hash(content: np.ndarray, randomness: Randomness, purpose: str) -> bytes:
+    return hmac.digest(randomness.key(f"tag of {purpose}"), content.data, "sha256")
+
+
+def _crypt(content: np.ndarray, out: np.ndarray, tag: bytes, randomness: Randomness, purpose: str) -> None:
+    """Adds the stream of this tag's key: encrypts and decrypts. `out` has room for 15 bytes more."""
+    key = hmac.digest(randomness.key(f"key of {purpose}"), tag, "sha256")
+    cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    cipher.update_into(content.data, out.data)

@@ -1,0 +1,61 @@
+"""How many steps a run charges together: about ten seconds' worth, by the time of a pass on noise.
+
+The number is chosen before the first step and holds for the whole process. A clock in the loop would let what is written
+depend on how long records take.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+
+from dpfed.models.contract import embeddings_of
+from dpfed.runs.build import Parts
+
+_SECONDS = 10.0  # of work that a crash may lose
+_BESIDE = 2.0  # a private step takes about so many times as long as its bare passes: views, clipping, the coordinator
+_RECORDS = 32  # of the pass, where a device does not say how many it takes at once
+
+
+def steps_between_commits(parts: Parts) -> int:
+    """How many steps are charged together at most, where the configuration leaves it open.
+
+    Args:
+        parts: of the run; its model stays as it is.
+    """
+    training, plan = parts.config.training, parts.plan
+    most = training.checkpointed(plan.steps)  # every checkpoint is a commit
+    if training.commit_every is not None:
+        return min(training.commit_every, most)
+    if plan.bounding.method.closed_form or not plan.sampling.batch:
+        return most
+    try:
+        seconds = _BESIDE * _seconds_of_a_record(parts) * plan.sampling.batch / parts.learner.world_size
+    except RuntimeError:  # such as too little memory: the run itself says what to do
+        return most
+    return min(most, max(1, math.floor(_SECONDS / max(seconds, 1e-6))))
+
+
+def _seconds_of_a_record(parts: Parts) -> float:
+    """One pass forwards and backwards over noise; the first of two warms up."""
+    batch = parts.dummy_batch()
+    records = min(parts.config.bounding.pass_records or _RECORDS, len(next(iter(batch.views.values()))))
+    views = {name: view[:records] for name, view in batch.views.items()}
+    model, took = parts.learner.views.trained(parts.model), 0.0
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    training = model.training
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            for _ in range(2):
+                started = time.perf_counter()
+                total = torch.stack([z.sum() for z in embeddings_of(model, views).values()]).sum()
+                torch.autograd.grad(total, weights, allow_unused=True)[0]
+                if parts.learner.device.type == "cuda":
+                    torch.cuda.synchronize()
+                took = time.perf_counter() - started
+    finally:
+        model.train(training)
+    return took / records

@@ -1,0 +1,196 @@
+"""Commits: the state of a training after some steps, encrypted, and on disk before these steps are charged.
+
+Between two commits nothing of a step is written. A commit is three actions, each on disk before the next begins: the state as
+an encrypted draft, one write that charges all steps since the last commit, and the draft's name. After a crash a training goes
+on from the state, on any machine, so no charged step is ever computed again. A draft that a crash left is charged, as far as it
+is not yet, and used.
+
+Only the run's secret key decrypts a state; whoever holds that key could remove the noise anyway. So a draft tells nobody
+anything, although it is there before its steps are charged (docs/guarantee.md, Output commit).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpfed.callbacks import StepSummary
+from dpfed.files.atomic import create_file, make_folder, sync_folder
+from dpfed.files.reading import require_regular
+from dpfed.privacy.ledger import Release
+from dpfed.privacy.metrics_window import MetricsWindow
+from dpfed.privacy.randomness import Randomness
+from dpfed.privacy.sealing import opened, sealed
+from dpfed.training.checkpoint import Position, Scalars, restore, state_of
+from dpfed.training.coordinator import Coordinator
+
+_NAME = re.compile(r"(?P<step>\d{8,})\.(?P<kind>state|draft)")
+_PURPOSE, _FORMAT = "the state of a training", 1
+_ALIGNED = 64  # bytes: where a tensor begins
+_NUMBERS = ("step", "steps", "learning_rate", "noisy_gradient_norm")  # fields of a summary that are numbers
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A state, and which steps it was written for.
+
+    Attributes:
+        path: of the file.
+        position: where the training stands, with these steps charged.
+        releases: of the steps since the commit before.
+        summaries: of these steps, which callbacks may not have seen.
+        tensors: see `dpfed.training.checkpoint.state_of`.
+        scalars: see there.
+    """
+
+    path: Path
+    position: Position
+    releases: Sequence[Release]
+    summaries: Sequence[StepSummary]
+    tensors: dict[str, Tensor]
+    scalars: Scalars
+
+    @property
+    def is_draft(self) -> bool:
+        """Whether its steps may not be charged."""
+        return self.path.suffix == ".draft"
+
+
+class Commits:
+    """The commits of one training, of which the newest is kept.
+
+    Args:
+        folder: made with the first one.
+        randomness: the coordinator's secret.
+        checkpoints: the folder of checkpoints, the first of which has the frozen weights.
+        model: of the training.
+    """
+
+    def __init__(self, folder: Path, randomness: Randomness, checkpoints: Path, model: nn.Module) -> None:
+        self._folder, self._randomness, self._checkpoints, self._model = folder, randomness, checkpoints, model
+
+    def write(
+        self, coordinator: Coordinator, position: Position, releases: Sequence[Release], summaries: Sequence[StepSummary]
+    ) -> Path:
+        """Writes a state as a draft. When this returns, it is on disk, and its steps may be charged.
+
+        Args:
+            coordinator: of the training, between two steps.
+            position: where it stands when these steps are charged.
+            releases: of the steps since the last commit.
+            summaries: of these steps.
+        """
+        tensors, scalars = state_of(self._model, coordinator, whole=False)
+        header = {
+            "format": _FORMAT,
+            "position": dataclasses.asdict(position),
+            "releases": [[release.step, release.digest] for release in releases],
+            "summaries": [_packed(summary) for summary in summaries],
+            "scalars": scalars,
+        }
+        encrypted = sealed(_laid_out(header, tensors), self._randomness, _PURPOSE)
+        make_folder(self._folder, 0o700)
+        draft = self._folder / f"{position.step:08d}.draft"
+        draft.unlink(missing_ok=True)
+        create_file(draft, encrypted.data, 0o600)
+        sync_folder(self._folder)
+        return draft
+
+    def name(self, draft: Path) -> None:
+        """Gives a draft its name, once its steps are charged, and removes older states."""
+        named = draft.with_suffix(".state")
+        os.replace(draft, named)
+        for path in self._paths():
+            if path != named:
+                path.unlink()
+
+    def newest(self) -> Commit | None:
+        """The newest state that is whole; ``None``: there is none. A draft that a crash cut short is none."""
+        for path in reversed(self._paths()):
+            found = self._read(path)
+            if found is not None:
+                return found
+        return None
+
+    def restore(self, commit: Commit, coordinator: Coordinator) -> None:
+        """Gives a training the state of a commit.
+
+        Raises:
+            UserError: if it belongs to another model.
+        """
+        step, beside = commit.position.step, self._checkpoints / commit.path.name
+        restore(beside, commit.tensors, commit.scalars, step, self._model, coordinator)
+
+    def forget(self, commit: Commit) -> None:
+        """Removes one."""
+        commit.path.unlink(missing_ok=True)
+
+    def _paths(self) -> list[Path]:
+        """All, oldest first."""
+        found = self._folder.iterdir() if self._folder.is_dir() else ()
+        return sorted(path for path in found if _NAME.fullmatch(path.name))
+
+    def _read(self, path: Path) -> Commit | None:
+        try:
+            require_regular(path)
+            raw = np.fromfile(path, np.uint8)
+        except OSError:
+            return None
+        content = opened(raw, self._randomness, _PURPOSE)
+        if content is None:
+            return None
+        header, tensors = _taken_apart(content)
+        releases = [Release(step, digest) for step, digest in header["releases"]]
+        summaries = [_unpacked(facts) for facts in header["summaries"]]
+        return Commit(path, Position(**header["position"]), releases, summaries, tensors, header["scalars"])
+
+
+def _laid_out(header: dict[str, object], tensors: dict[str, Tensor]) -> np.ndarray:
+    """Header and tensors as bytes: the same ones for the same state."""
+    parts, at = list[tuple[str, str, list[int], int]](), 0
+    for name, value in sorted(tensors.items()):
+        parts.append((name, str(value.dtype).removeprefix("torch."), list(value.shape), at))
+        at += -(-value.numel() * value.element_size() // _ALIGNED) * _ALIGNED
+    text = json.dumps({**header, "tensors": parts}, sort_keys=True).encode()
+    start = -(-(8 + len(text)) // _ALIGNED) * _ALIGNED
+    content = np.zeros(start + at, np.uint8)
+    content[:8] = np.frombuffer(len(text).to_bytes(8, "little"), np.uint8)
+    content[8 : 8 + len(text)] = np.frombuffer(text, np.uint8)
+    for name, _, _, place in parts:
+        value = tensors[name]
+        raw = torch.from_numpy(content[start + place : start + place + value.numel() * value.element_size()])
+        raw.copy_(value.contiguous().view(-1).view(torch.uint8))
+    return content
+
+
+def _taken_apart(content: np.ndarray) -> tuple[dict, dict[str, Tensor]]:
+    """See `_laid_out`."""
+    length = int.from_bytes(content[:8].tobytes(), "little")
+    header = json.loads(content[8 : 8 + length].tobytes())
+    start = -(-(8 + length) // _ALIGNED) * _ALIGNED
+    tensors = {}
+    for name, kind, shape, place in header["tensors"]:
+        value = torch.empty(shape, dtype=getattr(torch, kind))
+        raw = content[start + place : start + place + value.numel() * value.element_size()]
+        value.view(-1).view(torch.uint8).copy_(torch.from_numpy(raw))
+        tensors[name] = value
+    return header, tensors
+
+
+def _packed(summary: StepSummary) -> dict[str, object]:
+    window = None if summary.window is None else summary.window.figures()
+    return {name: getattr(summary, name) for name in _NUMBERS} | {"window": window}
+
+
+def _unpacked(facts: dict) -> StepSummary:
+    window = facts["window"]
+    return StepSummary(**{**facts, "window": None if window is None else MetricsWindow.read(window)})
