@@ -1,6 +1,6 @@
 """A page for ethics boards: what a run promises, to whom, and what an attacker could still learn, in words and one picture.
 
-It restates the privacy card for readers without mathematics. The card has the figures, and decides.
+It restates the privacy card for readers without mathematics. Where the two differ, the card is right.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def board_page(facts: CardFacts) -> str:
         "weak": epsilon > LIMITED,
         "reasons": reasons,
         "warning": large_delta(delta, facts.plan.sampling.records, facts.protected),
-        "words": "" if reasons else meaning(epsilon, delta, facts.one, "what this run released"),
+        "words": "" if reasons else meaning(epsilon, delta, facts.one, "the trained model"),
         "one": facts.one,
         "unfinished": "" if facts.complete else _unfinished(facts),
         "right": 0 if reasons else right_of_100(epsilon, delta),
@@ -69,15 +69,15 @@ def _unfinished(facts: CardFacts) -> str:
 
 def _protected(facts: CardFacts) -> Iterator[str]:
     what, count = "units" if facts.of_units else "records", facts.plan.sampling.records
-    yield f"To each of the {count:,} training {what}, taken alone: {facts.unit}."
+    yield f"To each of the {count:,} training {what}, one at a time. What counts as one: {facts.unit}."
     if not facts.of_units:
         several = []
         for number in (2, 5):
             worth = of_several(facts.epsilon_spent, facts.plan.promise.delta, number)
-            said = "nothing is promised" if worth is None else f"up to {guess(*worth)} of such guesses may be right"
+            said = "there is no limit" if worth is None else f"the limit is {guess(*worth)}"
             several.append(f"with {number} records, {said}")
         yield f"A person with several records is protected less: {'; '.join(several)}."
-    yield "Not to the held-out records: they measured the model, and the results are exact."
+    yield "Not to the held-out records. They were used to test the model, and the test results have no noise added."
     yield "The promise holds against everybody who sees the model, now or later, whatever else they know."
     yield (
         "It does not hold against those who keep the records or run the machines: they can read the records, as before. While "
@@ -86,13 +86,22 @@ def _protected(facts: CardFacts) -> Iterator[str]:
 
 
 def _learnt(facts: CardFacts) -> Iterator[str]:
-    yield f"Something about one {facts.one}, within the limit of the picture."
+    yield (
+        f"Something about one {facts.one}, but not more than the picture above allows. If all records come from one clinic, "
+        "already the fact that a record was used tells something about the person."
+    )
     yield (
         "What holds for many people. If the model learns that smokers fall ill more often, this also concerns smokers whose "
         "records were never used."
     )
-    yield f"More, from other trainings on the same records. Their lifetime budget: {facts.budget or 'not stated'}."
-    yield "Everything, with a copy of the records, or of the key of the noise (secret.key), which must stay secret."
+    yield (
+        "More, if other models were trained on the same records. A lifetime budget limits all trainings together. For these "
+        f"records: {facts.budget or 'not stated'}."
+    )
+    yield (
+        "Possibly everything, with a copy of the records or of the file secret.key: that file shows which noise was added. The "
+        "run deletes it at its end; backups of it must be deleted, too."
+    )
     if STARTING_WEIGHTS in facts.not_protected:
         yield "What the starting weights know: the promise does not cover the data that they were trained on."
     for mark in facts.marks:
@@ -101,7 +110,7 @@ def _learnt(facts: CardFacts) -> Iterator[str]:
     if facts.audit:
         yield f"What attacks on this mechanism found, which were tried with generated records: {facts.audit}"
     else:
-        yield "Less than this, perhaps: nobody has yet attacked this run's mechanism to see (dpfed audit privacy does)."
+        yield "Perhaps less than all this. Nobody has tried it out on this run yet; `dpfed audit privacy` does so."
 
 
 def _plain(value: object) -> object:

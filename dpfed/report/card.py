@@ -171,8 +171,8 @@ def _protected(facts: CardFacts) -> Iterator[str]:
 def questions(facts: CardFacts) -> Iterator[str]:
     """What whoever relies on a run should ask first."""
     yield (
-        "What else was trained on the same records, or published from them? All these epsilons and deltas add up; this promise "
-        "is for one run alone."
+        "What else was trained on the same records, or published from them? Each training weakens the protection, and all "
+        "their epsilons and deltas add up; this promise is for one run alone."
     )
     if facts.of_units:
         yield f"Is each {facts.protected} in the records one person, under one name only?"
@@ -183,7 +183,7 @@ def questions(facts: CardFacts) -> Iterator[str]:
     if STARTING_WEIGHTS in facts.not_protected:
         yield "What were the starting weights trained on, and may that be known?"
     what, records = "units" if facts.of_units else "records", facts.plan.sampling.records
-    yield f"The number of {what}, N = {records:,}, is public. Is that harmless?"
+    yield f"Everybody may learn that there were {records:,} {what} (N). Could that number alone harm anyone?"
 
 
 def _part(share: float) -> str:

@@ -36,7 +36,7 @@ def test_the_picture_never_shows_fewer_than_may_be_right(epsilon, delta):
 def test_words_and_picture_are_those_of_the_numbers(facts, epsilon, verdict):
     page = board_page(dataclasses.replace(facts, epsilon_spent=epsilon, marks=(LABELLED_BANK,)))
     delta, right = facts.plan.promise.delta, right_of_100(epsilon, facts.plan.promise.delta)
-    assert verdict in page and meaning(epsilon, delta, facts.one, "what this run released") in words_of(page)
+    assert verdict in page and meaning(epsilon, delta, facts.one, "the trained model") in words_of(page)
     assert (dots(page, "coin"), dots(page, "seen"), dots(page, "wrong")) == (50, right - 50, 100 - right)
     assert LABELLED_BANK.text in words_of(page)
 
