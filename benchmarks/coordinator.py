@@ -5,7 +5,8 @@
 Both ways take their steps in turn within one run, on the same sums and the same disk. One by one: each noisy sum is kept on
 disk and charged before the next one is used. In groups: a commit writes the encrypted state and charges all steps since the
 last one. `TOGETHER` steps share a commit here: ten seconds' worth where a step takes half a second. Absolute seconds mean
-something for the machine that is named in the file, and for no other; ratios are of medians.
+something for the machine that is named in the file, and for no other; ratios are of medians. Seconds of all cores are
+what a step takes from the gradients beside it; waiting for a disk is not among them.
 """
 
 from __future__ import annotations
@@ -72,19 +73,20 @@ class Way:
         return hold
 
     def step(self, number: int) -> dict[str, float]:
-        """Seconds of a step: what the next sum waits for, what happens beside it, and, of groups, a commit."""
+        """Seconds of a step: what the next sum waits for, what is beside it, and, of groups, a commit; and of all cores."""
         numel = TrainableVector(self.model).numel
         values = torch.full((numel,), number, dtype=torch.int64)
         total = BoundedSum(values, self.plan.sensitivity, self.plan.groups, unit=self.plan.grid_of().unit)
-        started = time.perf_counter()
+        busy, started = time.process_time(), time.perf_counter()
         self.runs.apply(number, total)
         applied = time.perf_counter()
         self.runs._wait()
-        beside = time.perf_counter()
+        beside, of_step = time.perf_counter(), time.process_time()
         self.runs.commit()
-        ended = time.perf_counter()
+        ended, at_end = time.perf_counter(), time.process_time()
         self._releases.forget(before=number)  # as checkpoints do
-        return {"waited for": applied - started, "beside": beside - applied, "commit": ended - beside}
+        seconds = {"waited for": applied - started, "beside": beside - applied, "commit": ended - beside}
+        return seconds | {"of all cores": of_step - busy, "of all cores, commit": at_end - of_step}
 
 
 def measured(numbers: int, folder: Path) -> dict[str, Any]:
@@ -107,7 +109,10 @@ def measured(numbers: int, folder: Path) -> dict[str, Any]:
     one, groups = figures["one by one"], figures["in groups"]
     one["a step"] = one["waited for"] + one["beside"] + one["commit"]
     groups["a step"] = groups["waited for"] + groups["beside"] + groups["commit"] / TOGETHER
-    figures["one by one over in groups"] = one["a step"] / groups["a step"]
+    for way, together in ((one, 1), (groups, TOGETHER)):
+        way["a step, of all cores"] = way["of all cores"] + way["of all cores, commit"] / together
+    for kind in ("a step", "a step, of all cores"):
+        figures[f"{kind}: one by one over in groups"] = one[kind] / groups[kind]
     return figures
 
 
@@ -118,7 +123,8 @@ def main() -> None:
         found = {f"{size:g} million": measured(round(size * 1e6), Path(folder) / f"{size:g}") for size in sizes}
     for name, figures in found.items():
         rows = {way: {part: round(1e3 * seconds, 1) for part, seconds in figures[way].items()} for way in list(figures)[2:4]}
-        print(f"{name}: {figures['one by one over in groups']:.2f} times; milliseconds {rows}", flush=True)
+        ratios = {key: round(ratio, 2) for key, ratio in figures.items() if "over" in key}
+        print(f"{name}: {ratios}; milliseconds {rows}", flush=True)
     print(write_result("coordinator", {"threads": torch.get_num_threads(), "steps of a group": TOGETHER, **found}, [0]))
 
 
