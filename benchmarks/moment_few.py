@@ -173,7 +173,7 @@ def measured(few: Few, change: Change, bases: Bases, sides: list[Sides]) -> list
 def table() -> str:
     """Means over the sets, for docs/results.md: the gain over today, with its error."""
     sets = figures(NAME)["sets"]
-    cells = [f"{count} records, epsilon {epsilon:g}" for count, epsilon in CELLS]
+    cells = [f"{count} records, epsilon {str(epsilon).removesuffix('.0')}" for count, epsilon in CELLS]
     lines = ["| change | " + " | ".join(cells) + " |", "|---" * (1 + len(CELLS)) + "|"]
     for change in CHANGES:
         shown = []

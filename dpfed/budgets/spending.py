@@ -38,10 +38,11 @@ def set_budget(
         UserError: for an impossible budget, one below what is spent, or records that another budget holds for.
     """
     epsilon, delta = float(epsilon), float(delta)
+    own = next((one.budget for one in budgets_of(store) if one.by_name is None), None)
+    _check_numbers(store, epsilon, delta, own.head.unit if own else unit or "record")  # before a lock is written
     with held(store.budget_folder):
         found = budgets_of(store)
         own = next((one.budget for one in found if one.by_name is None), None)
-        _check_numbers(store, epsilon, delta, own.head.unit if own else unit or "record")
         others = {one.budget.head.id: one for one in found if one.by_name is not None}
         if distinct is not None and (same := next((one for one in others.values() if not one.asks), None)):
             raise UserError(

@@ -65,7 +65,7 @@ def test_pictures_in_a_folder_need_no_store(towers, dpfed, tmp_path):
         ((*given, folder, "--split", "train"), "[image-split]"),
         ((*given, "--contrast", folder), "[embed-contrast]"),
         (("--model", "resnet18", folder), "[tower-name]"),
-        (("--model", "nothing", folder), "[automatic-model]"),
+        (("--model", "nothing", folder), "[tower-name]"),
         (("--model", "timm/nothing", folder), "[automatic-no-weights]"),
         (("--model", towers[1], "--weights", "some", folder), "[tower-text-weights]"),
         ((folder,), "[embed-files]"),
