@@ -282,7 +282,7 @@ class Trainer:
             count_finished(run, self._records, self._budget)
 
     def _note_trained(self, run: RunDirectory) -> None:
-        """Notes on every layer that its weights come from private records."""
+        """Marks every layer as trained on private records; does nothing if the records are public."""
         if not self._records.public:
             for module in self.model.modules():
                 object.__setattr__(module, _TRAINED_IN, str(run.path))

@@ -67,11 +67,11 @@ class Board:
         return cls(placed, arrangement, (2 if arrangement == "group" else 1) * plan.bounding.bound)
 
     def places(self, step: int, randomness: Randomness) -> tuple[np.ndarray, np.ndarray]:
-        """Where each canary would show in a step, and whether nobody else can show there.
+        """The coordinate in which each canary would show in a step, and whether no other canary can show there.
 
         Args:
             step: of training.
-            randomness: the workers'.
+            randomness: the workers' randomness.
 
         Returns:
             ``(m,)`` coordinates, -1 where it would show nowhere, and ``(m,)`` bool.

@@ -150,7 +150,7 @@ def _what_was_converted(report: ImportReport) -> list[str]:
 
 
 def _what_is_there_twice(report: ImportReport) -> list[str]:
-    """What is one thing to people, and two in the store, or the other way round."""
+    """Sentences on files with several pictures, pictures of several records, and classes of nearly the same name."""
     sentences = []
     if report.several:
         sentences.append(

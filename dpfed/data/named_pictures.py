@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class StoredPictures:
-    """Those of some records of a store, by number.
+    """The pictures of some or all records of a store, by their position in `rows`.
 
     Args:
-        store: of the records.
-        rows: ``(n,)`` of the store; default: all.
+        store: the record store.
+        rows: ``(n,)`` rows of the store; default: all.
     """
 
     def __init__(self, store: RecordStore, rows: np.ndarray | None = None) -> None:

@@ -18,7 +18,7 @@ from dpfed.privacy.randomness import Randomness
 
 
 class PublicNegatives:
-    """Draws the public records of every group, and puts them behind its own.
+    """Draws public records for each group, and appends them to the group's own records.
 
     Args:
         views: makes the views of the public store.
@@ -26,7 +26,7 @@ class PublicNegatives:
         count: M, public records in every group.
 
     Raises:
-        ValueError: if there are fewer than M.
+        ValueError: if there are fewer than M indices.
     """
 
     def __init__(self, views: ViewMaker, indices: np.ndarray, count: int) -> None:

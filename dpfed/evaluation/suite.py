@@ -170,7 +170,8 @@ def _classification(store: RecordSet, options: EvaluationConfig, features: Embed
         (bank, known), (held, wanted) = (_with_labels(store.labels[column][indices], x) for indices, x in sides)
         if not len(bank) or not len(held):
             raise UserError(
-                f"no record of evaluation.bank or evaluation.records has a '{column}' label; raise them. [eval-bank-no-label]"
+                f"no training record among evaluation.bank, or no held-out one among evaluation.records, has a '{column}' "
+                "label: raise the number. [eval-bank-no-label]"
             )
         suffix = _suffix(store, column)
         counts = f"{len(bank)} labelled training records, {len(held)} held-out records"

@@ -74,7 +74,9 @@ def file_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
     """
     with contextlib.suppress(FileNotFoundError):
         if not (stat.S_ISREG(mode := path.lstat().st_mode) or stat.S_ISDIR(mode)):
-            raise UserError(f"{path} is a link, a pipe or a device, where a lock is taken: remove it. [file-not-ordinary]")
+            raise UserError(
+                f"dpfed takes a lock on {path}, which is no file but a link, a pipe or a device: remove it. [file-not-ordinary]"
+            )
     # A file may hold more than a lock: the one of a run says which run it is. And a lock that is not more than a file that
     # exists, which filelock would take where the storage has no better, would outlive a process that is killed.
     lock = FileLock(path, preserve_lock_file=True, fallback_to_soft=False)

@@ -19,8 +19,8 @@ def listen(scan: Scan, access: Access, pictures: Path | None, ready: Callable[[s
     """Serves the page until the process is told to end.
 
     Args:
-        scan: of the runs.
-        access: where, and for whom.
+        scan: finds the runs.
+        access: the port to listen on, and the token that opens the page.
         pictures: a public store to search by text.
         ready: called with the address, token included, once the port is open.
 

@@ -219,7 +219,7 @@ def has_own_heads(model: nn.Module) -> bool:
 
 
 def features_of(model: nn.Module) -> str:
-    """The method of a model that gives features for other uses: of its tower, or what moments made of them."""
+    """The method that gives features for other uses: ``embed_images`` where heads of moments are, else ``features``."""
     return "embed_images" if hasattr(model, ATTRIBUTE) else "features"
 
 

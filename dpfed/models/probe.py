@@ -44,8 +44,8 @@ class Probe:
             self.model = copy.deepcopy(model)
         except Exception as error:  # whatever the attributes of a user's model do
             raise UserError(
-                f"{type(model).__name__} cannot be copied ({error}), and it is checked on a copy: keep nothing of a forward "
-                "pass in attributes. [probe-no-copy]"
+                f"{type(model).__name__} cannot be copied ({error}), but dpfed checks a copy of it: if it keeps tensors of a "
+                "forward pass in its attributes, remove them. [probe-no-copy]"
             ) from error
         if dtype is not None:
             self.model.to(dtype)

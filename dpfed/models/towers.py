@@ -94,11 +94,11 @@ class ClipModel(nn.Module):
         return F.normalize(self.project_text(tokens), dim=-1)
 
     def project_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Embeddings ``(n, D)`` of any length of normalised images ``(n, 3, H, W)``."""
+        """Image embeddings ``(n, D)``, not scaled to unit length, of normalised images ``(n, 3, H, W)``."""
         return self.image_head(self.features(images))
 
     def project_text(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embeddings ``(n, D)`` of any length of tokens ``(n, L)``."""
+        """Text embeddings ``(n, D)``, not scaled to unit length, of tokens ``(n, L)``."""
         return self.text_head(self.text_features(tokens))
 
 

@@ -31,13 +31,13 @@ class Request:
     """What the user asked for.
 
     Attributes:
-        experiment: which.
-        data: on which data set.
+        experiment: the experiment to reproduce.
+        data: the data set to train on.
         scale: the paper's hyperparameters, or what a CPU can do.
-        epsilons: the promises.
+        epsilons: the values of epsilon to train for.
         methods: values of ``bounding.method``; ``None``: all that the experiment compares.
         path: where the records are.
-        public: the user says that anyone may see them.
+        public: whether the user says that anyone may see the records.
         out: the folder for runs and results.
     """
 

@@ -72,11 +72,13 @@ def needs_of(config: Config) -> Needs:
 
 
 def require_memory(config: Config, device: torch.device) -> None:
-    """Refuses a model, or a group of records, that cannot fit into memory.
+    """Refuses a configuration whose model, group or microbatch cannot fit into memory.
+
+    It does not check a user's own model, nor an external one whose needs cannot be counted.
 
     Args:
-        config: its defaults resolved.
-        device: of the training.
+        config: the configuration, with its defaults resolved.
+        device: the device that trains.
 
     Raises:
         UserError: saying how much is needed and how much there is.

@@ -104,7 +104,9 @@ def contrastive_derivatives(similarities: Tensor, temperature: float) -> Tensor:
 
 
 def spread_out_derivatives(similarities: Tensor) -> Tensor:
-    """Derivatives of the spread-out regulariser (Zhang et al. 2017): the mean squared cosine with candidates of other records.
+    """Derivatives of the spread-out regulariser (Zhang et al. 2017) with respect to the similarities.
+
+    The term of an anchor is its mean squared cosine with the candidates of other records.
 
     Args:
         similarities: ``(n, n, m)`` cosines, n >= 2.

@@ -1,6 +1,7 @@
 """Gradients of the kernels of convolutions that keep channels apart (depthwise, in groups), image by image.
 
-A program adds one entry of the kernel up for some output channels of one image, over its positions from the first to the last.
+Each Triton program computes one entry of the kernel's gradient, for a block of output channels of one image: it adds up the
+output positions in order.
 """
 
 from __future__ import annotations

@@ -97,5 +97,8 @@ def _truth_as_numbers(present: set[str]) -> dict[str, str]:
     if not truths or not numbers:
         return {}
     if present - truths - {"0", "1"}:
-        raise UserError(f"{', '.join(sorted(truths))} and numbers name classes side by side: use one kind. [class-truth-mixed]")
+        raise UserError(
+            f"some classes are named by truth values ({', '.join(sorted(truths))}), others by numbers: write all in one way. "
+            "[class-truth-mixed]"
+        )
     return {truth: _TRUTH[truth] for truth in truths}

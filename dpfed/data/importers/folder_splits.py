@@ -122,9 +122,10 @@ def merged_splits(placed: Sequence[Placed]) -> str:
 
 
 def without_shards(placed: list[Placed], passed_over: Collection[str]) -> tuple[list[Placed], str]:
-    """Takes the labels away where they are the numbers of shards, as img2dataset's ``files`` are; with what to say of that.
+    """Removes labels that are only numbers of shards, as in img2dataset's ``files`` format.
 
-    Such folders hold images whose numbers begin with theirs, ``00000/000000001.jpg``, or lie beside ``00000_stats.json``.
+    Such folders hold images whose numbers begin with the folder's number, ``00000/000000001.jpg``, or lie beside
+    ``00000_stats.json``.
 
     Args:
         placed: the images.

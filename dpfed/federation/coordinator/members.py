@@ -128,7 +128,7 @@ class Members:
                 self.lose(number, address, "its SuperNode is no longer connected")
 
     def keep(self, number: int, offer: Offer | None, step: int) -> None:
-        """A site stays, with what it offers for the next step."""
+        """Replaces the stored offer of a site: by `offer` if it is for `step` and fits, else by none."""
         self._offers.pop(number, None)
         if offer is not None and offer.step == step and self._fits(offer):
             self._offers[number] = offer

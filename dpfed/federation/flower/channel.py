@@ -1,6 +1,7 @@
-"""Flower as the carrier of packets, on the coordinator's side.
+"""Carries packets over Flower, on the coordinator's side.
 
-Also here: a packet as the content of a Flower message: bytes in records, nothing that needs a deserialiser.
+This file also converts between a packet and the content of a Flower message: plain bytes in Flower's records, so nothing has to
+be deserialised.
 """
 
 from __future__ import annotations
