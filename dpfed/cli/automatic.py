@@ -142,6 +142,7 @@ def show(chosen: Chosen, as_json: bool = False) -> None:
 
 def _rows(chosen: Chosen) -> Iterator[tuple[str, str, str]]:
     """What the table of choices says: topic, value and reason."""
+    from dpfed.models.options import PROCEDURAL
     from dpfed.privacy.promise import round_up
     from dpfed.progress import duration
 
@@ -150,7 +151,12 @@ def _rows(chosen: Chosen) -> Iterator[tuple[str, str, str]]:
     promise = f"epsilon {round_up(plan.epsilon())}, delta {round_up(plan.promise.delta)}"
     yield "promise", promise, f"noise multiplier {plan.noise.multiplier:.3g}, for {plan.sampling.records:,} training records"
     if chosen.seconds is not None:
-        yield "time", f"about {duration(chosen.seconds)}", "measured on this machine with random images"
+        why = "measured on this machine with random images"
+        if chosen.config.model.start == PROCEDURAL or (
+            plan.bounding.method.public_records and chosen.config.public.is_generated
+        ):
+            why += "; generated images and their initial weights, which dpfed makes once, take some minutes more"
+        yield "time", f"about {duration(chosen.seconds)}", why
 
 
 def settled(
