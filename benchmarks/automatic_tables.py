@@ -23,11 +23,11 @@ def trained() -> str:
             _shown(row["by hand"]),
         )
         lines.append(f"| {' | '.join(cells)} | {_said(row)} |")
-    draws = min(len(row["automatic"]) for row in figures("automatic")["trained"])
-    runs = "One run" if draws == 1 else f"{draws} runs"
+    draws = {len(row["automatic"]) for row in figures("automatic")["trained"]}
+    runs = "One run each" if draws == {1} else f"{max(draws)} runs each" + (", or one where no ± stands" if 1 in draws else "")
     lines += [
         "",
-        f"Percent: mean of 200-NN and linear probe (images), or of both R@10 (pairs). {runs} each; by hand: "
+        f"Percent: mean of 200-NN and linear probe (images), or of both R@10 (pairs). {runs}; by hand: "
         "`recipes/small-images`, `quickstart` or `adapt/shapes`, with a batch that suits the number of records.",
     ]
     return "\n".join(lines)
