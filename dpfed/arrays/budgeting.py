@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 from dpfed.arrays.card import NO_BUDGET
 from dpfed.arrays.records import ArrayRecords
 from dpfed.arrays.refusal import ArrayError
+from dpfed.budgets.given import Budget, set_given
 from dpfed.budgets.refusals import shown
 from dpfed.budgets.registry import budgets_of
 from dpfed.budgets.reservations import Reservation
-from dpfed.budgets.spending import reserve, set_budget, settle
-from dpfed.errors import Notice
-from dpfed.privacy.accounting import default_delta
+from dpfed.budgets.spending import reserve, settle
 from dpfed.privacy.plan import PrivacyPlan
-
-Budget = float | tuple[float, float]
 
 
 class Held:
@@ -63,17 +59,6 @@ def set_for(records: ArrayRecords, budget: Budget) -> None:
         budget: epsilon, or (epsilon, delta).
 
     Raises:
-        UserError: see `dpfed.budgets.spending.set_budget`.
+        UserError: see `dpfed.budgets.given.set_given`.
     """
-    try:
-        epsilon, delta = budget if isinstance(budget, tuple | list) else (budget, default_delta(records.protected))
-        epsilon, delta = float(epsilon), float(delta)
-    except (TypeError, ValueError) as error:
-        raise ArrayError(f"budget = {budget!r}: expected epsilon, or (epsilon, delta). [arrays-budget]") from error
-    known = next((one.budget for one in budgets_of(records) if one.by_name is None), None)
-    if known is not None and (known.filter.epsilon, known.filter.delta) == (epsilon, delta):
-        return
-    before = None if known is None else shown(known)
-    after = set_budget(records, epsilon, delta, "record" if records.units is None else "user")
-    if before is not None:
-        warnings.warn(f"the lifetime budget of the rows was {before}, and is {shown(after)} now", Notice, stacklevel=2)
+    set_given(records, budget, "record" if records.units is None else "user")

@@ -41,12 +41,11 @@ class RunDirectory:
         path: the directory. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
             ``privacy_card.md`` (``no_privacy_card.md`` where the method's claim does not hold), ``report.html``,
             ``for_the_board.html``, ``provenance.json``, ``checkpoints/``, ``model/``, ``disclosures.json`` where more was made
-            of the records than the model, ``budget.json`` where a lifetime budget holds the plan (and ``budget.jsonl``, a copy
-            of the budget's ledger, where the records have no store), and ``privacy_audit.json`` where its claim was attacked;
-            while it is unfinished also ``commits/``, ``releases/``, ``features/`` (of frozen towers) and ``secret.key``, which
-            must stay inside the trust boundary and are deleted at the end. A federation's run also holds ``terms.json``,
-            ``federation.jsonl``, while a process works on it ``arrivals.json``, and, if it is simulated, ``simulation.json``
-            and ``sites/``.
+            of the records than the model, ``budget.json`` where a lifetime budget holds the plan, and ``privacy_audit.json``
+            where its claim was attacked; while it is unfinished also ``commits/``, ``releases/``, ``features/`` (of frozen
+            towers) and ``secret.key``, which must stay inside the trust boundary and are deleted at the end. A federation's run
+            also holds ``terms.json``, ``federation.jsonl``, while a process works on it ``arrivals.json``, and, if it is
+            simulated, ``simulation.json`` and ``sites/``.
     """
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"

@@ -159,13 +159,10 @@ def _print(store: RecordSet | None, budget: BudgetLedger) -> None:
     from dpfed.budgets.refusals import percent
 
     facts = _facts(budget)
-    beside = "folders of its runs" if store is None or store.budget_folder is None else "store"
+    places = "in the registry" if store is None or store.budget_folder is None else "in the store and in the registry"
     sides = "record" if budget.head.unit == "record" else f"{(store and store.unit_name) or 'user'} with all records"
     _line("budget", f"epsilon {facts['epsilon']!r}, delta {facts['delta']!r}, for each {sides}, over all runs")
-    _line(
-        "ledger",
-        f"{budget.head.id}, in the {beside} and in the registry; runs: {len(budget.accounts)}, entries: {len(budget.entries)}",
-    )
+    _line("ledger", f"{budget.head.id}, {places}; runs: {len(budget.accounts)}, entries: {len(budget.entries)}")
     _line("taken", f"{percent(facts['taken'])}, by the filter: runs may be chosen from the results of earlier ones")
     for name, what in (("spent", True), ("reserved", False)):
         own = [account for account in budget.accounts.values() if account.settled == what]

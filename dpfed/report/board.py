@@ -14,10 +14,11 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from dpfed.privacy.promise import CLOSE, LIMITED, guess, large_delta, meaning, of_several, round_up
 from dpfed.report.card import questions, void_reasons
-from dpfed.report.facts import STARTING_WEIGHTS, CardFacts
+from dpfed.report.facts import DECLARED_PUBLIC, STARTING_WEIGHTS, CardFacts
 from dpfed.report.html import page_style
 
 NO_PROMISE = "No promise"
+_CERTAIN = "100 %"  # as a limit is printed that lies just below
 _VERDICTS = ((CLOSE, "A strong promise"), (LIMITED, "A limited promise"), (math.inf, "A weak promise"))
 
 
@@ -69,12 +70,17 @@ def _unfinished(facts: CardFacts) -> str:
 
 def _protected(facts: CardFacts) -> Iterator[str]:
     what, count = "units" if facts.of_units else "records", facts.plan.sampling.records
-    yield f"To each of the {count:,} training {what}, one at a time. What counts as one: {facts.unit}."
+    one, _, meant = facts.unit.partition(": ")
+    yield f"To each of the {count:,} training {what}, one at a time." + (f" {one.capitalize()} is {meant}." if meant else "")
+    if DECLARED_PUBLIC in facts.secrets:
+        yield DECLARED_PUBLIC
     if not facts.of_units:
         several = []
         for number in (2, 5):
             worth = of_several(facts.epsilon_spent, facts.plan.promise.delta, number)
-            said = "there is no limit" if worth is None else f"the limit is {guess(*worth)}"
+            limit = None if worth is None else guess(*worth)
+            said = "there is no limit" if limit is None else f"the limit is {limit}"
+            said = "there is hardly any limit" if limit == _CERTAIN else said
             several.append(f"with {number} records, {said}")
         yield f"A person with several records is protected less: {'; '.join(several)}."
     yield "Not to the held-out records. They were used to test the model, and the test results have no noise added."
@@ -100,7 +106,7 @@ def _learnt(facts: CardFacts) -> Iterator[str]:
     )
     yield (
         "Possibly everything, with a copy of the records or of the file secret.key: that file shows which noise was added. The "
-        "run deletes it at its end; backups of it must be deleted, too."
+        "run deletes it at its end, and whoever has backups must delete it there, too."
     )
     if STARTING_WEIGHTS in facts.not_protected:
         yield "What the starting weights know: the promise does not cover the data that they were trained on."

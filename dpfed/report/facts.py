@@ -24,6 +24,9 @@ BASIS_RECORDS = (
     "The public records of the basis: the model holds the mean and main directions of their features. dpfed cannot check that "
     "they were chosen without looking at the training records."
 )
+DECLARED_PUBLIC = (
+    "The records need not be kept secret: dpfed generated them, or the person who imported them declared them public."
+)
 LAST_BITS = (
     "The last bits of the noise: the proof is about real numbers, and the Gaussian noise is in floating point. dpfed claims no "
     "defence against attacks on these bits. privacy.noise = 'discrete' closes this gap."

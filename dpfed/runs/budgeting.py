@@ -21,7 +21,6 @@ from dpfed.budgets.registry import BUDGET_LEDGER, budgets_of, known_by, possible
 from dpfed.budgets.reservations import Reservation
 from dpfed.budgets.spending import note_uncovered, reserve, settle
 from dpfed.config import Config
-from dpfed.data.items.records import Records
 from dpfed.data.record_set import RecordSet
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -77,8 +76,6 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
     if _of_institutions(run):  # the sites reserve
         return
     config, store = parts.config, parts.store
-    if isinstance(store, Records):
-        store.keep_budget_in(run.path.resolve())
     for what in _uncovered(config, store, parts.plan):
         note_uncovered(store, f"{_called(run, config)}: {what}", config.privacy.not_covered)
     if not parts.plan.has_guarantee:
@@ -118,8 +115,6 @@ def count_finished(run: RunDirectory, store: RecordSet, budget: Budget) -> None:
     if known and all(one is not None and has_numbers(one, epsilon, delta) for one in known):
         return
     ledger = ledger_of(run)
-    if isinstance(store, Records):
-        store.keep_budget_in(run.path.resolve())
     set_given(store, budget, ledger.plan.promise.unit)
     if not ledger.plan.has_guarantee:
         return

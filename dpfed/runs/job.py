@@ -15,7 +15,6 @@ from dpfed.building.model import trained_of
 from dpfed.building.own import OwnParts
 from dpfed.config import Config
 from dpfed.config.configuration import refuse_unmeasured
-from dpfed.data.items.records import Records
 from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.models.moment_heads import FEWEST_IMAGES
@@ -172,8 +171,6 @@ def resume_job(
             "[resume-other-records]"
         )
     if budget is not None:
-        if isinstance(parts.store, Records):
-            parts.store.keep_budget_in(run.path.resolve())
         set_given(parts.store, budget, parts.plan.promise.unit)
     return Job(run, parts, randomness)
 

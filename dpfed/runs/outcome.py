@@ -37,6 +37,7 @@ from dpfed.report.facts import (
     AUDITS,
     BASIS_RECORDS,
     CONTRADICTED,
+    DECLARED_PUBLIC,
     FIXED_SEED,
     LABELLED_BANK,
     LAST_BITS,
@@ -78,7 +79,6 @@ _ONE_CLUSTER = (
 )
 _RECORDS = "The records, and the record store that holds them: only those who hold them now may have them."
 _RECORDS_OF_SITES = "Each site's records, and the record store that holds them: only that site may have them."
-_DECLARED_PUBLIC = "Not the records: they were generated, or whoever imported them declared them public."
 _KEY = (
     "`secret.key` in the run's folder: whoever has it can repeat all random draws, and subtract the noise. The file exists "
     "until the run is finished; the run then deletes it. Delete copies and backups of it, too."
@@ -330,7 +330,7 @@ def _not_protected(parts: Parts, trained: Trained, disclosed: Collection[str]) -
 
 def _secrets(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[str, ...]:
     """What must not become known, or the guarantee is worth nothing, and with whom it lies."""
-    secrets = [_RECORDS_OF_SITES if parts.terms else _DECLARED_PUBLIC if parts.store.public else _RECORDS]
+    secrets = [_RECORDS_OF_SITES if parts.terms else DECLARED_PUBLIC if parts.store.public else _RECORDS]
     secrets.append(_KEY_OF_SERVER if parts.terms else _KEY)
     if parts.terms:
         secrets.append(_KEYS_OF_SITES)

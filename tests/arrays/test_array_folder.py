@@ -151,7 +151,7 @@ def test_a_budget_for_groups_and_none_for_a_seed(tmp_path):
         library.PrivateCCA(epsilon=1).fit(X, Y)
     with pytest.warns(Notice), pytest.raises(UserError, match="arrays-seed-budget"):
         library.PrivateCCA(epsilon=1, random_state=1).fit(X, Y, groups)
-    with pytest.raises(UserError, match="arrays-budget"):
+    with pytest.raises(UserError, match="own-budget"):
         library.PrivateCCA(epsilon=1, folder=tmp_path / "other", budget="much").fit(X, Y)
 
 

@@ -14,6 +14,7 @@ from dpfed.data.importers.source import FileRecord, Importer, Item, Source, Unre
 from dpfed.errors import UserError
 
 _TRIED = 16  # texts that are looked at to recognise captions
+_LARGEST = 2**20  # bytes of a text of captions
 
 
 class CaptionedFolderImporter(Importer):
@@ -93,7 +94,7 @@ def _numbers_alone(texts: Iterable[Path], access: Access) -> bool:
     """Whether the first texts hold no letter."""
     for text in itertools.islice(texts, _TRIED):
         with contextlib.suppress(NotRead):
-            if any(letter.isalpha() for letter in access.read(text).decode("utf-8", "replace")):
+            if any(letter.isalpha() for letter in _content(text, access).decode("utf-8", "replace")):
                 return False
     return True
 
@@ -115,10 +116,22 @@ def _captions(text: Path | None, access: Access) -> tuple[str, ...] | str:
     if text is None:
         return "no .txt of its name lies beside it"
     try:
-        lines = access.read(text).decode("utf-8-sig").splitlines()
+        lines = _content(text, access).decode("utf-8-sig").splitlines()
     except NotRead as error:
-        return f"its .txt cannot be read: {error}"
+        return f"its .txt is not read: {error}"
     except UnicodeDecodeError:
         return "its .txt is not UTF-8"
     captions = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
     return captions or "its .txt is empty"
+
+
+def _content(text: Path, access: Access) -> bytes:
+    """The bytes of a text.
+
+    Raises:
+        NotRead: see `Access.read`; also if it is too large for captions.
+    """
+    with contextlib.suppress(OSError):
+        if text.stat().st_size > _LARGEST:
+            raise NotRead("larger than 1 MiB")
+    return access.read(text)

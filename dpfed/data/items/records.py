@@ -72,7 +72,6 @@ class Records(RecordSet):
         source: the data set as it was given.
         reads_labels: whether the loss of the run that is opened reads labels: they then count among what makes records equal.
         equal: how many records have an image and captions that another one has, too; each of them counts.
-        budget_folder: the run's folder, once there is one; see `RecordSet`.
 
     Raises:
         UserError: for a data set without a length, or keys that are equal or that are positions; when the records are opened.
@@ -107,7 +106,6 @@ class Records(RecordSet):
         self.path = Path(f"records of {self.name}") if self.store is None else self.store.path
         self.advance: Callable[[int], None] = lambda done: None
         self.reads_labels = False
-        self._folder = None if self.store is None else self.store.path
 
     def __len__(self) -> int:
         return len(self.items)
@@ -207,12 +205,8 @@ class Records(RecordSet):
 
     @property
     def budget_folder(self) -> Path | None:
-        """See `RecordSet`: the folder of the run that trains on them."""
-        return self._folder
-
-    def keep_budget_in(self, folder: Path) -> None:
-        """Keeps the copies of a budget's ledger in a run's folder; a store has one of its own."""
-        self._folder = folder if self.store is None else self.store.path
+        """See `RecordSet`. A run's folder gets no copy: people pass it on, and the ledger has a plain hash of the pictures."""
+        return None if self.store is None else self.store.path
 
     def captions(self, indices: np.ndarray) -> list[list[str]]:
         """See `RecordSet`."""
