@@ -127,8 +127,12 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("changed", CHANGED)
-@pytest.mark.parametrize("given", [True, False], ids=["given", "not given"])
+_CASES = [(changed, True) for changed in CHANGED] + [("the same", False), ("half of them", False), ("and others", False)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "given"), _CASES, ids=[f"{name}, {'' if given else 'not '}given" for name, given in _CASES]
+)
 def test_a_second_run_beyond_the_budget_is_refused(spent, changed, given, tmp_path):
     """Whatever the records look like now, with the same budget or with none."""
     evaluation = {"evaluation": {"split": "none"}}

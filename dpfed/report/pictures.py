@@ -16,6 +16,7 @@ from dpfed.config import Config
 from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_captions, embed_images, extract
 from dpfed.evaluation.tasks import class_columns
 from dpfed.evaluation.zero_shot import class_embeddings, confusions
+from dpfed.models.moments import features_of
 from dpfed.report.gallery import Gallery, Section, Strip, Tile
 from dpfed.report.places import embedding_maps, most_frequent
 from dpfed.report.record_charts import SHOWN, Confusion, Counts
@@ -60,7 +61,10 @@ def build_gallery(
     features = [extract(one, read, indices, images_fn, device) for one in models]
     captions = store.captions(indices) if store.kind == "image-text" else [[] for _ in indices]
     reads_text = tokenizer is not None and any(captions)
-    image_z = [embed_images(one, read, indices, images_fn, device) for one in models] if reads_text else []
+    image_z: list[Tensor] = []
+    for one, own in zip(models, features, strict=True) if reads_text else ():
+        same = features_of(one) == "embed_images"  # heads of moments: their embeddings are its features
+        image_z.append(own if same else embed_images(one, read, indices, images_fn, device))
     sections: list[Section] = []
     pictures = _visible(read(indices))
     if pictures is not None:

@@ -17,6 +17,7 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import Notice
 from dpfed.features.extraction import FeatureCache
 from dpfed.privacy.randomness import Randomness
+from dpfed.report import pictures
 from dpfed.runs import closed_form
 from dpfed.runs.build import build
 from dpfed.runs.pretraining import pretrain
@@ -28,8 +29,9 @@ def digests(lines: str) -> list[str]:
 
 
 @pytest.fixture(params=["gaussian", "discrete"])
-def pairs(request, tiny_moments, tmp_path):
+def pairs(request, tiny_moments, tmp_path, monkeypatch):
     """A run on two towers that were not trained together."""
+    monkeypatch.setattr(pictures, "POOL", 8)  # a report's pictures, which take most of the time
     kept = {name: tiny_moments[name] for name in ("name", "data", "training")}
     tree = frozen(kept, tmp_path) | {"evaluation": {"split": "none"}}
     del tree["adaptation"], tree["views"], tree["model"]["embedding"]
