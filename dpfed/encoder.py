@@ -93,6 +93,7 @@ class Encoder:
             store: the records.
             config: of a run; ``evaluation`` chooses which records.
         """
+        from dpfed.evaluation.features import Embedder
         from dpfed.report.pictures import build_gallery
 
         how = self.preprocessing
@@ -100,7 +101,8 @@ class Encoder:
         def read(rows: np.ndarray) -> Tensor:
             return store.images(rows, self.size, how.resize, how.interpolation)
 
-        return build_gallery(self.model, store, read, config, self._views.plain, self._tokenizer, self._device)
+        embedder = Embedder(self.model, read, self._views.plain, self._tokenizer, self._device)
+        return build_gallery(embedder, store, read, config)
 
     @property
     def _device(self) -> torch.device:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from torch import nn
 
 from dpfed.data.record_set import RecordSet
-from dpfed.data.views.record_views import RecordViews
+from dpfed.evaluation.features import EmbedderOf
 from dpfed.evaluation.measured import Evaluation, Which
 from dpfed.evaluation.options import EvaluationConfig
 from dpfed.evaluation.suite import evaluate
@@ -20,13 +19,13 @@ class Evaluator:
 
     Attributes:
         store: the records; labels of the training split are read for k-NN and the linear probe.
-        views: how records become what the model reads.
+        embedder: Makes the embedder of a model.
         options: choose split and sizes.
         tasks: that are measured (`dpfed.evaluation.tasks.tasks_of`); none: nothing is.
     """
 
     store: RecordSet
-    views: RecordViews
+    embedder: EmbedderOf
     options: EvaluationConfig
     tasks: tuple[str, ...]
 
@@ -41,6 +40,4 @@ class Evaluator:
         Raises:
             UserError: if no record that is chosen has a caption or a label.
         """
-        read, device = functools.partial(self.views.read, self.store), next(model.parameters()).device
-        plain, tokenizer = self.views.images.plain, self.views.tokenizer
-        return evaluate(model, self.store, read, self.options, self.tasks, plain, tokenizer, which, step, device)
+        return evaluate(self.embedder(model), self.store, self.options, self.tasks, which, step)

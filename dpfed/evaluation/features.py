@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ _Items = TypeVar("_Items", np.ndarray, list[str])
 ReadImages = Callable[[np.ndarray], Tensor]
 ImagesFn = Callable[[Tensor], Tensor]
 Tokenizer = Callable[[list[str]], Tensor]
+_TEXTS = 512  # captions of a pass
 
 
 @contextmanager
@@ -32,64 +34,61 @@ def frozen(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def extract(model: nn.Module, read: ReadImages, indices: np.ndarray, images_fn: ImagesFn, device: torch.device | str) -> Tensor:
-    """Features of records: the backbone's output, without the projection head, or what released moments made of it.
+@dataclass
+class Embedder:
+    """Features and embeddings of records and captions, as one model gives them.
 
-    Args:
-        model: has ``features(images (n, 3, H, W)) -> (n, F)``.
-        read: images of indices of a store, uint8 ``(n, 3, size, size)``.
-        indices: (n,) int64, which records, in this order.
-        images_fn: maps uint8 ``(n, 3, H, W)`` to the model's floats; normally ``ImageViews.plain``.
-        device: where the model is.
-
-    Returns:
-        ``(n, F)`` float32 on the CPU.
-
-    Raises:
-        ValueError: for no indices.
+    Attributes:
+        model: Model with ``features``, and for captions ``embed_images`` and ``embed_text``.
+        read: Images of indices of a store, uint8 ``(n, 3, size, size)``.
+        images_fn: Maps images as they are read to the model's input; normally ``ImageViews.plain``.
+        tokenizer: Maps a list of texts to int64 tokens ``(n, L)``; ``None`` for a model of images alone.
+        device: Device of the model.
     """
-    embed = method_of(model, features_of(model))
-    return _of_images(model, read, indices, images_fn, device, embed)
+
+    model: nn.Module
+    read: ReadImages
+    images_fn: ImagesFn
+    tokenizer: Tokenizer | None
+    device: torch.device | str
+
+    def features(self, indices: np.ndarray) -> Tensor:
+        """Features of records: the backbone's output, without the projection head, or the output of released moments' heads.
+
+        Args:
+            indices: Indices of the records in the store, int64 ``(n,)``.
+
+        Returns:
+            Features float32 ``(n, F)`` on the CPU, in the order of the indices.
+
+        Raises:
+            ValueError: If there are no indices.
+        """
+        return self._of_images(indices, method_of(self.model, features_of(self.model)))
+
+    def images(self, indices: np.ndarray) -> Tensor:
+        """Image embeddings of a two-tower model, in the space that it shares with text: float32 ``(n, D)`` on the CPU."""
+        return self._of_images(indices, method_of(self.model, "embed_images"))
+
+    def texts(self, captions: list[str]) -> Tensor:
+        """Text embeddings of a two-tower model: float32 ``(len(captions), D)`` on the CPU."""
+        assert self.tokenizer is not None
+        embed, tokens = method_of(self.model, "embed_text"), self.tokenizer
+        return _in_batches(captions, _TEXTS, self.model, lambda part: embed(tokens(part).to(self.device)))
+
+    def _reader(self, indices: np.ndarray) -> Callable[[np.ndarray], Tensor]:
+        """Returns a function that maps some of these indices to the input of the model, on its device."""
+        # Bytes travel to the device, floats are made there: a quarter of the traffic.
+        return lambda part: self.images_fn(self.read(part).to(self.device)).to(self.device)
+
+    def _of_images(self, indices: np.ndarray, embed: Callable[[Tensor], Tensor]) -> Tensor:
+        read = self._reader(indices)
+        shape = read(indices[:1]).shape[1:] if len(indices) else ()
+        batch = records_without_gradients(shape, self.device)
+        return _in_batches(indices, batch, self.model, lambda part: embed(read(part)))
 
 
-def embed_images(
-    model: nn.Module, read: ReadImages, indices: np.ndarray, images_fn: ImagesFn, device: torch.device | str
-) -> Tensor:
-    """Image embeddings of a two-tower model, in the space that it shares with text: ``(n, D)`` float32 on the CPU."""
-    return _of_images(model, read, indices, images_fn, device, method_of(model, "embed_images"))
-
-
-def embed_captions(
-    model: nn.Module, captions: list[str], tokenizer: Tokenizer, device: torch.device | str, batch: int = 512
-) -> Tensor:
-    """Text embeddings of a two-tower model: ``(len(captions), D)`` float32 on the CPU.
-
-    Args:
-        model: has ``embed_text(tokens (n, L)) -> (n, D)``.
-        captions: at least one text.
-        tokenizer: maps a list of texts to int64 tokens ``(n, L)``.
-        device: where the model is.
-        batch: captions in memory at a time.
-    """
-    return _in_batches(captions, batch, model, lambda part: method_of(model, "embed_text")(tokenizer(part).to(device)))
-
-
-def _of_images(
-    model: nn.Module,
-    read: ReadImages,
-    indices: np.ndarray,
-    images_fn: ImagesFn,
-    device: torch.device | str,
-    embed: Callable[[Tensor], Tensor],
-) -> Tensor:
-    shape = read(indices[:1]).shape[1:] if len(indices) else ()
-    batch = records_without_gradients(shape, device)
-    return _in_batches(indices, batch, model, lambda part: embed(_images(read, part, images_fn, device)))
-
-
-def _images(read: ReadImages, indices: np.ndarray, images_fn: ImagesFn, device: torch.device | str) -> Tensor:
-    # Bytes travel to the device, floats are made there: a quarter of the traffic.
-    return images_fn(read(indices).to(device)).to(device)
+EmbedderOf = Callable[[nn.Module], Embedder]
 
 
 def _in_batches(items: _Items, batch: int, model: nn.Module, embed: Callable[[_Items], Tensor]) -> Tensor:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpfed.errors import UserError
-from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_captions, embed_images, extract
+from dpfed.evaluation.features import Embedder
 from dpfed.evaluation.intervals import Outcomes
 from dpfed.evaluation.knn import knn_correct
 from dpfed.evaluation.linear_probe import linear_probe_right
@@ -29,46 +29,32 @@ EmbedTexts = Callable[[list[str]], Tensor]
 
 
 def evaluate(
-    model: nn.Module,
-    store: RecordSet,
-    read: ReadImages,
-    options: EvaluationConfig,
-    tasks: tuple[str, ...],
-    images_fn: ImagesFn,
-    tokenizer: Tokenizer | None,
-    which: Which,
-    step: int,
-    device: torch.device | str,
+    embedder: Embedder, store: RecordSet, options: EvaluationConfig, tasks: tuple[str, ...], which: Which, step: int
 ) -> list[Evaluation]:
     """Measures a model on held-out records.
 
     Args:
-        model: with ``features``, and for retrieval and zero-shot ``embed_images`` and ``embed_text``.
-        store: the records; labels of the training split are read for k-NN and the linear probe.
-        read: images of indices of the store, uint8 ``(n, 3, size, size)``, as the model expects them.
-        options: choose split and sizes.
-        tasks: that are measured (`tasks_of`).
-        images_fn: normally ``ImageViews.plain``.
-        tokenizer: texts to int64 tokens ``(n, L)``; only retrieval and zero-shot need it.
-        which: is this the trained or the untrained model.
-        step: training steps that the model has seen.
-        device: where the model is.
+        embedder: Embeds records and captions by the model.
+        store: The records; labels of the training split are read for k-NN and the linear probe.
+        options: Options that choose split and sizes.
+        tasks: Tasks that are measured (`tasks_of`).
+        which: Whether this is the trained or the untrained model.
+        step: Number of training steps that the model has seen.
 
     Raises:
-        UserError: if no record that is chosen has a caption or a label.
+        UserError: If no record that is chosen has a caption or a label.
     """
-    if tokenizer is None and {"retrieval", "zero_shot"} & set(tasks):
+    if embedder.tokenizer is None and {"retrieval", "zero_shot"} & set(tasks):
         raise ValueError("retrieval and zero-shot need the tokenizer of the text tower")
 
     def features(indices: np.ndarray) -> Tensor:
-        return extract(model, read, indices, images_fn, device).to(device)
+        return embedder.features(indices).to(embedder.device)
 
     def images(indices: np.ndarray) -> Tensor:
-        return embed_images(model, read, indices, images_fn, device).to(device)
+        return embedder.images(indices).to(embedder.device)
 
     def texts(captions: list[str]) -> Tensor:
-        assert tokenizer is not None  # see above
-        return embed_captions(model, captions, tokenizer, device).to(device)
+        return embedder.texts(captions).to(embedder.device)
 
     figures: list[Figure] = []
     if "retrieval" in tasks:

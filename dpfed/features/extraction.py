@@ -27,7 +27,7 @@ from dpfed.errors import UserError
 from dpfed.features.cache import Features, Shard
 from dpfed.features.kept import claimed_features, place_of
 from dpfed.features.passes import Passes
-from dpfed.features.towers import frozen_towers
+from dpfed.features.towers import Towers, frozen_towers
 from dpfed.models.contract import method_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, Silent
@@ -117,6 +117,20 @@ def features_key(model: nn.Module, views: RecordViews, store: RecordSet, rows: n
     return _Extraction(model, views, store, count).key(rows)
 
 
+def towers_digest(towers: Towers) -> bytes:
+    """Hash of the weights of frozen towers."""
+    digest = hashlib.blake2b(digest_size=16)
+    _hash_towers(towers, digest)
+    return digest.digest()
+
+
+def _hash_towers(towers: Towers, digest: hashlib.blake2b) -> None:
+    for tower in (towers.image, towers.text):
+        for name, tensor in tower.state_dict().items() if tower is not None else ():
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
 class _Extraction:
     """Rows of a store -> a shard of features."""
 
@@ -136,10 +150,7 @@ class _Extraction:
         said += [views.images.config.model_dump(mode="json")] if self._count else []
         digest.update(json.dumps(said, sort_keys=True).encode())
         digest.update(np.ascontiguousarray(store.keys[rows]).tobytes())
-        for tower in (self._towers.image, self._towers.text):
-            for name, tensor in tower.state_dict().items() if tower is not None else ():
-                digest.update(name.encode())
-                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        _hash_towers(self._towers, digest)
         return digest.hexdigest()
 
     def _signs(self, like: Tensor) -> list[object]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import io
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from dpfed.config import Config
-from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_captions, embed_images, extract
+from dpfed.evaluation.features import Embedder, ReadImages
 from dpfed.evaluation.tasks import class_columns
 from dpfed.evaluation.zero_shot import class_embeddings, confusions
 from dpfed.models.moments import features_of
@@ -28,26 +27,16 @@ POOL = 2_000  # records among which neighbours and answers are looked for
 
 
 def build_gallery(
-    model: nn.Module,
-    store: RecordSet,
-    read: ReadImages,
-    config: Config,
-    images_fn: ImagesFn,
-    tokenizer: Tokenizer | None,
-    device: torch.device | str,
-    untrained: nn.Module | None = None,
+    trained: Embedder, store: RecordSet, read: ReadImages, config: Config, untrained: Embedder | None = None
 ) -> Gallery | None:
     """Pictures and charts of held-out records as the model sees them; None unless the store is public.
 
     Args:
-        model: with ``features``, and for captions ``embed_images`` and ``embed_text``.
-        store: the records.
-        read: their images, indices ``(n,)`` -> ``(n, C, H, W)``, uint8 or, of a user's own, floats.
-        config: of the run; ``evaluation.split`` chooses the records, or all splits where that one is empty.
-        images_fn: normally ``ImageViews.plain``.
-        tokenizer: of the text tower, None for an image model.
-        device: where the model is.
-        untrained: the model before training; ``None``: only the trained one is shown.
+        trained: Embedder of the trained model.
+        store: The records.
+        read: Images of the records, indices ``(n,)`` -> ``(n, C, H, W)``, uint8 or, of a user's own, floats.
+        config: Configuration of the run; ``evaluation.split`` chooses the records, or all splits where that one is empty.
+        untrained: Embedder of the model before training; ``None``: only the trained one is shown.
     """
     # Not a matter of taste: a picture of a private record would leave the trust boundary without any noise.
     if not store.public:
@@ -57,24 +46,24 @@ def build_gallery(
     shown = store.within(split) if held_out else lambda first, end: np.ones(end - first, bool)
     indices = np.sort(store.smallest(shown, min(POOL, config.evaluation.records or POOL)))
     kind = f"{'held-out ' * held_out}records of {store.name}"
-    models = [model] if untrained is None else [untrained, model]
-    features = [extract(one, read, indices, images_fn, device) for one in models]
+    embedders = [trained] if untrained is None else [untrained, trained]
+    features = [one.features(indices) for one in embedders]
     captions = store.captions(indices) if store.kind == "image-text" else [[] for _ in indices]
-    reads_text = tokenizer is not None and any(captions)
+    reads_text = trained.tokenizer is not None and any(captions)
     image_z: list[Tensor] = []
-    for one, own in zip(models, features, strict=True) if reads_text else ():
-        same = features_of(one) == "embed_images"  # heads of moments: their embeddings are its features
-        image_z.append(own if same else embed_images(one, read, indices, images_fn, device))
+    for one, own in zip(embedders, features, strict=True) if reads_text else ():
+        same = features_of(one.model) == "embed_images"  # heads of moments: their embeddings are its features
+        image_z.append(own if same else one.images(indices))
     sections: list[Section] = []
     pictures = _visible(read(indices))
     if pictures is not None:
         sections.append(_samples(store, indices, pictures, captions, kind))
-        if tokenizer is not None and reads_text:
-            sections.append(_retrieval(model, image_z[-1], pictures, captions, tokenizer, device))
+        if reads_text:
+            sections.append(_retrieval(trained, image_z[-1], pictures, captions))
         sections.append(_neighbours(features, pictures, kind))
     found: tuple[Confusion, ...] = ()
-    if tokenizer is not None and reads_text and held_out:
-        found = _confusions(models, image_z, store, indices, config, tokenizer, device)
+    if reads_text and held_out:
+        found = _confusions(embedders, image_z, store, indices, config)
     return Gallery(tuple(sections), embedding_maps(features, store, indices), found)
 
 
@@ -91,16 +80,9 @@ def _labels(store: RecordSet, row: int) -> str:
     return ", ".join(names[name][value] for name, value in values.items() if 0 <= value < len(names.get(name, [])))
 
 
-def _retrieval(
-    model: nn.Module,
-    image_z: Tensor,
-    pictures: Tensor,
-    captions: list[list[str]],
-    tokenizer: Tokenizer,
-    device: torch.device | str,
-) -> Section:
+def _retrieval(embedder: Embedder, image_z: Tensor, pictures: Tensor, captions: list[list[str]]) -> Section:
     asked = [index for index, texts in enumerate(captions) if texts][:4]
-    text_z = embed_captions(model, [captions[index][0] for index in asked], tokenizer, device)
+    text_z = embedder.texts([captions[index][0] for index in asked])
     best = (normalize(text_z, dim=1) @ normalize(image_z, dim=1).T).topk(min(5, len(image_z)), dim=1).indices.tolist()
     strips = tuple(
         Strip(
@@ -136,13 +118,7 @@ def _nearest(features: Tensor) -> list[list[int]]:
 
 
 def _confusions(
-    models: list[nn.Module],
-    image_z: list[Tensor],
-    store: RecordSet,
-    indices: np.ndarray,
-    config: Config,
-    tokenizer: Tokenizer,
-    device: torch.device | str,
+    embedders: list[Embedder], image_z: list[Tensor], store: RecordSet, indices: np.ndarray, config: Config
 ) -> tuple[Confusion, ...]:
     """What each model takes for what, for each label that zero-shot classification can predict."""
     found = []
@@ -152,18 +128,13 @@ def _confusions(
         if not labelled.any() or len(names) < 2:
             continue
         counts = []
-        for one, z in zip(models, image_z, strict=True):
-            embed = functools.partial(_texts, one, tokenizer, device)
-            class_z = class_embeddings(names, config.evaluation.templates, embed)
+        for one, z in zip(embedders, image_z, strict=True):
+            class_z = class_embeddings(names, config.evaluation.templates, one.texts)
             counts.append(confusions(z[labelled], class_z, labels[labelled]).numpy())
         shown = most_frequent(labels.numpy(), len(names), SHOWN)
         cut = [_rows(one, shown) for one in counts]
         found.append(Confusion(column, tuple(names[number] for number in shown), cut[-1], cut[0] if len(cut) > 1 else ()))
     return tuple(found)
-
-
-def _texts(model: nn.Module, tokenizer: Tokenizer, device: torch.device | str, texts: list[str]) -> Tensor:
-    return embed_captions(model, texts, tokenizer, device)
 
 
 def _rows(counts: np.ndarray, shown: list[int]) -> Counts:

@@ -31,6 +31,7 @@ from dpfed.evaluation.evaluator import Evaluator
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.features.extraction import FeatureCache
 from dpfed.features.towers import frozen_towers
+from dpfed.features.towers_once import TowersOnce
 from dpfed.features.training_views import TrainingViews
 from dpfed.models.byol import BYOL
 from dpfed.models.norm import refuse_mixing
@@ -176,7 +177,9 @@ def build(
     refuse_too_many_ranks(plan, world_size)
     views = dataclasses.replace(own_views, tokenizer=tokenizer) if own_views else record_views(config, tokenizer)
     loss = own_loss(config, own, model, views)
-    evaluator = Evaluator(store, views, config.evaluation, tasks_of(store, config.evaluation, config.model))
+    cache = FeatureCache(features, progress, config.data.keep_features)
+    embedder = TowersOnce(store, views, cache).embedder
+    evaluator = Evaluator(store, embedder, config.evaluation, tasks_of(store, config.evaluation, config.model))
     public = None if own_views else public_records_of(config, record_store(store), import_progress(progress, "public records"))
     noise, method = shared_noise(plan, terms), method_named(config.bounding.method)
     if method.closed_form:
@@ -184,7 +187,6 @@ def build(
         config = with_basis(config, basis)
         bases = None if basis is None else basis.bases
         add_moment_heads(model, config, plan, noise.std or plan.noise_std, tokenizer, noise.parties, bases)
-    cache = FeatureCache(features, progress, config.data.keep_features)
     learner = Learner(
         plan=plan,
         model=model.to(device),

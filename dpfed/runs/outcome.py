@@ -112,10 +112,9 @@ def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger, untrained: nn
         ledger: of the run.
         untrained: the model before training, for pictures of public records; ``None``: they show the trained model only.
     """
-    views, device = parts.views, parts.learner.device
-    read = functools.partial(views.read, parts.store)
-    plain, tokenizer = views.images.plain, views.tokenizer
-    gallery = build_gallery(parts.model, parts.store, read, parts.config, plain, tokenizer, device, untrained)
+    read, embedder = functools.partial(parts.views.read, parts.store), parts.evaluator.embedder
+    before = None if untrained is None else embedder(untrained)
+    gallery = build_gallery(embedder(parts.model), parts.store, read, parts.config, before)
     if gallery is not None:
         gallery.write(run.gallery)
     facts = facts_of_run(run, parts, ledger)

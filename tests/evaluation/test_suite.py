@@ -6,6 +6,7 @@ import torch
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
+from dpfed.evaluation.features import Embedder
 from dpfed.evaluation.intervals import wilson
 from dpfed.evaluation.suite import evaluate
 from dpfed.evaluation.tasks import tasks_of
@@ -67,7 +68,8 @@ def allowed(store, config):
 
 def measured(network, store, config, read_text):
     options, tasks = config.evaluation, allowed(store, config)
-    found = evaluate(network, store, store.read, options, tasks, lambda x: x.float(), read_text, "trained", 7, "cpu")
+    embedder = Embedder(network, store.read, lambda x: x.float(), read_text, "cpu")
+    found = evaluate(embedder, store, options, tasks, "trained", 7)
     return {item.name: item for item in found}
 
 

@@ -75,9 +75,9 @@ def test_the_second_run_computes_nothing(tree, tmp_path, computed):
         tree["privacy"]["epsilon"] = epsilon
         run = pretrain(parse_config(tree), tmp_path / f"run{number}")
         assert not run.features.exists() and "`STORE.features/`, until its owner deletes" in run.card.read_text()
-    assert computed == [600]
+    assert computed == [100, 600]  # held-out records, which the run measures, and its own
     place = tmp_path / "store.features"
-    assert len(shards(place)) == 1 and stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert len(shards(place)) == 2 and stat.S_IMODE(place.stat().st_mode) == 0o700
     for path in place.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o600 if path.is_file() else 0o700)
     assert sorted(os.listdir(tmp_path / "store")) == ["index.arrow", "records.arrow", "store.json"]
@@ -89,7 +89,7 @@ def test_a_run_from_kept_features_is_the_same_run(tree, tmp_path, computed):
     tree["data"]["keep_features"] = False
     runs.append(pretrain(parse_config(tree), tmp_path / "alone"))
     weights = [(run.model / "head.safetensors").read_bytes() for run in runs]
-    assert weights[0] == weights[1] == weights[2] and computed == [600, 600]
+    assert weights[0] == weights[1] == weights[2] and computed == [100, 600, 100, 600]
 
 
 def test_switched_off_they_go_with_the_run(tree, tmp_path, monkeypatch):
@@ -97,7 +97,7 @@ def test_switched_off_they_go_with_the_run(tree, tmp_path, monkeypatch):
     monkeypatch.setattr(RunDirectory, "delete_secrets", lambda run: seen.extend(shards(run.features)) or real(run))
     tree["data"]["keep_features"] = False
     run = pretrain(parse_config(tree), tmp_path / "run")
-    assert len(seen) == 1 and not run.features.exists() and not (tmp_path / "store.features").exists()
+    assert len(seen) == 2 and not run.features.exists() and not (tmp_path / "store.features").exists()
     assert "`features/` in the run's folder" in run.card.read_text()
 
 

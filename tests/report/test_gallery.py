@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from dpfed.errors import UserError
+from dpfed.evaluation.features import Embedder
 from dpfed.report.gallery import Gallery
 from dpfed.report.pictures import build_gallery
 
@@ -16,15 +17,19 @@ def tokenizer(texts):
     return torch.zeros(len(texts), 1, dtype=torch.int64)
 
 
+def embedder(model, read):
+    return Embedder(model, read, torch.Tensor.float, tokenizer, "cpu")
+
+
 @pytest.fixture
 def gallery(model, make_store, config):
     store = make_store()
-    return build_gallery(model, store, store.read, config, lambda x: x.float(), tokenizer, "cpu")
+    return build_gallery(embedder(model, store.read), store, store.read, config)
 
 
 def test_a_private_store_gives_no_picture_and_is_not_read(model, make_store, config):
     store = make_store(public=False)
-    assert build_gallery(model, store, store.read, config, lambda x: x.float(), tokenizer, "cpu") is None
+    assert build_gallery(embedder(model, store.read), store, store.read, config) is None
 
 
 def test_no_more_records_are_read_than_are_evaluated(model, make_store, config):
@@ -35,7 +40,7 @@ def test_no_more_records_are_read_than_are_evaluated(model, make_store, config):
         read.append(len(rows))
         return store.read(rows)
 
-    build_gallery(model, store, counted, few, lambda x: x.float(), tokenizer, "cpu")
+    build_gallery(embedder(model, counted), store, counted, few)
     assert max(read) == 7
 
 

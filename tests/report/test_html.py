@@ -10,6 +10,7 @@ from matplotlib.colors import to_hex
 
 from dpfed.artifacts.view import read_view
 from dpfed.errors import UserError
+from dpfed.evaluation.features import Embedder
 from dpfed.protocol.journal import Journal
 from dpfed.report.facts import FIXED_SEED, LABELLED_BANK, shared_unit
 from dpfed.report.html import CLOSED_FORM, NO_LOSS, _marks, write_report
@@ -50,8 +51,10 @@ def test_pictures_only_with_a_gallery(run_folder, tmp_path, model, make_store, c
     folder = run_folder()
     assert "image/png" not in render(tmp_path, folder)
     hidden, shown = make_store(public=False), make_store()
-    assert build_gallery(model, hidden, hidden.read, config, lambda x: x.float(), None, "cpu") is None
-    pictures = build_gallery(model, shown, shown.read, config, lambda x: x.float(), lambda t: torch.zeros(len(t), 1), "cpu")
+    assert build_gallery(Embedder(model, hidden.read, torch.Tensor.float, None, "cpu"), hidden, hidden.read, config) is None
+    pictures = build_gallery(
+        Embedder(model, shown.read, torch.Tensor.float, lambda t: torch.zeros(len(t), 1), "cpu"), shown, shown.read, config
+    )
     pictures.write(folder / "gallery")
     html = render(tmp_path, folder)
     assert html.count("data:image/png") > 10

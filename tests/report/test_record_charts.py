@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from dpfed.evaluation.features import Embedder
 from dpfed.evaluation.zero_shot import confusions, zero_shot_right
 from dpfed.report.gallery import CHARTS, Gallery
 from dpfed.report.pictures import build_gallery
@@ -23,12 +24,16 @@ def tokenizer(texts):
     return torch.zeros(len(texts), 1, dtype=torch.int64)
 
 
+def embedder(model, read):
+    return Embedder(model, read, torch.Tensor.float, tokenizer, "cpu")
+
+
 @pytest.fixture
 def gallery(model, make_store, config):
     store = make_store()
     untrained = type(model)()
     untrained.features = lambda images: images.flatten(1)[:, :5]
-    return build_gallery(model, store, store.read, config, lambda x: x.float(), tokenizer, "cpu", untrained)
+    return build_gallery(embedder(model, store.read), store, store.read, config, embedder(untrained, store.read))
 
 
 def run_of(tiny, shapes, folder, public):

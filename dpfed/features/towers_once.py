@@ -1,0 +1,125 @@
+"""Embeds records by models with the same frozen towers: a run measures some six models, and computes features once for all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpfed.data.record_set import RecordSet
+from dpfed.data.views.record_views import RecordViews
+from dpfed.errors import UserError
+from dpfed.evaluation.features import Embedder, frozen
+from dpfed.features.cache import SHARD, Features
+from dpfed.features.extraction import FeatureCache, towers_digest
+from dpfed.features.passes import Passes
+from dpfed.features.towers import from_features, frozen_towers
+from dpfed.models.contract import method_of
+
+
+@dataclass
+class _Known:
+    """Features of the same towers that were computed or read before.
+
+    Attributes:
+        of_rows: Features of records, by the bytes of their rows.
+        of_texts: Features ``(F_t,)`` of texts.
+    """
+
+    of_rows: dict[bytes, Features] = field(default_factory=dict)
+    of_texts: dict[str, Tensor] = field(default_factory=dict)
+
+
+class TowersOnce:
+    """Makes embedders of models, which share the features of frozen towers.
+
+    Features are found by the weights of the towers, so no model gets those of other towers.
+
+    Args:
+        store: The records.
+        views: Views that make the models' input of records.
+        cache: Cache that computes the features, and may keep them for later runs.
+    """
+
+    def __init__(self, store: RecordSet, views: RecordViews, cache: FeatureCache) -> None:
+        self._store, self._views, self._cache = store, views, cache
+        self._known: dict[bytes, _Known] = {}
+
+    def embedder(self, model: nn.Module) -> Embedder:
+        """Makes the embedder of a model; that of a model whose image tower is trained reads images."""
+        read, device = functools.partial(self._views.read, self._store), next(model.parameters()).device
+        whole = Embedder(model, read, self._views.images.plain, self._views.tokenizer, device)
+        try:
+            return _OfFrozen(whole, from_features(model), self)
+        except UserError:  # such a model has no features that could be computed once
+            return whole
+
+    def known(self, model: nn.Module) -> _Known:
+        """Returns what is known of a model's towers."""
+        return self._known.setdefault(towers_digest(frozen_towers(model)), _Known())
+
+    def features(self, model: nn.Module, known: _Known, rows: np.ndarray) -> Features:
+        """Returns the features of records, computed if they are not there yet."""
+        name = rows.tobytes()
+        if name not in known.of_rows:
+            known.of_rows[name] = self._cache.features(model, self._views, self._store, rows)
+        return known.of_rows[name]
+
+    def texts(self, model: nn.Module, known: _Known, texts: list[str]) -> Tensor:
+        """Returns the features of texts by a frozen text tower, float32 ``(n, F_t)`` on the model's device."""
+        for features in known.of_rows.values():
+            if missing := set(texts) - known.of_texts.keys():
+                self._find(features, missing, known)
+        if missing := set(texts) - known.of_texts.keys():
+            towers, device = frozen_towers(model), next(model.parameters()).device
+            assert towers.text is not None
+            others, passes = sorted(missing), Passes(device, self._views.tokenizer)
+            with frozen(model):
+                made = passes.of_texts(method_of(model, "text_features"), towers.text, towers.text_width, others)
+            known.of_texts.update(zip(others, made.clone(), strict=True))
+        return torch.stack([known.of_texts[text] for text in texts])
+
+    def _find(self, features: Features, texts: set[str], known: _Known) -> None:
+        """Looks for texts among the captions of records whose features are there."""
+        for number, shard in enumerate(features.shards()):
+            if shard.text is None:
+                return
+            rows = features.rows[number * SHARD : (number + 1) * SHARD]
+            captions = [text for own in self._store.captions(rows) for text in own]
+            known.of_texts.update((text, own) for text, own in zip(captions, shard.text, strict=True) if text in texts)
+
+
+class _OfFrozen(Embedder):
+    """Embeds by the rest of a model behind its frozen towers.
+
+    Args:
+        whole: Embedder of the whole model.
+        rest: Model that continues from the features of the towers (`from_features`).
+        once: Gives the features.
+    """
+
+    def __init__(self, whole: Embedder, rest: nn.Module, once: TowersOnce) -> None:
+        text = frozen_towers(whole.model).text
+        tokenizer = whole.tokenizer if text is None or whole.tokenizer is None else self._texts
+        super().__init__(rest, whole.read, whole.images_fn, tokenizer, whole.device)
+        self._whole, self._once = whole.model, once
+
+    @functools.cached_property
+    def _known(self) -> _Known:
+        return self._once.known(self._whole)
+
+    def _texts(self, texts: list[str]) -> Tensor:
+        return self._once.texts(self._whole, self._known, texts)
+
+    def _reader(self, indices: np.ndarray) -> Callable[[np.ndarray], Tensor]:
+        features = self._once.features(self._whole, self._known, indices)
+
+        def read(part: np.ndarray) -> Tensor:
+            views = np.zeros((len(part), 1), dtype=np.int64)
+            return features.images(features.positions(part), views)[:, 0].to(self.device)
+
+        return read
