@@ -2,10 +2,10 @@
 
     python -m benchmarks.automatic WORK CIFAR10 [DRAWS]
 
-CIFAR-10 is a folder of Parquet files. `--minutes` is 240, so that other processes on the machine change no choice; a quiet
-machine chooses the same at the default of 20. Runs stay in WORK, and an interrupted command continues there. Sets of pictures
-behind frozen towers are not trained again: there the choice is the recipe itself, and ``moment-basis.json`` has what it
-reaches. It writes ``benchmarks/results/automatic.json``.
+CIFAR-10 is a folder of Parquet files. Draws that the result file has are not repeated. `--minutes` is 240, so that other
+processes on the machine change no choice; a quiet machine chooses the same at the default of 20. Runs stay in WORK, and an
+interrupted command continues there. Sets of pictures behind frozen towers are not trained again: there the choice is the
+recipe itself, and ``moment-basis.json`` has what it reaches. It writes ``benchmarks/results/automatic.json``.
 """
 
 from __future__ import annotations
@@ -95,15 +95,24 @@ def _figures(run: RunDirectory, metrics: tuple[str, str]) -> tuple[float, float]
     return before, after
 
 
-def reached(cell: Cell, work: Path, draws: int) -> dict[str, Any]:
-    """What both ways reach, in so many runs each."""
+def reached(cell: Cell, work: Path, draws: int, known: dict[str, Any] | None) -> dict[str, Any]:
+    """Measures what both ways reach.
+
+    Args:
+        cell: The situation.
+        work: Folder of the runs.
+        draws: Number of runs of each way.
+        known: Row of an earlier result file, whose draws are not repeated.
+    """
     name = f"{cell.name}-{str(cell.epsilon).removesuffix('.0')}".replace(",", "").replace(" ", "-")
     stores = () if is_store(cell.data) else (f"data.stores={work}",)
     request = Request(cell.data, cell.epsilon, model=cell.model, minutes=_MINUTES, assignments=stores)
     chosen = choose(request)
     row: dict[str, Any] = {"set": cell.name, "epsilon": cell.epsilon, "chosen": [str(one) for one in chosen.choices[3:]]}
     row |= {"expected": chosen.expectation.facts(), "automatic": [], "by hand": []}
-    for draw in range(draws):
+    if known is not None:
+        row |= {way: known[way] for way in ("automatic", "by hand")}
+    for draw in range(len(row["by hand"]), draws):
         run = automatic(request, work / "runs" / f"{name}-automatic-{draw}")
         before, after = _figures(run, cell.metrics)
         row["automatic"].append([round(before, 1), round(after, 1)])
@@ -140,11 +149,14 @@ def main(work: str, cifar: str, draws: str = "1") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if RunDirectory.unused(folder / "public"):
         pretrain(load_config("adapt/shapes-public", [f"data.stores={folder}"]), folder / "public")
-    rows: list[dict[str, Any]] = []
+    found = {(row["set"], row["epsilon"]): row for row in figures("automatic")["trained"]}
     for cell in cells(folder, Path(cifar).absolute()):
-        rows.append(reached(cell, folder, int(draws)))
-        print(json.dumps(rows[-1]), flush=True)
-        write_result("automatic", {"trained": rows, "moments": predicted_moments()}, seeds=[])
+        key = (cell.name, cell.epsilon)
+        if len(found.get(key, {}).get("by hand", ())) >= int(draws):
+            continue
+        found[key] = reached(cell, folder, int(draws), found.get(key))
+        print(json.dumps(found[key]), flush=True)
+        write_result("automatic", {"trained": list(found.values()), "moments": predicted_moments()}, seeds=[])
 
 
 if __name__ == "__main__":
