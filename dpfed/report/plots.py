@@ -17,6 +17,7 @@ from dpfed.report.record_charts import OTHERS
 from dpfed.report.results import Interval, Result, label, shown
 from dpfed.report.style import INK, MUTED, RULE, SERIES, TARGET, TRAINED, UNTRAINED, figure
 
+_LEGEND = 44  # letters of a class's name in a legend
 WIDTH, HEIGHT = 5.0, 2.9  # inches; two stand side by side on a page of 1000 pixels
 _DASHES = (0, (4, 3))
 # Classes that are called by colours, as those of the generated shapes, get them.
@@ -238,14 +239,15 @@ def map_plot(points: Sequence[tuple[float, float]], classes: Sequence[int], name
         classes: of the same records; -1 is drawn in grey.
         names: of the classes.
     """
-    rows = math.ceil(len(names) / 4)
-    canvas, axes = figure(WIDTH, 3.7 + 0.22 * rows)
+    shown = [_short(name) for name in (*names, OTHERS)]
+    columns = max(1, min(4, int(WIDTH / (0.6 + 0.08 * max(map(len, shown))))))  # inches of a marker, and of a letter
+    canvas, axes = figure(WIDTH, 3.7 + 0.22 * math.ceil(len(shown) / columns))
     place, of_class = np.asarray(points), np.asarray(classes)
     colours = [_CALLED[name] for name in names] if set(names) <= set(_CALLED) else SERIES
     for number in (-1, *range(len(names))):
         own = place[of_class == number]
         if len(own):
-            colour, name = (UNTRAINED, OTHERS) if number < 0 else (colours[number], names[number])
+            colour, name = (UNTRAINED, OTHERS) if number < 0 else (colours[number], shown[number])
             axes.plot(own[:, 0], own[:, 1], "o", color=colour, markersize=3.4, markeredgewidth=0, label=name)
     axes.set_xlim(-0.03, 1.03)
     axes.set_ylim(-0.03, 1.03)
@@ -254,6 +256,16 @@ def map_plot(points: Sequence[tuple[float, float]], classes: Sequence[int], name
     axes.set_yticks([])
     axes.spines["bottom"].set_visible(False)
     axes.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=4, frameon=False, fontsize=9, labelcolor=MUTED, markerscale=2
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.01),
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+        labelcolor=MUTED,
+        markerscale=2,
     )
     return canvas
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LEGEND else f"{name[: _LEGEND - 1]}…"

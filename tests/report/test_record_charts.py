@@ -14,6 +14,7 @@ from dpfed.evaluation.features import Embedder
 from dpfed.evaluation.zero_shot import confusions, zero_shot_right
 from dpfed.report.gallery import CHARTS, Gallery
 from dpfed.report.pictures import build_gallery
+from dpfed.report.plots import map_plot
 from dpfed.report.places import most_frequent, places_of
 from dpfed.runs.pretraining import pretrain
 
@@ -120,3 +121,14 @@ def test_a_map_puts_alike_records_together():
 
 def test_the_most_frequent_classes_stay():
     assert most_frequent(np.array([3, 3, 1, -1, -1, -1, 0, 0, 0]), 5, 2) == [0, 3]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("letters", [1, 10, 20, 40, 300])
+def test_a_map_keeps_its_place_beside_names_of_any_length(letters):
+    names = [f"{number}{'x' * (letters - 1)}" for number in range(10)]
+    canvas = map_plot([(0.1 * number, 0.5) for number in range(11)], range(-1, 10), names)
+    canvas.draw_without_rendering()
+    (axes,) = canvas.axes
+    box, legend = axes.get_window_extent(), axes.get_legend().get_window_extent()
+    assert box.height > 2 * canvas.dpi and legend.x0 >= 0 and legend.x1 <= canvas.bbox.x1
