@@ -1,6 +1,6 @@
 """What `dpfed pretrain --data` chooses, beside the best of our recipes: predicted, reached, and reached by hand.
 
-    python -m benchmarks.automatic WORK CIFAR10 [DRAWS]
+    python -m benchmarks.automatic WORK CIFAR10 [DRAWS] [SET]
 
 CIFAR-10 is a folder of Parquet files. Draws that the result file has are not repeated. `--minutes` is 240, so that other
 processes on the machine change no choice; a quiet machine chooses the same at the default of 20. Runs stay in WORK, and an
@@ -143,8 +143,8 @@ def _noise(records: int, epsilon: float) -> float:
     return plan_of(records, parse_config(tree)).noise.multiplier
 
 
-def main(work: str, cifar: str, draws: str = "1") -> None:
-    """Trains what is not there, and writes the result file."""
+def main(work: str, cifar: str, draws: str = "1", only: str = "") -> None:
+    """Trains what is not there, of all sets or only of one, and writes the result file."""
     folder = Path(work).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if RunDirectory.unused(folder / "public"):
@@ -152,7 +152,7 @@ def main(work: str, cifar: str, draws: str = "1") -> None:
     found = {(row["set"], row["epsilon"]): row for row in figures("automatic")["trained"]}
     for cell in cells(folder, Path(cifar).absolute()):
         key = (cell.name, cell.epsilon)
-        if len(found.get(key, {}).get("by hand", ())) >= int(draws):
+        if only not in ("", cell.name) or len(found.get(key, {}).get("by hand", ())) >= int(draws):
             continue
         found[key] = reached(cell, folder, int(draws), found.get(key))
         print(json.dumps(found[key]), flush=True)

@@ -96,9 +96,19 @@ def tree(store: Path, size: int, files: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def bench(store: RecordStore, size: int, files: dict[str, str], work: Path) -> Bench:
-    """Features of a set, computed once."""
-    parts = build(parse_config(tree(store.path, size, files)), Randomness.from_seed(0))
+def bench(store: RecordStore, size: int, files: dict[str, str], work: Path, layers: str = "several") -> Bench:
+    """Features of a set, computed once.
+
+    Args:
+        store: The records.
+        size: Side of the images, pixels.
+        files: Files of the towers (`towers`).
+        work: Folder of the features.
+        layers: ``bounding.options.layers``: ``several`` or ``last``.
+    """
+    sections = tree(store.path, size, files)
+    sections["bounding"]["options"] = {"layers": layers}
+    parts = build(parse_config(sections), Randomness.from_seed(0))
     rows = store.split("train")
     rows = rows[np.argsort(store.keys[rows])]
     started, cache = time.perf_counter(), FeatureCache(work / "features")
@@ -160,7 +170,7 @@ def moments(bench: Bench, count: int, epsilon: float | None, seed: int) -> Momen
     rows, config = bench.rows[:count], bench.parts.config
     noise = {"epsilon": epsilon} if epsilon else {"epsilon": None, "noise_multiplier": 0.1}  # the least that a plan takes
     privacy = config.privacy.model_copy(update=noise)
-    bounding = config.bounding.model_copy(update={"options": {"basis": "random"}})
+    bounding = config.bounding.model_copy(update={"options": {"basis": "random", "layers": "last"}})
     config = config.model_copy(update={"privacy": privacy, "bounding": bounding})
     plan = plan_of(count, config)
     model = copy.deepcopy(bench.parts.model)

@@ -2,7 +2,8 @@
 
     python -m benchmarks.moment_basis PLACE WORK symbols=CHECKOUT tiles=CHECKOUT icons=CHECKOUT cifar10=FOLDER
 
-Three bases: random rows; ``generated``, the product's own; ``near``, the pictures and names of the other two libraries. N from
+Three bases: random rows; ``generated``, the product's own; ``near``, the pictures and names of the other two libraries. Random
+rows, and ``generated, last layer``, take the last layer of each tower; the other two take several layers, as a run does. N from
 300 to 30,000, epsilon from 0.1 to 10, five draws of the noise. Both releases are drawn here: exact moments in float64 with
 Gaussian noise, by the product's layout, shares, rule of k, and heads; the grid of the product's sums is left out. Figures are
 those of `benchmarks.moments`. It writes ``benchmarks/results/moment-basis.json`` anew; features stay in WORK.
@@ -109,24 +110,29 @@ def main(place: str, work: str, *given: str) -> None:
     """Measures the sets that are given."""
     files, folder = towers(Path(place)), Path(work)
     benches: dict[str, Bench] = {}
+    last: dict[str, Bench] = {}
     for name, path in (one.split("=", 1) for one in given):
         is_cifar = name == "cifar10"
         store = cifar_store(Path(path), folder / name) if is_cifar else named_store(_MAKERS[name](Path(path)), folder / name)
-        benches[name] = bench(store, 64 if is_cifar else 128, files, folder)
+        for layers, found in (("several", benches), ("last", last)):
+            found[name] = bench(store, 64 if is_cifar else 128, files, folder, layers)
     sets: dict[str, Any] = {}
     for name, own in benches.items():
         others = [other for label, other in benches.items() if label not in (name, "cifar10")]
-        bases: dict[str, Bases | None] = {"random": None, "generated": None if own.basis is None else own.basis.bases}
+        kinds: dict[str, tuple[Bench, Bases | None]] = {"random": (last[name], None)}
+        for kind, one in (("generated, last layer", last[name]), ("generated", own)):
+            assert one.basis is not None
+            kinds[kind] = one, one.basis.bases
         if name != "cifar10" and others:
-            bases["near"] = near(others)
+            kinds["near"] = own, near(others)
         measure = "accuracy" if name == "cifar10" else "R@10"
         facts = {"records": len(own.train), "held out": len(own.test), "measure": measure, "public": round(chance(own), 4)}
         sets[name] = {**facts, "basis": own.basis.fingerprint if own.basis else None, "rows": []}
-        features = features_of(own, "train")
+        features = {kind: features_of(one, "train") for kind, (one, _) in kinds.items()}
         for count in own.counts():
             for epsilon in EPSILONS:
-                for kind, basis in bases.items():
-                    runs = [drawn(own, features, basis, count, epsilon, seed) for seed in SEEDS]
+                for kind, (one, basis) in kinds.items():
+                    runs = [drawn(one, features[kind], basis, count, epsilon, seed) for seed in SEEDS]
                     row = {"basis": kind, "records": count, "epsilon": epsilon, "dimensions": runs[0]["dimensions"]}
                     sets[name]["rows"].append({**row, "figures": [run["figure"] for run in runs]})
                     mean = 100 * sum(run["figure"] for run in runs) / len(runs)

@@ -210,7 +210,7 @@ def main(place: str, work: str, *given: str) -> None:
     for name, path in (one.split("=", 1) for one in given):
         is_cifar = name == "cifar10"
         store = cifar_store(Path(path), folder / name) if is_cifar else named_store(_MAKERS[name](Path(path)), folder / name)
-        few = Few.of(bench(store, 64 if is_cifar else 128, files, folder), folder)
+        few = Few.of(bench(store, 64 if is_cifar else 128, files, folder, "last"), folder)
         sets[name] = {"held out": len(few.bench.test), "changes": {}}
         made: dict[Change, Any] = {}
         for change in CHANGES:

@@ -144,10 +144,10 @@ def main(place: str, work: str, *given: str) -> None:
         else:
             store = named_store({"symbols": symbols, "tiles": tiles, "icons": icons}[name](Path(path)), folder / name)
         made, public = (
-            bench(store, _SIZES.get(name, 128), files, folder),
+            bench(store, _SIZES.get(name, 128), files, folder, "last"),
             folder / ("tiles" if name == "symbols" else "symbols"),
         )
-        others = bench(RecordStore.open(public), _SIZES.get(name, 128), files, folder) if public.exists() else None
+        others = bench(RecordStore.open(public), _SIZES.get(name, 128), files, folder, "last") if public.exists() else None
         sets[name] = {
             "records": len(made.train),
             "held out": len(made.test),

@@ -23,6 +23,7 @@ _HEADS = (
     f"\nThe towers are the public ones. The run learnt the heads in `{HEADS.file}`, which transform the towers' features. "
     "dpfed's page moments.md shows how to apply them, in four lines.\n"
 )
+_LAYERS = "These features are those of several layers, side by side; the same page shows how to compute them.\n"
 _TRANSFORMERS = {
     "image": (
         'from transformers import AutoModel\n\nmodel = AutoModel.from_pretrained("DEST").eval()  # needs timm\n'
@@ -66,7 +67,11 @@ def write_format(name: str, source: Path, dest: Path) -> None:
     code, heads = _WRITERS[name](source, dest, description), MOMENTS in description and name != "onnx"
     if heads:
         shutil.copy(source / HEADS.file, dest)
-    write_atomically(dest / HOW, f"```python\n{code}\n```\n{_HEADS if heads else ''}")
+    write_atomically(dest / HOW, f"```python\n{code}\n```\n{_said_of_heads(description) if heads else ''}")
+
+
+def _said_of_heads(description: dict[str, Any]) -> str:
+    return _HEADS + _LAYERS * bool(description[MOMENTS].get("several_layers"))
 
 
 def _timm(source: Path, dest: Path, description: dict[str, Any]) -> str:

@@ -75,9 +75,9 @@ def read_back(tree: dict[str, Any], origin: str) -> Config:
         UserError: naming the first offending key, what it got and what was expected.
     """
     config = _checked(tree, origin).effective()
-    if config.method.closed_form and not config.is_aligned and "basis" not in config.bounding.options:
-        # Written before there was a public basis.
-        options = dict(config.bounding.options) | {"basis": "random"}
+    if config.method.closed_form and not config.is_aligned and not {"basis", "layers"} <= config.bounding.options.keys():
+        # Written before there was a public basis, or before several layers of a tower were taken.
+        options = {"basis": "random", "layers": "last"} | dict(config.bounding.options)
         config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"options": options})})
     return config
 

@@ -45,7 +45,7 @@ def frozen_towers(model: nn.Module) -> Towers:
         text_tower = model.text_encoder
         towers = Towers(model.image_encoder, _width(model.image_encoder))
         if isinstance(text_tower, TextTower):
-            towers = towers._replace(text=text_tower.backbone, text_width=text_tower.backbone.spec.width)
+            towers = towers._replace(text=text_tower.backbone, text_width=text_tower.backbone.width)
         elif not any(parameter.requires_grad for parameter in text_tower.parameters()):
             towers = towers._replace(text=text_tower, text_width=_width(text_tower))
     elif type(model) is SimCLRModel:
@@ -76,8 +76,8 @@ def from_features(model: nn.Module) -> nn.Module:
             rest.__dict__["text_features"] = nn.Identity()
     elif isinstance(rest, TwoTowerModel):
         rest.image_encoder = nn.Identity()
-        if isinstance(rest.text_encoder, TextTower):
-            rest.text_encoder = rest.text_encoder.head
+        if towers.text is not None:
+            rest.text_encoder = rest.text_encoder.head if isinstance(rest.text_encoder, TextTower) else nn.Identity()
     else:
         rest.encoder = nn.Identity()
     return rest

@@ -62,9 +62,14 @@ class Basis:
 
         The engine computes the same map with integer sums (`dpfed.bounding.pair_moments`).
         """
-        if self.centre is not None:
-            features = F.normalize(features, dim=-1) - self.centre
-        return F.normalize(features @ self.rows.T, dim=-1)
+        return projected(features, self.rows, self.centre)
+
+
+def projected(features: Tensor, rows: Tensor, centre: Tensor | None) -> Tensor:
+    """Maps features as `Basis.project` does, without the checks of a `Basis`."""
+    if centre is not None:
+        features = F.normalize(features, dim=-1) - centre
+    return F.normalize(features @ rows.T, dim=-1)
 
 
 def random_basis(width: int, dimensions: int, number: int) -> Basis:

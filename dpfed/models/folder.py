@@ -50,7 +50,15 @@ from dpfed.models.description import (
     weight_parts,
 )
 from dpfed.models.lora import merged_state
-from dpfed.models.moments import ATTRIBUTE, PublishedHeads, give_heads, has_own_heads, keep_towers, published_heads
+from dpfed.models.moments import (
+    ATTRIBUTE,
+    PublishedHeads,
+    give_heads,
+    has_own_heads,
+    has_several_layers,
+    keep_towers,
+    published_heads,
+)
 from dpfed.models.options import AdaptationConfig, ModelConfig
 from dpfed.models.own import finish_model
 from dpfed.models.text_tower import FrozenTextTower, TextTokenizer, save_tower_files
@@ -110,7 +118,7 @@ def save_encoder(
     moments = {}
     if heads := published_heads(model):
         files[HEADS.file] = save(_portable(heads))
-        moments = {MOMENTS: {"projected": has_own_heads(model)}}
+        moments = {MOMENTS: {"projected": has_own_heads(model), "several_layers": has_several_layers(model)}}
     for name, content in files.items():
         write_atomically(folder / name, content)
     preprocessing = facts.preprocessing
@@ -191,7 +199,8 @@ def load_encoder(folder: str | Path) -> Model:
         into |= {f"{part.prefix}{name}": tensor for name, tensor in found.items()}
     model = _skeleton(config, objective, description["image_size"], description.get("shape"))
     if heads:
-        keep_towers(model, description[MOMENTS]["projected"])
+        said = description[MOMENTS]
+        keep_towers(model, said["projected"], said.get("several_layers", False))
     target = model.clip if isinstance(model, ClipModel) else model
     _compare(target.state_dict(), tensors, folder / weight_parts(config)[0].file)
     target.load_state_dict(tensors, assign=not (config.external or config.pretrained_text or config.is_own))

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
-from dpfed.models.basis import SIDES, Basis, Side
+from dpfed.models.basis import SIDES, Basis, Side, projected
 from dpfed.models.contract import method_of
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.moment_heads import MomentNoise, centres, heads
 from dpfed.models.moment_layout import MomentLayout
-from dpfed.models.text_tower import TextTower
+from dpfed.models.text_tower import FrozenTextTower, TextTower
+from dpfed.models.timm_encoders import TimmEncoder
 from dpfed.models.towers import ClipModel
 
 ATTRIBUTE = "moments"  # of a model
@@ -51,7 +52,7 @@ class Head(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """``(..., F)`` -> ``(..., D)``, not of unit length."""
-        return (self.basis.project(features) - self.centre) @ self.matrix
+        return (projected(features, self.projection, self._buffers.get("origin")) - self.centre) @ self.matrix
 
 
 class PublishedHeads(nn.Module):
@@ -162,20 +163,32 @@ def bridges(model: nn.Module) -> dict[Side, nn.Module]:
     raise UserError(f"{type(model).__name__} has no towers for bounding.method = 'moments'. [moments-no-tower]")
 
 
-def keep_towers(model: nn.Module, aligned: bool) -> None:
+def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -> None:
     """Freezes a model, and removes all but its towers: the projection head for views, and untrained projections.
 
     Args:
         model: see `bridges`.
         aligned: whether its projections have learnt to bring images and texts together.
+        several_layers: Whether towers that can do so give the features of several layers side by side.
     """
     model.requires_grad_(False)
+    for tower in _layered(model) if several_layers else ():
+        tower.give_several_layers()
     if isinstance(model, SimCLRModel):
         model.head = nn.Identity()
     elif isinstance(model, TwoTowerModel) and not aligned:
         model.projection = nn.Identity()
         if isinstance(model.text_encoder, TextTower):
             model.text_encoder.head = nn.Identity()
+
+
+def has_several_layers(model: nn.Module) -> bool:
+    """Returns whether a tower gives the features of several layers side by side (`keep_towers`)."""
+    return any(tower.several_layers for tower in _layered(model))
+
+
+def _layered(model: nn.Module) -> list[TimmEncoder | FrozenTextTower]:
+    return [module for module in model.modules() if isinstance(module, TimmEncoder | FrozenTextTower)]
 
 
 @torch.no_grad()

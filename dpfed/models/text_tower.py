@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
@@ -29,7 +30,7 @@ class FrozenTextTower(nn.Module):
 
     def __init__(self, net: nn.Module, spec: TextBlueprint) -> None:
         super().__init__()
-        self.net, self.spec = net, spec
+        self.net, self.spec, self.several_layers = net, spec, False
         for module in net.modules():
             if isinstance(module, nn.Dropout):  # where it could draw, engines would take one group at a time
                 module.p = 0.0
@@ -44,12 +45,28 @@ class FrozenTextTower(nn.Module):
         """Stays frozen."""
         return super().requires_grad_(False)
 
+    @property
+    def width(self) -> int:
+        """F."""
+        return self.spec.width * (2 if self.several_layers else 1)
+
+    def give_several_layers(self) -> None:
+        """Puts the features of the middle layer beside those of the last one, each of unit length."""
+        self.several_layers = True
+
     def forward(self, tokens: Tensor) -> Tensor:
         """``(n, L)`` int64 tokens -> ``(n, F)`` float32; a text of padding only is read as one token of padding."""
         first = torch.arange(tokens.shape[1], device=tokens.device) == 0
         real = ((tokens != self.spec.padding) | first).long()
         with torch.autocast(tokens.device.type, enabled=False):
-            states = self.net(input_ids=tokens, attention_mask=real).last_hidden_state
+            found = self.net(input_ids=tokens, attention_mask=real, output_hidden_states=self.several_layers)
+        if not self.several_layers:
+            return self._pooled(found.last_hidden_state, real)
+        middle = found.hidden_states[len(found.hidden_states) // 2]  # the first are the embeddings
+        pieces = [self._pooled(states, real) for states in (found.last_hidden_state, middle)]
+        return torch.cat([F.normalize(piece, dim=1) for piece in pieces], dim=1)
+
+    def _pooled(self, states: Tensor, real: Tensor) -> Tensor:
         if self.spec.pooling == "cls":
             return states[:, 0]
         weight = real.to(states.dtype) / real.sum(1, keepdim=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfed.data.views.preprocessing import Preprocessing
@@ -19,18 +20,34 @@ from dpfed.models.torchvision_encoders import PREFIX as TORCHVISION
 from dpfed.models.torchvision_encoders import create as create_torchvision
 from dpfed.models.weight_files import fitting_weights, reading_weights, words
 
+_STAGES = 2  # beside the features, where several layers stand side by side
+
 
 class TimmEncoder(nn.Module):
     """A timm or torchvision model without its classifier, as an image encoder.
 
     Args:
-        timm: normalised images ``(n, 3, H, W)`` -> features ``(n, F)``.
+        timm: Maps normalised images ``(n, 3, H, W)`` to features ``(n, F)``.
         features_dim: F.
+
+    Attributes:
+        features_dim: F; with several layers, the sum of their widths.
+        several_layers: Whether the features are those of several layers side by side (`give_several_layers`).
     """
 
     def __init__(self, timm: nn.Module, features_dim: int) -> None:
         super().__init__()
         self.timm, self.features_dim = timm, features_dim
+        self.several_layers = False
+
+    def give_several_layers(self) -> None:
+        """Puts the means of the last two stages beside the features, each of unit length, where the network has stages.
+
+        A vision transformer has none: its blocks all have the same resolution.
+        """
+        stages = _stages(self.timm)
+        if stages and not self.several_layers:
+            self.several_layers, self.features_dim = True, self.features_dim + sum(stages)
 
     def train(self, mode: bool = True) -> TimmEncoder:
         """A frozen encoder stays in evaluation mode."""
@@ -38,7 +55,23 @@ class TimmEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images ``(n, 3, H, W)`` -> ``(n, features_dim)``."""
-        return self.timm(images)
+        if not self.several_layers:
+            return self.timm(images)
+        net: Any = self.timm
+        last, maps = net.forward_intermediates(images, indices=_STAGES)
+        pieces = [net.forward_head(last), *(one.mean((2, 3)) for one in maps)]
+        return torch.cat([F.normalize(piece, dim=1) for piece in pieces], dim=1)
+
+
+def _stages(net: nn.Module) -> list[int]:
+    """Returns the widths of a network's last stages; none if timm cannot give their feature maps, or all are of one size."""
+    info: Any = getattr(net, "feature_info", None)
+    if info is None or not hasattr(net, "forward_intermediates") or not hasattr(net, "forward_head"):
+        return []
+    found = info.info if hasattr(info, "info") else info
+    if len(found) < _STAGES or len({one["reduction"] for one in found}) == 1:
+        return []
+    return [one["num_chs"] for one in found[-_STAGES:]]
 
 
 def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) -> TimmEncoder:
@@ -149,7 +182,8 @@ def local_dir_config(encoder: TimmEncoder, name: str, preprocessing: Preprocessi
         preprocessing: of the images in training.
         size: their side, pixels.
     """
-    cfg: Any = encoder.timm.pretrained_cfg
+    net: Any = encoder.timm
+    cfg = net.pretrained_cfg
     modes = {ours: theirs for theirs, ours in RESIZE.items()}
     same = preprocessing.resize != "pad"
     return {
@@ -160,7 +194,7 @@ def local_dir_config(encoder: TimmEncoder, name: str, preprocessing: Preprocessi
             "note": RGB_LAST if same else f"{BLACK_BORDERS} {RGB_LAST}",
         },
         "num_classes": 0,
-        "num_features": encoder.features_dim,
+        "num_features": net.num_features if encoder.several_layers else encoder.features_dim,
         "pretrained_cfg": {
             "input_size": [3, size, size],
             "fixed_input_size": bool(cfg.get("fixed_input_size")),

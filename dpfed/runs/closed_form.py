@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from dpfed.building.images import image_size
+from dpfed.building.method import options_of
 from dpfed.config import Config
 from dpfed.data.views.record_views import Tokenizer
 from dpfed.errors import UserError
@@ -41,7 +42,7 @@ def add_moment_heads(
         UserError: for fewer records, or narrower towers, than dimensions.
     """
     aligned = config.is_aligned
-    keep_towers(model, aligned)
+    keep_towers(model, aligned, options_of(config).layers == "several")
     widths = feature_widths(model, image_size(config), tokenizer)
     if basis is not None and tuple(own.rows.shape[1] for own in basis.values()) != widths:
         raise UserError(

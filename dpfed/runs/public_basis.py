@@ -97,6 +97,11 @@ def kind_of(config: Config) -> Kind:
             f"bounding.options.basis = '{given}' is for towers that were never aligned; the features of these towers are not "
             "projected. Leave the option out. [basis-aligned]"
         )
+    if options_of(config).layers == "several":
+        raise UserError(
+            "bounding.options.layers = 'several' is for towers that were never aligned; of these towers the last layers are. "
+            "Leave the option out. [layers-aligned]"
+        )
     return "random"
 
 
@@ -154,7 +159,7 @@ def public_basis(
     store = _store(config, kind, progress)
     if kind == "store":
         refuse_shared(store, private, config.data.stores)
-    keep_towers(model, aligned=False)
+    keep_towers(model, aligned=False, several_layers=options_of(config).layers == "several")
     rows = store.split("train")
     rows = rows[np.argsort(store.keys[rows])][:MOST_PUBLIC]
     most = max(BASIS_ROWS, options_of(config).dimensions)

@@ -65,10 +65,12 @@ def resolve_with_start(config: Config, start: StartingWeights | None = None) -> 
 
 
 def _with_basis(config: Config) -> dict[str, object]:
-    """The options of private moments with the kind of their public basis, where towers are not aligned."""
+    """The options of private moments, with the kind of basis and the layers of towers that were never aligned."""
     if not method_named(config.bounding.method).closed_form or config.is_aligned:
         return {}
-    return {"options": {"basis": "generated", **config.bounding.options}}
+    given = {"basis": "generated", **config.bounding.options}
+    several = given["basis"] != "random" and config.model.reads_text
+    return {"options": {"layers": "several" if several else "last", **given}}
 
 
 def resolve_model_defaults(config: Config) -> Config:

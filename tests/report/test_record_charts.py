@@ -14,8 +14,8 @@ from dpfed.evaluation.features import Embedder
 from dpfed.evaluation.zero_shot import confusions, zero_shot_right
 from dpfed.report.gallery import CHARTS, Gallery
 from dpfed.report.pictures import build_gallery
-from dpfed.report.plots import map_plot
 from dpfed.report.places import most_frequent, places_of
+from dpfed.report.plots import map_plot
 from dpfed.runs.pretraining import pretrain
 
 NEVER_IN_PRIVATE = ("<img", "Nearest neighbours", "Where the model places records", "Zero-shot classes", "Search by text")

@@ -67,6 +67,11 @@ class _Options(Section):
         description="what the projection is made of: public pictures and words that dpfed has (default), the records of "
         "public.path, or random numbers (default of towers that are aligned already)",
     )
+    layers: Literal["last", "several"] | None = Field(
+        None,
+        description="which layers of towers give the features: the last, or several side by side (default with a public "
+        "basis of images and texts): also the last two stages of a convolutional tower, and the middle layer of a text tower",
+    )
     basis_digest: str | None = Field(None, description="a run writes it: the fingerprint of its basis")
 
 
