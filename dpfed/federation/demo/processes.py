@@ -61,7 +61,7 @@ class Processes:
             )
 
     def environment(self) -> dict[str, str]:
-        """Returns the environment of a new process: this Python environment's programs come first, without Flower's variables."""
+        """Returns the environment of a new process: programs of this Python environment first, without Flower's variables."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
         path = f"{Path(sys.executable).parent}{os.pathsep}{own.get('PATH', os.defpath)}"
         return {**own, **without_proxy(own), "PATH": path, "PYTHONUNBUFFERED": "1"}
@@ -184,7 +184,7 @@ def processes(logs: Path) -> Iterator[Processes]:
 
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
-    """Makes SIGTERM raise SystemExit within the block, unless it is handled already, as in dpfed's commands (`interruptible`)."""
+    """Makes SIGTERM raise SystemExit within the block, unless it has a handler, as in dpfed's commands (`interruptible`)."""
     main = threading.current_thread() is threading.main_thread()  # only the main thread can set a handler
     unanswered = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if unanswered:
