@@ -53,7 +53,7 @@ def confirm(path: Path, cards: list[str], own: SiteCard, terms: Terms | None) ->
 
 
 def refuse_strangers(terms: Terms, confirmed: list[str]) -> None:
-    """Refuses terms that lack a confirmed card: somebody may have put another card in its place.
+    """Refuses terms that lack a confirmed card: the coordinator may have put another card in its place.
 
     Raises:
         UserError: If a confirmed card is missing; the message names it.

@@ -92,7 +92,7 @@ class Journal:
         )
 
     def rounds_of(self, site: str) -> int:
-        """Returns the number of collected steps in which a site's answer was counted."""
+        """Returns the number of steps that were collected with a site's answer among them."""
         last = {line["step"]: line for line in self.lines}
         return sum(line["event"] == "collected" and site in line["arrived"] for line in last.values())
 

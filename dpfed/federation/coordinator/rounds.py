@@ -129,9 +129,6 @@ class Federation:
     def wait_for_sites(self, step: int) -> None:
         """Greets sites until enough are there; before the server's first step, until all are, or the deadline is over.
 
-        Args:
-            step: Step that is about to be opened.
-
         Raises:
             UserError: If so many sites are ahead of this run that no step can succeed.
         """
@@ -238,11 +235,7 @@ class Federation:
         return SecureSum(self._terms, step, self._members.offers(step), self._numbers)
 
     def _unmasked(self, step: int, arrived: dict[int, Content], missing: dict[str, str]) -> tuple[Tensor | None, str]:
-        """Unmasks the total of masked sums, with the help of the sites that sent them.
-
-        Returns:
-            The total; ``None`` and the reason if there is none.
-        """
+        """Unmasks the total with the help of the sites that sent masked sums; returns ``None`` and why if there is none."""
 
         def ask(kind: str, expected: type[Answer], fields: dict[str, Any]) -> Iterator[tuple[int, Any]]:
             packet, numbers = self._signed(kind, step=step, **fields), {self._addresses[number]: number for number in arrived}

@@ -166,7 +166,7 @@ class Processes:
 
 @contextlib.contextmanager
 def processes(logs: Path) -> Iterator[Processes]:
-    """Ends its processes with the block, also if this process gets Ctrl-C or SIGTERM, or is killed.
+    """Provides a group of processes that end with the block, also if this process gets Ctrl-C or SIGTERM, or is killed.
 
     Args:
         logs: Folder for the processes' outputs.

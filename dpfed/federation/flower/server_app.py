@@ -28,7 +28,7 @@ def main(grid: Grid, context: Context) -> None:
         for name, value in given.items():
             if not Path(value).is_absolute():
                 raise UserError(f"run-config {name} = {value!r}: give an absolute path on the SuperLink's host. [flower-path]")
-        logs.set_up()  # as DPFED_LOG_FORMAT says
+        logs.set_up()  # in the format of DPFED_LOG_FORMAT
         with watching() as progress:
             run = coordinate(Path(given["federation"]), Path(given["run"]), FlowerChannel(grid), progress)
         show_run(run)

@@ -66,7 +66,7 @@ _WRONG = {  # OpenSSL's words about a certificate: their meaning, and what to do
 
 
 def of_certificate(path: Path, advice: str) -> Iterator[Finding]:
-    """Checks whether the certificates in a file are valid now, and for another 60 days.
+    """Checks whether the newest certificate in a file is valid now, and for another 60 days.
 
     Args:
         path: File of the certificates.
@@ -108,7 +108,7 @@ def of_connection(address: str, authority: Path, settings: Mapping[str, str]) ->
 
     Args:
         address: Address of the coordinator, HOST:PORT.
-        authority: File of the certificates that must have signed the coordinator's one.
+        authority: File with the certificate of the authority that must have signed the coordinator's certificate, PEM.
         settings: Settings of the site, with its HTTP proxy.
 
     Yields:

@@ -160,7 +160,7 @@ class SitePaths:
                 raise UserError(f"{kit} is the kit of {new.site}, and this is {origin.site}: nothing was changed. [kit-site]")
             try:
                 old = self.kit
-            except UserError:  # somebody put another kit there, or damaged it
+            except UserError:  # the present kit comes from elsewhere, or is damaged
                 old = None
             if old is not None and new.serial < old.serial:
                 raise UserError(
@@ -220,7 +220,7 @@ class SitePaths:
     def _last_reply(self) -> int:
         try:
             return Reply.load(self.reply).written
-        except UserError:  # there is none yet, or somebody damaged it
+        except UserError:  # there is none yet, or it is damaged
             return 0
 
     def env(self) -> dict[str, str]:

@@ -41,7 +41,7 @@ from dpfed.runs.records import with_absolute_paths
 
 
 class SiteSettings(Section):
-    """A site's own settings. They never leave the site."""
+    """A site's own settings, kept in its folder (``site.toml``)."""
 
     name: str
     store: str

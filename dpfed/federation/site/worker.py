@@ -158,11 +158,7 @@ class SiteWorker:
             raise self._refusal(error) from error
 
     def _asked_about(self, header: dict[str, Any]) -> tuple[Masking, int, list[int]]:
-        """Returns the masking, the step, and the sites that the server names as arrived in it.
-
-        Raises:
-            Refusal: If nothing is masked, the step is not the last one, or the request is malformed.
-        """
+        """Returns the masking, the step, and the sites that the server names as arrived in it."""
         if self._masking is None:
             raise Refusal(Reason.UNKNOWN)
         step = _number(header.get("step"))
@@ -202,9 +198,6 @@ class SiteWorker:
         """Returns the norm about which a step asks; ``None`` if the terms release no statistics of norms.
 
         Whatever the threshold, a group's contribution to the sum is bounded.
-
-        Raises:
-            Refusal: If the threshold is missing, or out of range.
         """
         if self._terms.privacy_plan.statistics is None:
             return None
