@@ -1,1 +1,1 @@
-"""Federated pretraining: what the coordinator and the sites say to each other, whatever carries it."""
+"""Federated pretraining: the coordinator, the sites, secure sums, and what carries their messages."""

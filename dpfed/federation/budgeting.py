@@ -1,4 +1,4 @@
-"""A site under its store's lifetime budget: what it joins is reserved, whole, whatever other federations and runs reserved."""
+"""Lifetime budgets at a site: joining a federation reserves its whole plan, beside the reservations of other runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LETTERS = 16
 
 
 class Folder(Protocol):
-    """What is asked of a site's folder (`dpfed.federation.site.folder.SiteFolder`)."""
+    """The part of a site's folder that this module uses (`dpfed.federation.site.folder.SiteFolder`)."""
 
     path: Path
     ledger: Path
@@ -42,15 +42,18 @@ class Folder(Protocol):
 
 
 def reserve_site(folder: Folder, terms: Terms, store: RecordStore | None = None) -> list[BudgetLedger]:
-    """Reserves the whole plan of a federation with the budgets of a site's records; again, it changes nothing.
+    """Reserves the whole plan of a federation in the budgets of a site's records; repeated, it changes nothing.
 
     Args:
-        folder: of the site.
-        terms: of the federation.
-        store: the records, if they are open.
+        folder: Folder of the site.
+        terms: Terms of the federation.
+        store: Records of the site, if they are open already; default: opened here.
+
+    Returns:
+        The ledgers of the budgets; empty if the records have none.
 
     Raises:
-        UserError: if the plan does not fit, with the numbers; if the folder is a copy of one that is there as well.
+        UserError: If the plan does not fit (the message has the numbers), or the folder is a copy of one that still exists.
     """
     path = Path(folder.settings().store)
     if not possible(path):
@@ -59,10 +62,13 @@ def reserve_site(folder: Folder, terms: Terms, store: RecordStore | None = None)
 
 
 def settle_site(folder: Folder) -> list[BudgetLedger]:
-    """Gives back what a site reserved and will not be asked for.
+    """Returns to the budgets what a site has reserved and will not be asked for.
+
+    Returns:
+        The ledgers of the budgets.
 
     Raises:
-        UserError: if the site is served and may still be asked, or its ledger has lost lines.
+        UserError: If the site is served and may still be asked, or its ledger has lost lines.
     """
     with contextlib.ExitStack() as stack:
         if not is_over(folder):
@@ -79,7 +85,7 @@ def settle_site(folder: Folder) -> list[BudgetLedger]:
 
 
 def is_over(folder: Folder) -> bool:
-    """Whether the last step was asked for: the site's ledger stays as it is."""
+    """Returns whether the last step was asked for: the site's ledger no longer changes."""
     if not folder.ledger.exists():
         return False
     ledger = Ledger.open(folder.ledger)
@@ -87,7 +93,7 @@ def is_over(folder: Folder) -> bool:
 
 
 def settle_locked(folder: Folder) -> list[BudgetLedger]:
-    """The same of a folder whose ledger nobody else changes now."""
+    """Settles as `settle_site` does, for a folder whose ledger no other process changes now."""
     return settle(RecordStore.open(folder.settings().store), (), _reservation(folder, folder.terms()))
 
 

@@ -1,4 +1,4 @@
-"""Which cards a site's operator has compared with the sites themselves: a coordinator could invent members."""
+"""The cards that a site's operator has compared with the other sites themselves: a coordinator could invent members."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FINGERPRINT = re.compile("[0-9a-f]{4}( [0-9a-f]{4}){7}")
 
 
 def confirmed_in(path: Path) -> list[str]:
-    """The fingerprints that a file holds.
+    """Returns the fingerprints in a file of confirmed cards; empty if the file does not exist.
 
     Raises:
-        UserError: if the file is damaged.
+        UserError: If the file is damaged.
     """
     if not path.is_file():
         return []
@@ -33,16 +33,16 @@ def confirmed_in(path: Path) -> list[str]:
 
 
 def confirm(path: Path, cards: list[str], own: SiteCard, terms: Terms | None) -> None:
-    """Notes that cards are those of other sites, as this site's operator has heard from these themselves.
+    """Records that cards belong to other sites, as this site's operator has heard from these sites themselves.
 
     Args:
-        path: of the file.
-        cards: fingerprints, as they were read out.
-        own: this site's card.
-        terms: that the site has joined, if it has.
+        path: File of the confirmed cards.
+        cards: Fingerprints, as they were read out.
+        own: This site's card.
+        terms: Terms that the site has joined; ``None``: it has joined none.
 
     Raises:
-        UserError: for what is not a fingerprint, is this site's own, or belongs to no member of the terms.
+        UserError: If a text is not a fingerprint, is this site's own, or belongs to no member of the terms.
     """
     given = [_fingerprint(card) for card in cards]
     if own.fingerprint in given:
@@ -53,10 +53,10 @@ def confirm(path: Path, cards: list[str], own: SiteCard, terms: Terms | None) ->
 
 
 def refuse_strangers(terms: Terms, confirmed: list[str]) -> None:
-    """Refuses terms that lack a confirmed card: somebody may have put another one in its place.
+    """Refuses terms that lack a confirmed card: the coordinator may have put another card in its place.
 
     Raises:
-        UserError: naming the card.
+        UserError: If a confirmed card is missing; the message names it.
     """
     members = {member.fingerprint for member in terms.sites}
     if strange := [each for each in confirmed if each not in members]:
@@ -67,7 +67,7 @@ def refuse_strangers(terms: Terms, confirmed: list[str]) -> None:
 
 
 def _fingerprint(card: str) -> str:
-    """A card's fingerprint, as somebody wrote it down: spaces, dashes and case do not matter."""
+    """Returns the usual form of a fingerprint that somebody wrote down: spaces, dashes and case do not matter."""
     plain = re.sub(r"[\s:-]", "", card).lower()
     if not re.fullmatch("[0-9a-f]{32}", plain):
         raise UserError(f"{card!r} is not the fingerprint of a card: expected 32 hexadecimal digits. [card-fingerprint]")

@@ -1,4 +1,4 @@
-"""A folder that a party of a federation makes for its own eyes."""
+"""The private folder of a party in a federation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from dpfed.files.atomic import new_folder
 
 @contextlib.contextmanager
 def own_folder(folder: Path) -> Iterator[Path]:
-    """A new folder for its owner's eyes only, all at once or not at all.
+    """Makes a new folder that only its owner can read, all at once or not at all.
+
+    Yields:
+        The draft of the folder.
 
     Raises:
-        UserError: if there is something, or it cannot be made.
+        UserError: If the path exists, or the folder cannot be made.
     """
     if os.path.lexists(folder):
         raise UserError(f"cannot make {folder}: it exists; choose another folder. [member-folder-exists]")

@@ -1,4 +1,4 @@
-"""What is simulated where institutions are: light, so that a mistake in it is answered before torch is imported."""
+"""Settings of simulated sites. This module loads without torch, so a mistake in them is reported at once."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from dpfed.protocol.trust import Mode, Trust
 
 
 class Simulation(Section):
-    """How many sites, what they agree on, and how unlike their records are."""
+    """A simulated federation: its number of sites, their trust mode, and the skew of their records."""
 
     sites: int = Field(3, ge=2, le=1000)
     trust: Mode = "central"
     drops: int = Field(0, ge=0)
     colluders: int = Field(1, ge=0)
-    skew: float = Field(0.8, ge=0, le=1, description="how unlike the sites' records are, see `dpfed.data.store.division`")
+    skew: float = Field(0.8, ge=0, le=1, description="how much the sites' records differ, see `dpfed.data.store.division`")
 
     @property
     def trust_model(self) -> Trust:
-        """Who adds the noise.
+        """The trust mode, with the numbers of sites that may drop out and collude.
 
         Raises:
-            UserError: if so many sites cannot drop out or collude.
+            UserError: If so many sites cannot drop out or collude.
         """
         return Trust(self.trust, self.sites, self.drops, self.colluders)
 
     def refuse(self, config: Config) -> None:
-        """Refuses what cannot be simulated, before any record is read.
+        """Refuses a federation that cannot be simulated, before any record is read.
 
         Raises:
-            UserError: saying what to change.
+            UserError: If it cannot be simulated; the message says what to change.
         """
-        self.trust_model  # noqa: B018 refuses numbers that cannot be
+        self.trust_model  # noqa: B018 refuses impossible numbers
         refuse_own_records(config)
         refuse_parts_of_python(config)
         sketch_of(config).apportioned([1] * self.sites)

@@ -1,7 +1,7 @@
 """A federation in one process, for experiments: the real protocol, with sites that share this machine's memory.
 
 The training records of one store are divided among the sites (`dpfed.data.store.division`). Everything else is what
-institutions run: the same terms, site workers, ledgers and messages; only the wire is missing.
+institutions run: the same terms, site workers, ledgers and messages; only the network is missing.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ from dpfed.training.learner import Partition
 
 
 class InProcessChannel:
-    """A `Channel` to sites in this very process.
+    """A `Channel` to sites in this process.
 
     Args:
-        sites: by address.
+        sites: Workers of the sites, by address.
     """
 
     def __init__(self, sites: dict[str, SiteWorker]) -> None:
         self._sites = sites
 
     def sites(self) -> list[str]:
-        """See `Channel`."""
+        """Returns the addresses of all sites, see `Channel`."""
         return list(self._sites)
 
     def exchange(self, packets: dict[str, Packet], seconds: float, most: int) -> Iterator[tuple[str, Packet | None]]:
-        """See `Channel`."""
+        """Asks the sites one after the other, see `Channel`."""
         for address, packet in packets.items():
             yield address, self._sites[address].answer(packet)
 
@@ -72,14 +72,17 @@ def simulate(
     """Trains an encoder with simulated sites into a new run directory.
 
     Args:
-        config: what to do.
-        folder: must not be in use, but by this very run if `resume`.
-        simulation: with which sites.
-        progress: sees the stages.
-        resume: continue if the run is there already.
+        config: Configuration of the run.
+        folder: Directory of the run; it must not be in use, except by this very run if `resume`.
+        simulation: Sites to simulate.
+        progress: Receives the stages of the run; default: nothing is shown.
+        resume: Whether to continue a run that exists already; default: no.
+
+    Returns:
+        The finished run.
 
     Raises:
-        UserError: before anything is written, for whatever can be known to be wrong by then.
+        UserError: If something is wrong; errors that can be known in advance are raised before anything is written.
     """
     progress = progress or Silent()
     return run_simulation(Preflight.of(config, folder, simulation.sites, progress, resume), simulation, progress)
@@ -88,16 +91,19 @@ def simulate(
 def run_simulation(
     preflight: Preflight, simulation: Simulation, progress: Progress, callbacks: Iterable[Callback] = ()
 ) -> RunDirectory:
-    """Begins the run of a preflight with simulated sites, or resumes the one that is there.
+    """Begins the run of a preflight with simulated sites, or resumes an existing run.
 
     Args:
-        preflight: of the run.
-        simulation: with which sites.
-        progress: sees the stages.
-        callbacks: look on while the model trains.
+        preflight: Preflight of the run.
+        simulation: Sites to simulate.
+        progress: Receives the stages of the run.
+        callbacks: Callbacks that look on while the model trains.
+
+    Returns:
+        The finished run.
 
     Raises:
-        UserError: see `simulate`.
+        UserError: If something is wrong, see `simulate`.
     """
     if preflight.there:
         run = RunDirectory.open(preflight.folder)
@@ -114,7 +120,7 @@ def run_simulation(
 
 
 def _agreed(config: Config, simulation: Simulation, parties: list[Identity], progress: Progress) -> Terms:
-    """Terms for the sites that the records of a resolved configuration are divided among."""
+    """Makes the terms for the sites among which the records of a resolved configuration are divided."""
     progress.note("opening the records, and dividing them among the sites")
     store = records_of(config, guarded(import_progress(progress), config), say=progress.note)
     indices, units = _divided(store, simulation), unit_keys(store, config.privacy.unit)
@@ -135,15 +141,16 @@ def _agreed(config: Config, simulation: Simulation, parties: list[Identity], pro
 
 
 def resume(folder: str | Path, progress: Progress | bool | None = None, callbacks: Iterable[Callback] = ()) -> RunDirectory:
-    """Resumes a run that was interrupted, of one process or of a simulated federation; a finished run is returned as it is.
+    """Resumes an interrupted run, of one process or of a simulated federation; returns a finished run as it is.
 
     Args:
-        folder: of the run.
-        progress: ``False``: nothing is shown; ``None``: bars in terminals and notebooks (`shown`).
-        callbacks: look on while the model trains.
+        folder: Directory of the run.
+        progress: Receives the stages of the run; ``False``: nothing is shown; ``None`` (default): bars in terminals and
+            notebooks (`shown`).
+        callbacks: Callbacks that look on while the model trains.
 
     Raises:
-        UserError: if the run, its ledger or its checkpoint is damaged, or another process holds it.
+        UserError: If the run, its ledger or its checkpoint is damaged, or another process holds it.
     """
     run = RunDirectory.open(folder)
     with shown(progress) as seen:
@@ -158,13 +165,16 @@ def resume_simulation(
     """Resumes a simulated federation.
 
     Args:
-        run: not locked.
-        progress: sees the stages.
-        expected: the simulation that it should be; ``None``: whatever it is.
-        callbacks: look on while the model trains.
+        run: Directory of the run, not locked.
+        progress: Receives the stages of the run.
+        expected: Simulation that the run must have; ``None``: any.
+        callbacks: Callbacks that look on while the model trains.
+
+    Returns:
+        The finished run.
 
     Raises:
-        UserError: if the run is none, is another one, or is damaged.
+        UserError: If the run is not a simulated federation, simulates another one, or is damaged.
     """
     if not run.simulation.is_file():
         raise UserError(
@@ -190,7 +200,7 @@ def resume_simulation(
 
 def _connect(job: Job, simulation: Simulation, progress: Progress) -> Federation:
     parts, terms, run = job.parts, job.parts.terms, job.run
-    assert terms is not None  # `create_job` and `resume_job` were given some
+    assert terms is not None  # `create_job` and `resume_job` were given terms
     coordinator, *parties = _identities(job.randomness, simulation.sites)
     run.sites.mkdir(exist_ok=True)
     sites = {}
@@ -217,5 +227,5 @@ def _divided(store: RecordStore, simulation: Simulation) -> list[np.ndarray]:
 
 
 def _identities(randomness: Randomness, sites: int) -> list[Identity]:
-    """The coordinator's keys and the sites', which a resume finds again."""
+    """Returns the keys of the coordinator, then of the sites; a resumed run gets the same keys."""
     return [Identity(randomness.key("identity", party)) for party in range(sites + 1)]

@@ -1,1 +1,1 @@
-"""What coordinator and sites agree on and say to each other, whatever carries it."""
+"""The protocol of a federation: terms, identities, signed messages and the journal, independent of what carries them."""

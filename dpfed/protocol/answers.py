@@ -1,4 +1,4 @@
-"""What sites may answer, and nothing else: whatever does not fit is rejected, and harms its sender only."""
+"""The schema of the answers that sites may send. An answer that does not fit is rejected, and harms its sender only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIGNATURE_BYTES = 64
 
 
 class Reason(StrEnum):
-    """Why a site does not answer. No other word about it leaves the site."""
+    """Reasons that a site may give for a refusal. No further information about a refusal leaves the site."""
 
     UNTRUSTED = "a message that the coordinator did not sign for these terms"
     UNKNOWN = "an unknown question"
@@ -31,11 +31,11 @@ class Reason(StrEnum):
 
 
 class Rejected(Exception):
-    """An answer that is not what the terms allow; the phrase goes into the journal."""
+    """Raised for an answer that the terms do not allow; its message goes into the journal."""
 
 
 class Answer(BaseModel):
-    """Base of all answers: what their headers hold beyond kind, terms and digest."""
+    """Base class of all answers: the header fields beyond kind, terms and digest."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     site: StrictInt
@@ -56,53 +56,53 @@ _Release = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$")]
 
 
 class Offer(BaseModel):
-    """What a site gives the others, and the server, to mask a step with."""
+    """A site's offer for masking one step: a public part for the server, and an encrypted envelope for each other site."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     step: StrictInt
     public: _Base64
-    envelopes: _Base64  # for each other site, in the order of their numbers; all have the same length
+    envelopes: _Base64  # one for each other site, in the order of the site numbers; all have the same length
 
 
 class Hello(Answer):
-    """A greeting returned."""
+    """A site's reply to the coordinator's greeting."""
 
     nonce: str
     frozen: str
-    last: StrictInt  # the latest step that it took part in; -1: none
-    session: Annotated[str, Field(max_length=64)]  # another one whenever the worker is started
+    last: StrictInt  # latest step that the site took part in; -1: none
+    session: Annotated[str, Field(max_length=64)]  # random id of the site's worker; a new one at each start
     release: _Release
     offer: Offer | None = None
 
 
 class Sum(Answer):
-    """A site's sum, which is the vector."""
+    """A site's answer to a step. The packet's vector is the sum."""
 
     step: StrictInt
     release: _Release
-    roster: _Signature | None = None  # of the roster that it was masked for, where sites may drop out
+    roster: _Signature | None = None  # signature of the roster that the sum was masked for, where sites may drop out
     offer: Offer | None = None
 
 
 class Vote(Answer):
-    """Who arrived, as the site was told."""
+    """A site's signature of the set of arrived sites that the server named."""
 
     step: StrictInt
     vote: _Signature
 
 
 class Shares(Answer):
-    """What takes masks away: a share for each member of the roster, in order."""
+    """A site's secret shares, with which the server removes masks: one for each member of the roster, in order."""
 
     step: StrictInt
     shares: _Base64
 
 
 class Refused(Answer):
-    """No answer."""
+    """A site's refusal to answer."""
 
     reason: Reason
-    about: StrictInt | None = None  # the site whose fault it seems to be
+    about: StrictInt | None = None  # number of the site that seems to have caused the refusal
 
 
 KINDS: dict[type[Answer], str] = {Hello: "hello", Sum: "sum", Vote: "vote", Shares: "shares", Refused: "refusal"}
@@ -112,17 +112,20 @@ _Kind = TypeVar("_Kind", bound=Answer)
 
 
 def read(packet: Packet | None, kind: type[_Kind], site: int, signing_key: str, terms: str) -> _Kind:
-    """An answer of a site.
+    """Verifies and parses a site's answer.
 
     Args:
-        packet: what came; ``None``: nothing.
-        kind: of answer that was asked for.
-        site: that was asked.
-        signing_key: the site's.
-        terms: fingerprint.
+        packet: Received packet; ``None``: the site sent none.
+        kind: Expected kind of answer.
+        site: Number of the site that was asked.
+        signing_key: The site's public signing key, hex.
+        terms: Fingerprint of the terms.
+
+    Returns:
+        The validated answer.
 
     Raises:
-        Rejected: for everything else than a signed answer of that kind; whatever a site sends, nothing else is raised.
+        Rejected: If the packet is anything but a signed answer of that kind. Nothing else is raised, whatever a site sends.
     """
     if packet is None:
         raise Rejected("its answer failed to come")

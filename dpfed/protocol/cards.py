@@ -1,4 +1,4 @@
-"""What a site tells about itself, and the fingerprint by which sites make sure of each other."""
+"""A site's public card, and the fingerprint by which the sites verify each other's cards."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from dpfed.errors import UserError
 from dpfed.files.reading import read_text
 
 KEY = Field(pattern="^[0-9a-f]{64}$", description="a public key, hex")
-_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, direction, halves of characters, ends of lines
+_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode categories: control, format, surrogate, line and paragraph separator
 
 
 class SiteCard(Section):
-    """What a site tells about itself; public."""
+    """A site's public description of itself: name, numbers of records and units, and public keys."""
 
     name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     records: int = Field(ge=1, description="training records, as declared")
-    units: int | None = Field(None, ge=1, description="units of these records, where they name any")
+    units: int | None = Field(None, ge=1, description="privacy units of these records, if the records name any")
     unit_name: str | None = Field(
-        None, max_length=64, pattern=r"^[^\p{C}\p{Zl}\p{Zp}]*$", description="what such a unit is called, such as 'patient'"
+        None, max_length=64, pattern=r"^[^\p{C}\p{Zl}\p{Zp}]*$", description="name of such a unit, such as 'patient'"
     )
     signing_key: str = KEY
     exchange_key: str = KEY
@@ -35,17 +35,17 @@ class SiteCard(Section):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the card, in groups that can be read out: what the sites compare with each other."""
+        """Hash of the card in groups that can be read out; the sites compare it with each other."""
         card = {name: value for name in SiteCard.model_fields if (value := getattr(self, name)) is not None}
         digest = hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()[:32]
         return " ".join(digest[at : at + 4] for at in range(0, 32, 4))
 
     @classmethod
     def load(cls, path: Path) -> SiteCard:
-        """Reads a file that a site made.
+        """Reads a card file.
 
         Raises:
-            UserError: if it is not a card.
+            UserError: If the file cannot be read or is not a card.
         """
         try:
             tree = json.loads(read_text(path))
@@ -59,10 +59,13 @@ class SiteCard(Section):
 
 
 def hidden_text(tree: Any) -> str:
-    """The first text in a tree of JSON with characters that a terminal acts on instead of showing them; empty if none has.
+    """Finds the first text in a JSON tree with characters that a terminal interprets instead of showing.
+
+    Returns:
+        The first 40 characters of the text, escaped to ASCII; empty if there is none.
 
     Raises:
-        RecursionError: if it is nested too deeply.
+        RecursionError: If the tree is nested too deeply.
     """
     if isinstance(tree, dict):
         return next(filter(None, map(hidden_text, (*tree, *tree.values()))), "")

@@ -1,17 +1,17 @@
-"""Real vectors as elements of the ring of integers modulo 2^32, which is where masks live and sums wrap.
+"""Fixed-point encoding of real vectors in the ring of integers modulo 2^32, in which masks are added and sums wrap.
 
-A site rounds its clipped sum *after* it has added its own share of the noise, and this costs no privacy worth a name. In units
-of the spacing, let site i hold u_i + G_i = k_i + r_i with u_i its clipped sum, G_i ~ N(0, m^2), k_i the nearest integer and r_i
-the rounding error. By Poisson summation over the ways in which a integers add up to z, the sum Z of the k_i and all the
-rounding errors together have the density
+A site rounds its clipped sum *after* it has added its own share of the noise. The privacy cost of the rounding is negligible.
+In units of the spacing, let site i hold u_i + G_i = k_i + r_i with u_i its clipped sum, G_i ~ N(0, m^2), k_i the nearest
+integer and r_i the rounding error. By Poisson summation over the ways in which a integers add up to z, the sum Z of the k_i and
+all the rounding errors together have the density
 
     p(z, r_1 .. r_a) = phi(z + sum r_i - sum u_i) (1 + theta),   |theta| <= 3 a exp(-pi^2 m^2),
 
 phi being the density of N(0, a m^2). Without theta this is the exact Gaussian mechanism on the sum, T = sum u_i + N(0, a m^2),
 followed by a step that does not look at the data: draw r_1 .. r_(a-1) uniformly, and split T - r_1 - .. - r_(a-1) into its
 nearest integer z and the rest r_a. So Z, even with every rounding error published, is post-processing of the mechanism that
-the plan accounts for, up to the factor 1 + theta; `Grid.for_sums` has m >= 64, where theta < a 1e-17000. The sensitivity stays
-what it was.
+the plan accounts for, up to the factor 1 + theta; `Grid.for_sums` has m >= 64, where theta < a 1e-17000. The sensitivity is
+unchanged.
 
 **Proof.** k_i + r_i = u_i + G_i, so with c_i = r_i - u_i
 
@@ -63,11 +63,11 @@ _CHUNK = 1 << 18  # coordinates at a time: bounds the float64 workspace
 
 @dataclass(frozen=True)
 class Grid:
-    """Evenly spaced real numbers, as uint32.
+    """A grid of evenly spaced real numbers, encoded as uint32.
 
     Attributes:
-        spacing: distance of neighbours. A power of two makes scaling exact in floating point.
-        digits: binary ones that are rounded away of whole numbers of a finer grid's steps, see `encode_steps`.
+        spacing: Distance between neighbours. A power of two makes scaling exact in floating point.
+        digits: Number of low-order bits that `encode_steps` rounds away from integers in steps of a finer grid; default 0.
     """
 
     spacing: float
@@ -75,21 +75,22 @@ class Grid:
 
     @classmethod
     def for_sums(cls, bound: float, noise_std: float, share_std: float, unit: float | None = None) -> Grid:
-        """The finest grid, with a power of two as spacing, on which the sum of all sites practically never wraps.
+        """Returns the finest grid with a power of two as spacing on which the sum of all sites practically never wraps.
 
-        A coordinate wraps only if its noise exceeds 12 of its standard deviations (less half a step of rounding per site):
-        probability 4e-33, so 1e-22 in 1,200 steps of 11 million coordinates. Then that coordinate is wrong by 2^32 steps; what
-        is released stays a function of the sum modulo 2^32, so this costs accuracy and never privacy.
+        A coordinate wraps only if its noise exceeds 12 standard deviations (less half a grid step of rounding per site):
+        probability 4e-33, so 1e-22 in 1,200 steps of 11 million coordinates. A coordinate that wraps is wrong by 2^32 grid
+        steps. The release stays a function of the sum modulo 2^32, so wrapping costs accuracy and never privacy.
 
         Args:
-            bound: largest L2 norm of the sum of all clipped sums, without noise: groups times clip norm, K C.
-            noise_std: standard deviation of the noise in the sum if every site arrives.
-            share_std: standard deviation of one site's share of it.
-            unit: the step of a finer grid on which the sums and their noise are whole numbers: the spacing is that, times a
-                power of two. Default: any power of two.
+            bound: Largest L2 norm of the sum of all clipped sums, without noise: groups times clip norm, K C.
+            noise_std: Standard deviation of the noise in the sum if every site arrives.
+            share_std: Standard deviation of one site's share of that noise.
+            unit: Spacing of a finer grid on which the sums and their noise are integers; the new spacing is `unit` times a
+                power of two. Default: ``None``, the new spacing is any power of two.
 
         Raises:
-            UserError: if a share's deviation is below 64 steps, so that the rounding could not be neglected.
+            UserError: If a share's standard deviation is below 64 grid steps, so that the rounding could not be neglected, or
+                if the bound or the standard deviations are impossible.
 
         >>> Grid.for_sums(bound=64, noise_std=2.0, share_std=1.0).spacing == 2**-24
         True
@@ -109,16 +110,16 @@ class Grid:
         return grid
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """Rounds to the nearest multiple of the spacing (ties to even), modulo 2^32.
+        """Rounds values to the nearest multiple of the spacing (ties to even), modulo 2^32.
 
         Args:
-            values: ``(P,)`` float; the noise must be in them already.
+            values: Float vector with the noise already added, shape ``(P,)``.
 
         Returns:
-            ``(P,)`` uint32.
+            The ring elements, shape ``(P,)``, uint32.
 
         Raises:
-            UserError: if a value is not finite, or beyond 2^62 steps.
+            UserError: If a value is not finite, or beyond 2^62 grid steps.
         """
         encoded = np.empty(values.shape, np.uint32)
         for start in range(0, len(values), _CHUNK):
@@ -129,24 +130,24 @@ class Grid:
         return encoded
 
     def encode_steps(self, steps: np.ndarray) -> np.ndarray:
-        """Rounds whole steps of the finer grid, exactly: to the nearest multiple of 2^digits (ties up), modulo 2^32.
+        """Rounds integers in steps of the finer grid to the nearest multiple of 2^digits, exactly (ties up), modulo 2^32.
 
         Args:
-            steps: ``(n,)`` int64, none beyond 2^62 by more than noise; the noise must be in them already.
+            steps: Integers with the noise already added, shape ``(n,)``, int64; none exceeds 2^62 by more than the noise.
 
         Returns:
-            ``(n,)`` uint32.
+            The ring elements, shape ``(n,)``, uint32.
         """
         return ((steps + (1 << self.digits >> 1)) >> self.digits).astype(np.uint32)
 
     def decode(self, total: np.ndarray) -> np.ndarray:
-        """What ring elements stand for: multiples of the spacing from -2^31 to 2^31 - 1.
+        """Converts ring elements to real numbers: multiples of the spacing, from -2^31 to 2^31 - 1 grid steps.
 
         Args:
-            total: ``(P,)`` uint32.
+            total: Ring elements, shape ``(P,)``, uint32.
 
         Returns:
-            ``(P,)`` float32, rounded once.
+            The real numbers, shape ``(P,)``, float32, rounded once.
         """
         decoded = np.empty(total.shape, np.float32)
         for start in range(0, len(total), _CHUNK):

@@ -1,4 +1,4 @@
-"""Who somebody is in a federation: one key to sign with, one to agree on secrets with."""
+"""The identity of a party in a federation: a key to sign with, and a key to agree on secrets with."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Identity:
     """A party's long-term keys, both derived from one secret.
 
     Args:
-        secret: 32 bytes.
+        secret: Secret of 32 bytes.
 
     Attributes:
-        exchange: private key for agreeing on secrets with other sites (X25519).
-        signing_key: public, hex: others check signatures with it (Ed25519).
-        exchange_key: public, hex.
+        exchange: Private key for agreeing on secrets with other sites (X25519).
+        signing_key: Public key with which others check signatures, hex (Ed25519).
+        exchange_key: Public half of `exchange`, hex.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -39,7 +39,7 @@ class Identity:
 
     @classmethod
     def fresh(cls) -> Identity:
-        """New keys from the operating system's randomness."""
+        """Creates new keys from the operating system's randomness."""
         return cls(os.urandom(_SECRET_BYTES))
 
     @classmethod
@@ -47,7 +47,7 @@ class Identity:
         """Reads a key file.
 
         Raises:
-            UserError: if it is not there, or is none.
+            UserError: If the file cannot be read or is not a key.
         """
         try:
             secret = read_bytes(path)
@@ -58,15 +58,15 @@ class Identity:
         return cls(secret)
 
     def save(self, path: Path) -> None:
-        """Writes a key file that only its owner can read, whole or not at all. It never replaces one.
+        """Writes a key file that only its owner can read, whole or not at all. An existing file is never replaced.
 
         Raises:
-            FileExistsError: if it is there.
+            FileExistsError: If the file exists.
         """
         create_atomically(path, self._secret, mode=0o600)
 
     def sign(self, content: bytes) -> bytes:
-        """A signature of 64 bytes."""
+        """Returns the signature of the content, 64 bytes."""
         return self._signing.sign(content)
 
     def __repr__(self) -> str:
@@ -74,7 +74,7 @@ class Identity:
 
 
 def is_signed(content: bytes, signature: bytes, signing_key: str) -> bool:
-    """Whether the owner of a public signing key (hex) has signed the content."""
+    """Returns whether the owner of a public signing key (hex) has signed the content."""
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(signing_key)).verify(signature, content)
     except InvalidSignature:
@@ -83,7 +83,7 @@ def is_signed(content: bytes, signature: bytes, signing_key: str) -> bool:
 
 
 def is_exchange_key(exchange_key: str) -> bool:
-    """Whether secrets can be agreed on with a public key (hex); with a few keys everybody would get zeros."""
+    """Returns whether secrets can be agreed on with a public key (hex): a few keys would give every party zeros."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(exchange_key)))
     except ValueError:

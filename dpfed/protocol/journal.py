@@ -1,14 +1,14 @@
-"""What happened in each step of a federation: public, append-only, and the memory of which step was opened last.
+"""The journal of a federation: what happened in each step, public and append-only, and which step was opened last.
 
-A step is opened here, on disk, before any site is asked; then it is collected, or discarded. One that was opened and never
-finished (the server died) is discarded and charged when the run resumes: sites may have answered, and nobody asks them twice.
-Like a ledger's, every line carries a hash over itself and the line before.
+The coordinator records a step as opened, on disk, before it asks any site. Later it records the step as collected or discarded.
+A step that was opened and never finished (the server died) is discarded and charged when the run resumes: sites may have
+answered it, and no site is asked twice. As in a ledger, every line carries a hash over itself and the line before.
 
-Also here: when the sites' answers to the last steps came, for who watches a running federation.
+Also here: the arrival log. It records when the sites' answers to the latest steps came, for live views of a running federation.
 
-How long a site takes depends on what it drew, and epsilon does not cover it. The coordinator sees it all the same. So the file
-is for its own user alone (0600), holds the last steps and no more, and goes when the process that writes it ends its work: a
-run that is finished says nothing of times.
+A site's response time depends on the records it drew, and epsilon does not cover it. The coordinator sees the times all the
+same. So only the coordinator's own user can read the file (0600). It holds the latest steps only, and is deleted when the
+process that writes it ends its work: a finished run reveals no times.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Journal:
     """Reads and extends the journal of one run.
 
     Args:
-        path: of the file, one JSON object per line.
+        path: Journal file, one JSON object per line.
 
     Raises:
-        UserError: if it is damaged.
+        UserError: If the file is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,15 +52,24 @@ class Journal:
         self._lines = lines
 
     def opened(self, step: int) -> bool:
-        """Whether a step was opened before."""
+        """Returns whether this step or a later one was opened before."""
         return any(line["event"] == "opened" and line["step"] >= step for line in self.lines)
 
     def write(self, event: str, step: int, **facts: Any) -> None:
-        """Adds a line; when this returns, it is on disk."""
+        """Appends a line; when this returns, the line is on disk.
+
+        Args:
+            event: What happened: ``opened``, ``collected`` or ``discarded``.
+            step: Training step.
+            facts: Further fields of the line, serialisable as JSON.
+
+        Raises:
+            UserError: If another process writes the file, too.
+        """
         line = {"event": event, "step": step, **facts}
         chain = link(self._chain, line)
         try:
-            self._lines = drop_torn_line(self._path, self._lines)  # nobody was asked before the last line was whole
+            self._lines = drop_torn_line(self._path, self._lines)  # no site was asked for the step of a torn line
             end = append_line(self._path, {**line, "chain": chain}, self._lines.end)
         except GrewElsewhere as error:
             raise UserError(f"{self._path} is written by another process, too: end one of them. [journal-writers]") from error
@@ -83,32 +92,32 @@ class Journal:
         )
 
     def rounds_of(self, site: str) -> int:
-        """In how many steps that came to something a site's answer was counted."""
+        """Returns the number of steps that were collected with a site's answer among them."""
         last = {line["step"]: line for line in self.lines}
         return sum(line["event"] == "collected" and site in line["arrived"] for line in last.values())
 
 
 def _is_whole(line: dict[str, Any]) -> bool:
-    """Whether a line says which step, and what happened in it."""
+    """Returns whether a line names a step and an event, and its other fields have the right types."""
     event, step = line.get("event"), line.get("step")
     if not isinstance(event, str) or type(step) is not int or step < 0:
         return False
     return isinstance(line.get("arrived", []), list) and isinstance(line.get("missing", {}), dict)
 
 
-_STEPS, _NUMBERS = 20, 2_000  # of the last steps, and of all times in the file
-_EVERY = 0.5  # seconds between two writings while answers come
+_STEPS, _NUMBERS = 20, 2_000  # most steps and most times in the file; the latest step is always kept
+_EVERY = 0.5  # least seconds between two writes while answers come
 
 
 @dataclass
 class Step:
-    """One step's answers.
+    """Arrival times of the answers to one step.
 
     Attributes:
-        asked: names of the sites that were asked.
-        seconds: after the question, by name, of those that have answered.
-        until: when the coordinator continues without the others, seconds since the epoch; ``None``: it waits for as many as it
-            needs, however long that takes.
+        asked: Names of the sites that were asked.
+        seconds: Seconds from the request to the answer, by the name of each site that has answered.
+        until: Time at which the coordinator continues without the others, in seconds since the epoch; ``None``: it waits
+            without limit for as many sites as it needs.
     """
 
     asked: list[str]
@@ -117,16 +126,16 @@ class Step:
 
     @property
     def awaited(self) -> list[str]:
-        """The sites that have not answered."""
+        """Names of the sites that have not answered."""
         return [name for name in self.asked if name not in self.seconds]
 
 
 class ArrivalLog:
-    """Notes them.
+    """Records when the sites' answers arrive.
 
     Args:
-        path: of the file; ``None``: nobody watches.
-        clock: seconds.
+        path: File of the log; ``None``: nothing is written.
+        clock: Returns the time in seconds; default: `time.monotonic`.
     """
 
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -135,7 +144,7 @@ class ArrivalLog:
         self._began = self._written = clock()
 
     def ask(self, step: int, sites: Iterable[str], seconds: float | None = None) -> None:
-        """The sites are asked now, and awaited so many seconds at most."""
+        """Records that the sites are asked now, and awaited for `seconds` at most (``None``: without limit)."""
         self._began = self._clock()
         self._steps[step] = Step(list(sites), until=None if seconds is None else time.time() + seconds)
         kept = max(1, min(_STEPS, _NUMBERS // max(1, len(self._steps[step].asked))))
@@ -143,7 +152,7 @@ class ArrivalLog:
         self._write()
 
     def came(self, step: int, site: str) -> None:
-        """A site's answer is there."""
+        """Records that a site's answer has arrived."""
         now = self._clock()
         self._steps[step].seconds[site] = round(now - self._began, 3)
         if now - self._written >= _EVERY or not self._steps[step].awaited:
@@ -155,16 +164,16 @@ class ArrivalLog:
         self._written = self._clock()
         text = json.dumps({step: vars(times) for step, times in self._steps.items()})
         draft = self._path.with_name(f".{self._path.name}{DRAFT}")
-        try:  # without waiting for the disk: what a crash takes away, nobody misses
+        try:  # without waiting for the disk: nobody needs these times after a crash
             with open(draft, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                 file.write(text)
             os.replace(draft, self._path)
-        except OSError:  # training does not end because nobody can watch it
+        except OSError:  # training continues without the log
             self._path = None
 
 
 def read_arrival_log(path: Path) -> dict[int, Step]:
-    """What the file says now; empty where there is none, or none that can be read."""
+    """Returns the arrival times in the file, by step; empty if the file is missing or cannot be parsed."""
     try:
         found = json.loads(read_bytes(path))
         steps = {

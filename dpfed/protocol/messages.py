@@ -1,10 +1,10 @@
-"""What coordinator and sites say to each other: a signed header in JSON, and at most one long vector.
+"""Messages between coordinator and sites: a signed header in JSON, and at most one long vector.
 
-Every header names the terms that both signed up to, the version of this protocol, and the sender's release of dpfed. The
-signature covers the header, and the header holds a hash of the vector, so nobody between the two can change, mix or invent a
-message, and a recorded one fits no other federation.
+Every header names the terms that both parties agreed to, the version of this protocol, and the sender's release of dpfed. The
+signature covers the header, and the header holds a hash of the vector. So an intermediary cannot change, mix or invent a
+message, and a recorded message is not valid in any other federation.
 
-A packet is what travels between the parties of a federation.
+A packet is one such message, as it travels between the parties.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ MOST_VECTOR = 8 << 30  # bytes
 
 
 class PacketError(ValueError):
-    """Bytes that are no packet, or a packet that is too large."""
+    """Raised for bytes that are not a packet, and for a packet that is too large."""
 
 
 class Failure(StrEnum):
-    """Why a site has no answer. No other word about a failure leaves a site."""
+    """Reasons why a site sends no answer. No further information about a failure leaves the site."""
 
     UNREACHABLE = "unreachable"  # no site worker behind the socket
-    TIMEOUT = "timeout"  # it did not answer in time
-    GARBLED = "garbled"  # what came is not a packet
-    INTERNAL = "internal"  # the site worker's own trouble, which its operator can read in its log
+    TIMEOUT = "timeout"  # the worker did not answer in time
+    GARBLED = "garbled"  # the received bytes are not a packet
+    INTERNAL = "internal"  # an error at the site, which its operator can read in the log
 
 
 Content = bytes | bytearray | memoryview
@@ -42,9 +42,9 @@ class Packet:
     """One message.
 
     Attributes:
-        header: says what it is about.
-        signature: the sender's, of the header.
-        vector: numbers, in whatever form the header says.
+        header: Kind, terms and other fields of the message, as JSON.
+        signature: Sender's signature of the header, 64 bytes; empty for a failure.
+        vector: Numbers of the message, as bytes; kind and terms determine their format. Default: empty.
     """
 
     header: bytes
@@ -53,51 +53,58 @@ class Packet:
 
 
 def failed(reason: Failure) -> Packet:
-    """The packet that says that there is no answer."""
+    """Returns the packet that reports a failure in place of an answer."""
     return Packet(json.dumps({"kind": "failure", "reason": reason}).encode(), b"")
 
 
 def failure_of(packet: Packet) -> Failure | None:
-    """Why a packet is not an answer; ``None`` if it is one."""
+    """Returns the failure that a packet reports; ``None`` for every other packet."""
     return _FAILURES.get(packet.header)
 
 
 _FAILURES = {failed(reason).header: reason for reason in Failure}
 
 
-PROTOCOL = 3  # a party that speaks another version is refused; raise it when a message changes its meaning
-LONGEST_HEADER = 1 << 20  # bytes: offers for thousands of sites
-_DOMAIN = b"dpfed message 1\0"  # a signature for this purpose fits no other
+PROTOCOL = 3  # a party with another version is refused; raise the version when a message changes its meaning
+LONGEST_HEADER = 1 << 20  # bytes; enough for offers to thousands of sites
+_DOMAIN = b"dpfed message 1\0"  # domain separation: a signature for this purpose is not valid for any other
 
 
 class Untrusted(ValueError):
-    """A message that its alleged sender did not sign, or that is none."""
+    """Raised for a message that its alleged sender did not sign for these terms, or that is malformed."""
 
 
 class OtherVersion(Untrusted):
-    """A message of a dpfed that speaks another version of this protocol; 1 is that of messages that name none."""
+    """Raised for a message in another version of this protocol. A message that names no version counts as version 1.
+
+    Args:
+        speaks: Version of the message; 0: what it names is not a version.
+    """
 
     def __init__(self, speaks: int) -> None:
         super().__init__(f"protocol {speaks}, and this is {PROTOCOL}")
 
 
 def digest_of(vector: Content) -> str:
-    """A hash of a vector, as headers hold it."""
+    """Returns the SHA-256 hash of a vector, hex, as headers hold it."""
     return hashlib.sha256(vector).hexdigest()
 
 
 def sign(
     identity: Identity, terms: str, kind: str, vector: bytes | memoryview = b"", digest: str | None = None, **fields: Any
 ) -> Packet:
-    """A signed message.
+    """Signs a message.
 
     Args:
-        identity: the sender's.
-        terms: fingerprint of the terms.
-        kind: what it is about.
-        vector: sent along.
-        digest: of the vector, where it is known already.
-        fields: further content, as JSON knows it.
+        identity: Sender's keys.
+        terms: Fingerprint of the terms.
+        kind: Kind of the message, such as ``step``.
+        vector: Vector to send along; default: none.
+        digest: Digest of the vector, if it is known already; default: computed here.
+        fields: Further header fields, serialisable as JSON.
+
+    Returns:
+        The signed packet.
     """
     header = json.dumps(
         {
@@ -114,15 +121,19 @@ def sign(
 
 
 def verify(packet: Packet, signing_key: str, terms: str) -> dict[str, Any]:
-    """The content of a message.
+    """Verifies a message.
 
     Args:
-        packet: as it came.
-        signing_key: the alleged sender's, public.
-        terms: fingerprint of the terms that it must name.
+        packet: Received packet.
+        signing_key: Public signing key of the alleged sender, hex.
+        terms: Fingerprint of the terms that the message must name.
+
+    Returns:
+        The header's fields.
 
     Raises:
-        Untrusted: if that sender did not sign it, for these terms; `OtherVersion` if it speaks another version of the protocol.
+        Untrusted: If the sender did not sign this message for these terms; `OtherVersion` if the message is in another version
+            of the protocol.
     """
     if not is_signed(_DOMAIN + packet.header, packet.signature, signing_key):
         raise Untrusted("not signed by its sender")
@@ -137,9 +148,9 @@ def verify(packet: Packet, signing_key: str, terms: str) -> dict[str, Any]:
 
 
 def alleged(packet: Packet) -> dict[str, Any]:
-    """What a header says, whoever wrote it; empty if it is none."""
+    """Parses a header without verifying its signature; returns an empty dict if it is not a JSON object."""
     try:
         header = json.loads(packet.header) if len(packet.header) <= LONGEST_HEADER else None
-    except (ValueError, RecursionError):  # of text that is not JSON, or deeper than anything meant
+    except (ValueError, RecursionError):  # text that is not JSON, or nested too deeply
         return {}
     return header if isinstance(header, dict) else {}

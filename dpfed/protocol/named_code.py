@@ -41,10 +41,10 @@ class NamedCode(Section):
 
 
 def names_of(config: Config) -> dict[Key, str]:
-    """The names of code that every party calls, by configuration key, without dpfed's own losses.
+    """Returns the names of code that every party calls, by configuration key, without dpfed's own losses.
 
     Args:
-        config: of the run.
+        config: Configuration of the run.
     """
     named: dict[Key, str | None] = {
         "model.image": config.model.image if config.model.is_own else None,
@@ -56,7 +56,7 @@ def names_of(config: Config) -> dict[Key, str]:
 
 
 def arguments_of(config: Config, key: Key) -> str:
-    """The arguments of a named part, as JSON; empty: it has none."""
+    """Returns the arguments of a named part, as JSON; empty if it has none."""
     options: Mapping[str, Any] = {
         "model.image": config.model.options,
         "views.transform": config.views.options,
@@ -67,23 +67,23 @@ def arguments_of(config: Config, key: Key) -> str:
 
 
 def code_of(config: Config) -> list[NamedCode]:
-    """The code that a configuration names, with the version and hash installed here.
+    """Returns the code that a configuration names, with the version and hash installed here.
 
     Args:
-        config: of the run.
+        config: Configuration of the run.
 
     Raises:
-        UserError: if a name is a part of Python itself, or is not installed here.
+        UserError: If a name is a part of Python itself, was given as a Python object, or is not installed here.
     """
     refuse_parts_of_python(config)
     return [_installed(key, name) for key, name in names_of(config).items()]
 
 
 def refuse_own_records(config: Config) -> None:
-    """Refuses records by name.
+    """Refuses records that the configuration names as Python code.
 
     Raises:
-        UserError: saying what to do.
+        UserError: If it does; the message says what to do instead.
     """
     if config.data.is_own:
         raise UserError(
@@ -93,10 +93,12 @@ def refuse_own_records(config: Config) -> None:
 
 
 def refuse_parts_of_python(config: Config) -> None:
-    """Refuses names of Python's own modules, none of which has an encoder, a transform or a loss.
+    """Refuses names that no site can or should import: objects given in Python, and Python's own modules.
+
+    Python's own modules hold no encoder, no transform and no loss.
 
     Raises:
-        UserError: naming the key.
+        UserError: If there is such a name; the message names its key.
     """
     for key, name in names_of(config).items():
         if in_python(name):
@@ -115,10 +117,10 @@ def refuse_other_code(code: tuple[NamedCode, ...]) -> None:
     """Refuses installed code whose hash differs from the terms.
 
     Args:
-        code: the named parts of the terms.
+        code: Named parts of the terms.
 
     Raises:
-        UserError: it names the first part that is missing here, or differs.
+        UserError: If a part is missing here or differs; the message names the first one.
     """
     for agreed in code:
         here = _installed(agreed.key, agreed.name)
@@ -131,7 +133,7 @@ def refuse_other_code(code: tuple[NamedCode, ...]) -> None:
 
 
 def file_of(name: str) -> Path | None:
-    """The file of a named part's module; ``None``: there is none here. Nothing is imported."""
+    """Returns the file of a named part's module; ``None``: there is none here. Nothing is imported."""
     source = find_source(name.partition(":")[0])
     return None if source is None else source.file
 

@@ -1,6 +1,6 @@
-"""What the terms of a federation mean, in words: for the operators before they join, and for the privacy card.
+"""The terms of a federation in plain words: for the operators before they join, and for the privacy card.
 
-Also here: what a federation adds to the papers of its run: the one thing that runs ask of this room.
+Also here: the facts that a federation adds to the card and report of its run.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ _NOISE_FROM: dict[Mode, str] = {
 
 
 def statement(terms: Terms, own: int | None = None, confirmed: Collection[str] = ()) -> Iterator[tuple[str, str]]:
-    """Names and values, in the order in which an operator reads them.
+    """Lists the terms in the order in which an operator reads them.
 
     Args:
-        terms: of the federation.
-        own: number of the site that reads them; ``None``: nobody in particular.
-        confirmed: fingerprints of the cards that this site has confirmed.
+        terms: Terms of the federation.
+        own: Number of the site that reads the statement; ``None``: no particular site.
+        confirmed: Fingerprints of the cards that this site has confirmed.
+
+    Yields:
+        The name and the text of each line.
     """
     plan = terms.privacy_plan
     delta, protected, sampling = plan.promise.delta, plan.promise.protected, plan.sampling
@@ -78,12 +81,12 @@ def statement(terms: Terms, own: int | None = None, confirmed: Collection[str] =
 
 
 def epsilon_if_known(terms: Terms, own: int, confirmed: Collection[str]) -> float:
-    """The epsilon that holds for a site's records if only it and the members that it knows are honest.
+    """Returns the epsilon that holds for a site's records if only the site and its confirmed members are honest.
 
     Args:
-        terms: of the federation.
-        own: number of the site.
-        confirmed: fingerprints of the cards that it has confirmed.
+        terms: Terms of the federation.
+        own: Number of the site.
+        confirmed: Fingerprints of the cards that the site has confirmed.
     """
     plan, trust = terms.privacy_plan, terms.trust_model
     known = sum(number == own or member.fingerprint in confirmed for number, member in enumerate(terms.sites))
@@ -96,13 +99,13 @@ def epsilon_if_known(terms: Terms, own: int, confirmed: Collection[str]) -> floa
 
 
 def confirmation(terms: Terms, own: int, confirmed: Collection[str], brief: bool = False) -> str:
-    """How many members a site knows to be who they say, and what it is promised if only these are honest.
+    """Describes which members a site has confirmed, and which epsilon holds if only these are honest.
 
     Args:
-        terms: of the federation.
-        own: number of the site.
-        confirmed: fingerprints of the cards that it has confirmed.
-        brief: what an epsilon means stands beside it already.
+        terms: Terms of the federation.
+        own: Number of the site.
+        confirmed: Fingerprints of the cards that the site has confirmed.
+        brief: Whether to leave out the meaning of an epsilon, because it stands beside the text already; default: no.
     """
     plan, trust = terms.privacy_plan, terms.trust_model
     known = [member.name for number, member in enumerate(terms.sites) if number != own and member.fingerprint in confirmed]
@@ -129,11 +132,14 @@ def confirmation(terms: Terms, own: int, confirmed: Collection[str], brief: bool
 
 
 def message_epsilon(terms: Terms, brief: bool = False) -> str:
-    """What the server learns from the messages of one site, over the whole run; empty where no noise is shared out.
+    """Describes what the server learns from the messages of one site over the whole run.
 
     Args:
-        terms: of the federation.
-        brief: what an epsilon means stands beside it already.
+        terms: Terms of the federation.
+        brief: Whether to leave out the meaning of an epsilon, because it stands beside the text already; default: no.
+
+    Returns:
+        The description; empty unless sites add noise to sums that the server sees one by one (``distributed``, ``local``).
     """
     plan, trust = terms.privacy_plan, terms.trust_model
     if not plan.private or terms.trust not in ("distributed", "local"):
@@ -150,13 +156,16 @@ def message_epsilon(terms: Terms, brief: bool = False) -> str:
 
 
 def facts_of_federation(facts: CardFacts, journal: Path, simulated: bool, terms: Terms) -> CardFacts:
-    """The facts of a run's card, with what its federation adds to them.
+    """Adds the facts of a federation to those of its run's card.
 
     Args:
-        facts: of the run.
-        journal: the federation's: which sites took part in which step.
-        simulated: all parties were in one process.
-        terms: of the federation.
+        facts: Facts of the run.
+        journal: File of the federation's journal, which says which sites took part in which step.
+        simulated: Whether all parties were in one process.
+        terms: Terms of the federation.
+
+    Returns:
+        The extended facts.
     """
     plan, marks = terms.privacy_plan, facts.marks
     if simulated:
@@ -184,5 +193,9 @@ def _site(terms: Terms, number: int, journal: Journal) -> str:
 
 
 def terms_at(path: Path) -> Terms | None:
-    """The terms of the federation that a run is for, if it is for one: where its directory has them."""
+    """Returns the terms of the federation that a run belongs to; ``None`` if it belongs to none.
+
+    Args:
+        path: File of the terms in the run's directory.
+    """
     return Terms.load(path) if path.is_file() else None

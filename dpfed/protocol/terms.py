@@ -1,7 +1,8 @@
-"""The terms of a federation: everything that its sites sign up to, and whose hash every message names.
+"""The terms of a federation: everything that its sites agree to. Every message names their hash.
 
-They hold the configuration, the privacy plan, who adds the noise, and the sites with their public keys and numbers of records;
-no data, no path, and no code: of code that they name, they hold a hash. A site that joined them answers no other question.
+The terms hold the configuration, the privacy plan, the trust mode, and the sites with their public keys and numbers of records.
+They hold no data, no path and no code; of code that they name, they hold a hash. A site that joined them answers no other
+request.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from dpfed.protocol.named_code import NamedCode, code_of, names_of, refuse_own_r
 from dpfed.protocol.trust import Mode, Trust
 from dpfed.schema.section import Items
 
-# Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
+# Keys of [data] in the terms: those that shape the model's input. Each party decides where its records are.
 _AGREED_DATA = ("size", "resize")
-# Of [model]: what they hold is compared, where they lie is each party's own matter.
+# Keys of [model] that name files: the files' contents are compared, and each party decides where its copies are.
 _FILES = ("architecture", "weights", "text", "anchors", "start")
 
 
 class Member(SiteCard):
     """A site in the terms."""
 
-    groups: int = Field(ge=1, description="K_w: how many of the K groups are its own")
+    groups: int = Field(ge=1, description="K_w: number of the K groups that are this site's own")
 
 
 class Terms(Section):
-    """What a federation agreed on. Make them with `Terms.agree`, read them with `Terms.load`."""
+    """The agreed terms of a federation. `Terms.agree` makes them, `Terms.load` reads them."""
 
     format: Literal[1] = 1
     config: dict[str, Any]
@@ -56,11 +57,11 @@ class Terms(Section):
     coordinator: str = KEY
     basis: str | None = Field(None, description="the public basis of private moments, base64 of a safetensors file")
     sites: Items[Member] = Field(min_length=1)
-    code: Items[NamedCode] = Field((), description="that the configuration names, and every party calls")
+    code: Items[NamedCode] = Field((), description="code that the configuration names, and every party calls")
 
     @model_validator(mode="after")
     def _refuse_foreign_method(self) -> Terms:
-        """Refuses a method of another package before anything is asked of it: to look at one is to run that package's code."""
+        """Refuses a method of another package before it is looked up: the lookup would run that package's code."""
         bounding = self.config.get("bounding")
         given = [self.plan.get("method_name"), bounding.get("method") if isinstance(bounding, dict) else None]
         for name in given:
@@ -74,20 +75,21 @@ class Terms(Section):
 
     @classmethod
     def agree(cls, config: Config, cards: list[SiteCard], coordinator: str, **options: Any) -> Terms:
-        """Terms for some sites.
+        """Makes the terms for some sites.
 
         Args:
-            config: of the run, its defaults resolved (`dpfed.runs.resolution.resolve_defaults`); its ``[data]`` and
+            config: Configuration of the run, its defaults resolved (`dpfed.runs.resolution.resolve_defaults`); ``[data]`` and
                 ``[evaluation]`` are the coordinator's own.
-            cards: of the sites, in an order that will count.
-            coordinator: its public signing key.
-            options: ``trust``, ``drops``, ``colluders``, ``deadline``, ``broadcast``, ``basis``.
+            cards: Cards of the sites; their order determines the sites' numbers.
+            coordinator: Public signing key of the coordinator, hex.
+            options: Further fields: ``trust``, ``drops``, ``colluders``, ``deadline``, ``broadcast``, ``basis``.
 
         Raises:
-            UserError: for an impossible plan, or sites that cannot work together.
+            UserError: If the plan is impossible, or the sites cannot work together.
+            ValueError: If the configuration's defaults are not resolved.
         """
         if config.data.size is None:
-            raise ValueError("not resolved: what the sites compute must not depend on where")
+            raise ValueError("the configuration's defaults are not resolved, and every site must compute the same")
         by_unit = config.privacy.unit == "user"
         for card in cards:
             if by_unit and card.units is None:
@@ -107,10 +109,10 @@ class Terms(Section):
 
     @classmethod
     def load(cls, path: str | Path) -> Terms:
-        """Reads a file of terms and checks that they fit together.
+        """Reads a file of terms and checks that they are consistent.
 
         Raises:
-            UserError: if they cannot be read, or contradict themselves.
+            UserError: If the terms cannot be read, or contradict themselves.
         """
         try:
             tree = json.loads(read_text(Path(path)))
@@ -125,7 +127,11 @@ class Terms(Section):
             ) from error
 
     def save(self, path: Path) -> None:
-        """Writes the terms to a file that must not exist."""
+        """Writes the terms to a file that must not exist.
+
+        Raises:
+            UserError: If the file exists.
+        """
         if path.exists():
             raise UserError(f"{path} exists: terms are never changed; choose another folder. [terms-exist]")
         write_atomically(path, self.text)
@@ -133,7 +139,7 @@ class Terms(Section):
     @property
     def text(self) -> str:
         """The content of a file of terms."""
-        left_out = None if self.code else {"code"}  # terms that name no code keep their text
+        left_out = None if self.code else {"code"}  # the text of terms without code is that of earlier releases
         return self.model_dump_json(indent=1, exclude=left_out) + "\n"
 
     @classmethod
@@ -144,7 +150,7 @@ class Terms(Section):
         except (ValidationError, TypeError) as error:
             odd = "the plan has unknown or missing fields" if isinstance(error, TypeError) else first_problem(error)
             raise UserError(f"these are no terms of a federation: {odd}. [terms-invalid]") from error
-        terms.trust_model  # noqa: B018 refuses numbers that cannot be
+        terms.trust_model  # noqa: B018 refuses impossible numbers
         config, sites = terms.run_config(), terms.sites
         _refuse_foreign_loss(config)
         refuse_own_records(config)
@@ -161,19 +167,19 @@ class Terms(Section):
         _check(all(counts) and sum(counts) == plan.sampling.records, "the sites' records do not add up to the plan's")
         _check([site.groups for site in sites] == plan.apportioned(counts), "the groups are not shared out by records")
         _check(plan.private or terms.trust == "central", "without privacy there is no noise to share out")
-        _check(all(map(is_exchange_key, (site.exchange_key for site in sites))), "an exchange key agrees on no secret")
+        _check(all(map(is_exchange_key, (site.exchange_key for site in sites))), "an exchange key is not valid")
         for what in ("name", "signing_key", "exchange_key"):
             _check(len({getattr(site, what) for site in sites}) == len(sites), f"two sites have the same {what}")
         return terms
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of all of it."""
+        """Hash of all fields, 32 hex digits."""
         tree = self.model_dump(mode="json")
-        for site in tree["sites"]:  # terms whose cards name no records keep their hash
+        for site in tree["sites"]:  # without this field, the hash is that of earlier releases
             if site["contents"] is None:
                 del site["contents"]
-        if tree["basis"] is None:  # likewise
+        if tree["basis"] is None:  # the same
             del tree["basis"]
         if not tree["code"]:
             del tree["code"]
@@ -182,28 +188,28 @@ class Terms(Section):
 
     @functools.cached_property
     def privacy_plan(self) -> PrivacyPlan:
-        """The plan, which is one for all sites."""
+        """The privacy plan, one for all sites."""
         return PrivacyPlan.from_dict(self.plan)
 
     @property
     def trust_model(self) -> Trust:
-        """Who adds the noise."""
+        """The trust mode, with the numbers of sites that may drop out and collude."""
         return Trust(self.trust, len(self.sites), self.drops, self.colluders)
 
     @property
     def unit_name(self) -> str | None:
-        """What the sites call a unit; ``None``: their records name none."""
+        """Name of a privacy unit at the sites, such as 'patient'; ``None``: their records name no units."""
         return next((site.unit_name for site in self.sites if site.unit_name), None)
 
     def run_config(self) -> Config:
-        """The configuration that was agreed on; its records and its evaluation are to be filled in."""
+        """Returns the agreed configuration, without records and evaluation: each party fills in its own."""
         return read_back(self.config, "the terms' config")
 
     def number_of(self, signing_key: str) -> int:
-        """Which site has a key.
+        """Returns the number of the site with a public signing key (hex).
 
         Raises:
-            UserError: if none has.
+            UserError: If no site has that key.
         """
         for number, site in enumerate(self.sites):
             if site.signing_key == signing_key:
@@ -212,14 +218,14 @@ class Terms(Section):
 
 
 def _without_folder(name: str | None) -> str | None:
-    """The last part of a path; other names stay as they are."""
+    """Returns the last part of an absolute path; other names stay as they are."""
     if name is None or "/" not in name or not Path(name.removeprefix(LOCAL_DIR)).is_absolute():
         return name
     return (LOCAL_DIR if name.startswith(LOCAL_DIR) else "") + Path(name).name
 
 
 def _basis_digest(basis: str | None) -> str | None:
-    """As `dpfed.models.basis.fingerprint` gives it, without torch."""
+    """Returns the digest that `dpfed.models.basis.fingerprint` gives to a basis, without importing torch."""
     if basis is None:
         return None
     try:
@@ -229,7 +235,7 @@ def _basis_digest(basis: str | None) -> str | None:
 
 
 def _refuse_foreign_loss(config: Config) -> None:
-    """Refuses a loss of another package, on whichever side the terms are read: each party would run code of its own."""
+    """Refuses a loss of another package whenever terms are read: each party would run its own copy of that code."""
     if config.objective.name not in FOREIGN:
         return
     loss, known = FOREIGN[config.objective.name].said, ", ".join(map(repr, sorted(OBJECTIVES.keys() - FOREIGN.keys())))

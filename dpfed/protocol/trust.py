@@ -1,16 +1,16 @@
-"""Who adds the noise, and so whom the sites must trust: four modes.
+"""Trust modes: which party adds the noise, and so which parties the sites must trust.
 
-With n sites, of which up to d may drop out of a step and up to c may tell others what they know:
+There are n sites. Up to d of them may drop out of a step, and up to c may tell others what they know. The four modes:
 
-- ``central``: sites send clipped sums, the server adds the noise. It is trusted with the sums.
-- ``distributed``: every site adds Gaussian noise of variance 1/(n - d - c) of the plan's to its own sum. A step counts if n - d
-  sites came, so at least n - d - c of them keep their shares to themselves, and these alone carry the plan's noise. A single
-  message carries less: `Trust.message_multiplier` says how much.
+- ``central``: sites send clipped sums, and the server adds the noise. The sites trust the server with their sums.
+- ``distributed``: every site adds Gaussian noise of 1/(n - d - c) of the plan's variance to its own sum. A step counts if n - d
+  sites answered. At least n - d - c of these keep their shares of the noise secret, and their shares alone make up the plan's
+  noise. A single message carries less noise: `Trust.message_multiplier` says how much.
 - ``secure``: the same noise, and the messages are masked (`dpfed.federation.secure.masking`): the server sees the noisy total
   only.
-- ``local``: every site adds the plan's whole noise to its own sum and needs nobody.
+- ``local``: every site adds the plan's whole noise to its own sum, and depends on no other party.
 
-Every site knows its own share of the noise, so c = 1 is what protects the sites from each other; c = 0 trusts all of them.
+Every site knows its own share of the noise. So c = 1 protects the sites from each other, and c = 0 trusts all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpfed.errors import UserError
 from dpfed.privacy.noise import Noise
 from dpfed.privacy.plan import PrivacyPlan
 
-_PARTNERS = 128  # up to one more site than this, every two of them share a mask
+_PARTNERS = 128  # with at most one site more than this, every two sites share a mask
 Mode = Literal["central", "distributed", "secure", "local"]
 _SHARES = (
     "each site adds its share of the noise. A step needs the sums of at least {least} of the {sites} sites, and the shares of "
@@ -44,16 +44,16 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Trust:
-    """A mode, and how many sites it can do without.
+    """A trust mode, with the numbers of sites that may drop out and collude.
 
     Args:
-        mode: see the module.
-        sites: n.
-        drops: d, sites that may drop out of a step.
-        colluders: c, sites that may tell others what they know, beside those.
+        mode: Trust mode, see the module.
+        sites: Number of sites, n.
+        drops: Number of sites that may drop out of a step, d; default 0.
+        colluders: Number of further sites that may tell others what they know, c; default 1.
 
     Raises:
-        UserError: if so many cannot be tolerated.
+        UserError: If the mode cannot tolerate so many drops and colluders.
     """
 
     mode: Mode
@@ -84,66 +84,74 @@ class Trust:
 
     @property
     def shared(self) -> bool:
-        """Whether the sites share the noise out among themselves."""
+        """Returns whether each site adds a share of the plan's noise."""
         return self.mode in ("distributed", "secure")
 
     @property
     def least(self) -> int:
-        """Sites that must answer, or a step is discarded; in secure sums also: must agree, and give a share of a secret."""
+        """Number of sites that must answer, or a step is discarded.
+
+        In secure sums, so many sites must also agree on who arrived, and give shares of the secrets.
+        """
         return self.sites - self.drops if self.shared else 1
 
     @property
     def links(self) -> int:
-        """With how many others a site shares masks; so many sites must be taken away before the rest falls apart."""
+        """Number of other sites with which a site shares masks.
+
+        So many sites must be taken away before the masks no longer connect the others.
+        """
         enough = 2 * -(-max(self.colluders + self.drops + 1, _PARTNERS) // 2)
         return min(enough, self.sites - 1)
 
     def partners(self, site: int) -> set[int]:
-        """The sites with which one shares masks: all others, or in a large federation its neighbours on a circle."""
+        """Returns the sites with which a site shares masks: all others, or in a large federation its neighbours on a circle."""
         if self.links == self.sites - 1:
             return set(range(self.sites)) - {site}
         return {(site + way * step) % self.sites for step in range(1, self.links // 2 + 1) for way in (1, -1)}
 
     @property
     def honest(self) -> int:
-        """Sites whose shares make up the plan's noise."""
+        """Number of sites whose shares make up the plan's noise."""
         return self.least - self.colluders
 
     def noise_of_site(self, plan: PrivacyPlan) -> Noise | None:
-        """What each site adds to its own sum; ``None``: nothing."""
+        """Returns the noise that each site adds to its own sum; ``None``: it adds none."""
         if self.mode == "central" or not plan.private:
             return None
         return plan.noise_of(self.honest) if self.shared else plan.noise_of()
 
     def share_std(self, plan: PrivacyPlan) -> float:
-        """Standard deviation of the noise that each site adds to each coordinate of its own sum."""
+        """Returns the standard deviation of the noise that each site adds to each coordinate of its own sum."""
         noise = self.noise_of_site(plan)
         return noise.std if noise else 0.0
 
     def carried_std(self, plan: PrivacyPlan, arrived: int) -> float:
-        """Standard deviation of the noise in the sum over so many sites."""
+        """Returns the standard deviation of the noise in the sum over `arrived` sites."""
         return self.share_std(plan) * math.sqrt(arrived)
 
     def noise_if_honest(self, confirmed: int) -> float:
-        """Which part of the plan's variance stays if only so many sites are honest, and the server lies with the others.
+        """Returns the part of the plan's noise variance that remains if only some sites are honest.
+
+        The server lies, together with all other sites.
 
         Args:
-            confirmed: honest sites, the one that asks among them.
+            confirmed: Number of honest sites, including the one that asks.
 
         Returns:
-            1 or more: the plan's promise holds.
+            The fraction of the variance. If it is 1 or more, the plan's promise holds.
         """
         others = self.sites - confirmed
         if not self.shared or others <= self.colluders:
             return 1.0
-        # Enough honest sites agree on one story, and share masks around all that are taken away: their noise stays together.
+        # Enough honest sites agree on one list of arrivals, and masks connect them without the others: their noise adds up.
         together = self.mode == "secure" and self.sites > 2 * self.drops + others
         if together and (self.links == self.sites - 1 or others + self.drops < self.links):
             return max(1, confirmed - self.drops) / self.honest
         return 1 / self.honest
 
     def message_multiplier(self, plan: PrivacyPlan) -> float:
-        """Noise over sensitivity of what the server sees of one site; infinity where it sees nothing of one site."""
+        """Returns the ratio of noise to sensitivity in what the server sees of one site; infinite if it sees only the total."""
         if self.mode == "secure":
             return math.inf
         return self.share_std(plan) / plan.sensitivity

@@ -1,4 +1,4 @@
-"""How parameters and sums become bytes: little-endian, nothing around them."""
+"""Serialisation of parameters and sums: little-endian numbers without a header."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from dpfed.protocol.terms import Terms
 
 
 def encoded(values: Tensor, form: str = "fp32") -> bytes:
-    """The bytes of a flat vector: of whole numbers, 8 for each; of float32, in ``fp32`` or rounded to ``bf16``."""
+    """Serialises a flat vector.
+
+    Args:
+        values: Vector, int64 (8 bytes a number) or float32.
+        form: Format of a float32 vector: ``fp32``, or ``bf16`` (rounded); default ``fp32``.
+    """
     values = values.detach().cpu()
     if values.dtype == torch.int64:
         return values.numpy().astype("<i8", copy=False).tobytes()
@@ -25,10 +30,17 @@ def encoded(values: Tensor, form: str = "fp32") -> bytes:
 
 
 def decoded(content: Content, form: str = "fp32") -> Tensor:
-    """The vector of `encoded`: flat, float32; int64 of the form ``int64``.
+    """Parses the bytes of `encoded`.
+
+    Args:
+        content: Bytes of the vector.
+        form: Format: ``fp32``, ``bf16`` or ``int64``; default ``fp32``.
+
+    Returns:
+        The flat vector, float32; int64 of the format ``int64``.
 
     Raises:
-        ValueError: if the bytes are not whole numbers of it.
+        ValueError: If the length is not a multiple of the size of a number.
     """
     if form == "int64":
         return torch.from_numpy(np.frombuffer(content, "<i8").astype(np.int64))
@@ -38,14 +50,19 @@ def decoded(content: Content, form: str = "fp32") -> Tensor:
 
 
 def form_of_sums(terms: Terms) -> str:
-    """How sites send their sums, where there is no `grid_of`: ``int64`` before the noise, for then they are exact."""
+    """Returns the format in which sites send their sums if `grid_of` gives no grid.
+
+    The format is ``int64`` where the server adds the noise, because sums before the noise are exact integers; otherwise
+    ``fp32``.
+    """
     return "int64" if terms.trust == "central" and terms.privacy_plan.private else "fp32"
 
 
 def grid_of(terms: Terms) -> Grid | None:
-    """The fixed-point grid on which sums travel; ``None``: they travel as numbers, see `form_of_sums`.
+    """Returns the fixed-point grid on which sums travel; ``None``: they travel as numbers, see `form_of_sums`.
 
-    Secure sums do, and shares of discrete noise, of which nothing but the exact sum is proven to be such noise again.
+    Secure sums travel on a grid. So do sums with shares of discrete noise: only the exact sum of the shares is proven to be
+    discrete noise again.
     """
     plan, trust = terms.privacy_plan, terms.trust_model
     noise = trust.noise_of_site(plan)
@@ -55,13 +72,16 @@ def grid_of(terms: Terms) -> Grid | None:
 
 
 def protected(values: Tensor, step: int, noise: KeyedNoise, grid: Grid | None) -> np.ndarray:
-    """A site's sum with its noise, as it travels: float32, or elements of the ring where there is a grid.
+    """Adds a site's noise to its sum, and encodes the result as it travels.
 
     Args:
-        values: ``(P,)`` int64, on the CPU, in steps of the plan's grid.
-        step: training step.
-        noise: the site's own.
-        grid: of the terms, see `grid_of`.
+        values: Bounded sum in steps of the plan's grid, shape ``(P,)``, int64, on the CPU.
+        step: Training step.
+        noise: The site's own noise.
+        grid: Grid of the terms, see `grid_of`.
+
+    Returns:
+        The noisy sum, shape ``(P,)``: float32, or uint32 ring elements if there is a grid.
     """
     if grid is None:
         return noise.noisy(values, step).numpy()
@@ -69,12 +89,15 @@ def protected(values: Tensor, step: int, noise: KeyedNoise, grid: Grid | None) -
 
 
 def sum_of(contents: Sequence[Content], grid: Grid | None, form: str) -> Tensor:
-    """The sum of what sites sent, in this order: flat, float32 or int64.
+    """Adds up the sites' sums, in the given order.
 
     Args:
-        contents: of the sites.
-        grid: see `grid_of`.
-        form: see `form_of_sums`.
+        contents: Serialised sums of the sites.
+        grid: Grid of the terms, see `grid_of`.
+        form: Format of the sums, see `form_of_sums`.
+
+    Returns:
+        The total, a flat vector, float32 or int64.
     """
     if grid is None:
         first, *others = (decoded(content, form) for content in contents)

@@ -355,7 +355,7 @@ def test_terms_that_contradict_a_sites_card_are_not_joined(parties, tiny, change
 
 def test_a_key_with_which_everybody_agrees_on_zeros_is_refused(tiny_config, cards):
     cards[1] = cards[1].model_copy(update={"exchange_key": "00" * 32})
-    with pytest.raises(UserError, match="agrees on no secret.*terms-contradiction"):
+    with pytest.raises(UserError, match="exchange key is not valid.*terms-contradiction"):
         Terms.agree(tiny_config, cards, Identity(b"c" * 32).signing_key)
 
 

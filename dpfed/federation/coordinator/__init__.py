@@ -1,1 +1,1 @@
-"""The coordinator of a federation: rounds, and its journal."""
+"""The coordinator of a federation: its folder, its rounds, and the sites that take part."""

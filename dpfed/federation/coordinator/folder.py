@@ -1,4 +1,4 @@
-"""What the coordinator keeps on disk, and how terms are made: from a configuration and the sites' cards."""
+"""The coordinator's files, and the making of terms from a configuration and the sites' cards."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from dpfed.runs.starts import checked_start, starting_weights
 
 
 class CoordinatorFolder:
-    """The coordinator: its key, the terms, and its own configuration, with the records that it measures on.
+    """The coordinator's folder: its key, the terms, and its own configuration, which names the records for evaluation.
 
     Attributes:
-        terms: the file to give to the sites.
+        path: Path of the folder.
+        terms: File of the terms, to be given to the sites.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,15 +37,15 @@ class CoordinatorFolder:
         self._left = self.path / "left.json"
 
     def note_left(self, sites: list[str]) -> None:
-        """Notes which sites have left the federation permanently, so that a run which continues can say it."""
+        """Records which sites have left the federation permanently, so that a resumed run can report it."""
         if sites != self.left():
             write_atomically(self._left, json.dumps(sites) + "\n")
 
     def left(self) -> list[str]:
-        """Those sites, by name."""
+        """Returns the names of the sites that have left; empty if the record cannot be read."""
         try:
             return list(map(str, json.loads(read_text(self._left))))
-        except (OSError, ValueError, TypeError):  # it only serves to explain
+        except (OSError, ValueError, TypeError):  # the list only explains absences
             return []
 
     @classmethod
@@ -57,18 +58,18 @@ class CoordinatorFolder:
         identity: Identity | None = None,
         **options: Any,
     ) -> CoordinatorFolder:
-        """Makes terms for some sites, and the folder of whoever coordinates them.
+        """Makes the terms for some sites, and the coordinator's folder.
 
         Args:
-            path: must not be there.
-            config: of the run; ``[data]`` names the records that the coordinator measures on.
-            cards: that the sites made, or files of them.
-            identity: the coordinator's keys; default: new ones.
-            progress: sees how the coordinator's records are imported or generated.
-            options: see `Terms.agree`.
+            path: Path of the new folder, which must not exist.
+            config: Configuration of the run; ``[data]`` names the records on which the coordinator evaluates.
+            cards: Cards of the sites, or files of these cards.
+            identity: Coordinator's keys; default: new ones.
+            progress: Receives the progress of importing or generating the coordinator's records; default: nothing is shown.
+            options: Further fields of the terms, see `Terms.agree`.
 
         Raises:
-            UserError: see `refuse_proposal` and `Terms.agree`.
+            UserError: If the terms are impossible, see `refuse_proposal` and `Terms.agree`; if the folder exists.
         """
         folder, progress = cls(Path(path)), progress or Silent()
         read = [card if isinstance(card, SiteCard) else SiteCard.load(card) for card in cards]
@@ -79,8 +80,8 @@ class CoordinatorFolder:
 
         own, config = identity or Identity.fresh(), resolve_defaults(config)
         starting_weights(config)
-        # Where the run is measured, and what no record of it may be among.
-        Terms.agree(config, read, own.signing_key, **options)  # refuses, before anything takes minutes
+        # The store on which the run is evaluated; none of its records may be among the public records.
+        Terms.agree(config, read, own.signing_key, **options)  # refuses impossible terms before the slow steps
         store = records_of(config, import_progress(progress), say=progress.note)
         basis = proposed_basis(config, store, progress)
         config = with_basis(config, basis)
@@ -98,7 +99,7 @@ class CoordinatorFolder:
         """Opens a coordinator's folder.
 
         Raises:
-            UserError: if it is none.
+            UserError: If the folder is not a coordinator's.
         """
         folder = cls(Path(path))
         if not folder.terms.is_file():
@@ -106,25 +107,25 @@ class CoordinatorFolder:
         return folder
 
     def identity(self) -> Identity:
-        """The coordinator's keys."""
+        """Returns the coordinator's keys."""
         return Identity.load(self._identity)
 
     def config(self) -> Config:
-        """The run's configuration."""
+        """Returns the run's configuration."""
         return read_back(read_toml(self._config, "coordinator's configuration"), str(self._config))
 
 
 def refuse_proposal(config: Config, sites: int) -> None:
-    """Refuses a configuration that cannot become terms, as far as that shows before there is a card.
+    """Refuses a configuration that cannot become terms, as far as that is known before there is a card.
 
     Args:
-        config: of the run; ``[data]`` names the records that the coordinator measures on.
-        sites: how many there will be.
+        config: Configuration of the run; ``[data]`` names the records on which the coordinator evaluates.
+        sites: Number of sites.
 
     Raises:
-        UserError: for privacy.not_covered and a seed, code that no site may be asked to call, starting weights that are not
-            there, records that are not there or cannot be measured as asked, an unfit public store, or a plan that cannot be
-            for any number of records.
+        UserError: If the configuration has privacy.not_covered or a seed, code that no site may be asked to call, missing
+            starting weights, missing records or records that cannot be evaluated as configured, an unfit public store, or a
+            plan that is impossible for any number of records.
     """
     if config.privacy.not_covered is not None:
         raise UserError("privacy.not_covered is for own records, not for a federation's: leave it out. [terms-not-covered]")

@@ -1,6 +1,6 @@
-"""Which sites are there, where, and what they have offered for the step to come.
+"""The sites that take part now: their addresses, and their offers for the next step.
 
-Also here: which sites are left alone for a while, because they let a step wait for nothing.
+Also here: the backoff, which leaves a site alone for a while after a step has waited for it in vain.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dpfed.protocol.identity import Identity
 from dpfed.protocol.messages import Packet, alleged, sign
 from dpfed.protocol.terms import Terms
 
-_LONGEST = 600.0  # seconds
+_LONGEST = 600.0  # seconds of the longest pause
 
 
 class Backoff:
-    """Sites that hang. Each time in a row one is left alone twice as long, up to ten minutes.
+    """Pauses for sites that hang. The pause doubles each time in a row that a site hangs, up to ten minutes.
 
     Args:
-        clock: seconds.
+        clock: Returns the time in seconds; default: `time.monotonic`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,17 +31,17 @@ class Backoff:
         self._until: dict[int, float] = {}
 
     def hung(self, number: int, seconds: float) -> None:
-        """A site let everybody wait so long."""
+        """Records that all others waited `seconds` for a site in vain, and begins its pause."""
         self._strikes[number] = self._strikes.get(number, 0) + 1
         self._until[number] = self._clock() + min(seconds * 2.0 ** min(self._strikes[number] - 1, 32), _LONGEST)
 
     def answered(self, number: int) -> None:
-        """A site answered a step, or was started again."""
+        """Ends the pauses of a site that has answered a step or was restarted."""
         self._strikes.pop(number, None)
         self._until.pop(number, None)
 
     def left(self, number: int) -> float:
-        """Seconds until a site may be asked again; 0: now."""
+        """Returns the seconds until a site may be asked again; 0: now."""
         return max(0.0, self._until.get(number, 0.0) - self._clock()) if number in self._until else 0.0
 
 
@@ -49,21 +49,21 @@ _LEFT = "it has left the federation"
 
 
 class Channel(Protocol):
-    """Carries packets to sites and back."""
+    """Carries packets to the sites, and their replies back."""
 
     def sites(self) -> list[str]:
-        """The addresses that can be reached now."""
+        """Returns the addresses that can be reached now."""
 
     def exchange(self, packets: dict[str, Packet], seconds: float, most: int) -> Iterator[tuple[str, Packet | None]]:
-        """Sends a packet to each address and yields what comes back: all at once, until all have answered or time is up.
+        """Sends each address its packet, all at once, and yields the replies until all have come or time is up.
 
         Args:
-            packets: by address.
-            seconds: to wait at most.
-            most: bytes that a reply may have. What is longer is not read to its end.
+            packets: Packets to send, by address.
+            seconds: Longest wait, in seconds.
+            most: Largest size of a reply, in bytes. A longer reply is not read to its end.
 
         Yields:
-            An address and its reply; ``None``: it failed.
+            An address and its reply; ``None`` in place of a reply: the exchange with this address failed.
         """
 
 
@@ -71,15 +71,16 @@ class Members:
     """The sites that take part now.
 
     Args:
-        terms: of the federation.
-        identity: the coordinator's.
-        frozen: digest of the weights that are not trained.
-        note: told what the operator should see.
-        backoff: how long sites that hang are left alone.
-        left: names the sites that have left the federation for good, as far as its operator knows.
+        terms: Terms of the federation.
+        identity: Coordinator's keys.
+        frozen: Digest of the weights that are not trained.
+        note: Receives messages for the operator.
+        backoff: Pauses for sites that hang; default: a new `Backoff`.
+        left: Returns the names of the sites that have left the federation permanently, as far as the operator knows; default:
+            none have left.
 
     Attributes:
-        ahead: latest step of sites that took part in later steps than the one to come.
+        ahead: Latest step of each site that has already taken part in the next step or a later one, by site number.
     """
 
     def __init__(
@@ -100,64 +101,68 @@ class Members:
         self._addresses: dict[int, str] = {}
         self._offers: dict[int, Offer] = {}
         self._sessions: dict[int, str] = {}
-        self._why: dict[int, str] = {}  # a site is not there, or was not taken in
+        self._why: dict[int, str] = {}  # why a site is absent, or was not taken in
         self.ahead: dict[int, int] = {}
 
     def present(self, step: int) -> dict[int, str]:
-        """Addresses of the sites that can take a step, by number."""
+        """Returns the addresses of the sites that can take part in a step, by site number."""
         return {number: address for number, address in sorted(self._addresses.items()) if self._can_take(number, step)}
 
     def absent(self, step: int) -> dict[int, str]:
-        """The names of the sites that cannot take a step, by number."""
+        """Returns the names of the sites that cannot take part in a step, by site number."""
         there = self.present(step)
         return {number: site.name for number, site in enumerate(self._terms.sites) if number not in there}
 
     def absence(self, step: int) -> str:
-        """The sites that cannot take a step, in words, and why."""
+        """Describes the sites that cannot take part in a step, with the reasons."""
         return "; ".join(f"{name}: {self._reason(number)}" for number, name in self.absent(step).items())
 
     def offers(self, step: int) -> dict[int, Offer]:
-        """What the sites that can take a step offered for it, by number; empty where nothing is masked."""
+        """Returns the offers for a step of the sites that can take part in it, by site number; empty if nothing is masked."""
         return {number: self._offers[number] for number in self.present(step) if number in self._offers}
 
     def connected(self, addresses: Iterable[str]) -> None:
-        """Forgets the sites that cannot be reached any more: a step that asks them would be charged in vain."""
+        """Removes the sites that can no longer be reached: a step that asks them would be charged in vain.
+
+        Args:
+            addresses: Addresses that can be reached now.
+        """
         there = set(addresses)
         for number, address in list(self._addresses.items()):
             if address not in there:
                 self.lose(number, address, "its SuperNode is no longer connected")
 
     def keep(self, number: int, offer: Offer | None, step: int) -> None:
-        """Replaces the stored offer of a site: by `offer` if it is for `step` and fits, else by none."""
+        """Stores a site's offer if it is for `step` and fits; in any case removes the offer stored before."""
         self._offers.pop(number, None)
         if offer is not None and offer.step == step and self._fits(offer):
             self._offers[number] = offer
 
     def answered(self, number: int) -> None:
-        """A site answered a step."""
+        """Records that a site answered a step."""
         self._backoff.answered(number)
 
     def lose(self, number: int, address: str, why: str) -> None:
-        """A site did not answer rightly: it must be greeted again, unless it came from elsewhere meanwhile."""
+        """Removes a site that did not answer correctly: it must be greeted again, unless it has another address by now."""
         if self._addresses.get(number) == address:
             del self._addresses[number]
             self._offers.pop(number, None)
         self._why[number] = why
 
     def hung(self, number: int, address: str, seconds: float, step: int) -> None:
-        """A site let a step wait until its deadline: it is left alone for a while, so that it does not cost the next one."""
+        """Removes a site that let a step wait until its deadline, and pauses it so that it does not delay the next step."""
         self._backoff.hung(number, seconds)
         self.lose(number, address, f"it did not answer step {step} within {seconds:g} s")
         left = self._backoff.left(number)
         self._note(f"{self._name(number)} did not answer step {step} within {seconds:g} s: it is asked again in {left:.0f} s")
 
     def greetings(self, addresses: Iterable[str], step: int) -> dict[str, Packet]:
-        """Greetings to those of some addresses whose sites cannot take a step yet."""
+        """Returns a greeting for each of the addresses whose site cannot take part in a step yet, by address."""
         known = set(self.present(step).values())
         return {address: self._greeting(step) for address in addresses if address not in known}
 
     def welcome(self, reply: Packet | None, address: str, greeting: Packet, step: int) -> None:
-        """Takes a site in if it answered its greeting rightly."""
+        """Takes a site in if it answered its greeting correctly."""
         number = alleged(reply).get("site") if reply is not None else None
         if type(number) is not int or not 0 <= number < len(self._terms.sites):
             return
@@ -174,7 +179,7 @@ class Members:
             return
         if self._sessions.get(number) != hello.session:
             self._sessions[number] = hello.session
-            self._backoff.answered(number)  # it was started again
+            self._backoff.answered(number)  # the site was restarted
         self.ahead.pop(number, None)
         if hello.last >= step:
             self.ahead[number] = hello.last
@@ -187,7 +192,7 @@ class Members:
         self.keep(number, hello.offer, step)
 
     def missing(self, step: int) -> dict[str, str]:
-        """The sites that are not asked, by name, and why: those that have left, and those that are not there."""
+        """Returns why sites are not asked, by site name: they have left, or they are not there."""
         reasons = {name: self._why_absent(number) for number, name in self.absent(step).items()}
         return {name: why if why == _LEFT else f"not there: {why}" for name, why in reasons.items()}
 
@@ -201,7 +206,7 @@ class Members:
         return f"{why}, and is asked again in {left:.0f} s" if left else why
 
     def _say(self, number: int, why: str, text: str) -> None:
-        """Says it once, and not at each of many greetings."""
+        """Tells the operator once, and not at each of many greetings."""
         if self._why.get(number) != why:
             self._note(text)
         self._why[number] = why
@@ -213,8 +218,8 @@ class Members:
         return self._terms.trust != "secure" or (number in self._offers and self._offers[number].step == step)
 
     def _fits(self, offer: Offer) -> bool:
-        """Whether an offer has the right lengths, and one round key for all."""
-        from dpfed.federation.secure.envelopes import KEY_BYTES, offer_lengths  # what it imports, only secure sums need
+        """Returns whether an offer has the right lengths, and the same round key for all sites."""
+        from dpfed.federation.secure.envelopes import KEY_BYTES, offer_lengths  # only secure sums need its imports
 
         public, each = offer_lengths(self._terms.trust_model)
         if len(offer.public) != public or len(offer.envelopes) != each * (len(self._terms.sites) - 1):

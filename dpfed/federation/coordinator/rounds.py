@@ -1,8 +1,8 @@
 """The coordinator's side of the protocol: a `Transport` whose workers are institutions.
 
-A step: send every site the parameters, take what comes before the deadline, check it, and add it up in the order of the terms.
-Sites that are new, or missed a step, are greeted at the same time and take part from the next step on. What is missing counts
-as zeros: divisor and noise do not depend on who came.
+In a step, the coordinator sends every site the parameters, takes the answers that come before the deadline, checks them, and
+adds them up in the order of the terms. Sites that are new, or missed a step, are greeted at the same time and take part from
+the next step on. A missing sum counts as zeros: divisor and noise do not depend on which sites answered.
 """
 
 from __future__ import annotations
@@ -32,26 +32,29 @@ if TYPE_CHECKING:
     from dpfed.federation.coordinator.secure_sum import SecureSum
 
 _GREETING = 60.0  # seconds that a greeting may take
-_QUIET, _AGAIN = 10.0, 60.0  # seconds of waiting before something is said, and said again
+_QUIET, _AGAIN = 10.0, 60.0  # seconds of waiting before the operator is told, and between further messages
 _PAUSES = 0.2, 2.0  # seconds between two rounds of greetings, at first and at last
-_ROOM = 1e-3  # of a bound: sites add up in float32
-_DEVIATIONS = 8  # a Gaussian's norm exceeds its square root of P by more once in 10^14
+_ROOM = 1e-3  # relative tolerance of a bound: sites add up in float32
+_DEVIATIONS = 8  # the norm of P standard Gaussians exceeds sqrt(P) by more than this once in 10^14
 
 
 class Federation:
-    """Adds up a step's sums of the sites; a `Transport`.
+    """Adds up the sites' sums of a step; a `Transport`.
 
     Args:
-        terms: of the federation.
-        identity: the coordinator's.
-        channel: reaches the sites.
-        model: whose parameters the sites get.
-        journal: of the run.
-        paid: the run's ledger as it was when this server created or resumed the run.
-        note: told what the operator should see.
-        backoff: see `Members`.
-        arrival_log: records when answers come, for whoever watches.
-        left: see `Members`.
+        terms: Terms of the federation.
+        identity: Coordinator's keys.
+        channel: Connection to the sites.
+        model: Model whose parameters the sites get.
+        journal: Journal of the run.
+        paid: Run's ledger as it was when this server created or resumed the run.
+        note: Receives messages for the operator.
+        backoff: Pauses for sites that hang, see `Members`.
+        arrival_log: Records when answers come, for live views; default: nothing is written.
+        left: Returns the names of the sites that have left, see `Members`.
+
+    Raises:
+        UserError: If the terms name the key of another coordinator.
     """
 
     def __init__(
@@ -76,26 +79,26 @@ class Federation:
         self._members = Members(terms, identity, frozen_digest(model), note, backoff, left)
         self._secure, self._grid, self._form = terms.trust == "secure", grid_of(terms), form_of_sums(terms)
         self._unit = self._plan.grid_of().unit if self._form == "int64" else 1.0
-        self._numbers = self._vector.numel + self._plan.statistics_count  # of a sum
-        self._threshold: dict[str, float] = {}  # what the steps ask about beside their gradients
+        self._numbers = self._vector.numel + self._plan.statistics_count  # length of a sum
+        self._threshold: dict[str, float] = {}  # the clipping threshold, as a header field of the steps
         self._arrival_log = arrival_log or ArrivalLog()
-        self._gathered = False  # whether all sites had their time to come
-        self._addresses: dict[int, str] = {}  # of the sites that the current step asks
-        self._masked: SecureSum | None = None  # of that step
-        self._without: list[str] = []  # the sites without which the last step continued
+        self._gathered = False  # whether the wait for all sites is over
+        self._addresses: dict[int, str] = {}  # addresses of the sites that the current step asks
+        self._masked: SecureSum | None = None  # masked sums of that step
+        self._without: list[str] = []  # names of the sites that were missing in the last step
 
     def aggregate(self, step: int) -> BoundedSum | None:
-        """See `Transport`.
+        """Returns the bounded sum of a step, see `Transport`; ``None``: the step is discarded.
 
         Raises:
-            UserError: if the sites have gone on without this run, or the step was released and its release is lost.
+            UserError: If the sites are ahead of this run, or the step was released and its release is lost.
         """
         if self._paid.release_of(step) is not None:
             raise UserError(
                 f"step {step} was released, and its release is not kept any more; the sites do not answer it again. Resume "
                 "from the newest checkpoint. [round-released]"
             )
-        if self._journal.opened(step):  # by a server that did not live to see its end
+        if self._journal.opened(step):  # by a server that died during the step
             reason = "the server stopped during it"
             self._journal.write("discarded", step, reason=reason)
             self._note(f"step {step} is discarded and charged: {reason}")
@@ -108,7 +111,7 @@ class Federation:
         if len(arrived) >= self._trust.least:
             if self._secure:
                 total, reason = self._unmasked(step, arrived, missing)
-            else:  # in the order of the terms: the same, bit for bit, in whatever order the answers came
+            else:  # in the order of the terms: bit-identical, whatever the order of the answers
                 total = sum_of([arrived[number] for number in sorted(arrived)], self._grid, self._form)
         if total is None:
             self._journal.write("discarded", step, reason=reason, arrived=names, missing=missing)
@@ -120,14 +123,14 @@ class Federation:
         return BoundedSum(total.to(self._vector.device), sensitivity, groups, std, self._unit)
 
     def set_clip_threshold(self, threshold: float) -> None:
-        """See `Transport`."""
+        """Sets the clipping threshold for the next steps, see `Transport`."""
         self._threshold = {"threshold": threshold}
 
     def wait_for_sites(self, step: int) -> None:
-        """Greets until enough sites are there; before this server's first step, until all are, or the deadline is over.
+        """Greets sites until enough are there; before the server's first step, until all are, or the deadline is over.
 
-        Args:
-            step: which is about to be opened.
+        Raises:
+            UserError: If so many sites are ahead of this run that no step can succeed.
         """
         started, pause, absent = time.monotonic(), _PAUSES[0], [""]
         say_at = started + min(_QUIET, self._terms.deadline)
@@ -158,14 +161,14 @@ class Federation:
                 self._arrival_log.ask(step, absent, left or None)
             if time.monotonic() > say_at:
                 counts = f"{there} of {self._trust.sites}, {self._trust.least} are needed"
-                long = f", for all of them {left:.0f} s more" if left and there >= self._trust.least else ""
+                long = f", at most {left:.0f} s more for all of them" if left and there >= self._trust.least else ""
                 self._note(f"waiting for sites{long}: {counts}. {self._members.absence(step)}")
                 say_at = time.monotonic() + _AGAIN
             time.sleep(pause)
             pause = min(1.5 * pause, _PAUSES[1])
 
     def _say_who_is_missing(self, step: int) -> None:
-        """Names the sites without which a step continues, whenever they are others than before, and those that came."""
+        """Tells the operator which sites a step lacks, whenever these change, and which sites have come back."""
         there = self._members.present(step)
         names = [site.name for site in self._terms.sites]
         without = [name for number, name in enumerate(names) if number not in there]
@@ -179,7 +182,7 @@ class Federation:
         """Asks all sites for their sums.
 
         Returns:
-            The answers of the sites that came, by number, and for the others why they do not count.
+            The sums of the sites that answered, by site number; for the other sites, by name, why they do not count.
         """
         content = encoded(self._vector.gather(), self._terms.broadcast)
         digest = digest_of(content)  # once, for all sites
@@ -215,9 +218,9 @@ class Federation:
                 missing[self._terms.sites[number].name] = str(rejected)
                 if reply is None:
                     self._members.lose(number, address, str(rejected))
-                else:  # it is there, and is asked again
+                else:  # the site is there, and is asked again
                     self._members.keep(number, None, step + 1)
-            if not waiting:  # whoever is greeted may answer later
+            if not waiting:  # greeted sites may answer later
                 break
         missing |= {self._terms.sites[number].name: "no answer before the deadline" for number in waiting}
         for number in waiting:
@@ -227,12 +230,12 @@ class Federation:
     def _masked_sum(self, step: int) -> SecureSum | None:
         if not self._secure:
             return None
-        from dpfed.federation.coordinator.secure_sum import SecureSum  # what it imports, only secure sums need
+        from dpfed.federation.coordinator.secure_sum import SecureSum  # only secure sums need its imports
 
         return SecureSum(self._terms, step, self._members.offers(step), self._numbers)
 
     def _unmasked(self, step: int, arrived: dict[int, Content], missing: dict[str, str]) -> tuple[Tensor | None, str]:
-        """The total of masked sums, with the help of the sites that sent them; ``None``, and why there is none."""
+        """Unmasks the total with the help of the sites that sent masked sums; returns ``None`` and why if there is none."""
 
         def ask(kind: str, expected: type[Answer], fields: dict[str, Any]) -> Iterator[tuple[int, Any]]:
             packet, numbers = self._signed(kind, step=step, **fields), {self._addresses[number]: number for number in arrived}
@@ -248,23 +251,23 @@ class Federation:
         values, reason = self._masked.total(ask)
         if values is None:
             return None, reason
-        assert self._grid is not None  # of all secure sums
+        assert self._grid is not None  # every secure sum has a grid
         total = torch.from_numpy(self._grid.decode(values))
         norm = torch.linalg.vector_norm(total, dtype=torch.float64).item()
         return (total, "") if norm <= self._most(arrived) else (None, "the total is larger than its groups and its noise allow")
 
     def _checked(self, number: int, content: Content, answer: Sum) -> Content:
-        """The answer, if it can be a sum of this site.
+        """Returns a site's sum if it can be honest; empty bytes for a masked sum, which is added to the total here.
 
         Raises:
-            Rejected: for another shape, values that are not finite, or a norm that no honest sum of this site has; of a masked
-                one, which may be any bits, if the site has not signed the roster.
+            Rejected: If the sum has another shape, values that are not finite, or a norm that no honest sum of this site has. A
+                masked sum may be any bits: it is rejected for its shape, or if the site has not signed the roster.
         """
         if len(content) != self._bytes_of_a_sum:
             raise Rejected("a sum of another shape")
         if self._masked is not None:
             self._masked.add(number, answer, content)
-            return b""  # it is in the sum already
+            return b""  # it is in the total already
         numbers = sum_of([content], self._grid, self._form).double()
         norm = self._unit * torch.linalg.vector_norm(numbers).item()
         if not np.isfinite(norm):
@@ -278,7 +281,7 @@ class Federation:
         return (8 if self._form == "int64" else 4) * self._numbers
 
     def _most(self, sites: Any) -> float:
-        """Largest norm that an honest sum over some sites has."""
+        """Returns the largest norm that an honest sum over some sites has."""
         groups = sum(self._terms.sites[number].groups for number in sites)
         noise = self._trust.carried_std(self._plan, len(sites)) * (self._numbers**0.5 + _DEVIATIONS)
         return groups * self._plan.longest_part * (1 + _ROOM) + noise
@@ -290,7 +293,7 @@ class Federation:
         return answer
 
     def _offers_for(self, number: int) -> dict[str, Any]:
-        """What the others gave for this site to mask its sum with."""
+        """Returns the other sites' offers with which this site masks its sum, as header fields."""
         return {} if self._masked is None else self._masked.offers_for(number)
 
     def _signed(self, kind: str, vector: bytes = b"", digest: str | None = None, **fields: Any) -> Packet:

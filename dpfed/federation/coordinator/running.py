@@ -1,4 +1,4 @@
-"""What the coordinator of a federation does, whatever carries its messages: a run like any other, with another transport."""
+"""The coordinator's run: a run like any other with the sites as its transport, whatever carries the messages."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def coordinate(folder: Path, path: Path, channel: Channel, progress: Progress) -
     """Begins a federation's run, or resumes it.
 
     Args:
-        folder: of the coordinator.
-        path: the run's directory.
-        channel: reaches the sites.
-        progress: sees the stages.
+        folder: Folder of the coordinator.
+        path: Directory of the run.
+        channel: Connection to the sites.
+        progress: Receives the stages of the run.
 
     Returns:
         The finished run.
 
     Raises:
-        UserError: for what the operator can fix.
+        UserError: If something is wrong that the operator can fix.
     """
     party = CoordinatorFolder.open(folder)
     terms, identity = Terms.load(party.terms), party.identity()

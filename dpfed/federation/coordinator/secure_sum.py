@@ -1,4 +1,4 @@
-"""How the coordinator comes to the total of masked sums: with the help of the sites that sent them, who agree first."""
+"""The total of masked sums, at the coordinator: the sites that sent them agree on who arrived, and help to unmask it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ Ask = Callable[[str, type[Answer], dict[str, Any]], Iterator[tuple[int, Any]]]
 
 
 class SecureSum:
-    """A step's masked sums.
+    """The masked sums of one step.
 
     Args:
-        terms: of the federation.
-        step: training step.
-        roster: what its sites offered for it.
-        size: numbers of a sum.
+        terms: Terms of the federation.
+        step: Training step.
+        roster: Offers of the step's sites, by site number.
+        size: Length of a sum.
+
+    Raises:
+        UserError: If the roster is too small, or an offer does not fit.
     """
 
     def __init__(self, terms: Terms, step: int, roster: dict[int, Offer], size: int) -> None:
@@ -34,20 +37,20 @@ class SecureSum:
         self._unmasking = Unmasking(terms.sites, self._trust, terms.fingerprint.encode(), step, public, size)
 
     def offers_for(self, number: int) -> dict[str, Any]:
-        """The roster, and what its other members offered to one of them."""
+        """Returns the roster, and the other members' offers to one member, as header fields."""
         _, length = offer_lengths(self._trust)
         offers = []
         for other, offer in sorted(self._roster.items()):
             if other != number:
-                at = length * (number - (number > other))  # an offer holds nothing for its own site
+                at = length * (number - (number > other))  # an offer holds no envelope for its own site
                 offers.append(offer.envelopes[at : at + length])
         return {"roster": sorted(self._roster), "offers": _text(b"".join(offers))}
 
     def add(self, number: int, answer: Sum, content: Content) -> None:
-        """Adds what a site sent.
+        """Adds a site's masked sum.
 
         Raises:
-            Rejected: if the site has not signed the roster.
+            Rejected: If the site is not in the roster or has not signed it, or its sum does not fit.
         """
         try:
             self._unmasking.add(number, np.frombuffer(content, "<u4").astype(np.uint32, copy=False), answer.roster or b"")
@@ -55,10 +58,14 @@ class SecureSum:
             raise Rejected("a sum for another roster") from error
 
     def total(self, ask: Ask) -> tuple[np.ndarray | None, str]:
-        """The total; ``None``, and why there is none.
+        """Unmasks the total.
 
         Args:
-            ask: sends a question of a kind, with its fields, to the sites that arrived, and yields the right answers.
+            ask: Sends a request of a kind, with its fields, to the sites that arrived, and yields the valid answers by site
+                number.
+
+        Returns:
+            The total, shape ``(P,)``, uint32; ``None`` and the reason if there is none.
         """
         arrived = sorted(self._unmasking.close())
         if not self._trust.drops:
@@ -83,7 +90,7 @@ class SecureSum:
             if len(reveals) == self._trust.least:
                 try:
                     return self._unmasking.total(reveals, tries=1), ""
-                except UserError:  # a wrong share is among them: the others' may do
+                except UserError:  # a share is wrong: those of further sites may help
                     continue
         try:
             return self._unmasking.total(reveals, TRIES), ""

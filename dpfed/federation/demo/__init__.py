@@ -1,1 +1,1 @@
-"""All parties of a federation on one machine, as processes of their own: `dpfed federation demo`."""
+"""All parties of a federation on one machine, each in processes of its own: `dpfed federation demo`."""

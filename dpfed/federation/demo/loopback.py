@@ -1,6 +1,6 @@
 """A whole federation on one machine: SuperLink and SuperNodes with TLS and authentication, as `make federation` starts it.
 
-The commands are those that operators give on machines of their own; docs/a-site-in-15-minutes.md explains them.
+The commands are those that operators give on their own machines; docs/a-site-in-15-minutes.md explains them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpfed.federation.provisioning.certificates import make_certificates, make_n
 from dpfed.federation.provisioning.services import FLOWER
 from dpfed.files.atomic import create_file
 
-SUPERLINK = "superlink"  # the process's name
+SUPERLINK = "superlink"  # name of the SuperLink's process
 RUN = "run"  # name of the process that starts a run and prints what it logs
 
 _AGAIN = 5.0  # seconds after which a SuperNode that was refused is started again
@@ -33,17 +33,17 @@ class Loopback:
     """SuperLink, SuperNodes and operator on one machine.
 
     Args:
-        folder: for keys, Flower's own files and configuration.
-        sockets: where each site's worker answers, by the site's name.
-        members: starts the processes, and ends them; `loopback` looks after that.
-        told: hears what is started.
+        folder: Folder for keys, Flower's own files and configuration.
+        sockets: Socket of each site's worker, by the site's name.
+        members: Processes of the federation; `loopback` ends them.
+        told: Receives messages about what is started; default: ignores them.
 
     Attributes:
-        certificates: folder with ``ca.crt``, ``server.pem``, ``server.key``, and each site's key pair.
-        port: the SuperLink's.
-        members: the processes, by name: `SUPERLINK`, for each site its SuperNode ("north") and the app of that ("north-app"),
-            and `RUN`; more may be started in it, such as site workers.
-        flwr: the operator's command.
+        certificates: Folder with ``ca.crt``, ``server.pem``, ``server.key``, and each site's key pair.
+        port: Port of the SuperLink.
+        members: Processes, by name: `SUPERLINK`, for each site its SuperNode ("north") and the SuperNode's app ("north-app"),
+            and `RUN`; more may be started, such as site workers.
+        flwr: Operator's command ``flwr``.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Loopback:
         """Starts the SuperLink, registers the SuperNodes' keys with it, and starts the SuperNodes.
 
         Args:
-            meanwhile: is called while the SuperNodes load, which takes seconds.
+            meanwhile: Function that is called while the SuperNodes load, which takes seconds; default: none.
         """
         keys = self.certificates
         command = ["flower-superlink", "--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
@@ -87,11 +87,11 @@ class Loopback:
             self._told(f"{name} is connected")
 
     def start_node(self, name: str, port: int | None = None) -> None:
-        """Starts a SuperNode and, in a process that stays, its app. After a kill, follow it by `wait_for_node`.
+        """Starts a SuperNode and, in a resident process, its app. After a kill, call `wait_for_node` next.
 
         Args:
-            name: of the site.
-            port: of a proxy in front of the SuperLink; default: the SuperLink's own.
+            name: Name of the site.
+            port: Port of a proxy in front of the SuperLink; default: the SuperLink's own.
         """
         self._through[name] = port
         config = self._folder / f"{name}.toml"
@@ -103,23 +103,23 @@ class Loopback:
         self.start_app(name, [sys.executable, "-m", "dpfed", "site", "app"])
 
     def start_app(self, name: str, program: Sequence[object]) -> None:
-        """Starts the process that handles a SuperNode's messages, in the place of the one that did so before.
+        """Starts the process that handles a SuperNode's messages, in the place of the process that did so before.
 
         Args:
-            name: of the site.
-            program: the command without its options.
+            name: Name of the site.
+            program: Command without its options.
         """
         self.members.kill(f"{name}-app")
         command = [*program, "--runtime-api-address", f"{HOST}:{self._ports[name]}", *self._secret(name)]
         self.members.start(f"{name}-app", command, self._environment(name))
 
     def wait_for_node(self, name: str) -> None:
-        """Returns when a SuperNode is connected, and starts it again while the SuperLink refuses it.
+        """Waits until a SuperNode is connected, and starts it again while the SuperLink refuses it.
 
-        After a SuperNode was killed, the SuperLink takes it to be there for another minute, and refuses a second one.
+        After a SuperNode was killed, the SuperLink takes it for connected for another minute, and refuses a second one.
 
         Raises:
-            RuntimeError: if it does not come, with the end of its log.
+            RuntimeError: If the SuperNode does not connect; the message has the end of its log.
         """
         deadline = time.monotonic() + START
         while True:
@@ -135,9 +135,10 @@ class Loopback:
         """Starts a run, as the operator does: ``flwr run APP CONNECTION --stream``.
 
         Args:
-            app: folder with the app's ``pyproject.toml``.
-            config: values for keys that its ``[tool.flwr.app.config]`` has.
-            name: of the process, which prints the ServerApp's log and ends with the run: ``members.follow(name)``.
+            app: Folder with the app's ``pyproject.toml``.
+            config: Values for keys of the app's ``[tool.flwr.app.config]``.
+            name: Name of the process, which prints the ServerApp's log and ends with the run: ``members.follow(name)``.
+                Default: `RUN`.
         """
         file = self._folder / f"{name}.toml"
         file.write_text(tomli_w.dumps(config))
@@ -145,11 +146,11 @@ class Loopback:
         self.members.start(name, command, self.flwr.environment)
 
     def _secret(self, name: str) -> list[object]:
-        """What a SuperNode and its app share."""
+        """Returns the options for the secret that a SuperNode and its app share."""
         return ["--superexec-auth-secret-file", self._folder / f"{name}.secret"]
 
     def _environment(self, role: str) -> dict[str, str]:
-        """Each role has a Flower home of its own, outside the app's folder."""
+        """Returns the environment of a role, with a Flower home of its own, outside the app's folder."""
         return {**FLOWER, "FLWR_HOME": str(self._folder / "flower" / role)}
 
 
@@ -160,13 +161,16 @@ def loopback(
     told: Callable[[str], None] = lambda text: None,
     meanwhile: Callable[[Loopback], None] | None = None,
 ) -> Iterator[Loopback]:
-    """A federation that runs; it ends with the block, also by Ctrl-C or SIGTERM.
+    """Runs a federation until the block ends, also by Ctrl-C or SIGTERM.
 
     Args:
-        folder: a new one, for keys, Flower's own files, and logs (``logs/NAME.log``).
-        sockets: where each site's worker answers, by the site's name. The workers may come later, and go.
-        told: hears what is started.
-        meanwhile: see `Loopback.start`.
+        folder: New folder for keys, Flower's own files, and logs (``logs/NAME.log``).
+        sockets: Socket of each site's worker, by the site's name. The workers may start later, and restart.
+        told: Receives messages about what is started; default: ignores them.
+        meanwhile: Function that is called while the SuperNodes load, see `Loopback.start`.
+
+    Yields:
+        The running federation.
     """
     with processes(folder / "logs") as members:
         federation = Loopback(folder, sockets, members, told)
@@ -175,7 +179,7 @@ def loopback(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Returns ports of this machine's loopback interface on which no program listens now."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -1,7 +1,7 @@
-"""All parties of a federation on one machine, each a process of its own: a SuperLink, a SuperNode and a site worker for each
-site, and the operator's `flwr run`, over TLS on the loopback interface.
+"""All parties of a federation on one machine, each a process of its own.
 
-Only the records are not several institutions' own, but one store divided among them.
+The parties are a SuperLink, a SuperNode and a site worker for each site, and the operator's `flwr run`, over TLS on the
+loopback interface. Only the records are not those of several institutions: one store is divided among the sites.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from dpfed.protocol.terms import Terms
 from dpfed.runs.records import records_of, with_absolute_paths
 from dpfed.runs.resolution import resolve_defaults
 
-_READY = "ready"  # a file that says that all parties have signed up
-_FLOWERS = ("\x1b", "DEBUG:", "INFO:", "Using SuperLink", "Successfully")  # lines of Flower's own, also in the processes' logs
+_READY = "ready"  # this file exists once all parties have joined
+_FLOWERS = ("\x1b", "DEBUG:", "INFO:", "Using SuperLink", "Successfully")  # Flower's own lines, in the processes' logs, too
 _START = 300.0  # seconds that a site may take to load, on a busy machine
 
 
 def federate(config: Config, path: Path, sites: int, skew: float, options: dict[str, Any]) -> RunDirectory:
-    """Trains with several institutions on this machine; again after an interruption, to continue.
+    """Trains with several institutions on this machine. The same call after an interruption continues.
 
     Args:
-        config: what to train; its records are divided among the sites.
-        path: absolute, where the run goes; what the parties keep goes beside it.
-        sites: institutions.
-        skew: how unlike their records are, 0 to 1.
-        options: of the terms: ``trust``, ``drops``, ``colluders``, ``deadline``.
+        config: Configuration of the run; its records are divided among the sites.
+        path: Absolute path of the run's directory; the parties' folders go beside it.
+        sites: Number of institutions.
+        skew: Degree to which the sites' records differ, from 0 to 1.
+        options: Options of the terms: ``trust``, ``drops``, ``colluders``, ``deadline``.
 
     Returns:
         The finished run.
 
     Raises:
-        UserError: for a path in use, or a run that did not finish.
+        UserError: If the path is in use, or the run did not finish.
     """
     goes_on = not RunDirectory.unused(path)
     config, parties = resolve_defaults(config), path.with_name(f"{path.name}-parties")
@@ -62,7 +62,7 @@ def federate(config: Config, path: Path, sites: int, skew: float, options: dict[
         (parties / _READY).touch()
     with tempfile.TemporaryDirectory(prefix="dpfed-") as folder:
         sockets = {site_folder(number): Path(folder) / site_folder(number) / "door" for number in range(sites)}
-        starting = contextlib.ExitStack()  # until the coordinator says its first line
+        starting = contextlib.ExitStack()  # until the coordinator prints its first line
         starting.enter_context(signs_of_life(say, "starting the federation"))
 
         def meanwhile(federation: Loopback) -> None:
@@ -103,20 +103,20 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
         cards = [site.card for site in own]
         coordinator = CoordinatorFolder.create(parties / "coordinator", config, cards, progress, **options)
     terms = Terms.load(coordinator.terms)
-    for site in own:  # whoever wrote the configuration runs all parties
+    for site in own:  # the author of the configuration runs all parties
         site.join(terms, allowed=[part.name for part in terms.code])
     say(f"every institution has joined the terms {parties / 'coordinator' / 'terms.json'}")
 
 
 def _copies(config: Config) -> dict[str, Any]:
-    """What is not sent: on one machine, the sites read the coordinator's files."""
+    """Returns the sites' paths of files that are not sent: on one machine, the sites read the coordinator's files."""
     model = with_absolute_paths(config).model
     given = {name: getattr(model, name) for name in ("weights", "architecture", "text", "anchors", "start")}
     return {name: value for name, value in given.items() if value and Path(value.removeprefix(LOCAL_DIR)).is_absolute()}
 
 
 def _serve(federation: Loopback, parties: Path, sockets: dict[str, Path]) -> None:
-    """Starts the sites' workers; they share this machine, so each gets one thread."""
+    """Starts the sites' workers. They share this machine, so each gets one thread."""
     say(f"starting {len(sockets)} site workers; each loads PyTorch, its records and the model")
     for name, socket in sockets.items():
         command = ["dpfed", "site", "serve", parties / name, "--socket", socket]
@@ -125,7 +125,7 @@ def _serve(federation: Loopback, parties: Path, sockets: dict[str, Path]) -> Non
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """A party that does not come up is a sentence with the end of its log, which goes with this process."""
+    """Reports a party that does not start as a UserError with the end of its log: the log is deleted with this process."""
     try:
         yield
     except (RuntimeError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
-"""Processes that belong together: started with logs of their own, killed one by one for tests, and all gone at the end."""
+"""A group of processes, each with its own log: they can be killed one by one, for tests, and are all ended at the end."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pathlib import Path
 
 from dpfed.paths import without_proxy
 
-_MARK = "DPFED_PROCESSES"  # in the environment of all of them and of what they start
-_GRACE = 10.0  # seconds that a process may take to end by itself
+_MARK = "DPFED_PROCESSES"  # in the environment of all these processes and of their descendants
+_GRACE = 10.0  # seconds that a process may take to end after SIGTERM
 
 
 class Processes:
     """Named processes, each with its log. Use `processes()`, which ends them.
 
     Args:
-        logs: folder for their outputs; made if it is not there.
+        logs: Folder for their outputs; made if it does not exist.
     """
 
     def __init__(self, logs: Path) -> None:
@@ -32,18 +32,18 @@ class Processes:
         self._logs = logs
         self._mark = secrets.token_hex(8)
         self._members: dict[str, subprocess.Popen[bytes]] = {}
-        self._starts: dict[str, int] = {}  # where in its log a process's present life begins
+        self._starts: dict[str, int] = {}  # position in the log at which a process was last started
 
     def start(self, name: str, command: Sequence[object], environment: Mapping[str, str] | None = None) -> None:
         """Starts a process.
 
         Args:
-            name: what `kill` and `log` call it; free again when the process has ended.
-            command: program and arguments. Programs of this Python environment come first.
-            environment: on top of this process's own.
+            name: Name of the process, for `kill` and `log`; free again when the process has ended.
+            command: Program and arguments. Programs of this Python environment come first.
+            environment: Variables on top of this process's own; default: none.
 
         Raises:
-            ValueError: if a process of that name still runs.
+            ValueError: If a process of that name still runs.
         """
         if self.running(name):
             raise ValueError(f"{name} runs already")
@@ -57,25 +57,25 @@ class Processes:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**base, **(environment or {}), _MARK: f"{self._mark}/{name}"},
-                start_new_session=True,  # a group of its own, and no part of the terminal's
+                start_new_session=True,  # a process group of its own, apart from the terminal's
             )
 
     def environment(self) -> dict[str, str]:
-        """What a process starts with: programs of this Python environment come first, and no settings of Flower's."""
+        """Returns the environment of a new process: programs of this Python environment first, without Flower's variables."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
         path = f"{Path(sys.executable).parent}{os.pathsep}{own.get('PATH', os.defpath)}"
         return {**own, **without_proxy(own), "PATH": path, "PYTHONUNBUFFERED": "1"}
 
     def log(self, name: str) -> Path:
-        """Where a process writes."""
+        """Returns the file of a process's log."""
         return self._logs / f"{name}.log"
 
     def text(self, name: str) -> str:
-        """What a process has written since it was last started."""
+        """Returns the output of a process since it was last started."""
         return self.log(name).read_bytes()[self._starts[name] :].decode(errors="replace")
 
     def follow(self, name: str) -> Iterator[str]:
-        """What a process writes, as it comes, until it ends."""
+        """Yields the lines that a process writes, as they come, until it ends."""
         with self.log(name).open(errors="replace") as log:
             log.seek(self._starts[name])
             running = True
@@ -85,26 +85,26 @@ class Processes:
                 time.sleep(0.1)
 
     def running(self, name: str) -> bool:
-        """Whether a process has been started and has not ended."""
+        """Returns whether a process has been started and has not ended."""
         return name in self._members and self._members[name].poll() is None
 
     def pid(self, name: str) -> int:
-        """Process id of a process that was started."""
+        """Returns the process id of a process that was started."""
         return self._members[name].pid
 
     def wait(self, name: str, seconds: float) -> int:
-        """Exit code of a process.
+        """Waits until a process has ended, and returns its exit code.
 
         Raises:
-            subprocess.TimeoutExpired: if it has not ended after so many seconds.
+            subprocess.TimeoutExpired: If the process has not ended after `seconds`.
         """
         return self._members[name].wait(seconds)
 
     def wait_for(self, name: str, text: str, seconds: float) -> None:
-        """Returns when a process has written a text.
+        """Waits until a process has written a text.
 
         Raises:
-            RuntimeError: if it ends before, or takes longer; with the end of its log.
+            RuntimeError: If the process ends first, or takes longer than `seconds`; the message has the end of its log.
         """
         deadline = time.monotonic() + seconds
         while text not in self.text(name):
@@ -135,24 +135,24 @@ class Processes:
             time.sleep(0.02)
 
     def descendants(self, name: str, program: str = "") -> list[int]:
-        """Process ids of what a process started and what that started, as far as the system tells (Linux).
+        """Returns the process ids of all descendants of a process, as far as the system tells (Linux).
 
         Args:
-            name: of the process.
-            program: a part of the command line; default: all.
+            name: Name of the process.
+            program: Part of the command line, to select descendants; default: all.
         """
         mark = f"{_MARK}={self._mark}/{name}".encode()
         return [pid for pid in _running(lambda each: each == mark, program) if pid != self._members[name].pid]
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Within it, all of them are killed if this process is killed itself, and cannot end them any more (Linux)."""
+        """Makes sure that all processes are killed if this process is killed within the block, and cannot end them (Linux)."""
         command = [sys.executable, __file__, self._mark]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # it reads until nobody writes any more
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # it reads until this process is gone
             yield
 
     def close(self) -> None:
-        """Ends all: those that were started last first. Together they have the time that one may take."""
+        """Ends all processes: those that were started last first. Together they have the time that one may take."""
         names = [name for name in reversed(self._members) if self.running(name)]
         for name in names:
             self._members[name].terminate()
@@ -166,9 +166,16 @@ class Processes:
 
 @contextlib.contextmanager
 def processes(logs: Path) -> Iterator[Processes]:
-    """Processes that end when the block does, also by Ctrl-C or when this process is told to end (SIGTERM), or is killed."""
+    """Provides a group of processes that end with the block, also if this process gets Ctrl-C or SIGTERM, or is killed.
+
+    Args:
+        logs: Folder for the processes' outputs.
+
+    Yields:
+        The group, without processes at first.
+    """
     members = Processes(logs)
-    with _answering(), members.guarded():  # whose process kills what is left if impatience cuts the end short
+    with _answering(), members.guarded():  # the guard kills what is left if a signal cuts `close` short
         try:
             yield members
         finally:
@@ -177,8 +184,8 @@ def processes(logs: Path) -> Iterator[Processes]:
 
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
-    """Within it, SIGTERM raises SystemExit, unless it is answered already, as in a command of dpfed (`interruptible`)."""
-    main = threading.current_thread() is threading.main_thread()  # only there can a handler be set
+    """Makes SIGTERM raise SystemExit within the block, unless it has a handler, as in dpfed's commands (`interruptible`)."""
+    main = threading.current_thread() is threading.main_thread()  # only the main thread can set a handler
     unanswered = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if unanswered:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -190,7 +197,7 @@ def _answering() -> Iterator[None]:
 
 
 def _running(wanted: Callable[[bytes], bool], program: str = "") -> list[int]:
-    """Process ids by a setting in the environment, and by a part of the command line."""
+    """Returns process ids, selected by an entry of the environment and by a part of the command line."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -201,7 +208,7 @@ def _running(wanted: Callable[[bytes], bool], program: str = "") -> list[int]:
 
 
 def _guard(mark: str) -> None:
-    """Waits until the process that started this one is gone, and kills what is left of its processes."""
+    """Waits until the process that started this one is gone, and kills the rest of its processes."""
     sys.stdin.buffer.read()
     start = f"{_MARK}={mark}/".encode()
     while left := _running(lambda each: each.startswith(start)):

@@ -1,1 +1,1 @@
-"""What carries messages over Flower."""
+"""Carries the messages of a federation over Flower."""

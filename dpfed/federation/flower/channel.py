@@ -1,7 +1,7 @@
 """Carries packets over Flower, on the coordinator's side.
 
-This file also converts between a packet and the content of a Flower message: plain bytes in Flower's records, so nothing has to
-be deserialised.
+This module also converts between a packet and the content of a Flower message: plain bytes in Flower's records, so nothing has
+to be deserialised.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ _RECORD, _VECTOR, _RAW = "packet", "vector", "dpfed.raw"
 
 
 def vector_record(vector: bytes | bytearray | memoryview) -> ArrayRecord:
-    """A vector as Flower sends it: in chunks, each of which is stored once however many messages carry it."""
+    """Converts a vector to a Flower record, sent in chunks; each chunk is stored once, however many messages carry it."""
     data = bytes(vector)
     return ArrayRecord({_VECTOR: Array("uint8", (len(data),), _RAW, data)})
 
 
 def content_of(packet: Packet, vector: ArrayRecord | None = None) -> RecordDict:
-    """A packet as the content of a message.
+    """Converts a packet to the content of a Flower message.
 
     Args:
-        packet: what to send.
-        vector: the record of its vector if there is one already; messages that share it hash it once.
+        packet: Packet to send.
+        vector: Record of the packet's vector, if there is one already; messages that share a record hash it once. Default: a
+            new record.
     """
     content = RecordDict({_RECORD: ConfigRecord({"header": packet.header, "signature": packet.signature})})
     if len(packet.vector):
@@ -43,10 +44,10 @@ def content_of(packet: Packet, vector: ArrayRecord | None = None) -> RecordDict:
 
 
 def packet_in(content: RecordDict) -> Packet:
-    """The packet in the content of a message.
+    """Returns the packet in the content of a Flower message.
 
     Raises:
-        PacketError: if it holds none.
+        PacketError: If the content holds no packet.
     """
     try:
         header, signature = content.config_records[_RECORD]["header"], content.config_records[_RECORD]["signature"]
@@ -58,7 +59,7 @@ def packet_in(content: RecordDict) -> Packet:
     return Packet(header, signature, vector)
 
 
-_AROUND = 1 << 16, 1 << 7  # bytes that Flower puts around a packet; and one for each so many of the packet
+_AROUND = 1 << 16, 1 << 7  # bytes that Flower adds to a packet: a fixed number, and one for every 128 bytes of the packet
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # seconds between looks for a reply; Flower's own loop takes 3
 
 _log = logging.getLogger(__name__)
@@ -68,44 +69,44 @@ class FlowerChannel:
     """Sends packets to sites and collects their answers.
 
     Args:
-        grid: Flower's, of the running ServerApp.
+        grid: Flower's `Grid` of the running ServerApp.
     """
 
     def __init__(self, grid: Grid) -> None:
         shorten_fetching()
         limit_replies()
         self._grid = grid
-        self._silent: dict[str, str] = {}  # why an address has no answers, as it was said last
+        self._silent: dict[str, str] = {}  # last logged reason why an address gave no answer
 
     def sites(self) -> list[str]:
-        """Addresses of the sites that are connected now."""
+        """Returns the addresses of the sites that are connected now."""
         return sorted(str(node) for node in self._grid.get_node_ids())
 
     def exchange(
         self, packets: dict[str, Packet], seconds: float, most: int = MOST_VECTOR
     ) -> Iterator[tuple[str, Packet | None]]:
-        """Sends packets and yields the answers as they come, until all are there or time is over.
+        """Sends packets and yields the answers as they come, until all have come or time is up.
 
-        What a site sends later is never looked at. A site whose answer comes slowly, or never ends, delays no other.
+        An answer that comes later is never read. A site whose answer comes slowly, or never ends, delays no other site.
 
         Args:
-            packets: one for each address.
-            seconds: from now.
-            most: bytes that an answer may have.
+            packets: Packets to send, by address.
+            seconds: Longest wait from now, in seconds.
+            most: Largest size of an answer, in bytes; default: 8 GiB.
 
         Yields:
-            An address with its answer; with ``None`` where the site, or Flower on its behalf, says that there is none, or where
-            it is too long.
+            An address with its answer; ``None`` in place of the answer if the site, or Flower on its behalf, reports that there
+            is none, or if the answer is too long.
 
         Raises:
-            RunNotRunningException: if the run was stopped.
+            RunNotRunningException: If the run was stopped.
         """
         deadline = time.monotonic() + seconds
         sent = self._push(packets, seconds)
         answers: queue.SimpleQueue[tuple[str, Packet | RunNotRunningException | None]] = queue.SimpleQueue()
         for address in packets.keys() - sent.keys():
             answers.put((address, None))
-        # One thread per site: a look at a reply that is still on its way takes until it has come.
+        # One thread per site: fetching a reply that is still on its way blocks until all of it has come.
         for address, message in sent.items():
             threading.Thread(target=self._await, args=(address, message, deadline, most, answers), daemon=True).start()
         for _ in packets:
@@ -118,7 +119,11 @@ class FlowerChannel:
             yield address, answer
 
     def _push(self, packets: dict[str, Packet], seconds: float) -> dict[str, str]:
-        """Sends all packets; the ids of the messages by address, without those that Flower refuses."""
+        """Sends all packets.
+
+        Returns:
+            The ids of the messages by address, without the messages that Flower refuses.
+        """
         records: dict[int, ArrayRecord] = {}  # by the identity of the vector: sites often get the same one
         messages = []
         for address, packet in packets.items():
@@ -147,7 +152,7 @@ class FlowerChannel:
             answers.put((address, self._heard(address, f"its answer cannot be read ({type(error).__name__})")))
 
     def _heard(self, address: str, answer: Packet | str) -> Packet | None:
-        """The packet. Why there is none is said once, and not for each of many greetings."""
+        """Returns the packet; logs why there is none once, and not for each of many greetings."""
         if not isinstance(answer, str):
             self._silent.pop(address, None)
             return answer
@@ -158,7 +163,7 @@ class FlowerChannel:
 
 
 def _answer(address: str, message: str, reply: Message, most: int) -> Packet | str:
-    """The packet in a reply, or why there is none."""
+    """Returns the packet in a reply, or why there is none."""
     if reply.has_error():
         return f"no answer (Flower's error {reply.error.code})"
     if reply.metadata.reply_to_message_id != message or reply.metadata.src_node_id != int(address):
@@ -167,5 +172,5 @@ def _answer(address: str, message: str, reply: Message, most: int) -> Packet | s
     if reason := failure_of(packet):
         return f"no answer ({reason})"
     if (length := len(packet.header) + len(packet.signature) + len(packet.vector)) > most:
-        return f"no answer ({length} bytes, of which {most} may be)"
+        return f"no answer ({length} bytes, at most {most} are allowed)"
     return packet

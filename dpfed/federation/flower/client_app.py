@@ -1,6 +1,6 @@
-"""The Flower ClientApp of a site: hands each packet to the site worker through its local socket, and the answer back.
+"""The Flower ClientApp of a site: passes each packet through the local socket to the site worker, and its answer back.
 
-Flower starts a process for every message, so this imports neither torch nor anything else that takes time.
+By default, Flower starts a process for every message. So this module imports neither torch nor anything else that loads slowly.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dpfed.federation.flower.channel import content_of, packet_in
 from dpfed.federation.site.local_socket import ask
 from dpfed.protocol.messages import Failure, Packet, PacketError, alleged, failed
 
-_RESTART, _PAUSE = 60.0, 0.2  # seconds that a worker may take to be restarted; between looks for it
+_RESTART, _PAUSE = 60.0, 0.2  # seconds that a worker may take to restart; seconds between attempts to reach it
 
 app = ClientApp()
 
 
 @app.query("packet")
 def forward(message: Message, context: Context) -> Message:
-    """Answers a message with what the site worker says, or with one word about why it says nothing."""
+    """Answers a message with the site worker's answer, or with one word about why there is none."""
     return Message(content_of(_reply(message, context)), reply_to=message)
 
 
@@ -41,7 +41,10 @@ def _reply(message: Message, context: Context) -> Packet:
 
 
 def _ask(socket: Path, packet: Packet, seconds: float) -> Packet:
-    """The worker's answer. A step waits for a worker that is being restarted: the coordinator counts on this site already."""
+    """Returns the worker's answer.
+
+    A step waits for a worker that is being restarted, because the coordinator already counts on this site.
+    """
     end = time.monotonic() + min(_RESTART, seconds / 2)
     while True:
         try:

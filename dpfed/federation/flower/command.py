@@ -1,4 +1,4 @@
-"""Flower's command line, as the operator of a SuperLink on this machine gives it."""
+"""Flower's command line, as the operator of a SuperLink on this machine uses it."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from dpfed.errors import UserError
 from dpfed.federation.provisioning.services import FLOWER
 from dpfed.paths import without_proxy
 
-CONNECTION = "federation"  # what the operator's Flower configuration calls the SuperLink
+CONNECTION = "federation"  # name of the SuperLink in the operator's Flower configuration
 HOST = "127.0.0.1"
-START = 120.0  # seconds that a program of Flower's may take, on a busy machine
+START = 120.0  # seconds that one of Flower's programs may take, on a busy machine
 
 
 class Unavailable(UserError):
-    """The SuperLink is not there, or not yet: whoever asks tries again."""
+    """Raised if the SuperLink is not there, or not yet: the caller may try again."""
 
 
 class FlowerCommand:
     """The command ``flwr``.
 
     Args:
-        home: Flower's folder, of this operator.
-        port: of the SuperLink, on loopback.
-        authority: the certificate that the SuperLink's own is signed by.
+        home: Flower's home folder for this operator.
+        port: Port of the SuperLink, on loopback.
+        authority: Certificate of the authority that signed the SuperLink's certificate.
 
     Attributes:
-        environment: of its processes.
+        environment: Environment variables of the command's processes.
     """
 
     def __init__(self, home: Path, port: int, authority: Path) -> None:
@@ -46,25 +46,25 @@ class FlowerCommand:
         self.environment = {**os.environ, **without_proxy(os.environ), **FLOWER, **own}
 
     def facts(self, *words: str) -> dict[str, Any]:
-        """What a command says, as JSON.
+        """Runs a command and returns its JSON output.
 
         Raises:
-            Unavailable: if it fails.
+            Unavailable: If the command fails.
         """
         output = self.text(*words, "--format", "json")
         try:
             said = json.loads(output[output.index("{") :])
         except ValueError as error:
             raise Unavailable(f"flwr {' '.join(words)} says: {output.strip()[-500:]} [flower-output]") from error
-        if not said.get("success", True):  # it ends with 0 all the same
+        if not said.get("success", True):  # the exit code is 0 even then
             raise Unavailable(f"flwr {' '.join(words)} says: {said.get('error-message', output.strip()[-500:])} [flower-error]")
         return said
 
     def text(self, *words: str) -> str:
-        """What a command prints.
+        """Runs a command and returns its output.
 
         Raises:
-            Unavailable: if it fails, or does not end in time.
+            Unavailable: If the command fails, or does not end in time.
         """
         command = [self._program(), *words]
         try:
@@ -76,7 +76,7 @@ class FlowerCommand:
         return done.stdout
 
     def show(self, *words: str) -> None:
-        """A command whose output the operator sees; the end of this process ends it."""
+        """Runs a command and shows the operator its output; if this process is interrupted, the command ends, too."""
         with subprocess.Popen([self._program(), *words], env=self.environment, stdin=subprocess.DEVNULL) as process:
             try:
                 process.wait()

@@ -1,6 +1,6 @@
-"""What dpfed takes from Flower beyond its documented API: all of it is here, and written for Flower 1.41.
+"""All uses of Flower beyond its documented API, written for Flower 1.41.
 
-Documented are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and Flower's commands. Beyond these, dpfed takes:
+Documented are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and Flower's commands. Beyond these, dpfed uses:
 
 - the Runtime API of a SuperNode (`tasks_of`, `handle`): one process that stays handles all messages (`resident.py`).
   Its counterpart in Flower is ``flwr/supernode/runtime/run_clientapp.py``.
@@ -8,7 +8,7 @@ Documented are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and Flower's comm
   ``flwr/supercore/inflatable/inflatable_utils.py``.
 - the waits that `shorten_idling` changes, which are 3 seconds of every exchange: each ``time.sleep`` in
   ``flwr/supernode/start_client_internal.py``.
-- what a SuperNode gives up at, which `outlast_cut_handshakes` changes: ``_should_giveup`` in
+- the errors at which a SuperNode gives up, which `outlast_cut_handshakes` changes: ``_should_giveup`` in
   ``flwr/supercore/retry/http_retry.py``.
 - `pull_objects` of ``flwr/superlink/grid/http_grid.py``, which `limit_replies` gives a limit: a reply comes in objects of any
   number and size.
@@ -17,10 +17,10 @@ Documented are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and Flower's comm
 - `RunNotRunningException`, with which ``Grid`` says that the operator stopped the run.
 
 On an upgrade: change ``FLOWER_VERSION`` in ``app_folder.py`` and the range of ``flwr`` in ``pyproject.toml``, and run the tests
-of this room. They say what no longer fits. Then read the files above: what they do may have changed, too.
+of this room. They show what no longer fits. Then read the files above: their behaviour may have changed, too.
 """
 
-# ruff: noqa: E402 the version is looked at first
+# ruff: noqa: E402 the version is checked first
 from __future__ import annotations
 
 import threading
@@ -41,9 +41,9 @@ from dpfed.federation.flower.app_folder import FLOWER_VERSION
 VERSION = FLOWER_VERSION
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-_FIRST, _LONGEST = 0.05, 0.4  # seconds between tries to fetch what is not there yet
-_OBJECTS, _CHUNK = 16, 1 << 20  # of a reply: objects beside the chunks of its vector; bytes of the smallest chunk that counts
-_TRIES, _BETWEEN = 6, 1.0  # of a request to a SuperNode on this machine that broke off; seconds between them
+_FIRST, _LONGEST = 0.05, 0.4  # seconds between tries to fetch an object that is not there yet: shortest, longest
+_OBJECTS, _CHUNK = 16, 1 << 20  # of a reply: most objects beside the chunks of its vector; least bytes of a chunk
+_TRIES, _BETWEEN = 6, 1.0  # tries of a request to a SuperNode on this machine that breaks off; seconds between them
 _LONGEST_IDLE = 0.2  # seconds; an idle SuperNode then asks five times a second, a signed request of a few hundred bytes
 
 
@@ -80,10 +80,11 @@ __all__ = [
 
 
 def shorten_fetching() -> None:
-    """Makes this process try sooner again to fetch what is not there yet; it gives up as late as before, after two hours.
+    """Makes this process retry sooner to fetch objects that are not there yet; it still gives up after two hours.
 
-    A message is announced before its objects are uploaded. Whoever fetches one too early waits 1 second, then 2, 4 and 8, each
-    time plus or minus a fifth, and every long message is fetched too early. Flower has no setting for that.
+    A message is announced before its objects are uploaded. A receiver that fetches an object too early waits 1 second, then 2,
+    4 and 8, each time plus or minus a fifth, and every long message is fetched too early. Flower has no setting for these
+    waits.
     """
     for function in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
         (function.__kwdefaults__ or {}).update(initial_backoff=_FIRST, backoff_cap=_LONGEST, max_tries_per_object=None)
@@ -94,10 +95,10 @@ _most: ContextVar[int | None] = ContextVar("most bytes of a reply", default=None
 
 @contextmanager
 def replies_of_at_most(size: int) -> Iterator[None]:
-    """Within it, this thread gives up a reply that is longer, before it is in memory; see `limit_replies`.
+    """Makes this thread give up longer replies within the block, before they are in memory; see `limit_replies`.
 
     Args:
-        size: bytes.
+        size: Largest size of a reply, in bytes.
     """
     token = _most.set(size)
     try:
@@ -107,7 +108,7 @@ def replies_of_at_most(size: int) -> Iterator[None]:
 
 
 def limit_replies() -> None:
-    """Makes `replies_of_at_most` work in this process. A reply that is given up is an error of Flower's, as a lost one is."""
+    """Makes `replies_of_at_most` work in this process. A reply that is given up raises the same Flower error as a lost one."""
     plain, error = http_grid.pull_objects, inflatable_utils.ObjectPullError
     if getattr(plain, "limited", False):
         return
@@ -136,25 +137,26 @@ def limit_replies() -> None:
 
 
 def shorten_idling() -> None:
-    """Makes the SuperNode that runs in this process look more often for messages, and for its app's reply."""
+    """Makes the SuperNode in this process look more often for messages, and for its app's replies."""
     setattr(start_client_internal, "time", SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, _LONGEST_IDLE))))  # noqa: B010
 
 
 def outlast_cut_handshakes(on_refusal: Callable[[], None] = lambda: None) -> None:
-    """Makes the SuperNode that runs in this process try again where a network fails while a connection is made over TLS.
+    """Makes the SuperNode in this process retry if the network fails while a TLS connection is made.
 
-    Flower takes that for a certificate that is wrong: its SuperNode gives up for good, and its process stays without an aim.
-    A certificate that is wrong still ends it.
+    Flower takes such a failure for a wrong certificate: its SuperNode gives up permanently, and its process stays without a
+    purpose. A certificate that is wrong still ends the SuperNode.
 
     Args:
-        on_refusal: called when the SuperLink refuses this SuperNode (401): Flower then ends it as if by Ctrl-C, without a word.
+        on_refusal: Function that is called when the SuperLink refuses this SuperNode (401): Flower then ends the SuperNode as
+            if by Ctrl-C, without a message. Default: does nothing.
     """
     make = fleet_http_connection.make_simple_http_retry_invoker
 
     def made() -> Any:
         invoker = make()
         gives_up = invoker.should_giveup
-        assert gives_up is not None  # Flower's own always can
+        assert gives_up is not None  # Flower always sets it
 
         def judged(error: Exception) -> bool:
             if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
@@ -168,15 +170,15 @@ def outlast_cut_handshakes(on_refusal: Callable[[], None] = lambda: None) -> Non
 
 
 def _cut(error: Exception) -> bool:
-    """Whether a connection ended, or fell silent, while it was made."""
+    """Returns whether a connection ended, or fell silent, while it was being made."""
     text = str(error).lower()
     return isinstance(error, httpx.TransportError) and ("eof occurred" in text or "timed out" in text)
 
 
 def run_supernode() -> None:
-    """The command ``flower-supernode`` in this process.
+    """Runs the command ``flower-supernode`` in this process.
 
-    Until Flower answers signals itself, which begins after its HTTP server, nobody else would end that server's thread.
+    Flower handles signals only after it has started its HTTP server. Until then, this function ends that server's thread.
     """
     import uvicorn
     from flwr.supernode.cli import flower_supernode
@@ -192,15 +194,15 @@ def run_supernode() -> None:
 
 @contextmanager
 def tasks_of(address: str, secret: bytes) -> Iterator[Callable[[], str]]:
-    """A SuperNode, of which this process takes tasks.
+    """Connects to a SuperNode, from which this process takes tasks.
 
     Args:
-        address: of its Runtime API, on this machine.
-        secret: shared with the SuperNode.
+        address: Address of the SuperNode's Runtime API, on this machine.
+        secret: Secret shared with the SuperNode.
 
     Yields:
-        Gives the token of the oldest message that nobody handles yet, empty when there is none. Raises `httpx.HTTPError` if the
-        SuperNode is not there, or refuses the secret.
+        A function that returns the token of the oldest message that no process handles yet, empty if there is none. The
+        function raises `httpx.HTTPError` if the SuperNode is not there, or refuses the secret.
     """
     interceptor = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
     with _client(address, interceptor) as client:
@@ -208,16 +210,16 @@ def tasks_of(address: str, secret: bytes) -> Iterator[Callable[[], str]]:
 
 
 def handle(address: str, token: str, app: Callable[[Message, Context], Message]) -> None:
-    """Fetches a message, and sends what an app answers. Meanwhile it tells the SuperNode that it is running.
+    """Fetches a message and sends an app's answer. Meanwhile it tells the SuperNode that the task is running.
 
-    A request that breaks off is made again. Whoever cannot answer leaves: a SuperNode that hears nothing of a task for a minute
-    answers in its place. It must not be told that the task has failed. It would then wait for an answer for ever, and take no
-    other message.
+    A request that breaks off is made again. A process that cannot answer leaves the task: a SuperNode that hears nothing of a
+    task for a minute answers in its place. The SuperNode must not be told that the task has failed. It would then wait for an
+    answer forever, and take no other message.
 
     Args:
-        address: of the SuperNode's Runtime API.
-        token: see `tasks_of`.
-        app: answers the message.
+        address: Address of the SuperNode's Runtime API.
+        token: Token of the message, see `tasks_of`.
+        app: App that answers the message.
     """
     again = RetryInvoker(
         lambda: constant(_BETWEEN), httpx.TransportError, max_tries=_TRIES, max_time=None, wait_function=time.sleep

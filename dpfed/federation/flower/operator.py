@@ -1,10 +1,10 @@
-"""The operator's part of a provisioned federation: registers the SuperNodes' keys, and starts the run, or resumes it.
+"""The operator's part of a provisioned federation: registers the SuperNodes' keys, and starts or resumes the run.
 
     dpfed federation run FOLDER
 
-FOLDER is what `dpfed federation provision` made. The SuperLink may come later, and is on this machine, on loopback. While the
-run continues, keys that come into FOLDER/nodes are registered, and the SuperNodes of those that go are unregistered: so keys
-change, and sites leave, in mid-run. The same command after a crash resumes the run.
+FOLDER is the folder that `dpfed federation provision` made. The SuperLink is on this machine, on loopback, and may start later.
+During the run, keys that are added to FOLDER/nodes are registered, and the SuperNodes of keys that are removed are
+unregistered. So keys can change, and sites can leave, during a run. After a crash, the same command resumes the run.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from dpfed.files.reading import read_text
 
 _LOOK = 2.0  # seconds between looks at the folder of keys
 _GONE = ("unregistered", "deleted")
-_KNOWN = "already in use"  # what Flower says of a key that it has registered before, also if that SuperNode is unregistered
+_KNOWN = "already in use"  # Flower's error for a key that was registered before, even if that SuperNode is unregistered
 
 
 class Operator:
-    """Gives the operator's commands.
+    """Registers SuperNodes and runs a federation, as its operator does.
 
     Args:
-        folder: of the coordinator, as it was provisioned.
-        port: of the SuperLink, on loopback; default: the one that the folder was provisioned for.
+        folder: Coordinator's folder, as it was provisioned.
+        port: Port of the SuperLink, on loopback; default: the port for which the folder was provisioned.
     """
 
     def __init__(self, folder: Path, port: int | None = None) -> None:
@@ -50,10 +50,10 @@ class Operator:
         self._flwr = FlowerCommand(home, port, self._folder / "certificates" / "inner" / "ca.crt")
 
     def wait_for_link(self) -> None:
-        """Returns when the SuperLink listens.
+        """Waits until the SuperLink listens.
 
         Raises:
-            Unavailable: if it does not come.
+            Unavailable: If the SuperLink does not listen in time.
         """
         deadline = time.monotonic() + START
         while True:
@@ -69,9 +69,13 @@ class Operator:
     def register(self) -> None:
         """Brings the SuperLink's list of SuperNodes up to date with the folder of keys: new keys come, old ones go.
 
-        What is registered is written at once: Flower takes no key twice, and does not say whose a SuperNode is.
+        Each change is recorded on disk at once: Flower takes no key twice, and does not tell to which key a SuperNode belongs.
+
+        Raises:
+            UserError: If the folder of keys is missing.
+            Unavailable: If a command of Flower's fails.
         """
-        if not (self._folder / "nodes").is_dir():  # nobody is shown out because a folder is not there
+        if not (self._folder / "nodes").is_dir():  # a missing folder must not unregister every SuperNode
             raise UserError(f"{self._folder / 'nodes'} is missing: `dpfed federation provision` makes it. [flower-no-nodes]")
         wanted = {key.read_text(): key for key in sorted((self._folder / "nodes").glob("*.pub"))}
         listed = self._flwr.facts("supernode", "list", CONNECTION)["nodes"]
@@ -86,7 +90,7 @@ class Operator:
             print(f"the SuperNode {name}, whose key is no longer in use, is unregistered", flush=True)
         for key in sorted(wanted.keys() - known.keys(), key=lambda key: wanted[key].stem):
             name = wanted[key].stem
-            nameless = there - {node for node, _ in known.values()}  # the last run was killed before it wrote whose they are
+            nameless = there - {node for node, _ in known.values()}  # the last process was killed before it wrote their keys
             if (node := self._admitted(wanted[key], nameless)) is None:
                 continue
             known[key] = node, name
@@ -94,7 +98,15 @@ class Operator:
             print(f"the SuperNode {name} is registered, as {node}", flush=True)
 
     def _admitted(self, key: Path, nameless: set[str]) -> str | None:
-        """The number of a key's SuperNode, which is registered now; ``None``: Flower has unregistered this key before."""
+        """Registers a key and returns the number of its SuperNode.
+
+        Args:
+            key: File of the public key.
+            nameless: Numbers of SuperNodes whose keys are unknown.
+
+        Returns:
+            The number; ``None``: Flower has registered this key before, and its SuperNode cannot be identified.
+        """
         try:
             return str(self._flwr.facts("supernode", "register", str(key), CONNECTION, "--name", key.stem)["node-id"])
         except Unavailable as error:
@@ -110,7 +122,7 @@ class Operator:
         return None
 
     def run(self) -> int:
-        """Starts the run, or follows the one that continues, and shows what it says.
+        """Starts the run, or follows the run in progress, and shows its log.
 
         Returns:
             The exit code of this command.
@@ -128,22 +140,22 @@ class Operator:
 
     @property
     def run_folder(self) -> Path:
-        """Where the run goes, under the federation's name; one that an earlier dpfed began stays where it is."""
+        """Directory of the run, with the federation's name; a run that an earlier dpfed began stays where it is."""
         earlier = self._folder / "run"
         return earlier if earlier.is_dir() else self._folder / "runs" / self._name
 
     def watch(self, stop: threading.Event) -> None:
-        """Registers keys as they come and go, until told to stop."""
+        """Registers keys as they come and unregisters them as they go, until `stop` is set."""
         before: set[tuple[str, str]] | None = None
         said = ""
         while not stop.wait(_LOOK):
             try:
-                # A site's new key is in the file of its old one.
+                # A site's new key is in the same file as its old one, so the content counts, too.
                 keys = {(file.name, file.read_text()) for file in (self._folder / "nodes").glob("*.pub")}
                 if keys != before:
                     self.register()
                     before, said = keys, ""
-            except (UserError, OSError) as error:  # the folder is being written, or the SuperLink is away
+            except (UserError, OSError) as error:  # the folder is being written, or the SuperLink cannot be reached
                 if said != (said := str(error)):
                     print(f"cannot register: {error}", flush=True)
 
@@ -155,14 +167,14 @@ class Operator:
 
 
 def _provisioned(folder: Path) -> tuple[str, int]:
-    """Name and SuperLink's port of a federation, as it was provisioned."""
+    """Returns the name and the SuperLink's port of a provisioned federation."""
     state = folder / "provision.json"
     known = json.loads(read_text(state)) if state.exists() else {}
     return str(known.get("name", "run")), int(known.get("link_port", LINK_PORT))
 
 
 def _told(status: str) -> int:
-    """The exit code for a run's last status; what is not the end of it, is said."""
+    """Returns the exit code for a run's last status, and tells the operator if the run is not complete."""
     if status == "finished:completed":
         return 0
     print(f"the run stopped before its end ({status or 'no run'}): the same command resumes it", flush=True)
@@ -173,15 +185,15 @@ def operate(folder: Path, port: int | None = None) -> int:
     """Registers the SuperNodes' keys, then starts the run or resumes it, and follows it.
 
     Args:
-        folder: what `dpfed federation provision` made.
-        port: of the SuperLink, on loopback; default: the one that the folder was provisioned for.
+        folder: Folder that `dpfed federation provision` made.
+        port: Port of the SuperLink, on loopback; default: the port for which the folder was provisioned.
 
     Returns:
         The exit code of the command.
 
     Raises:
-        Unavailable: if the SuperLink is not there.
-        UserError: for what the operator must fix.
+        Unavailable: If the SuperLink is not there.
+        UserError: If something is wrong that the operator must fix.
     """
     operator = Operator(folder, port)
     operator.wait_for_link()

@@ -1,22 +1,24 @@
-"""Runs a SuperNode's ClientApp in one process that stays, and from the code that is installed at the site.
+"""Runs a SuperNode's ClientApp in one resident process, from the code that is installed at the site.
 
-Left to itself, a SuperNode starts a process for every message and runs in it the code that came with the run: a message takes
-seconds longer, and whoever may start a run may run anything at every site. With ``--isolation process`` a SuperNode leaves that
-to another program, which is this one:
+By default, a SuperNode starts a process for every message, and this process runs the code that came with the run. A message
+then takes seconds longer, and whoever may start a run may run any code at every site. With ``--isolation process``, a SuperNode
+leaves messages to another program, which is this one:
 
     dpfed site app --runtime-api-address 127.0.0.1:9200 --superexec-auth-secret-file FILE
 
-It takes the place of ``flower-superexec`` and ``flwr-clientapp``, ignores the code that came, and calls `client_app.py`.
+This program takes the place of ``flower-superexec`` and ``flwr-clientapp``, ignores the code that came with the run, and calls
+`client_app.py`.
 
-A message without an answer, because its run has ended or its SuperNode did not respond, is left alone: within a minute the
-SuperNode answers in the app's place, and takes the next one.
+If a message gets no answer, because its run has ended or its SuperNode did not respond, this program drops it: within a minute
+the SuperNode answers in the app's place, and takes the next message.
 
-Also here: Flower's SuperNode, less idle and more patient: `dpfed site supernode` takes the options of `flower-supernode`.
+Also here: Flower's SuperNode with shorter pauses and more retries. `dpfed site supernode` takes the options of
+`flower-supernode`.
 
 A SuperNode looks for messages every 3 seconds while it has none, and for its app's reply every half a second. With shorter
-pauses an exchange takes about 3 seconds less, and a step with secure sums, which needs two of them, 6. It also gives up for
-good where a network fails while it connects over TLS; this one tries again. A federation with `flower-supernode` itself works
-as well, and is slower; see that it is started again.
+pauses, an exchange takes about 3 seconds less; a step with secure sums needs two exchanges, and takes about 6 seconds less.
+Flower's SuperNode also gives up permanently if the network fails while it connects over TLS; this one retries. A federation
+with `flower-supernode` itself works as well, and is slower; make sure that it is restarted when it ends.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from dpfed.federation.flower.internals import (
 )
 from dpfed.federation.provisioning.network import State, of_connection
 
-_MOST = 64  # messages at a time, nearly all of which wait for the rest of themselves
+_MOST = 64  # messages at a time; nearly all of them wait for the rest of their content
 _PAUSE = 0.05  # seconds between looks for a message
 _ABSENCE = 0.5  # seconds between looks for a SuperNode that is not there
 _REFUSED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
@@ -52,14 +54,14 @@ _log = logging.getLogger(__name__)
 
 
 def serve(address: str, secret: bytes) -> None:
-    """Handles the messages of a SuperNode; the SuperNode may come later, and go.
+    """Handles the messages of a SuperNode. The SuperNode may start later, and restart.
 
     Args:
-        address: of the SuperNode's Runtime API, on this machine.
-        secret: shared with the SuperNode, so that no other user of the machine can take its messages.
+        address: Address of the SuperNode's Runtime API, on this machine.
+        secret: Secret shared with the SuperNode, so that no other user of the machine can take its messages.
 
     Raises:
-        UserError: if the SuperNode does not know the secret.
+        UserError: If the SuperNode refuses the secret.
     """
     room = threading.BoundedSemaphore(_MOST)
     with tasks_of(address, secret) as next_task:
@@ -72,7 +74,7 @@ def serve(address: str, secret: bytes) -> None:
                 time.sleep(_ABSENCE)
                 continue
             if token:
-                # A thread for each: a message whose server died while sending it would hold up all others for hours.
+                # A thread for each message: one whose server died while sending it would hold up all others for hours.
                 room.acquire()
                 threading.Thread(target=_handle, args=(address, token, room), daemon=True).start()
             else:
@@ -82,7 +84,7 @@ def serve(address: str, secret: bytes) -> None:
 def _handle(address: str, token: str, room: threading.Semaphore) -> None:
     try:
         handle(address, token, app)
-    except Exception as error:  # its run has ended, or the SuperNode is gone or knows nothing of the task any more
+    except Exception as error:  # the run has ended, the SuperNode is gone, or it no longer knows the task
         _log.warning(
             "a message has no answer: %s; the SuperNode reports it within a minute, and continues", type(error).__name__
         )
@@ -94,11 +96,11 @@ def stay(address: str, secret: Path) -> None:
     """Serves a SuperNode.
 
     Args:
-        address: of the SuperNode's Runtime API, as HOST:PORT.
-        secret: the file that the SuperNode has, too.
+        address: Address of the SuperNode's Runtime API, as HOST:PORT.
+        secret: File of the secret, which the SuperNode has, too.
 
     Raises:
-        UserError: if the SuperNode does not know the secret.
+        UserError: If the SuperNode refuses the secret.
     """
     shorten_fetching()
     serve(address, secret.read_bytes())
@@ -111,7 +113,7 @@ _UNKNOWN = (
 
 
 def main() -> None:
-    """The command line of `flower-supernode`."""
+    """Runs the command line of `flower-supernode`."""
     refused = threading.Event()
     shorten_fetching()
     shorten_idling()
@@ -126,7 +128,7 @@ def main() -> None:
 
 
 def _reason(words: list[str]) -> str:
-    """Why the SuperLink refuses this SuperNode: what is wrong on the way to it, the clock included, or an unknown key."""
+    """Explains why the SuperLink refuses this SuperNode: a fault on the way to it, the clock included, or an unknown key."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in ("--superlink", "--root-certificates"):
         parser.add_argument(option)

@@ -18,17 +18,17 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Trains with the sites of a federation; `run` resumes where it was if it is there.
+    """Trains with the sites of a federation; resumes the run if its directory exists.
 
     Run-config keys: ``federation``, the coordinator's folder (`dpfed federation provision`), and ``run``, the run's directory;
-    both absolute, on the machine of the SuperLink.
+    both absolute paths on the machine of the SuperLink.
     """
     try:
         given = {name: str(context.run_config.get(name, "")) for name in ("federation", "run")}
         for name, value in given.items():
             if not Path(value).is_absolute():
                 raise UserError(f"run-config {name} = {value!r}: give an absolute path on the SuperLink's host. [flower-path]")
-        logs.set_up()  # as DPFED_LOG_FORMAT says
+        logs.set_up()  # in the format of DPFED_LOG_FORMAT
         with watching() as progress:
             run = coordinate(Path(given["federation"]), Path(given["run"]), FlowerChannel(grid), progress)
         show_run(run)
@@ -37,4 +37,4 @@ def main(grid: Grid, context: Context) -> None:
             logs.write("error", "error", text=str(error))
         else:
             console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise  # Flower marks the run as failed; a process that just ended would be missed a minute later
+        raise  # Flower marks the run as failed at once; it would notice an ended process only a minute later

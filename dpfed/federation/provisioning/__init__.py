@@ -1,1 +1,1 @@
-"""What gets a federation onto its machines: one signed kit for each participant, and what checks it there."""
+"""Puts a federation onto its machines: one signed kit for each participant, and the checks of a site."""

@@ -1,7 +1,7 @@
 """Certificates for a SuperLink, and keys for SuperNodes.
 
-An authority (``ca.crt``, which every site gets, and ``ca.key``, which should lie on no machine that is online) signs the
-server's certificate (``server.pem``, ``server.key``).
+An authority (``ca.crt``, which every site gets, and ``ca.key``, which should be kept offline) signs the server's certificate
+(``server.pem``, ``server.key``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AUTHORITY = "ca.crt"
 AUTHORITY_KEY = "ca.key"
 SERVER = "server.pem"
 SERVER_KEY = "server.key"
-NODE, NODE_PUBLIC, RUNTIME = "node", "node.pub", "runtime.secret"  # of a site: what its SuperNode has
+NODE, NODE_PUBLIC, RUNTIME = "node", "node.pub", "runtime.secret"  # files of a site's SuperNode
 
 _CURVE = ec.SECP384R1()
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 365
@@ -37,15 +37,15 @@ _PEM = serialization.Encoding.PEM
 def make_certificates(folder: Path, hosts: list[str], days: int = _SERVER_DAYS) -> None:
     """Makes a server's certificate and key, signed by the folder's authority; makes the authority if there is none.
 
-    A key without its certificate is used: whoever was cut short continues.
+    A key without its certificate is used, so a call that was cut short can be repeated.
 
     Args:
-        folder: holds or gets ``ca.crt``, ``ca.key`` and ``server.key``; gets ``server.pem``.
-        hosts: names and IP addresses under which sites reach the server.
-        days: after which the server's certificate is no longer valid.
+        folder: Folder that holds or gets ``ca.crt``, ``ca.key`` and ``server.key``, and gets ``server.pem``.
+        hosts: Names and IP addresses under which sites reach the server.
+        days: Number of days for which the server's certificate is valid; default: 365.
 
     Raises:
-        UserError: if the server's certificate is there, or the authority's has no key.
+        UserError: If the server's certificate exists, or the authority's has no key.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _refuse_existing(folder / SERVER)
@@ -68,11 +68,11 @@ def make_node_key(folder: Path, name: str) -> None:
     """Makes a SuperNode's key pair.
 
     Args:
-        folder: gets the files.
-        name: of the private key's file; the public one's ends in ``.pub``.
+        folder: Folder that gets the files.
+        name: Name of the private key's file; that of the public key ends in ``.pub``.
 
     Raises:
-        UserError: if a file of that name is there.
+        UserError: If a file of that name exists.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     private, public = folder / name, folder / f"{name}.pub"
@@ -84,16 +84,16 @@ def make_node_key(folder: Path, name: str) -> None:
 
 
 def make_site_keys(folder: Path) -> None:
-    """Makes what is not there yet of the key of a site's SuperNode and the secret that SuperNode and app share.
+    """Makes the key of a site's SuperNode, and the secret that SuperNode and app share, unless they exist.
 
     Args:
-        folder: gets ``node``, ``node.pub`` and ``runtime.secret``.
+        folder: Folder that gets ``node``, ``node.pub`` and ``runtime.secret``.
     """
     make_folder(folder, 0o700)
     if not (folder / NODE_PUBLIC).is_file():
-        (folder / NODE).unlink(missing_ok=True)  # without the public half, which is made last, there is no key
+        (folder / NODE).unlink(missing_ok=True)  # the public half is written last: without it, the key is not whole
         make_node_key(folder, NODE)
-        if os.geteuid() == 0:  # the folder may be that of the SuperNode's user
+        if os.geteuid() == 0:  # the folder may belong to the SuperNode's user
             for name in (NODE, NODE_PUBLIC):
                 os.chown(folder / name, folder.stat().st_uid, folder.stat().st_gid)
     if not (folder / RUNTIME).exists():
@@ -101,7 +101,7 @@ def make_site_keys(folder: Path) -> None:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether the private key of a site's SuperNode is that of its public half."""
+    """Returns whether the private key of a site's SuperNode matches its public half."""
     try:
         key = serialization.load_ssh_private_key(read_bytes(folder / NODE), password=None)
     except (ValueError, UnsupportedAlgorithm):
@@ -111,14 +111,14 @@ def is_whole(folder: Path) -> bool:
 
 
 def is_for(path: Path, host: str) -> bool:
-    """Whether a server's certificate is for a host's name or IP address.
+    """Returns whether a server's certificate is for a host's name or IP address.
 
     Args:
-        path: of the certificate.
-        host: see `make_certificates`.
+        path: File of the certificate.
+        host: Name or IP address, see `make_certificates`.
 
     Raises:
-        UserError: see `certificates_in`.
+        UserError: If the certificate cannot be read, see `certificates_in`.
     """
     try:
         names = certificates_in(path)[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -128,17 +128,17 @@ def is_for(path: Path, host: str) -> bool:
 
 
 def certificates_in(path: Path) -> list[x509.Certificate]:
-    """The certificates that a file holds.
+    """Returns the certificates in a file.
 
     Raises:
-        UserError: if it holds none.
+        UserError: If the file cannot be read, or holds none.
     """
     try:
         return x509.load_pem_x509_certificates(read_bytes(path))
     except OSError as error:
         raise UserError(f"cannot read the certificate {path}: {error.strerror or error}. [certificate-unread]") from error
     except ValueError as error:
-        raise UserError(f"{path} holds no certificate in PEM: restore the one that was made. [certificate-format]") from error
+        raise UserError(f"{path} holds no certificate in PEM: restore the original file. [certificate-format]") from error
 
 
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -161,14 +161,17 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
 
 
 def _private_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    """The key in a file; if there is none, a new one. A certificate is written after its key, and may have been cut short."""
+    """Returns the key in a file; makes a new key if there is no file.
+
+    A certificate is written after its key, so a call that was cut short may have left the key alone.
+    """
     if not file.exists():
         key = ec.generate_private_key(_CURVE)
         write_atomically(file, _private(key, serialization.PrivateFormat.PKCS8), 0o600)
         return key
     found = serialization.load_pem_private_key(read_bytes(file), None)
     if not isinstance(found, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{file} holds no key of this program: restore the one that it wrote. [certificate-key]")
+        raise UserError(f"{file} holds no key that dpfed made: restore the original file. [certificate-key]")
     return found
 
 

@@ -1,6 +1,6 @@
-"""What an operator would look at if something did not work, and before: each finding says what to do.
+"""Checks of a site for its operator, when something does not work or before: each finding says what to do.
 
-A doctor opens what the programs open; their own refusals are its findings.
+A doctor opens the same files as the programs, and reports their refusals as findings.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ _RESTORE = "restore it, if it was moved away; otherwise the site is out: docs/a-
 
 
 def examine_site(folder: Path) -> list[Finding]:
-    """Everything about a site that was set up from a kit. Nothing is changed.
+    """Checks everything about a site that was set up from a kit. Nothing is changed.
 
     Args:
-        folder: of the kit.
+        folder: Folder of the kit.
+
+    Returns:
+        The findings.
 
     Raises:
-        UserError: if it is none.
+        UserError: If the folder is not that of a site with a kit.
     """
     paths = SitePaths.open(folder)
     kit, site = paths.kit, paths.site
@@ -65,7 +68,7 @@ def examine_site(folder: Path) -> list[Finding]:
 
 
 def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """A check's findings; what it cannot look at is a finding, too."""
+    """Returns the findings of a check; an error that stops the check is a finding, too."""
     try:
         return list(check())
     except UserError as error:
@@ -95,14 +98,14 @@ def _versions(release: str, protocol: int) -> Iterator[Finding]:
 
 
 def _programs(paths: SitePaths) -> Iterator[Finding]:
-    """Whether there are programs where the units look for them."""
+    """Checks that the programs are where the units look for them."""
     if not (paths.path / "venv" / "bin" / "python").exists():
         said = f"{paths.path / 'venv'} leads to no Python environment, and systemd's units start their programs from there"
         yield Finding("versions", State.CARE, said, f"ln -sfn ENVIRONMENT {paths.path / 'venv'}")
 
 
 def _keys(paths: SitePaths) -> Iterator[Finding]:
-    """Whether the keys are there, whole, and closed to other users."""
+    """Checks that the keys are there, whole, and closed to other users."""
     site, own = paths.site, [paths.site.path / "identity.key", paths.site.path / "secret.key"]
     secret = [site.path, paths.keys, *own, *(path for path in paths.keys.iterdir() if path.suffix != ".pub")]
     if found := [str(path) for path in secret if path.exists() and path.stat().st_mode & _OTHERS]:
@@ -113,7 +116,7 @@ def _keys(paths: SitePaths) -> Iterator[Finding]:
         advice = f"restore it, or remove {paths.reply} and the SuperNode's keys, and run `dpfed site setup` again"
         yield Finding("keys", State.BAD, f"a key in {paths.keys} is damaged, or not that of node.pub", advice)
     for path in own[: 1 if site.left else 2]:
-        read_bytes(path)  # an error of the system's says whether this user may not
+        read_bytes(path)  # raises PermissionError if this user may not
     if not site.left:
         site.randomness()
     if site.identity().signing_key != site.own_card().signing_key:
@@ -130,7 +133,7 @@ def _node_port(paths: SitePaths) -> Iterator[Finding]:
 
 
 def _socket(paths: SitePaths) -> Iterator[Finding]:
-    """Whether the worker can put its socket where the units name it."""
+    """Checks that the worker can put its socket where the units name it."""
     folder = paths.path / "door"
     refuse_open_folder(folder, paths.site.path.stat().st_uid)
     yield Finding("door", State.GOOD, f"{folder}, for the worker's user to open")
@@ -168,7 +171,7 @@ def _terms(paths: SitePaths) -> Iterator[Finding]:
 
 
 def _code(paths: SitePaths) -> Iterator[Finding]:
-    """Whether the code that the terms name is what is installed here, and was allowed; nothing of it is imported."""
+    """Checks that the code that the terms name is installed here and was allowed; none of it is imported."""
     site, text = paths.site, paths.kit.terms
     if site.left or not site.joined and text is None:
         return
@@ -187,7 +190,7 @@ def _code(paths: SitePaths) -> Iterator[Finding]:
 
 
 def _copies(site: SiteFolder) -> Iterator[Finding]:
-    """What was agreed on and is not sent, such as public records."""
+    """Checks the site's copies of what was agreed on and is not sent, such as public records."""
     if site.joined:
         from dpfed.federation.site.serving import require_copies  # with torch, which takes seconds
 
@@ -196,7 +199,7 @@ def _copies(site: SiteFolder) -> Iterator[Finding]:
 
 
 def _budget(site: SiteFolder) -> Iterator[Finding]:
-    """What was spent and may be, and whether the next step can be charged."""
+    """Reports the spent and the allowed budget, and whether the next step can be charged."""
     settings = site.settings()
     if settings.budget is None:
         advice = f"write `budget = 8.0` into {site.path / 'site.toml'}"

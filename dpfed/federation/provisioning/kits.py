@@ -1,11 +1,10 @@
-"""A starter kit: what the coordinator gives one participant, in one file that it signs.
+"""A starter kit: one file that the coordinator signs and gives to one participant.
 
-It says who made it, for which site, where the coordinator is reached and by which authority its certificate is signed. It is
-signed with the key that later signs the coordinator's questions, and holds no key. The first kit of a site is an invitation; a
-later one holds the terms, too.
+A kit says who made it, for which site, under which address the coordinator is reached, and which authority signs the
+coordinator's certificate. It is signed with the key that later signs the coordinator's requests, and holds no private key. The
+first kit of a site is an invitation; a later one holds the terms, too.
 
-Also here: what a site answers to its kit: its card, the public key of its SuperNode, and whether it has left; signed by the
-site.
+Also here: a site's reply to its kit, signed by the site: its card, the public key of its SuperNode, and whether it has left.
 """
 
 from __future__ import annotations
@@ -30,26 +29,26 @@ from dpfed.protocol.cards import KEY, SiteCard, hidden_text
 from dpfed.protocol.identity import Identity, is_signed
 from dpfed.protocol.messages import PROTOCOL
 
-_KIT, _REPLY = b"dpfed kit 1\0", b"dpfed reply 1\0"  # a signature for one purpose fits no other
-_RELEASE = Field(__version__, pattern="^[0-9A-Za-z.+!-]{1,64}$", description="of dpfed, that of the side that wrote this")
+_KIT, _REPLY = b"dpfed kit 1\0", b"dpfed reply 1\0"  # a signature for one is not valid for the other
+_RELEASE = Field(__version__, pattern="^[0-9A-Za-z.+!-]{1,64}$", description="release of dpfed on the side that wrote this")
 
 
 class Origin(Section):
-    """What never changes from one kit of a site to the next."""
+    """The fields that are the same in all kits of a site."""
 
     federation: Name
     site: Name
     coordinator: str = KEY
-    invitation: str = Field(pattern="^[0-9a-f]{32}$", description="known to whoever had the kit: names the site in its reply")
+    invitation: str = Field(pattern="^[0-9a-f]{32}$", description="known to the kit's holders: names the site in its reply")
 
 
 class Kit(Origin):
-    """What a coordinator gives one site."""
+    """A coordinator's kit for one site."""
 
     format: Literal[1] = 1
-    serial: int = Field(ge=1, description="a kit with a higher one replaces this one")
-    superlink: str = Field(description="where the SuperNode connects to, HOST:PORT")
-    authority: str = Field(pattern="^([0-9a-f]{2})+$", description="certificate that signs the coordinator's, PEM as hex")
+    serial: int = Field(ge=1, description="a kit with a higher number replaces this one")
+    superlink: str = Field(description="address for the SuperNode, HOST:PORT")
+    authority: str = Field(pattern="^([0-9a-f]{2})+$", description="certificate of the coordinator's authority, PEM as hex")
     terms: dict[str, Any] | None = Field(None, description="the terms, once they are made")
     protocol: int = PROTOCOL
     release: str = _RELEASE
@@ -57,7 +56,7 @@ class Kit(Origin):
     @field_validator("superlink")
     @classmethod
     def _is_address(cls, superlink: str) -> str:
-        if not is_address(superlink):  # it goes into units and commands
+        if not is_address(superlink):  # the address goes into units and commands
             raise ValueError("expected HOST:PORT")
         return superlink
 
@@ -69,16 +68,16 @@ class Kit(Origin):
 
     @property
     def origin(self) -> Origin:
-        """Whose kit it is, and for whom."""
+        """The coordinator, federation, site and invitation of the kit."""
         return Origin(**{name: getattr(self, name) for name in Origin.model_fields})
 
     @property
     def folder(self) -> str:
-        """The name of the site's folder."""
+        """Name of the site's folder."""
         return f"{self.federation}-{self.site}"
 
     def signed(self, identity: Identity) -> str:
-        """The content of a kit's file."""
+        """Returns the content of the kit's file, with a signature."""
         return _sealed(_KIT, self, identity)
 
     @classmethod
@@ -86,7 +85,7 @@ class Kit(Origin):
         """Reads a kit.
 
         Raises:
-            UserError: if it is none, or is not as its coordinator signed it.
+            UserError: If the file is not a kit, or is not as its coordinator signed it.
         """
         try:
             signed, signature, tree = _opened(path, _KIT)
@@ -101,33 +100,31 @@ class Kit(Origin):
 
 
 def spoken(signing_key: str) -> str:
-    """The fingerprint of a key, in groups that can be read out."""
+    """Returns the fingerprint of a key, in groups that can be read out."""
     digest = hashlib.sha256(bytes.fromhex(signing_key)).hexdigest()[:32]
     return " ".join(digest[at : at + 4] for at in range(0, 32, 4))
 
 
 def is_spoken(text: str, signing_key: str) -> bool:
-    """Whether somebody wrote down the fingerprint of a key; spaces, dashes and case do not matter."""
+    """Returns whether a text is the fingerprint of a key; spaces, dashes and case do not matter."""
     return re.sub(r"[\s:-]", "", text).lower() == spoken(signing_key).replace(" ", "")
 
 
 class Reply(Section):
-    """A site's answer to its kit."""
+    """A site's reply to its kit."""
 
     format: Literal[1] = 1
     federation: Name
     invitation: str
     card: SiteCard
-    node_key: str = Field(description="the public key of its SuperNode, as OpenSSH writes it")
+    node_key: str = Field(description="public key of the site's SuperNode, as OpenSSH writes it")
     left: bool = False
-    written: int = Field(
-        ge=0, description="seconds since 1970; the newest reply of a site counts, and a later one has a larger"
-    )
+    written: int = Field(ge=0, description="seconds since 1970, larger in each later reply of a site; the newest reply counts")
     protocol: int = PROTOCOL
     release: str = _RELEASE
 
     def signed(self, identity: Identity) -> str:
-        """The content of a reply's file."""
+        """Returns the content of the reply's file, with a signature."""
         return _sealed(_REPLY, self, identity)
 
     @classmethod
@@ -135,7 +132,7 @@ class Reply(Section):
         """Reads a reply that a site sent.
 
         Raises:
-            UserError: if it is none, or its site did not sign it.
+            UserError: If the file is not a reply, or its site did not sign it.
         """
         try:
             signed, signature, tree = _opened(path, _REPLY)
@@ -152,20 +149,20 @@ class Reply(Section):
         """Refuses a reply that does not answer a kit.
 
         Args:
-            path: of the reply, for messages.
-            kit: of the site that it names; ``None``: there is no such site.
+            path: File of the reply, for messages.
+            kit: Kit of the site that the reply names; ``None``: there is no such site.
 
         Raises:
-            UserError: saying why.
+            UserError: If the reply does not answer the kit; the message says why.
         """
         name = self.card.name
         if kit is None:
             raise UserError(
-                f"{path} is of {name!r}, which is not a site of this project: remove it, or add the site. [kit-reply-stranger]"
+                f"{path} names the site {name!r}, which this project does not have: remove it, or add it. [kit-reply-stranger]"
             )
         if self.federation != kit.federation or self.invitation != kit.invitation:
             raise UserError(
-                f"{path} says that it is of {name}, and answers another kit than the one that was made for {name}: send "
+                f"{path} names the site {name}, but answers another kit than the one that was made for {name}: send "
                 "the kit again, and have the site reply to that. [kit-reply-other]"
             )
         if self.protocol != PROTOCOL:
@@ -183,7 +180,7 @@ def _sealed(domain: bytes, content: Section, identity: Identity) -> str:
 
 
 def _opened(path: Path, domain: bytes) -> tuple[bytes, bytes, Any]:
-    """What a file's signature is of, the signature, and what the file says; whatever it holds, nothing is believed yet."""
+    """Returns the signed bytes of a file, the signature, and the content. None of it is verified yet."""
     outer = json.loads(read_text(path), object_pairs_hook=_distinct)
     tree = json.loads(outer["content"], object_pairs_hook=_distinct)
     if hidden_text(tree):
@@ -192,14 +189,14 @@ def _opened(path: Path, domain: bytes) -> tuple[bytes, bytes, Any]:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; which of two values under one name counts would depend on the reader."""
+    """Returns a JSON object; refuses a repeated name, because readers differ in which of its values counts."""
     if len(pairs) != len(dict(pairs)):
         raise ValueError
     return dict(pairs)
 
 
 def _is_node_key(line: str) -> bool:
-    """Whether a text is the public key of a SuperNode."""
+    """Returns whether a text is the public key of a SuperNode."""
     try:
         key = load_ssh_public_key(line.encode())
     except ValueError:

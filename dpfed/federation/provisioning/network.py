@@ -1,6 +1,6 @@
 """Checks of certificates, clock, ports, and the way to the coordinator.
 
-Also here: what a check found.
+Also here: the findings of a check.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from dpfed.files.reading import read_text
 
 
 class State(StrEnum):
-    """How it stands."""
+    """The result of a check."""
 
     GOOD = "good"
-    CARE = "care"  # it works, and needs attention
+    CARE = "care"  # works, but needs attention
     UNKNOWN = "unknown"
     BAD = "bad"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One finding of a check.
 
     Attributes:
-        about: what.
-        state: how it stands.
-        said: what was found.
-        advice: what to do; empty where nothing is to be done.
+        about: Subject of the check.
+        state: Result of the check.
+        said: Description of the finding.
+        advice: Advice on what to do; empty where nothing is to be done.
     """
 
     about: str
@@ -51,10 +51,10 @@ _SOON = datetime.timedelta(days=60)
 _AHEAD, _BEHIND = 4.0, 60.0  # seconds by which a clock may differ
 _WAIT = 10.0  # seconds for the coordinator's answer
 _STRANGE = (
-    "the certificate is of another authority than ca.crt",
+    "the certificate is not signed by the authority in ca.crt",
     "take the newest kit: `dpfed site join FOLDER KIT`; if that does not help, somebody intercepts TLS",
 )
-_WRONG = {  # what OpenSSL says of a certificate: what that means, and what to do
+_WRONG = {  # OpenSSL's words about a certificate: their meaning, and what to do
     "expired": ("its certificate has expired", "call the coordinator, who renews it; look at this machine's date, too"),
     "not yet valid": ("its certificate is not valid yet", "set this machine's clock: it is behind"),
     "mismatch": ("its certificate is for another name", "call the coordinator: `host` in project.toml must be this name"),
@@ -66,11 +66,14 @@ _WRONG = {  # what OpenSSL says of a certificate: what that means, and what to d
 
 
 def of_certificate(path: Path, advice: str) -> Iterator[Finding]:
-    """Whether the certificates in a file are valid now, and for some time.
+    """Checks whether the newest certificate in a file is valid now, and for another 60 days.
 
     Args:
-        path: of the file.
-        advice: how a new one is made.
+        path: File of the certificates.
+        advice: Advice on how to make a new certificate.
+
+    Yields:
+        The finding.
     """
     now = datetime.datetime.now(datetime.UTC)
     newest = max(certificates_in(path), key=lambda each: each.not_valid_after_utc)
@@ -92,7 +95,7 @@ def of_certificate(path: Path, advice: str) -> Iterator[Finding]:
 
 
 def of_port(port: int, who: str, advice: str) -> Iterator[Finding]:
-    """Whether somebody listens on a port of this machine."""
+    """Checks whether a program listens on a port of this machine."""
     with socket.socket() as probe:
         probe.settimeout(1)
         taken = probe.connect_ex(("127.0.0.1", port)) == 0
@@ -101,12 +104,15 @@ def of_port(port: int, who: str, advice: str) -> Iterator[Finding]:
 
 
 def of_connection(address: str, authority: Path, settings: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether the coordinator can be reached with TLS, how long its certificate is valid, and what its clock says.
+    """Checks whether the coordinator can be reached with TLS, how long its certificate is valid, and its clock.
 
     Args:
-        address: HOST:PORT.
-        authority: file of the certificates that it must be signed by.
-        settings: of the site, with its HTTP proxy.
+        address: Address of the coordinator, HOST:PORT.
+        authority: File with the certificate of the authority that must have signed the coordinator's certificate, PEM.
+        settings: Settings of the site, with its HTTP proxy.
+
+    Yields:
+        The findings.
     """
     try:
         import httpx
@@ -123,7 +129,7 @@ def of_connection(address: str, authority: Path, settings: Mapping[str, str]) ->
     except (OSError, ValueError) as error:
         said = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
         advice = f"copy {authority.name} again from the kit that the coordinator sent"
-        yield Finding("coordinator", State.BAD, f"{authority}, by which the coordinator is known, {said}", advice)
+        yield Finding("coordinator", State.BAD, f"{authority}, which verifies the coordinator, {said}", advice)
         return
     try:
         with (
@@ -150,10 +156,13 @@ def of_connection(address: str, authority: Path, settings: Mapping[str, str]) ->
 
 
 def of_clock(date: str | None) -> Iterator[Finding]:
-    """How far this machine's clock is from the coordinator's.
+    """Checks how far this machine's clock is from the coordinator's.
 
     Args:
-        date: what the coordinator's answer says, as HTTP writes it.
+        date: Date header of the coordinator's answer; ``None``: there was none.
+
+    Yields:
+        The finding.
     """
     try:
         theirs = parsedate_to_datetime(date or "")
@@ -164,7 +173,7 @@ def of_clock(date: str | None) -> Iterator[Finding]:
     said = f"{abs(away):,.0f} s {'ahead of' if away > 0 else 'behind'} the coordinator's"
     if not -_BEHIND <= away <= _AHEAD:
         yield Finding(
-            "clock", State.BAD, said, "set it by NTP (timedatectl set-ntp true): Flower refuses a site of another time"
+            "clock", State.BAD, said, "set it by NTP (timedatectl set-ntp true): Flower refuses a site with a wrong clock"
         )
     else:
         yield Finding("clock", State.GOOD, said)

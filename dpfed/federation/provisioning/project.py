@@ -1,6 +1,6 @@
-"""`project.toml`: what the coordinator's operator decides before there is a site.
+"""`project.toml`: the decisions of the coordinator's operator before there is a site.
 
-Also here: what the network takes for a host: a DNS name (RFC 1123) or an IP address.
+Also here: checks of a host: a DNS name (RFC 1123) or an IP address.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from dpfed.protocol.trust import Mode, Trust
 from dpfed.schema.section import Items
 
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_LONGEST = 253  # characters of a name
+_LONGEST = 253  # most characters of a DNS name
 
 
 def is_host(text: str) -> bool:
-    """Whether others can reach a machine under this: not where it ends in a number, which is an address gone wrong.
+    """Returns whether a text is a host name or an IP address under which others can reach a machine.
+
+    A name that ends in a number is refused: it is a mistyped IP address.
 
     Args:
-        text: without scheme and port.
+        text: Text without scheme and port.
     """
     try:
         return not ipaddress.ip_address(text).is_unspecified and "%" not in text
@@ -37,7 +39,7 @@ def is_host(text: str) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is HOST:PORT, as `Project.address` writes it."""
+    """Returns whether a text is HOST:PORT, as `Project.address` writes it."""
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:]+)):([0-9]{1,5})", text)
     return found is not None and is_host(found[1] or found[2]) and 1 <= int(found[3]) <= 65535
 
@@ -49,12 +51,12 @@ Name = Annotated[str, StringConstraints(pattern=_NAME)]
 class Project(Section):
     """A federation before it begins. Read it with `Project.load`."""
 
-    name: Name = Field(description="of the federation; names the folders of all parties")
-    config: str = Field(description="what is trained: a TOML file beside this one, or a shipped name")
+    name: Name = Field(description="name of the federation, and of the folders of all parties")
+    config: str = Field(description="configuration: a TOML file beside this one, or a shipped name")
     host: str = Field(description="name or IP address under which the sites reach the coordinator")
-    port: int = Field(9443, ge=1, le=65535, description="of the coordinator's proxy, the only one that is open to the network")
+    port: int = Field(9443, ge=1, le=65535, description="port of the coordinator's proxy, the only one open to the network")
     link_port: int = Field(
-        LINK_PORT, ge=1, le=65535, description="of the SuperLink, on loopback behind the proxy; another one for each federation"
+        LINK_PORT, ge=1, le=65535, description="SuperLink's port, on loopback behind the proxy; another one for each federation"
     )
     sites: Items[Name] = Field(min_length=1, description="names of the sites; their order counts")
     trust: Mode = "central"
@@ -68,7 +70,7 @@ class Project(Section):
         """Reads a project.
 
         Raises:
-            UserError: for a file that cannot be read, an unknown key, or sites that cannot be distinguished.
+            UserError: If the file cannot be read, has an unknown key, or names sites that cannot be distinguished.
         """
         try:
             return cls.model_validate(read_toml(path, "project"))
@@ -98,19 +100,19 @@ class Project(Section):
 
     @property
     def address(self) -> str:
-        """Where the sites' SuperNodes connect to."""
+        """Address to which the sites' SuperNodes connect, HOST:PORT."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of the terms."""
+        """Options of the terms, see `Terms.agree`."""
         return self.model_dump(include={"trust", "drops", "colluders", "deadline", "broadcast"})
 
     def run_config(self, beside: Path) -> Config:
-        """What is trained.
+        """Reads the configuration of the run.
 
         Args:
-            beside: the project's file.
+            beside: File of the project.
         """
         own = beside.parent / self.config
         return load_config(own if own.is_file() else Path(self.config))

@@ -1,7 +1,8 @@
 """The coordinator's side: from `project.toml` to one signed kit for each site, and its own folder ready to start.
 
-Keys are made where they stay, so it takes two rounds. First every site gets an invitation. When all have replied, the terms are
-made, and every site gets its kit anew, with them. One command does whatever can be done now, and says what it waits for.
+Every party makes its keys where they stay, so provisioning takes two rounds. First every site gets an invitation. When all have
+replied, the terms are made, and every site gets a new kit that holds them. One command does whatever can be done now, and says
+what it waits for.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ _LOCK = ".lock"
 
 @dataclass
 class Provisioned:
-    """What a command did, for the operator.
+    """The result of provisioning, for the operator.
 
     Attributes:
-        folder: of the coordinator.
-        fingerprint: of its key, to be read out to the sites.
-        kits: file by site.
-        changed: sites whose kit is new or another than before.
-        waiting: sites that have not replied.
-        left: sites that have left.
-        news: what else is other than before, and what is to be done about it.
-        terms: if all have replied.
+        folder: Folder of the coordinator.
+        fingerprint: Fingerprint of the coordinator's key, to be read out to the sites.
+        kits: File of each kit, by site.
+        changed: Sites whose kit is new or has changed.
+        waiting: Sites that have not replied.
+        left: Sites that have left.
+        news: Messages about other changes, and what to do about them.
+        terms: Terms of the federation, if all sites have replied; otherwise ``None``.
     """
 
     folder: Path
@@ -59,16 +60,19 @@ class Provisioned:
 
 
 def provision(project: Project, beside: Path, folder: Path | None = None, progress: Progress | None = None) -> Provisioned:
-    """Makes or updates a coordinator's folder and the kits of its sites; again with nothing new, it changes nothing.
+    """Makes or updates a coordinator's folder and the kits of its sites; if nothing is new, a repeated call changes nothing.
 
     Args:
-        project: what was decided.
-        beside: the project's file.
-        folder: where everything goes; default: beside the project, with its name.
-        progress: see `CoordinatorFolder.create`.
+        project: Decisions of the operator.
+        beside: File of the project.
+        folder: Folder of the coordinator; default: beside the project's file, with the project's name.
+        progress: Receives progress, see `CoordinatorFolder.create`.
+
+    Returns:
+        The result, for the operator.
 
     Raises:
-        UserError: for a folder of something else, a reply that does not fit, or terms that cannot be.
+        UserError: If the folder is used for something else, a reply does not fit, or the terms are impossible.
     """
     path = require_plain((folder or beside.parent / project.name).absolute())
     office = _Office(path, project)
@@ -94,7 +98,7 @@ def provision(project: Project, beside: Path, folder: Path | None = None, progre
 
 
 class _Office:
-    """The coordinator's folder."""
+    """The coordinator's folder, as it is provisioned."""
 
     def __init__(self, path: Path, project: Project) -> None:
         self.path, self._project = path, project
@@ -104,7 +108,7 @@ class _Office:
         self.news: list[str] = []
 
     def held(self) -> contextlib.AbstractContextManager[None]:
-        """Holds the folder for this process, and makes it if need be."""
+        """Locks the folder for this process, and makes it if need be."""
         others = self.path.exists() and any(path.name != _LOCK for path in self.path.iterdir())
         if others and not os.path.lexists(self._state):
             raise UserError(f"{self.path} is in use by something else: choose another --folder. [project-folder-in-use]")
@@ -112,13 +116,13 @@ class _Office:
         return file_lock(self.path / _LOCK, f"another process provisions {self.path}: try again when it has ended.")
 
     def refuse_other(self) -> None:
-        """Refuses a folder of another project, and sites that terms do not have."""
+        """Refuses a folder of another project, and sites and options that differ from those of the terms."""
         if not self._state.exists():
             return
         name = json.loads(self._state.read_text())["name"]
         if name != self._project.name:
             raise UserError(
-                f"{self.path} is of {name!r}, and this project is {self._project.name!r}: give --folder. [project-other-name]"
+                f"{self.path} is for {name!r}, and this project is {self._project.name!r}: give --folder. [project-other-name]"
             )
         if self.agreed.path.exists():
             terms = Terms.load(self.agreed.terms)
@@ -136,7 +140,7 @@ class _Office:
                     )
 
     def found(self) -> None:
-        """Makes what is not there yet: key, certificates, folders, and the files that start the coordinator."""
+        """Makes what does not exist yet: key, certificates, folders, and the files that start the coordinator."""
         if not self._state.exists():  # first: from here on the folder is this project's, whatever fails
             self._save({"name": self._project.name, "invitations": {}})
         for folder in (self._kits, self._replies, self._nodes):
@@ -144,10 +148,10 @@ class _Office:
         if not self._key.exists() and not self.agreed.path.exists():
             Identity.fresh().save(self._key)
         if self._key.exists() and self.agreed.path.exists():
-            self._key.unlink()  # the federation's folder has it
+            self._key.unlink()  # the federation's folder has the key
         if not (self.certificates / SERVER).exists():
             if os.path.lexists(self.certificates / AUTHORITY):
-                self.news.append("the server's certificate is new: `nginx -s reload`, and the proxy has it")
+                self.news.append("the server's certificate is new: run `nginx -s reload`, so that the proxy uses it")
             make_certificates(self.certificates, [self._project.host])
         elif not is_for(self.certificates / SERVER, self._project.host):
             raise UserError(
@@ -171,11 +175,11 @@ class _Office:
             (self.path / "venv").symlink_to(sys.prefix)
 
     def identity(self) -> Identity:
-        """The coordinator's keys."""
+        """Returns the coordinator's keys."""
         return self.agreed.identity() if self.agreed.path.exists() else Identity.load(self._key)
 
     def replies(self) -> dict[str, Reply]:
-        """What the sites replied, by site in the project's order: the newest of each."""
+        """Returns the newest reply of each site, by site in the project's order."""
         found: dict[str, tuple[Path, Reply]] = {}
         for path in sorted(self._replies.glob("*.json")):
             reply = Reply.load(path)
@@ -183,7 +187,7 @@ class _Office:
             reply.refuse(path, self._expected(name))
             if name in found and found[name][1].card != reply.card:
                 raise UserError(
-                    f"{found[name][0]} and {path} are both of {name}, with different cards: call the site, and remove the "
+                    f"{found[name][0]} and {path} both name {name}, with different cards: call the site, and remove the "
                     "one whose fingerprint it does not read out. [project-two-replies]"
                 )
             if name not in found or reply.written >= found[name][1].written:
@@ -192,7 +196,7 @@ class _Office:
         return {site: found[site][1] for site in self._project.sites if site in found}
 
     def agree(self, beside: Path, replies: dict[str, Reply], progress: Progress | None) -> None:
-        """Makes the terms."""
+        """Makes the terms from the sites' replies."""
         if gone := [site for site, reply in replies.items() if reply.left]:
             raise UserError(f"{gone[0]} left before the terms were made: take it out of the project's sites. [project-left]")
         config = with_absolute_paths(self._project.run_config(beside))
@@ -201,7 +205,7 @@ class _Office:
         self._key.unlink(missing_ok=True)
 
     def keep_node_keys(self, replies: dict[str, Reply]) -> None:
-        """Writes the SuperNodes' public keys to where `dpfed federation run` looks for them; those of who left go."""
+        """Writes the SuperNodes' public keys to where `dpfed federation run` reads them; removes those of sites that left."""
         wanted = {f"{site}.pub": reply.node_key.strip().encode() + b"\n" for site, reply in replies.items() if not reply.left}
         for name, content in wanted.items():
             new = not (self._nodes / name).exists()
@@ -213,7 +217,11 @@ class _Office:
                 self.news.append(f"the SuperNode's key {file.stem} is out of use: the run unregisters it")
 
     def write_kit(self, site: str) -> tuple[Path, bool]:
-        """Makes a site's kit, unless it would be the same as the one that is there."""
+        """Makes a site's kit, unless it would be the same as the present one.
+
+        Returns:
+            The kit's file, and ``True`` if it has changed.
+        """
         path = self._kit_of(site)
         before = Kit.load(path) if path.exists() else None
         kit = Kit(
@@ -265,7 +273,11 @@ class _Office:
 
 
 def _write_if_other(path: Path, content: bytes, mode: int = 0o644) -> bool:
-    """Writes a file unless it has this content; whether there was another one."""
+    """Writes a file, unless it has this content already.
+
+    Returns:
+        ``True`` if other content was replaced.
+    """
     before = path.read_bytes() if path.exists() else None
     if before != content:
         write_atomically(path, content, mode)

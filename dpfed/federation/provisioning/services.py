@@ -1,7 +1,7 @@
-"""The programs of a site and of a coordinator, as words, and the files that start them: systemd, any other supervisor, nginx.
+"""The command lines of a site's and a coordinator's programs, and the files that start them: systemd, scripts, nginx.
 
-Every command is stated once, here. Where a folder lies is left to whoever starts it: systemd puts it in for ``%f``, and a
-script in the folder itself knows it.
+Every command is stated once, here. Whoever starts a command fills in the folder's path: systemd replaces ``%f``, and a script
+in the folder itself knows it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from jinja2 import Environment, StrictUndefined
 
 from dpfed.errors import UserError
 
-NODE_PORT = 9200  # of the SuperNode, on loopback
-LINK_PORT = 8100  # of the SuperLink, on loopback
-GROUP = "dpfed-node"  # of the user that runs SuperNode and app; the worker's user is another
-PROGRAMS = "programs"  # folder of the scripts
+NODE_PORT = 9200  # port of the SuperNode, on loopback
+LINK_PORT = 8100  # port of the SuperLink, on loopback
+GROUP = "dpfed-node"  # user and group that run SuperNode and app; the worker has another user
+PROGRAMS = "programs"  # name of the folder of scripts
 FLOWER = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 _HERE = "127.0.0.1"
@@ -27,12 +27,12 @@ _PLAIN = re.compile(r"[A-Za-z0-9/._-]+")
 
 
 def site_files(federation: str, site: str, superlink: str) -> dict[str, str]:
-    """What a kit holds for a site, by path.
+    """Returns the files that a kit puts into a site's folder, by path.
 
     Args:
-        federation: its name.
-        site: its name.
-        superlink: where its SuperNode connects to, as HOST:PORT.
+        federation: Name of the federation.
+        site: Name of the site.
+        superlink: Address to which the site's SuperNode connects, HOST:PORT.
     """
     host, _, port = superlink.rpartition(":")
     known = {"federation": federation, "site": site, "superlink": superlink, "host": host, "port": port}
@@ -61,14 +61,14 @@ def site_files(federation: str, site: str, superlink: str) -> dict[str, str]:
 
 
 def coordinator_files(federation: str, folder: str, host: str, port: int, link_port: int = LINK_PORT) -> dict[str, str]:
-    """What the coordinator's own folder holds, by path.
+    """Returns the files of the coordinator's own folder, by path.
 
     Args:
-        federation: its name.
-        folder: absolute, where it lies.
-        host: under which sites reach it.
-        port: of the proxy.
-        link_port: of the SuperLink, on loopback.
+        federation: Name of the federation.
+        folder: Absolute path of the folder.
+        host: Host name or IP address under which sites reach the coordinator.
+        port: Port of the proxy.
+        link_port: Port of the SuperLink, on loopback; default: 8100.
     """
     known = {"federation": federation, "folder": folder, "host": host, "port": port, "link_port": link_port}
     inner = "%f/certificates/inner"
@@ -95,13 +95,13 @@ def _shown(template: str, **known: Any) -> str:
 
 
 def _exec(words: list[str]) -> str:
-    """A command line for ``ExecStart``; its program lies in the folder's own environment."""
+    """Returns a command line for ``ExecStart``; its program is in the folder's own environment."""
     program, *rest = words
     return " ".join([f"%f/venv/bin/{program}", *(f"'{word}'" if '"' in word else word for word in rest)])
 
 
 def _script(words: list[str], **settings: str) -> str:
-    """A program as a script in the folder, for a supervisor of any kind; the group of systemd's users is left to ``.env``."""
+    """Returns a command as a script in the folder, for any supervisor; ``.env`` sets the group, if any."""
     program, *rest = words
     if "--group" in rest:
         at = rest.index("--group")
@@ -112,10 +112,10 @@ def _script(words: list[str], **settings: str) -> str:
 
 
 def require_plain(folder: Path) -> Path:
-    """The folder, whose path goes into units and commands.
+    """Returns a folder whose path can go into units and commands.
 
     Raises:
-        UserError: if it holds what these would take for something else.
+        UserError: If the path has characters with another meaning there.
     """
     if not _PLAIN.fullmatch(str(folder)):
         raise UserError(f"{str(folder)!r}: units can only name paths of letters, digits and / . _ -. [site-unit-path]")

@@ -1,4 +1,4 @@
-"""A site's side: its kit, and beside it what the site makes for itself."""
+"""A site's side of provisioning: its kit, and beside it the files that the site makes for itself."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class SitePaths:
     """A folder with a kit and a site.
 
     Attributes:
-        path: of it.
-        site: the site's own folder in it.
-        reply: the file for the coordinator.
-        settings: the file of the site's settings for systemd.
-        keys: the folder of its SuperNode's key.
+        path: Path of the folder.
+        site: Site's own folder in it.
+        reply: File for the coordinator.
+        settings: File of the site's settings for systemd.
+        keys: Folder of the key of the site's SuperNode.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,14 +45,15 @@ class SitePaths:
         """Makes a site from its kit: a folder with keys, card, reply, and the files that start its programs.
 
         Args:
-            kit: the file.
-            into: where the site's folder goes; default: the current folder.
-            coordinator: fingerprint of the coordinator's key, as its operator read it out.
-            store: the site's records.
-            settings: see `SiteFolder.create`; ``proxy``: of the site's network, such as ``http://proxy:3128``.
+            kit: File of the kit.
+            into: Folder in which the site's folder is made; default: the current folder.
+            coordinator: Fingerprint of the coordinator's key, as its operator read it out.
+            store: Store of the site's records.
+            settings: Settings of the site, see `SiteFolder.create`; ``proxy``: HTTP proxy of the site's network, such as
+                ``http://proxy:3128``.
 
         Raises:
-            UserError: for a kit that was altered or that somebody else made, or a folder in use. Nothing is made then.
+            UserError: If the kit was altered or made by somebody else, or the folder is in use. Nothing is made then.
         """
         read = Kit.load(kit)
         if not is_spoken(coordinator, read.coordinator):
@@ -66,7 +67,7 @@ class SitePaths:
         paths = cls(require_plain(((into or Path()) / read.folder).resolve()))
         cut_short = (paths.path / KIT).is_file() and Kit.load(paths.path / KIT) == read
         if cut_short and paths.site.path.exists() and not paths.reply.exists():
-            make_site_keys(paths.keys)  # if the old ones were taken away
+            make_site_keys(paths.keys)  # if the old keys were removed
             return paths._finished(read)
         if paths.site.path.exists():
             raise UserError(
@@ -76,7 +77,7 @@ class SitePaths:
         if paths.path.exists() and any(paths.path.iterdir()) and not cut_short:
             raise UserError(f"{paths.path} is not empty: choose another folder with --into. [kit-folder-in-use]")
         paths.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(paths.path / KIT, read_text(kit), 0o644)  # first: by it, a setup that was cut short is known
+        write_atomically(paths.path / KIT, read_text(kit), 0o644)  # first: it shows a setup that was cut short
         paths._write(read, kit)
         for folder in ("budgets", "door", "flower"):
             make_folder(paths.path / folder, 0o700)
@@ -88,7 +89,7 @@ class SitePaths:
         return paths._finished(read)
 
     def _finished(self, kit: Kit) -> SitePaths:
-        """Notes whose kits are taken from now on, and writes the first reply."""
+        """Records whose kits are taken from now on, and writes the first reply."""
         write_atomically(self._origin, kit.origin.model_dump_json(indent=1) + "\n", 0o600)
         self.write_reply()
         return self
@@ -98,7 +99,7 @@ class SitePaths:
         """Opens a site that was set up from a kit.
 
         Raises:
-            UserError: if it is none.
+            UserError: If the folder is not that of a site with a kit.
         """
         if not (path / KIT).is_file():
             raise UserError(f"{path} holds no starter kit: give the folder that `dpfed site setup` made. [kit-missing]")
@@ -108,24 +109,25 @@ class SitePaths:
 
     @property
     def kit(self) -> Kit:
-        """The kit that is here, see `Kit.load`.
+        """The present kit, see `Kit.load`.
 
         Raises:
-            UserError: if it is none, or not of the coordinator whose fingerprint was compared, such as one copied by hand.
+            UserError: If the file is not a kit, or comes from another coordinator than the one whose fingerprint was compared,
+                for example because it was copied by hand.
         """
         kit = Kit.load(self.path / KIT)
         if kit.origin != self.origin():
             raise UserError(
-                f"the kit in {self.path} is not of the coordinator, federation and site for which this site was set up: "
+                f"the kit in {self.path} is not from the coordinator, federation and site for which this site was set up: "
                 "`dpfed site join FOLDER KIT` puts their newest kit in its place. [kit-other-origin]"
             )
         return kit
 
     def origin(self) -> Origin:
-        """Coordinator, federation, site and invitation of the kit that the site was set up with.
+        """Returns coordinator, federation, site and invitation of the kit with which the site was set up.
 
         Raises:
-            UserError: if nobody knows them any more.
+            UserError: If their file is missing or damaged.
         """
         try:
             return Origin.model_validate_json(read_text(self._origin))
@@ -136,28 +138,29 @@ class SitePaths:
             ) from error
 
     def unpack(self, kit: Path) -> bool:
-        """Puts a newer kit in the place of the one that is here; keys, settings and ledger are no part of kits.
+        """Puts a newer kit in the place of the present one; keys, settings and ledger are not part of kits.
 
         Args:
-            kit: the file.
+            kit: File of the newer kit.
 
         Returns:
-            Whether anything changed.
+            ``True`` if anything changed.
 
         Raises:
-            UserError: for a kit of another federation or site, or an older one. Nothing is changed then.
+            UserError: If the kit is of another federation or site, is older, or holds other terms than the site has joined.
+                Nothing is changed then.
         """
         with file_lock(self.path / ".lock", f"another process takes a kit into {self.path}: try again when it has ended."):
             new, origin = Kit.load(kit), self.origin()
             if new.coordinator != origin.coordinator or new.federation != origin.federation:
                 raise UserError(
-                    f"{kit} is of another federation or coordinator than {self.path}: nothing was changed. [kit-federation]"
+                    f"{kit} is from another federation or coordinator than {self.path}: nothing was changed. [kit-federation]"
                 )
             if new.origin != origin:
                 raise UserError(f"{kit} is the kit of {new.site}, and this is {origin.site}: nothing was changed. [kit-site]")
             try:
                 old = self.kit
-            except UserError:  # somebody put another one there, or damaged it
+            except UserError:  # the present kit comes from elsewhere, or is damaged
                 old = None
             if old is not None and new.serial < old.serial:
                 raise UserError(
@@ -172,10 +175,13 @@ class SitePaths:
     def join(
         self, agreed: Callable[[Terms], bool] | None = None, unconfirmed: bool = False, allowed: Collection[str] = ()
     ) -> Terms | None:
-        """Signs up to the kit's terms, see `SiteFolder.join`; ``None``: it was not agreed to.
+        """Joins under the kit's terms, see `SiteFolder.join`.
+
+        Returns:
+            The terms; ``None``: they were not agreed to.
 
         Raises:
-            UserError: if the kit has none yet, or they are not the coordinator's.
+            UserError: If the kit has no terms yet, or terms of another coordinator.
         """
         kit = self.kit
         if kit.terms is None:
@@ -190,16 +196,16 @@ class SitePaths:
         return terms if self.site.join(terms, agreed, unconfirmed, allowed) else None
 
     def leave(self) -> None:
-        """Leaves the federation for good. What was spent stays spent, and what was reserved stays reserved.
+        """Leaves the federation permanently. What was spent stays spent, and what was reserved stays reserved.
 
         Raises:
-            UserError: if the site is being served.
+            UserError: If the site is being served.
         """
         self.site.leave()
         self.write_reply()
 
     def write_reply(self) -> None:
-        """Writes what the coordinator should know."""
+        """Writes the reply for the coordinator: card, SuperNode key, and whether the site has left."""
         origin = self.origin()
         reply = Reply(
             federation=origin.federation,
@@ -214,14 +220,14 @@ class SitePaths:
     def _last_reply(self) -> int:
         try:
             return Reply.load(self.reply).written
-        except UserError:  # there is none yet, or somebody damaged it
+        except UserError:  # there is none yet, or it is damaged
             return 0
 
     def env(self) -> dict[str, str]:
-        """The settings in ``.env``.
+        """Returns the settings in ``.env``.
 
         Raises:
-            UserError: if it holds no text.
+            UserError: If the file is not text.
         """
         try:
             text = read_text(self.settings)
@@ -231,7 +237,7 @@ class SitePaths:
         return {name.strip(): value.strip() for name, _, value in lines}
 
     def _write(self, kit: Kit, file: Path) -> None:
-        """Writes a kit, and what follows from it, the kit last: whoever is cut short in between takes it again."""
+        """Writes a kit and the files that follow from it, the kit last: a call that was cut short can be repeated."""
         for folder in ("systemd", PROGRAMS):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         for name, text in site_files(kit.federation, kit.site, kit.superlink).items():

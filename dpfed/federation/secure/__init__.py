@@ -1,1 +1,1 @@
-"""Secure sums: masks that cancel, and shares with which the sites that are left take out the masks of one that is gone."""
+"""Secure sums: masks that cancel, and secret shares with which the remaining sites remove the masks of a missing one."""

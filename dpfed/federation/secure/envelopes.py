@@ -1,9 +1,10 @@
-"""What a site sends to another one through the server, for that one's eyes: a round public key beside encrypted shares.
+"""The envelope that a site sends to another one through the server: a round public key beside encrypted shares.
 
-Also here: what sites sign about a step, so that a server cannot tell them different stories.
+Also here: the statements that sites sign about a step, so that a server cannot tell them different stories.
 
-Two statements: with which roster a site masked its vector, and which members it was told have arrived. A site signs at most one
-of each in a step. docs/secure-aggregation.md says why enough of them leave a lying server one story only.
+There are two statements: the roster for which a site masked its vector, and the members that have arrived according to the
+server. A site signs at most one of each in a step. docs/secure-aggregation.md explains why enough signatures leave a lying
+server only one story.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.trust import Trust
 
-KEY_BYTES = 32  # of a round public key
+KEY_BYTES = 32  # length of a round public key
 _NONCE, _TAG = 12, 16
 
 
 def offer_lengths(trust: Trust) -> tuple[int, int]:
-    """Bytes of what a site offers in a step to the server, and to each other site."""
+    """Returns the numbers of bytes that a site offers in a step: to the server, and to each other site."""
     secrets, check = (2 * SECRET_BYTES, SECRET_BYTES) if trust.drops else (0, 0)
     return KEY_BYTES + check, KEY_BYTES + _NONCE + secrets + _TAG
 
 
 class Envelopes:
-    """Seals what one site sends to the others, and opens what they send to it.
+    """Seals the envelopes that one site sends to the others, and opens those that it receives.
 
     Args:
-        me: number of this site.
-        identity: its long-term keys.
-        sites: long-term public keys of all sites, in the order of their numbers.
-        length: bytes of an envelope.
+        me: Number of this site.
+        identity: This site's long-term keys.
+        sites: Cards with the long-term public keys of all sites, in the order of the site numbers.
+        length: Length of an envelope, in bytes.
     """
 
     def __init__(self, me: int, identity: Identity, sites: Sequence[SiteCard], length: int) -> None:
@@ -46,22 +47,23 @@ class Envelopes:
         self._identity = identity
         self._sites = list(sites)
         self._length = length
-        self._agreed: dict[int, bytes] = {}  # with each other site, for the whole run
+        self._agreed: dict[int, bytes] = {}  # secret agreed on with each other site, for the whole run
 
     def seal(self, keys: StepKeys, receiver: int, public: bytes, text: bytes) -> bytes:
-        """An envelope: the round public key, which cannot be changed unnoticed, and the encrypted text.
+        """Returns an envelope: the round public key, protected against changes, and the encrypted text.
 
-        The key is fresh for each step and direction; the random nonce keeps it safe when a restarted site offers again.
+        The encryption key is fresh for each step and direction; the random nonce keeps it safe when a restarted site offers
+        again.
         """
         nonce = os.urandom(_NONCE)
         cipher = self._cipher(keys, self._me, receiver, receiver)
         return public + nonce + cipher.encrypt(nonce, text, keys.label("offer", self._me, receiver) + public)
 
     def open(self, keys: StepKeys, sender: int, envelope: bytes) -> tuple[bytes, bytes]:
-        """The round public key and the text of an envelope.
+        """Returns the round public key and the text of an envelope.
 
         Raises:
-            BadOffer: if it was not made for this site, step and run by its stated sender.
+            BadOffer: If the stated sender did not make the envelope for this site, step and run.
         """
         if sender == self._me or not 0 <= sender < len(self._sites):
             raise BadOffer(f"step {keys.step}: an offer of site {sender}, which is not another site. [mask-sender]", sender)
@@ -85,15 +87,18 @@ class Envelopes:
         return ChaCha20Poly1305(keys.envelope(self._agreed[other], sender, receiver))
 
 
-_ROSTER, _ARRIVALS = b"dpfed roster 2\0", b"dpfed arrivals 2\0"  # a signature for one purpose fits no other
+_ROSTER, _ARRIVALS = b"dpfed roster 2\0", b"dpfed arrivals 2\0"  # a signature for one is not valid for the other
 
 
 class View:
-    """What a step looks like to somebody: its roster, each member with its round key.
+    """One party's view of a step: its roster, each member with its round key.
 
     Args:
-        keys: of the step.
-        public: round public key of each member, 32 bytes, by number.
+        keys: Keys of the step.
+        public: Round public key of each member, 32 bytes, by site number.
+
+    Attributes:
+        members: Numbers of the sites in the roster.
     """
 
     def __init__(self, keys: StepKeys, public: dict[int, bytes]) -> None:
@@ -103,9 +108,9 @@ class View:
         self._digest = hashlib.sha256(content).digest()
 
     def roster(self) -> bytes:
-        """The statement that a vector was masked for this roster."""
+        """Returns the statement that a vector was masked for this roster, as the bytes to sign."""
         return _ROSTER + self._digest
 
     def arrival_log(self, arrived: frozenset[int]) -> bytes:
-        """The statement that these members of the roster have arrived, and no others."""
+        """Returns the statement that these members of the roster have arrived, and no others, as the bytes to sign."""
         return _ARRIVALS + hashlib.sha256(self._keys.label("arrivals", *sorted(arrived)) + self._digest).digest()

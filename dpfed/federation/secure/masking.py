@@ -1,10 +1,10 @@
 """A site's side of secure aggregation: its vector leaves only under masks that cancel in the sum.
 
-Per step: `offer` (keys and shares for the others), `open` (the others' offers), `mask` (the vector), and where sites may drop
-out `confirm` (who arrived) and `reveal` (shares that let the server take away what did not cancel). The protocol is that of
-Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017), with its first two rounds
-joined: long-term keys are agreed beforehand, so round keys travel beside the encrypted shares. docs/secure-aggregation.md says
-what it protects, against whom, and why.
+A site calls in each step: `offer` (keys and shares for the others), `open` (the others' offers), `mask` (the vector), and where
+sites may drop out `confirm` (the sites that arrived) and `reveal` (shares with which the server removes masks that did not
+cancel). The protocol is that of Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS
+2017), with its first two rounds joined: long-term keys are agreed on beforehand, so round keys travel beside the encrypted
+shares. docs/secure-aggregation.md explains what the protocol protects, against whom, and why.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import Identity, is_signed
 from dpfed.protocol.trust import Trust
 
-_PENDING = 4  # steps that a site keeps offers for; two SuperNodes at one site, or a late greeting, ask ahead
+_PENDING = 4  # most steps with offers at a time; two SuperNodes at one site, or a late greeting, ask for steps ahead
 
 
 class NotOffered(UserError):
-    """A step for which this site holds no offer of its own: it masked it before, or was started again."""
+    """Raised for a step for which this site holds no offer of its own: it masked the step before, or was restarted."""
 
 
 class OtherView(UserError):
-    """What a server says about a step does not fit what this site saw of it, or what other sites have signed."""
+    """Raised if the server's words about a step contradict what this site saw of it, or what other sites have signed."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a site sends before a step.
+    """A site's offer before a step.
 
     Attributes:
-        public: for the server: the round public key and, where sites may drop out, the check value of the self mask's seed.
-        envelopes: for each other site, by its number: the round public key, and encrypted one share of each secret.
+        public: Part for the server: the round public key and, where sites may drop out, the check value of the self mask's
+            seed.
+        envelopes: Envelope for each other site, by site number: the round public key and, encrypted, one share of each secret.
     """
 
     public: bytes
@@ -50,7 +51,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class _Shares:
-    """What a site holds of another site's (or its own) two secrets. Both leave together never."""
+    """One site's shares of the two secrets of another site, or of its own. It never hands out both."""
 
     of_seed: bytes = field(repr=False)
     of_key: bytes = field(repr=False)
@@ -66,7 +67,7 @@ class _Offered:
 
 @dataclass(frozen=True)
 class Opened:
-    """The offers of a step's roster, opened: all that a vector can be masked with."""
+    """The opened offers of a step's roster: everything that is needed to mask a vector."""
 
     step: int
     view: View
@@ -84,19 +85,20 @@ class _Masked:
 
 
 class Masking:
-    """One site in one run. Its secrets live in this object only: a site that restarts has dropped out of the step.
+    """The masking of one site in one run. Its secrets live in this object only: a restarted site has dropped out of the step.
 
-    After a restart the caller must not let a step be masked that was masked before: the site's ledger refuses it.
+    After a restart, the caller must not let a step be masked that was masked before: the site's ledger refuses it.
 
     Args:
-        me: number of this site.
-        identity: its long-term keys.
-        sites: long-term public keys of all sites, in the order of their numbers, from terms that this site has verified.
-        trust: how many of them may drop out or collude.
-        context: fingerprint of the run's agreed terms.
+        me: Number of this site.
+        identity: This site's long-term keys.
+        sites: Cards with the long-term public keys of all sites, in the order of the site numbers, from terms that this site
+            has verified.
+        trust: Trust mode, with the numbers of sites that may drop out or collude.
+        context: Fingerprint of the run's agreed terms.
 
     Raises:
-        UserError: if there are more or fewer sites, or this one's keys are others.
+        UserError: If the number of sites is not the trust mode's, or this site's card has other keys.
     """
 
     def __init__(self, me: int, identity: Identity, sites: Sequence[SiteCard], trust: Trust, context: bytes) -> None:
@@ -117,11 +119,11 @@ class Masking:
     def offer(self, step: int) -> Offer:
         """Draws this site's secrets of a step and shares them out.
 
-        Offers for several steps may wait at a time: those of step s + 1 travel before step s is revealed, or even masked, when
-        somebody greets this site meanwhile. Asked again for the same step, the same offer is returned.
+        Offers for several steps may wait at a time: the offers for step s + 1 travel before step s is revealed, or even masked,
+        if this site is greeted meanwhile. A repeated call for a step returns the same offer.
 
         Raises:
-            NotOffered: if the step, or a later one, was masked before.
+            NotOffered: If the step, or a later one, was masked before.
         """
         if offered := self._offered.get(step):
             return offered.offer
@@ -143,16 +145,16 @@ class Masking:
         return offered.offer
 
     def open(self, step: int, offers: dict[int, bytes]) -> Opened:
-        """Opens the others' offers. Nothing changes: a step can be opened before anything is charged for it, and again.
+        """Opens the others' offers. No state changes: a step can be opened before anything is charged for it, and again.
 
         Args:
-            step: that was offered.
-            offers: the envelopes for this site, by sender. They and this site are the step's roster.
+            step: Step for which this site has made an offer.
+            offers: Envelopes for this site, by sender. The senders and this site are the step's roster.
 
         Raises:
-            NotOffered: if this site holds no offer of its own for the step.
-            BadOffer: if an offer was not made for this site, step and run by its stated sender.
-            OtherView: if the roster is too small.
+            NotOffered: If this site holds no offer of its own for the step.
+            BadOffer: If a stated sender did not make its offer for this site, step and run.
+            OtherView: If the roster is too small.
         """
         if (offered := self._offered.get(step)) is None:
             raise NotOffered(
@@ -173,14 +175,15 @@ class Masking:
         """Masks this site's vector, once in a step. Offers for this step and earlier ones are forgotten.
 
         Args:
-            opened: the step's offers.
-            values: ``(P,)`` uint32, see `Grid.encode`; left as it is.
+            opened: Opened offers of the step.
+            values: Vector, shape ``(P,)``, uint32, see `Grid.encode`; it is not changed.
 
         Returns:
-            ``(P,)`` uint32, uniformly distributed to anyone who does not hold the step's secrets.
+            The masked vector, shape ``(P,)``, uint32; uniformly distributed to anyone who does not hold the step's secrets.
 
         Raises:
-            NotOffered: if the step, or a later one, was masked meanwhile.
+            NotOffered: If the step, or a later one, was masked meanwhile.
+            ValueError: If the vector has another shape or dtype.
         """
         if values.dtype != np.uint32 or values.ndim != 1:
             raise ValueError(f"expected a (P,) uint32 vector, got {values.shape} {values.dtype}")
@@ -196,14 +199,15 @@ class Masking:
         return masked
 
     def signed_roster(self, step: int) -> bytes:
-        """This site's signature of the roster that it masked a step for."""
+        """Returns this site's signature of the roster for which it masked a step."""
         return self._identity.sign(self._at(step).view.roster())
 
     def confirm(self, step: int, arrived: Iterable[int]) -> bytes:
-        """Signs which sites the server names as arrived. A site signs one set in a step.
+        """Signs the set of sites that have arrived according to the server. A site signs one set in a step.
 
         Raises:
-            OtherView: see `reveal`.
+            NotOffered: If the step is not the one masked last.
+            OtherView: If the set is refused, see `reveal`.
         """
         masked, arrived = self._at(step), frozenset(arrived)
         self._check(masked, arrived)
@@ -211,24 +215,24 @@ class Masking:
         return self._identity.sign(masked.view.arrival_log(arrived))
 
     def reveal(self, step: int, arrived: Iterable[int], rosters: dict[int, bytes], votes: dict[int, bytes]) -> bytes:
-        """Hands out what the server needs to take the remaining masks away: one share for each member of the roster.
+        """Hands out the shares with which the server removes the remaining masks: one for each member of the roster.
 
-        For a site that arrived it is the share of its self mask's seed, for one that did not the share of its round key.
-        Never both: together they would open that site's vector.
+        For a site that arrived, this is the share of its self mask's seed; for a site that did not, the share of its round key.
+        Both are never handed out: together they would open that site's vector.
 
         Args:
-            step: that was masked last.
-            arrived: the sites whose masked vectors are in the sum.
-            rosters: their signatures of the roster, see `signed_roster`.
-            votes: signatures of the arrivals, see `confirm`; needed if somebody of the roster has not arrived.
+            step: Step that was masked last.
+            arrived: Sites whose masked vectors are in the sum.
+            rosters: Signatures of the roster by the arrived sites, see `signed_roster`.
+            votes: Signatures of the arrivals, see `confirm`; needed if a member of the roster has not arrived.
 
         Returns:
-            32 bytes for each member of the roster, in order. The same again if asked again.
+            The shares, 32 bytes for each member of the roster, in order. A repeated call returns the same shares.
 
         Raises:
-            NotOffered: if the step is not the one masked last.
-            OtherView: if this site confirmed or revealed another set before, fewer sites arrived than are needed, one that is
-                not in the roster, or too few sites have signed the same. Then nothing is revealed.
+            NotOffered: If the step is not the one masked last.
+            OtherView: If this site confirmed or revealed another set before, if too few sites or sites outside the roster
+                arrived, or if too few sites have signed the same. Nothing is revealed then.
         """
         masked, arrived = self._at(step), frozenset(arrived)
         self._check(masked, arrived)

@@ -1,7 +1,7 @@
-"""The keys of one step of secure aggregation, and the streams of ring elements that masks are made of.
+"""The keys of one step of secure aggregation, and the pseudorandom streams of ring elements that serve as masks.
 
-Sites and server derive them by the same functions, so what one adds the other can take away. Every key is bound to the run, the
-step, its purpose and the sites it is for, and generates one stream only.
+Sites and server derive them by the same functions, so the server can remove a mask that a site added. Every key is bound to the
+run, the step, its purpose and its sites, and generates one stream only.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _ZEROS = memoryview(bytes(4 * _CHUNK))
 
 
 class BadOffer(UserError):
-    """An offer that was not made for this site, step and run by its stated sender.
+    """Raised for an offer that its stated sender did not make for this site, step and run.
 
     Args:
-        message: for the site's operator.
-        sender: its number, as the offer states it.
+        message: Message for the site's operator.
+        sender: Number of the stated sender.
     """
 
     def __init__(self, message: str, sender: int) -> None:
@@ -37,53 +37,53 @@ class BadOffer(UserError):
 
 @dataclass(frozen=True)
 class StepKeys:
-    """Derives the keys of one step.
+    """Derives the keys of one step, 32 bytes each.
 
     Attributes:
-        context: fingerprint of the run's agreed terms; the same at all sites and the server.
-        step: training step.
+        context: Fingerprint of the run's agreed terms; the same at all sites and the server.
+        step: Training step.
     """
 
     context: bytes
     step: int
 
     def label(self, purpose: str, *sites: int) -> bytes:
-        """What a key or a ciphertext is for, as bytes that no other purpose, step, run or order of sites shares."""
+        """Encodes the purpose of a key or a ciphertext as bytes that no other purpose, step, run or order of sites shares."""
         parts = [purpose.encode(), self.context, *(number.to_bytes(8, "big") for number in (self.step, *sites))]
         return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
     def envelope(self, secret: bytes, sender: int, receiver: int) -> bytes:
-        """Key under which `sender` encrypts its offer for `receiver`; either of them can derive it.
+        """Derives the key under which `sender` encrypts its offer for `receiver`; either of them can derive it.
 
         Args:
-            secret: on which the two agree by their long-term keys, see `agreed`.
-            sender: number of a site.
-            receiver: number of a site.
+            secret: Secret on which the two agree by their long-term keys, see `agreed`.
+            sender: Number of the sending site.
+            receiver: Number of the receiving site.
         """
         return _derive(secret, self.label("offer", sender, receiver))
 
     def self_mask(self, seed: bytes, site: int) -> bytes:
-        """Key of the mask that a site adds on its own account."""
+        """Derives the key of the mask that a site adds on its own."""
         return _derive(seed, self.label("self mask", site))
 
     def self_check(self, seed: bytes, site: int) -> bytes:
-        """32 bytes by which a reconstructed seed is recognised; they say nothing about the mask."""
+        """Derives the 32 bytes by which a reconstructed seed is recognised; they reveal nothing about the mask."""
         return _derive(seed, self.label("self check", site))
 
     def pair_mask(self, private: X25519PrivateKey, public: bytes, one: int, other: int) -> bytes:
-        """Key of the mask that two sites share.
+        """Derives the key of the mask that two sites share.
 
         Args:
-            private: round key of either site.
-            public: round key of the other one.
-            one: number of a site.
-            other: number of the other; the order does not matter.
+            private: Round private key of either site.
+            public: Round public key of the other site.
+            one: Number of a site.
+            other: Number of the other site; the order does not matter.
         """
         return _derive(agreed(private, public, "round"), self.label("pair mask", min(one, other), max(one, other)))
 
 
 def pair_sign(site: int, other: int) -> int:
-    """+1 or -1: of the two sites that share a mask, the lower number adds it and the higher one subtracts it."""
+    """Returns the sign of a shared mask at `site`: the lower number adds the mask (+1), the higher one subtracts it (-1)."""
     return 1 if site < other else -1
 
 
@@ -91,9 +91,9 @@ def add_mask(values: np.ndarray, key: bytes, sign: int) -> None:
     """Adds a mask to ring elements in place: the AES-256 stream of a key (counter mode, from 0), read as little-endian words.
 
     Args:
-        values: ``(P,)`` uint32; additions wrap at 2^32.
-        key: 32 bytes, used for this stream only (which is why the nonce can be zero).
-        sign: +1 to add, -1 to subtract.
+        values: Ring elements, shape ``(P,)``, uint32; additions wrap at 2^32.
+        key: Key of 32 bytes, used for this stream only (which is why the nonce can be zero).
+        sign: Sign of the mask: +1 to add, -1 to subtract.
     """
     stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
     words = np.empty(_CHUNK, "<u4")
@@ -105,15 +105,20 @@ def add_mask(values: np.ndarray, key: bytes, sign: int) -> None:
 
 
 def public_bytes(private: X25519PrivateKey) -> bytes:
-    """The public half of a key, 32 bytes."""
+    """Returns the public half of a key, 32 bytes."""
     return private.public_key().public_bytes_raw()
 
 
 def agreed(private: X25519PrivateKey, public: bytes, which: str) -> bytes:
-    """The secret of two keys, 32 bytes, the same from either side.
+    """Returns the shared secret of two keys, 32 bytes, the same from either side.
+
+    Args:
+        private: Private key of one party.
+        public: Public key of the other party, 32 bytes.
+        which: Purpose of the public key, for the error message.
 
     Raises:
-        UserError: for a public key that is none; `which` says what it was for.
+        UserError: If the public key is not valid.
     """
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(public))

@@ -1,7 +1,7 @@
-"""Shares of 32-byte secrets: any `needed` of them give the secret, fewer tell nothing about it.
+"""Shares of 32-byte secrets: any `needed` shares recover the secret, fewer reveal nothing about it.
 
 Shamir, "How to share a secret" (Communications of the ACM, 1979). A secret is a number below a prime, the value at 0 of a
-polynomial whose other coefficients are uniform. A site's share is the value at the site's number plus 1.
+polynomial whose other coefficients are uniform. A site's share is the polynomial's value at the site's number plus 1.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ PRIME = 2**256 - 189  # the largest of 256 bits: 189 in 2^256 secrets are not be
 
 
 def split(secrets: list[bytes], needed: int, sites: int) -> list[list[bytes]]:
-    """Shares secrets.
+    """Splits secrets into shares.
 
     Args:
-        secrets: 32 bytes each, drawn uniformly.
-        needed: shares that give one back.
-        sites: shares to make of each.
+        secrets: Secrets of 32 bytes each, drawn uniformly.
+        needed: Number of shares that recover a secret.
+        sites: Number of shares to make of each secret.
 
     Returns:
-        For each secret a share of 32 bytes for each site, in the order of their numbers.
+        The shares of each secret: 32 bytes for each site, in the order of the site numbers.
+
+    Raises:
+        ValueError: If a secret is not below the prime.
     """
     return [list(_shares(int.from_bytes(secret, "big"), needed, sites)) for secret in secrets]
 
@@ -40,14 +43,14 @@ def _shares(secret: int, needed: int, sites: int) -> Iterator[bytes]:
 
 
 def recovered(givers: tuple[int, ...], shares: list[bytes]) -> list[bytes]:
-    """The secrets behind some shares; wrong shares give wrong bytes, which the caller must check.
+    """Recovers the secrets behind some shares; wrong shares give wrong bytes, which the caller must check.
 
     Args:
-        givers: exactly as many sites as `split` needed.
-        shares: for each giver, in their order, its shares of all secrets, one after the other.
+        givers: Numbers of the sites that gave shares, exactly as many as `split` needed.
+        shares: Shares of each giver, in the order of the givers: its shares of all secrets, one after the other.
 
     Returns:
-        32 bytes for each secret.
+        The secrets, 32 bytes each.
     """
     weights = _weights(givers)
     found = []
@@ -60,7 +63,7 @@ def recovered(givers: tuple[int, ...], shares: list[bytes]) -> list[bytes]:
 
 @functools.lru_cache(maxsize=8)  # mostly the same sites come in every step
 def _weights(givers: tuple[int, ...]) -> tuple[int, ...]:
-    """Lagrange's weights at 0: the product of the other points over their differences from the giver's own."""
+    """Returns Lagrange's weights at 0: the product of the other points over their differences from the giver's own."""
     weights = []
     for giver in givers:
         above, below = 1, 1

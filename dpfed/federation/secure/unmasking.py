@@ -1,4 +1,4 @@
-"""The server's side of secure aggregation: adds masked vectors and takes away the masks that did not cancel.
+"""The server's side of secure aggregation: adds masked vectors and removes the masks that did not cancel.
 
 See `dpfed.federation.secure.masking` for the sites' side and docs/secure-aggregation.md for the protocol.
 """
@@ -27,19 +27,19 @@ class Unmasking:
     """The sum of one step: `add` what arrives, `close`, ask the sites to confirm and reveal if need be, then `total`.
 
     Args:
-        sites: public keys of all sites, in the order of their numbers.
-        trust: how many of them may drop out or collude.
-        context: fingerprint of the run's agreed terms.
-        step: training step.
-        public: `Offer.public` of each site of the step's roster, by number.
-        size: P, length of the vectors.
+        sites: Cards with the public keys of all sites, in the order of the site numbers.
+        trust: Trust mode, with the numbers of sites that may drop out or collude.
+        context: Fingerprint of the run's agreed terms.
+        step: Training step.
+        public: `Offer.public` of each site in the step's roster, by site number.
+        size: Length of the vectors, P.
 
     Attributes:
-        rosters: signatures of the roster, by site that arrived.
-        votes: signatures of the arrivals, by site.
+        rosters: Signature of the roster by each site that arrived, by site number.
+        votes: Signatures of the arrivals, by site number.
 
     Raises:
-        UserError: if the roster is too small, or a site's public values have another length.
+        UserError: If the roster is too small, or a site's public values have another length.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Unmasking:
         """Adds a site's masked vector.
 
         Args:
-            site: its number.
-            masked: ``(P,)`` uint32, from `Masking.mask`.
-            signature: of the roster, from `Masking.signed_roster`; not needed where no site may drop out.
+            site: Number of the site.
+            masked: Vector from `Masking.mask`, shape ``(P,)``, uint32.
+            signature: Site's signature of the roster, from `Masking.signed_roster`; default: none, where no site may drop out.
 
         Raises:
-            UserError: if the site is not in the roster or was added before, the step is closed, or the vector or the signature
+            UserError: If the site is not in the roster or was added before, the step is closed, or the vector or the signature
                 does not fit.
         """
         step, size = self._keys.step, len(self._total)
@@ -91,10 +91,10 @@ class Unmasking:
         """Ends the step's arrivals.
 
         Returns:
-            The sites in the sum: what every site must be told in the request to reveal.
+            The numbers of the sites in the sum. The request to reveal must name them to every site.
 
         Raises:
-            UserError: if fewer than are needed arrived: the sum can never be unmasked.
+            UserError: If fewer sites than are needed arrived: the sum can never be unmasked.
         """
         if len(self._arrived) < self._trust.least:
             raise UserError(
@@ -105,14 +105,14 @@ class Unmasking:
 
     @property
     def unanimous(self) -> bool:
-        """Whether the whole roster arrived: then the sites need not confirm it to each other."""
+        """Returns whether the whole roster arrived: then the sites need not confirm the arrivals to each other."""
         return self._arrived == self._view.members
 
     def vote(self, site: int, signature: bytes) -> bool:
-        """Takes a site's signature of the arrivals, if it is one.
+        """Takes a site's signature of the arrivals, if it is valid.
 
         Returns:
-            Whether it is.
+            ``True`` if the signature is valid.
         """
         valid = is_signed(self._view.arrival_log(frozenset(self._arrived)), signature, self._sites[site].signing_key)
         if valid:
@@ -121,29 +121,31 @@ class Unmasking:
 
     @property
     def confirmed(self) -> bool:
-        """Whether enough sites have signed who arrived."""
+        """Returns whether enough sites have signed the arrivals."""
         return self.unanimous or len(self.votes) >= self._trust.least
 
     def total(self, reveals: dict[int, bytes], tries: int = TRIES) -> np.ndarray:
-        """The sum over the sites that arrived.
+        """Returns the sum over the sites that arrived, without masks.
 
         Args:
-            reveals: what `Masking.reveal` returned, by the number of the site that revealed it; as many as are needed. May be
-                tried again with more of them. Empty where no site may drop out: then all masks have cancelled.
-            tries: sets of givers that are tried at most, where shares are wrong.
+            reveals: Results of `Masking.reveal`, by the number of the site that revealed them, from as many sites as are
+                needed. A failed call may be repeated with further results. Empty where no site may drop out: then all masks
+                have cancelled.
+            tries: Largest number of sets of givers to try, where shares are wrong; default: 40.
 
         Returns:
-            ``(P,)`` uint32, for `Grid.decode`.
+            The sum, shape ``(P,)``, uint32, for `Grid.decode`.
 
         Raises:
-            UserError: if there are too few shares, or they do not give the secrets that their sites committed to.
+            UserError: If there are too few shares, or they do not give the secrets that their sites committed to.
+            ValueError: If the step is not closed.
         """
         if not self._closed:
             raise ValueError("close the step before it is unmasked")
         values = self._total.copy()
         if not self._trust.drops:
             return values
-        secrets = self._secrets(reveals, tries)  # all are recovered and checked before the first mask is taken away
+        secrets = self._secrets(reveals, tries)  # all secrets are recovered and checked before the first mask is removed
         for site in sorted(self._arrived):
             add_mask(values, self._keys.self_mask(secrets[site], site), -1)
         for gone in self._view.members - self._arrived:
@@ -153,7 +155,7 @@ class Unmasking:
         return values
 
     def _secrets(self, reveals: dict[int, bytes], tries: int) -> dict[int, bytes]:
-        """The seeds of the sites that arrived and the round keys of the others, by site."""
+        """Recovers the seeds of the sites that arrived and the round keys of the others, by site number."""
         members, step = list(self._round_key), self._keys.step
         given = {giver: shares for giver, shares in sorted(reveals.items()) if len(shares) == SECRET_BYTES * len(members)}
         if len(given) < self._trust.least:
@@ -183,9 +185,10 @@ class Unmasking:
 
 
 def _sets(givers: list[int], needed: int) -> Iterator[tuple[int, ...]]:
-    """Sets of givers, so that one that gives wrong shares is soon left out: all sets, or one for each run of sites left out.
+    """Yields sets of givers, in an order that soon leaves out a site that gives wrong shares.
 
-    Behind these come random ones, without end.
+    If there are few sets, these are all of them. Otherwise they are one set for each run of neighbouring sites that is left
+    out, followed by random sets, without end.
     """
     if math.comb(len(givers), needed) <= TRIES:
         yield from itertools.combinations(givers, needed)
@@ -194,7 +197,7 @@ def _sets(givers: list[int], needed: int) -> Iterator[tuple[int, ...]]:
     for end in range(len(givers), 0, -spare):
         start = max(0, end - spare)
         yield tuple(givers[:start] + givers[start + spare :])
-    draws = np.random.default_rng(0)  # no secret: which sets are tried first
+    draws = np.random.default_rng(0)  # not secret: only the order of the tries
     while True:
         yield tuple(sorted(draws.choice(givers, needed, replace=False).tolist()))
 

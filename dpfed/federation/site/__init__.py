@@ -1,1 +1,1 @@
-"""A running institution: its worker, its ledgers, and the local socket where questions come in."""
+"""A running institution: its worker, its ledger, and the local socket where requests arrive."""

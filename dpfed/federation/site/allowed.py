@@ -26,11 +26,11 @@ def refuse_unknown(terms: Terms, names: Collection[str]) -> None:
     """Checks the code that terms name, before a site joins them; it imports none of that code.
 
     Args:
-        terms: the terms of the federation.
-        names: the names that the site's operator allows.
+        terms: Terms of the federation.
+        names: Names that the site's operator allows.
 
     Raises:
-        UserError: if the installed code differs from the terms, if the operator has not allowed a name, or if the operator
+        UserError: If the installed code differs from the terms, if the operator has not allowed a name, or if the operator
             allows a name that is not in the terms.
     """
     known = {part.name for part in terms.code}
@@ -52,8 +52,8 @@ def keep_allowed(path: Path, terms: Terms) -> None:
     """Writes the allowed names with the present hashes of their code.
 
     Args:
-        path: the file to write.
-        terms: terms whose code is all allowed.
+        path: File to write.
+        terms: Terms whose code is all allowed.
     """
     if terms.code:
         write_atomically(path, json.dumps({part.name: part.digest for part in terms.code}, indent=1) + "\n")
@@ -63,11 +63,11 @@ def refuse_unallowed(path: Path, terms: Terms) -> None:
     """Refuses code that the operator has not allowed, or that has changed since; it imports none of that code.
 
     Args:
-        path: the file that `keep_allowed` wrote.
-        terms: the terms that the site has joined.
+        path: File that `keep_allowed` wrote.
+        terms: Terms that the site has joined.
 
     Raises:
-        UserError: it names the code.
+        UserError: If there is such code; the message names it.
     """
     if not terms.code:
         return

@@ -1,4 +1,4 @@
-"""What a site keeps on disk: its settings, its keys, the terms that it joined, and its ledger."""
+"""A site's files: its settings, its keys, the terms that it joined, and its ledger."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from dpfed.runs.records import with_absolute_paths
 
 
 class SiteSettings(Section):
-    """A site's own choices; they stay with it."""
+    """A site's own settings, kept in its folder (``site.toml``)."""
 
     name: str
     store: str
@@ -64,13 +64,15 @@ class SiteSettings(Section):
 
 
 class SiteFolder:
-    """One site: its settings, its keys, the terms that it joined, its ledger, and the socket where questions come in.
+    """One site: its settings, its keys, the terms that it joined, its ledger, and the socket where requests arrive.
 
     Attributes:
-        path: the folder, for its owner's eyes only.
-        card: public, for the coordinator.
-        socket: a Unix socket while the site is served.
-        features: of frozen towers, where they are not kept beside the store; until its last step is answered, or it leaves.
+        path: Folder of the site, for its owner's eyes only.
+        card: File of the site's public card, for the coordinator.
+        socket: Unix socket, while the site is served.
+        ledger: File of the site's ledger.
+        features: Folder of features of frozen towers that are not kept beside the store; deleted after the site's last step, or
+            when the site leaves.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,14 +89,14 @@ class SiteFolder:
         """Makes a site's folder with new keys, and its card.
 
         Args:
-            path: must not be there.
-            name: in the federation.
-            store: the site's records.
-            declared: number of training records to declare; default: as many as there are. More hide the true number.
-            settings: further `SiteSettings`.
+            path: Path of the new folder, which must not exist.
+            name: Name of the site in the federation.
+            store: Store of the site's records.
+            declared: Number of training records to declare; default: the true number. A larger number hides the true one.
+            settings: Further `SiteSettings`.
 
         Raises:
-            UserError: for a folder in use; see also `records_of_site`.
+            UserError: If the folder exists, a setting is impossible, or the records do not fit, see `records_of_site`.
         """
         folder, records = cls(Path(path)), records_of_site(store, declared, settings)
         chosen = _chosen(name, store, settings | _absolute(settings))
@@ -121,10 +123,10 @@ class SiteFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> SiteFolder:
-        """Opens a site's folder, or the one in the folder of its kit.
+        """Opens a site's folder; given the folder of a kit, opens the site's folder in it.
 
         Raises:
-            UserError: if it is none.
+            UserError: If the folder is not a site's.
         """
         folder, of_kit = cls(Path(path)), cls(Path(path) / "site")
         if not folder._settings.is_file() and of_kit._settings.is_file():
@@ -135,26 +137,26 @@ class SiteFolder:
 
     @property
     def joined(self) -> bool:
-        """Whether the site has joined a federation."""
+        """Returns whether the site has joined a federation."""
         return self._terms.is_file()
 
     def own_card(self) -> SiteCard:
-        """What the site tells about itself."""
+        """Returns the site's card."""
         return SiteCard.load(self.card)
 
     def confirm(self, cards: list[str]) -> None:
-        """Notes that cards are those of other sites, see `dpfed.federation.confirmed_cards.confirm`."""
+        """Records that cards belong to other sites, see `dpfed.federation.confirmed_cards.confirm`."""
         confirm(self._confirmed, cards, self.own_card(), self.terms() if self.joined else None)
 
     def confirmed(self) -> list[str]:
-        """Fingerprints of the cards that the site's operator has confirmed."""
+        """Returns the fingerprints of the cards that the site's operator has confirmed."""
         return confirmed_in(self._confirmed)
 
     def settings(self) -> SiteSettings:
-        """The site's choices.
+        """Returns the site's settings.
 
         Raises:
-            UserError: for an unknown or impossible one.
+            UserError: If a setting is unknown or impossible.
         """
         try:
             return SiteSettings.model_validate(read_toml(self._settings, "site settings"))
@@ -162,11 +164,15 @@ class SiteFolder:
             raise UserError(f"{self._settings}: {first_problem(error)}. [site-settings]") from error
 
     def identity(self) -> Identity:
-        """The site's keys."""
+        """Returns the site's keys."""
         return Identity.load(self._identity)
 
     def randomness(self) -> Randomness:
-        """The site's secret randomness: whoever holds it can take the site's noise off."""
+        """Returns the site's secret randomness. Whoever holds it can remove the site's noise.
+
+        Raises:
+            UserError: If the secret cannot be read, or is damaged.
+        """
         try:
             secret = read_bytes(self._randomness)
         except OSError as error:
@@ -178,10 +184,10 @@ class SiteFolder:
         return Randomness(secret)
 
     def terms(self) -> Terms:
-        """The terms that the site joined.
+        """Returns the terms that the site joined.
 
         Raises:
-            UserError: if it joined none.
+            UserError: If the site has joined none.
         """
         if not self.joined:
             raise UserError(f"{self.path} has joined no federation: `dpfed site join FOLDER KIT` joins one. [site-not-joined]")
@@ -194,25 +200,28 @@ class SiteFolder:
         unconfirmed: bool = False,
         allowed: Collection[str] = (),
     ) -> bool:
-        """Signs up: from now on the site answers to these terms, and to no others.
+        """Joins a federation: from now on the site answers requests under these terms, and under no others.
 
         Args:
-            terms: of the federation.
-            agreed: asked when nothing else stands in the way, before anything is reserved; default: yes.
-            unconfirmed: join also if members whose cards nobody has confirmed could make the terms spend more than the budget.
-            allowed: names of code that may run here, see `refuse_unknown`.
+            terms: Terms of the federation.
+            agreed: Function that decides whether to join; called after all other checks, before anything is reserved. Default:
+                the site joins.
+            unconfirmed: Whether to join even if members whose cards nobody has confirmed could make the terms spend more than
+                the budget; default: no.
+            allowed: Names of code that may run here, see `refuse_unknown`.
 
         Returns:
-            Whether the site has joined.
+            ``True`` if the site has joined.
 
         Raises:
-            UserError: if the site is not in them, has joined others, does not agree to what they spend, has confirmed a card
-                that they lack, its records are no longer those of its card, or their lifetime budget has no room for it.
+            UserError: If the site is not in the terms, has joined others or has left, does not agree to their cost, has
+                confirmed a card that they lack, or does not allow code that they name; if its records are no longer those of
+                its card; or if their lifetime budget has no room for the plan.
         """
         number = terms.number_of(self.identity().signing_key)
         card = self.own_card()
         if card != SiteCard(**terms.sites[number].model_dump(exclude={"groups"})):
-            raise UserError(f"these terms describe this site unlike {self.card}: ask for terms with that card. [join-card]")
+            raise UserError(f"these terms do not describe this site as {self.card} does: ask for terms with it. [join-card]")
         refuse_strangers(terms, self.confirmed())
         self.refuse_if_left()
         self.refuse_other_records(RecordStore.open(self.settings().store))
@@ -231,7 +240,7 @@ class SiteFolder:
         refuse_unknown(terms, allowed)
         if agreed is not None and not agreed(terms):
             return False
-        self.ledger.unlink(missing_ok=True)  # of an attempt that a crash cut short
+        self.ledger.unlink(missing_ok=True)  # the rest of an attempt that a crash cut short
         keep_allowed(self._allowed, terms)
         reserve_site(self, terms)
         Ledger.create(self.ledger, plan)
@@ -239,27 +248,27 @@ class SiteFolder:
         return True
 
     def refuse_code(self, terms: Terms) -> None:
-        """Refuses to serve where the terms name code that was not allowed, or that is another one now.
+        """Refuses to serve if the terms name code that was not allowed, or that has changed since.
 
         Raises:
-            UserError: see `refuse_unallowed`.
+            UserError: If there is such code, see `refuse_unallowed`.
         """
         refuse_unallowed(self._allowed, terms)
 
     def refuse_lost_terms(self) -> None:
-        """Refuses a ledger whose terms are gone.
+        """Refuses a charged ledger whose terms are gone.
 
         Raises:
-            UserError: if it was charged.
+            UserError: If the ledger was charged and there are no terms.
         """
         if not self.joined and self.ledger.exists() and Ledger.open(self.ledger).charged:
-            raise UserError(f"{self.ledger} was charged steps whose terms are gone: restore {self._terms}. [join-charged]")
+            raise UserError(f"{self.ledger} holds charged steps whose terms are gone: restore {self._terms}. [join-charged]")
 
     def refuse_cost(self, plan: PrivacyPlan) -> None:
-        """Refuses a plan that spends more than the site agrees to, now.
+        """Refuses a plan that spends more than the site's present settings allow.
 
         Raises:
-            UserError: with the numbers.
+            UserError: If the plan spends too much; the message has the numbers.
         """
         budget = self.settings().budget
         if budget is not None and not plan.epsilon() <= budget:
@@ -271,10 +280,10 @@ class SiteFolder:
             )
 
     def _refuse_worst_case(self, terms: Terms, number: int) -> None:
-        """Refuses terms that spend more than the site agrees to, if members that it does not know lie.
+        """Refuses terms that spend more than the site allows if members with unconfirmed cards lie.
 
         Raises:
-            UserError: with the numbers, and what to do.
+            UserError: If they do; the message has the numbers, and says what to do.
         """
         budget = self.settings().budget
         if budget is None or (left := epsilon_if_known(terms, number, self.confirmed())) <= budget:
@@ -292,7 +301,7 @@ class SiteFolder:
         """Refuses records that are not those of the site's card.
 
         Raises:
-            UserError: saying what to restore.
+            UserError: If the records differ; the message says what to restore.
         """
         card = self.own_card()
         if card.contents not in (None, store.contents):
@@ -303,12 +312,13 @@ class SiteFolder:
             )
 
     def leave(self) -> None:
-        """Leaves permanently: destroys the secret of the site's draws and its noise, which nobody can take off then.
+        """Leaves permanently: destroys the secret of the site's draws and noise, so that nobody can remove the noise any more.
 
-        The ledger and what is reserved of the records' lifetime budget are not touched: what was spent stays spent.
+        Cached features are deleted, too. The ledger, and reservations in the records' lifetime budget, are not touched: what
+        was spent stays spent.
 
         Raises:
-            UserError: if the site is being served.
+            UserError: If the site is being served.
         """
         with self.locked():
             if not self.left:
@@ -319,14 +329,14 @@ class SiteFolder:
 
     @property
     def left(self) -> bool:
-        """Whether the site has left its federation."""
+        """Returns whether the site has left its federation."""
         return os.path.lexists(self._left)
 
     def refuse_if_left(self) -> None:
         """Refuses a site that has left.
 
         Raises:
-            UserError: saying so.
+            UserError: If the site has left.
         """
         if self.left:
             raise UserError(f"{self.path} left its federation permanently: make a new site for another federation. [site-left]")
@@ -335,36 +345,36 @@ class SiteFolder:
         """Deletes cached features.
 
         Raises:
-            UserError: if they cannot be deleted.
+            UserError: If they cannot be deleted.
         """
         shutil.rmtree(self.features, ignore_errors=True)
         if self.features.exists():
             raise UserError(f"delete {self.features}, which reveals as much as the records: dpfed cannot. [site-features]")
 
     def most_delta(self, plan: PrivacyPlan) -> float:
-        """The largest delta that the site agrees to: its own setting, or 1/N of the plan."""
+        """Returns the largest delta that the site agrees to: its own setting, or 1/N of the plan."""
         own = self.settings().delta
         return 1 / plan.sampling.records if own is None else own
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Holds the site for this process.
+        """Locks the site for this process.
 
         Raises:
-            UserError: if another process serves it.
+            UserError: If another process serves the site.
         """
         return noted_lock(self.path / ".lock", f"{self.path} is served by another process.")
 
 
 def records_of_site(store: str | Path, declared: int | None, settings: dict[str, Any]) -> RecordStore:
-    """Opens a site's records, and looks whether its settings can be, and its copies of files are where it says.
+    """Opens a site's records, and checks its settings and its copies of files.
 
     Args:
-        store: the records.
-        declared: number of training records to declare.
-        settings: see `SiteFolder.create`.
+        store: Store of the records.
+        declared: Number of training records to declare; ``None``: the true number.
+        settings: Settings of the site, see `SiteFolder.create`.
 
     Raises:
-        UserError: for impossible settings, what cannot be opened, or too few or too many records declared.
+        UserError: If a setting is impossible, a file cannot be opened, or too few or too many records are declared.
     """
     _chosen("-", store, settings)
     records = RecordStore.open(store)
@@ -385,7 +395,7 @@ def _chosen(name: str, store: str | Path, settings: dict[str, Any]) -> SiteSetti
 
 
 def _absolute(settings: dict[str, Any]) -> dict[str, str | None]:
-    """A site's copies, by paths that mean the same wherever the site is served from."""
+    """Returns a site's copies by absolute paths, which do not depend on the folder from which the site is served."""
     default = Config()
     model = {key: settings[key] for key in ("architecture", "weights", "start") if settings.get(key) is not None}
     if "architecture" in model:
@@ -398,11 +408,16 @@ def _absolute(settings: dict[str, Any]) -> dict[str, str | None]:
 def refuse_too_few(declared: int | None, store: RecordStore, where: str) -> None:
     """Refuses a declared number of records that is smaller than the true one.
 
-    N, and with it the sampling rate and delta, would be another than that of the records that take part; a larger number hides
-    the true one and costs a little noise.
+    With a smaller number, N, and with it the sampling rate and delta, would not be those of the records that take part. A
+    larger number hides the true one and costs a little noise.
+
+    Args:
+        declared: Declared number of training records; ``None``: none was declared.
+        store: Store of the records.
+        where: Place of the declared number, for the message.
 
     Raises:
-        UserError: saying both numbers.
+        UserError: If the number is too small; the message has both numbers.
     """
     if declared is not None and declared < store.training_records:
         raise UserError(

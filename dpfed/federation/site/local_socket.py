@@ -1,7 +1,8 @@
-"""The local socket of a site: its SuperNode's process asks, the site worker answers.
+"""The local socket of a site: the process of its SuperNode's app sends requests, the site worker answers them.
 
-A SuperNode starts a fresh process for every message. That process is thin: it hands the packet through this socket to the
-worker that holds records, model and ledger, and takes the answer back. File permissions say who may open the socket.
+By default, a SuperNode starts a new process for every message. That process is thin: it passes the packet through this socket
+to the worker that holds records, model and ledger, and takes the answer back. File permissions determine who may open the
+socket.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dpfed.protocol.messages import LONGEST_HEADER, MOST_VECTOR, Failure, Packet
 
 _LONGEST_PATH = 100  # bytes; operating systems allow 104 to 108
 _LONGEST_READ = 10.0  # seconds that one read or write on a connection may take
-_CONNECTIONS = 32  # at a time; for one more, the oldest that does not wait for an answer is shut down
+_CONNECTIONS = 32  # at a time; for one more, the oldest that does not wait for an answer is closed
 _LONGEST_SIGNATURE = 4 << 10  # bytes
 _TICK = 0.2  # seconds between looks at the stop event
 
@@ -44,22 +45,22 @@ def serve(
 ) -> None:
     """Answers packets, one after the other, until told to stop. The packet in hand is answered before this returns.
 
-    Each connection has a thread of its own: whoever is silent or slow delays nobody else. When there are too many, the oldest
-    one that does not wait for an answer, or takes too long to read it, is shut down.
+    Each connection has a thread of its own, so a silent or slow client delays no other. When there are too many connections,
+    the oldest one that does not wait for an answer, or takes too long to read it, is closed.
 
     Args:
-        path: of the socket. Its directory is made if need be, and no other user may write there.
-        handle: answers one packet. When it raises, the other side learns that it failed, and nothing else.
-        stop: ends the service.
-        group: whose members may ask, too; default: only this user.
-        most: bytes that a question's vector may have.
-        between: called several times a second, beside the answers.
+        path: Path of the socket. Its directory is made if need be, and no other user may write there.
+        handle: Function that answers one packet. When it raises, the other side learns that it failed, and nothing else.
+        stop: Event that ends the service.
+        group: Name of the group whose members may connect, too; default: only this user.
+        most: Largest size of a request's vector, in bytes; default: 8 GiB.
+        between: Function that is called several times a second, beside the answers; default: does nothing.
 
     Raises:
-        UserError: if the socket cannot be there, or another worker serves it.
+        UserError: If the socket cannot be there, or another worker serves it.
     """
     turn = threading.Lock()
-    spared: dict[threading.Thread, float] = {}  # whose packet has come, and until when it may take the answer
+    spared: dict[threading.Thread, float] = {}  # whose packet has come, and until when they may send the answer
 
     def answer(connection: Connection) -> None:
         own = threading.current_thread()
@@ -70,12 +71,12 @@ def serve(
                 return send_packet(connection, failed(Failure.GARBLED))
             spared[own] = math.inf
             try:
-                if connection.poll(0) and not stop.is_set():  # it was ended, and what had come could still be read
+                if connection.poll(0) and not stop.is_set():  # the connection ended, and its packet could still be read
                     return
                 with turn:
                     if stop.is_set():
                         reply = failed(Failure.UNREACHABLE)
-                    elif connection.poll(0):  # it hung up: an answer that nobody waits for might still cost budget
+                    elif connection.poll(0):  # the client hung up: an answer that nobody waits for might still cost budget
                         return
                     else:
                         reply = _handled(handle, packet)
@@ -92,7 +93,7 @@ def serve(
                 visitors.pop(thread).close()
             try:
                 sock, _ = listener.accept()
-                connection = _connection(sock.dup(), _LONGEST_READ)  # `sock` can shut it
+                connection = _connection(sock.dup(), _LONGEST_READ)  # `sock` can shut it down
             except TimeoutError:
                 continue
             except OSError as error:  # such as too many open files
@@ -109,9 +110,9 @@ def serve(
 
 
 def _see_off(visitors: dict[threading.Thread, socket.socket], turn: threading.Lock) -> None:
-    """Ends all connections, once the packet in hand is answered."""
+    """Ends all connections once the packet in hand is answered."""
     for sock in visitors.values():
-        with contextlib.suppress(OSError):  # it has gone
+        with contextlib.suppress(OSError):  # the client has gone
             sock.shutdown(socket.SHUT_RD)  # no packet comes any more; answers still go out
     with turn:
         until = time.monotonic() + _LONGEST_READ
@@ -122,22 +123,22 @@ def _see_off(visitors: dict[threading.Thread, socket.socket], turn: threading.Lo
 
 def _close(sock: socket.socket) -> None:
     """Ends a connection, also for the thread that reads from it or writes to it."""
-    with sock, contextlib.suppress(OSError):  # it has gone
+    with sock, contextlib.suppress(OSError):  # the client has gone
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def ask(path: Path, packet: Packet, timeout: float) -> Packet:
-    """Hands a packet to the worker behind a socket and waits for the answer.
+    """Sends a packet to the worker behind a socket and waits for the answer.
 
     Args:
-        path: of the socket.
-        packet: the question.
-        timeout: seconds to wait for the answer to begin.
+        path: Path of the socket.
+        packet: Request.
+        timeout: Longest wait until the answer begins, in seconds.
 
     Raises:
-        TimeoutError: if none came.
-        PacketError: if what came is not a packet.
-        OSError: if nobody is there, or it went away.
+        TimeoutError: If no answer came in time.
+        PacketError: If the answer is not a packet.
+        OSError: If no worker is there, or it went away.
     """
     sock = socket.socket(socket.AF_UNIX)
     with _connection(sock, timeout, path) as connection:
@@ -151,7 +152,7 @@ def send_packet(connection: Connection, packet: Packet) -> None:
     """Writes a packet.
 
     Raises:
-        OSError: from the connection.
+        OSError: If the connection fails.
     """
     for part in (packet.header, packet.signature, packet.vector):
         connection.send_bytes(part)
@@ -161,29 +162,29 @@ def receive_packet(connection: Connection, most: int = MOST_VECTOR) -> Packet:
     """Reads a packet.
 
     Args:
-        connection: to read from.
-        most: bytes that the vector may have.
+        connection: Connection to read from.
+        most: Largest size of the vector, in bytes; default: 8 GiB.
 
     Raises:
-        PacketError: if what comes is none, is too large, or ends too early.
-        OSError: from the connection.
+        PacketError: If the bytes are not a packet, are too many, or end too early.
+        OSError: If the connection fails.
     """
     try:
         header, signature, vector = map(connection.recv_bytes, (LONGEST_HEADER, _LONGEST_SIGNATURE, most))
     except (EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the system
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the system
             raise
         raise PacketError(f"what came is not a packet ({error})") from error
     return Packet(header, signature, vector)
 
 
 def _connection(sock: socket.socket, seconds: float, to: Path | None = None) -> Connection:
-    """A socket as a connection, on which one read or write takes so many seconds at most.
+    """Wraps a socket as a connection on which one read or write takes `seconds` at most.
 
     Args:
-        sock: of a connection, or one that is to connect.
-        seconds: see above; also for connecting where too many others wait.
-        to: what it is to connect to.
+        sock: Socket that is connected, or is to be connected.
+        seconds: Time limit, in seconds; also for connecting while too many others wait.
+        to: Path of the socket to connect to; ``None``: the socket is connected already.
     """
     sock.settimeout(None)
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
@@ -202,7 +203,7 @@ def _handled(handle: Callable[[Packet], Packet], packet: Packet) -> Packet:
     try:
         return handle(packet)
     except Exception as error:
-        # Where, but not the text: it may quote a record.
+        # Log the place, but not the text: it may quote a record.
         place = traceback.extract_tb(error.__traceback__)[-1]
         _log.error("a message failed: %s in %s, line %s", type(error).__name__, place.filename, place.lineno)
         return failed(Failure.INTERNAL)
@@ -210,7 +211,7 @@ def _handled(handle: Callable[[Packet], Packet], packet: Packet) -> Packet:
 
 @contextlib.contextmanager
 def _listening(path: Path, group: str | None) -> Iterator[socket.socket]:
-    """A socket that only this user, and perhaps a group, can connect to."""
+    """Makes a socket to which only this user, and perhaps a group, can connect."""
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise UserError(
             f"{path} has more than {_LONGEST_PATH} bytes: choose a shorter path, such as /run/dpfed/site. [socket-path-long]"
@@ -235,14 +236,14 @@ def _listening(path: Path, group: str | None) -> Iterator[socket.socket]:
 
 
 def refuse_open_folder(folder: Path, user: int) -> None:
-    """Refuses a folder in which somebody else could put a socket of theirs.
+    """Refuses a folder in which another user could put a socket.
 
     Args:
-        folder: of a socket.
-        user: number of who serves it.
+        folder: Folder of a socket.
+        user: Id of the user that serves the socket.
 
     Raises:
-        UserError: saying what is wrong with it.
+        UserError: If the folder is unsuitable; the message says why.
     """
     found = folder.stat()
     if not stat.S_ISDIR(found.st_mode):
@@ -257,7 +258,7 @@ def refuse_open_folder(folder: Path, user: int) -> None:
 
 
 def _let_in(path: Path, group: str | None, mode: int) -> None:
-    """Sets the owner's permissions, and lets a group in: through a directory, or to read and write on a socket."""
+    """Sets the owner's permissions, and lets a group pass a directory, or read and write on a socket."""
     if group is not None:
         try:
             os.chown(path, -1, grp.getgrnam(group).gr_gid)

@@ -1,6 +1,6 @@
 """A running site: loads records and model once, then answers at its socket until it is stopped.
 
-Also here: what was agreed on, on a site's own machine: with its own records, its own device, and its own copies of files.
+Also here: the agreed configuration on a site's own machine, with its own records, device and copies of files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dpfed.training.learner import Partition
 
 
 def site_config(terms: Terms, settings: SiteSettings) -> Config:
-    """What was agreed on, for this site's own records and machine."""
+    """Returns the agreed configuration with this site's own records, machine and copies of files."""
     config = terms.run_config()
     size, resize, keep = config.data.size, config.data.resize, settings.keep_features
     data = DataConfig(source="store", path=settings.store, size=size, resize=resize, keep_features=keep)
@@ -37,7 +37,7 @@ def site_config(terms: Terms, settings: SiteSettings) -> Config:
     files = {
         name: value for name in ("weights", "architecture", "text", "anchors", "start") if (value := getattr(settings, name))
     }
-    if "start" not in files and not _freezes(config):  # all weights come with every step
+    if "start" not in files and not _freezes(config):  # the coordinator sends all weights with every step
         files |= {"start": None, "start_digest": None}
     model = config.model.model_copy(update=files)
     public = config.public if settings.public is None else config.public.model_copy(update={"path": settings.public})
@@ -54,23 +54,23 @@ def site_config(terms: Terms, settings: SiteSettings) -> Config:
 
 
 def _freezes(config: Config) -> bool:
-    """Whether weights of the model never change: they are not sent, so a site needs its own copy."""
+    """Returns whether weights of the model never change: they are not sent, so a site needs its own copy."""
     model, adaptation = config.model, config.adaptation
     if method_named(config.bounding.method).closed_form:
         return True
     towers = {adaptation.of_images(model.kind), *([adaptation.text] if model.kind == "open_clip" else [])}
-    statistics = model.timm is not None and timm_blueprint(model).has_batch_norm  # of a pretrained encoder
+    statistics = model.timm is not None and timm_blueprint(model).has_batch_norm  # statistics of a pretrained encoder
     return (model.external and towers != {"full"}) or statistics or model.pretrained_text is not None
 
 
 def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
-    """Looks for what a site has to have before it can be served: what was agreed on, and is not sent.
+    """Checks a site's copies of what was agreed on and is not sent; without them it cannot be served.
 
     Returns:
-        The keys of what was found to be as agreed on, such as ``public.path``.
+        The keys of the copies that are as agreed on, such as ``public.path``.
 
     Raises:
-        UserError: naming the first that is missing or another one.
+        UserError: If copies are missing (the message names all of them), or one differs from what was agreed on.
     """
     config = site_config(terms, settings)
     named = terms.run_config()
@@ -89,21 +89,21 @@ def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
     config = resolve_defaults(config)
     starting_weights(config)
     agreed = {f"model.{name}": getattr(config.model, name) for name in ("architecture", "start", "anchors")}
-    agreed["public.path"] = config.public.digest if public else None  # records of a basis stay with whoever made it
+    agreed["public.path"] = config.public.digest if public else None  # records of a basis stay with the party that made it
     return [key for key, value in agreed.items() if value is not None]
 
 
 def serve_site(folder: SiteFolder, socket: Path, log: Callable[[str], None], group: str | None = None) -> None:
-    """Answers questions at the site's socket until this process is asked to end (SIGINT, SIGTERM).
+    """Answers requests at the site's socket until this process is asked to end (SIGINT, SIGTERM).
 
     Args:
-        folder: of a site that has joined a federation.
-        socket: path of the Unix socket.
-        log: told what the site's operator should see; nothing of it leaves the site.
-        group: whose members may connect, too; by default only this user.
+        folder: Folder of a site that has joined a federation.
+        socket: Path of the Unix socket.
+        log: Receives messages for the site's operator; nothing of it leaves the site.
+        group: Name of the group whose members may connect, too; default: only this user.
 
     Raises:
-        UserError: if the site cannot be served as it is.
+        UserError: If the site cannot be served as it is.
     """
     with folder.locked():
         folder.refuse_if_left()
@@ -113,7 +113,7 @@ def serve_site(folder: SiteFolder, socket: Path, log: Callable[[str], None], gro
 
         def settle_once() -> None:
             nonlocal is_settled
-            if worker.is_over and not is_settled:  # the service may stay for months
+            if worker.is_over and not is_settled:  # the service may go on for months
                 is_settled = True
                 _settle(folder, log)
 
@@ -126,7 +126,7 @@ def serve_site(folder: SiteFolder, socket: Path, log: Callable[[str], None], gro
 
 
 def _settle(folder: SiteFolder, log: Callable[[str], None]) -> None:
-    """Settles with the lifetime budgets. What fails is logged, for the site goes on answering."""
+    """Settles with the lifetime budgets. Errors are only logged, because the site continues to answer."""
     try:
         for budget in settle_locked(folder):
             taken = percent(budget.filter.part(budget.spent))
@@ -141,18 +141,18 @@ def _records_of(folder: SiteFolder) -> str:
 
 
 def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
-    """The worker of a site, with its records, its model and its ledger.
+    """Loads the worker of a site, with its records, its model and its ledger.
 
     Raises:
-        UserError: if one of them cannot be opened.
+        UserError: If one of them cannot be opened, or does not fit the terms.
     """
     terms = folder.terms()
     settings = folder.settings()
     identity = folder.identity()
     randomness = folder.randomness()
     number = terms.number_of(identity.signing_key)
-    folder.refuse_code(terms)  # before any of it is imported
-    folder.refuse_cost(terms.privacy_plan)  # its operator may have lowered the budget since
+    folder.refuse_code(terms)  # before any of that code is imported
+    folder.refuse_cost(terms.privacy_plan)  # the operator may have lowered the budget since
     parts = build(site_config(terms, settings), randomness, terms=terms, features=folder.features)
     store = record_store(parts.store)
     folder.refuse_other_records(store)

@@ -1,4 +1,4 @@
-"""A site's side of the protocol: answers the coordinator's questions, each only if the terms and the ledger allow it."""
+"""A site's side of the protocol: answers the coordinator's requests, each only if the terms and the ledger allow it."""
 
 from __future__ import annotations
 
@@ -34,27 +34,32 @@ _SIGNATURE_BYTES = 64
 
 
 class Refusal(Exception):
-    """A question that is not answered, and why."""
+    """Raised for a request that is not answered.
+
+    Args:
+        reason: Reason that the coordinator learns.
+        about: Number of the site that seems to have caused the refusal; default: ``None``.
+    """
 
     def __init__(self, reason: Reason, about: int | None = None) -> None:
         super().__init__(reason)
         self.reason, self.about = reason, about
 
 
-_THRESHOLDS = 1e-9, 1e12  # of norms, that a coordinator may ask about
+_THRESHOLDS = 1e-9, 1e12  # least and largest norm that a coordinator may send as a threshold
 
 
 class SiteWorker:
-    """Holds one institution's records, and lets nothing out but what the terms allow.
+    """Holds one institution's records, and releases only what the terms allow.
 
     Args:
-        terms: that the site joined.
-        identity: the site's keys; its place in the terms follows from them.
-        worker: computes the clipped sums of the site's own records, on `model`.
-        model: takes over the parameters of each step.
-        ledger: the site's own; written before each answer leaves.
-        randomness: the secret that the site's part of the noise comes from.
-        log: told each refusal and each failure in full: stays at the site.
+        terms: Terms that the site joined.
+        identity: Site's keys, which determine its number in the terms.
+        worker: Worker that computes the clipped sums of the site's own records, on `model`.
+        model: Model that takes over the parameters of each step.
+        ledger: Site's own ledger, written before each answer leaves.
+        randomness: Secret randomness, from which the site's part of the noise comes.
+        log: Receives each refusal and each failure in full; these messages stay at the site.
     """
 
     def __init__(
@@ -75,27 +80,27 @@ class SiteWorker:
         self._number = terms.number_of(identity.signing_key)
         self._vector = TrainableVector(model)
         self._frozen, self._last = frozen_digest(model), ledger.last_step
-        self._session = secrets.token_hex(8)  # tells the coordinator that this worker was started again
+        self._session = secrets.token_hex(8)  # tells the coordinator that this worker was restarted
         self._grid = grid_of(terms)
         self._masking: Masking | None = None
         if terms.trust == "secure":
-            from dpfed.federation.secure.masking import Masking  # what it imports, only secure sums need
+            from dpfed.federation.secure.masking import Masking  # only secure sums need its imports
 
             self._masking = Masking(self._number, identity, terms.sites, terms.trust_model, terms.fingerprint.encode())
         self._answers = {"hello": self._hello, "step": self._step, "confirm": self._confirm, "reveal": self._reveal}
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest vector that a question has: the parameters."""
+        """Length of the longest vector of a request, in bytes: the parameters."""
         return 4 * self._vector.numel
 
     @property
     def is_over(self) -> bool:
-        """Whether the last step was answered: no further one is."""
+        """Returns whether the last step was answered: no further step is."""
         return self._last + 1 >= self._terms.privacy_plan.steps
 
     def answer(self, packet: Packet) -> Packet:
-        """The answer to one message; a refusal, if it may not be answered. Raises nothing."""
+        """Answers one message; with a refusal, if the message may not be answered. Never raises."""
         try:
             header = verify(packet, self._terms.coordinator, self._terms.fingerprint)
             answer = self._answers.get(str(header.get("kind")))
@@ -109,10 +114,10 @@ class SiteWorker:
             reason, about = Reason.VERSION, None
         except Untrusted:
             reason, about = Reason.UNTRUSTED, None
-        except UserError as error:  # it may name records
+        except UserError as error:  # its text may name records
             self._log(f"error: {error}")
             reason, about = Reason.FAILED, None
-        except Exception as error:  # whatever it is, its text stays here
+        except Exception as error:  # the text of any error stays here
             self._log(f"error: {type(error).__name__}: {error}")
             reason, about = Reason.FAILED, None
         self._log(f"refused: {reason}")
@@ -127,7 +132,7 @@ class SiteWorker:
     def _step(self, header: dict[str, Any], vector: Content) -> Packet:
         step, parameters = self._allowed(_number(header.get("step"))), self._parameters(vector)
         opened, threshold = self._opened(step, header), self._threshold_in(header)
-        # Charged before a record is drawn: also an answer that then fails says something about the records that it needed.
+        # Charged before a record is drawn: even an answer that then fails reveals something about the records that it needed.
         self._ledger.charge(Release(step, hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:32]))
         self._last = step
         self._vector.assign(parameters.to(self._vector.device))
@@ -153,7 +158,7 @@ class SiteWorker:
             raise self._refusal(error) from error
 
     def _asked_about(self, header: dict[str, Any]) -> tuple[Masking, int, list[int]]:
-        """The step, and which sites the server names as arrived in it."""
+        """Returns the masking, the step, and the sites that the server names as arrived in it."""
         if self._masking is None:
             raise Refusal(Reason.UNKNOWN)
         step = _number(header.get("step"))
@@ -162,10 +167,10 @@ class SiteWorker:
         return self._masking, step, _numbers(header.get("arrived"))
 
     def _allowed(self, step: int) -> int:
-        """The step, if the site may take it now.
+        """Returns the step, if the site may take it now.
 
         Raises:
-            Refusal: for an old step, or beyond the site's budget.
+            Refusal: If the step is over, beyond the plan, or beyond the site's budget.
         """
         if not self._last < step < self._terms.privacy_plan.steps:
             raise Refusal(Reason.OVER)
@@ -176,10 +181,10 @@ class SiteWorker:
         return step
 
     def _parameters(self, vector: Content) -> Tensor:
-        """What the coordinator sent, if it fits the model.
+        """Returns the parameters that the coordinator sent, if they fit the model.
 
         Raises:
-            Refusal: if it does not.
+            Refusal: If they do not fit, or are not finite.
         """
         try:
             parameters = decoded(vector, self._terms.broadcast)
@@ -190,9 +195,9 @@ class SiteWorker:
         return parameters
 
     def _threshold_in(self, header: dict[str, Any]) -> float | None:
-        """The norm about which a step asks; ``None`` where the terms release nothing of the kind.
+        """Returns the norm about which a step asks; ``None`` if the terms release no statistics of norms.
 
-        What a group adds to the sum is bounded whatever it is.
+        Whatever the threshold, a group's contribution to the sum is bounded.
         """
         if self._terms.privacy_plan.statistics is None:
             return None
@@ -202,10 +207,10 @@ class SiteWorker:
         return threshold
 
     def _opened(self, step: int, header: dict[str, Any]) -> Opened | None:
-        """What the other sites offered for this one to mask a step with; ``None`` where nothing is masked.
+        """Opens the other sites' offers, with which this site masks a step; returns ``None`` if nothing is masked.
 
         Raises:
-            Refusal: if the step cannot be masked with that. It is found out before anything is paid.
+            Refusal: If the step cannot be masked with these offers. This is known before anything is charged.
         """
         if self._masking is None:
             return None
@@ -221,16 +226,16 @@ class SiteWorker:
             raise self._refusal(error) from error
 
     def _refusal(self, error: UserError) -> Refusal:
-        """What the coordinator learns of a step that cannot be masked or revealed."""
+        """Returns the refusal that the coordinator gets for a step that cannot be masked or revealed."""
         from dpfed.federation.secure.masking import NotOffered
 
-        self._log(str(error))  # of numbers of sites and steps
+        self._log(str(error))  # the text holds numbers of sites and steps only
         if isinstance(error, BadOffer):
             return Refusal(Reason.OFFER, error.sender)
         return Refusal(Reason.NO_OFFER if isinstance(error, NotOffered) else Reason.VIEW)
 
     def _protected(self, step: int, total: BoundedSum, opened: Opened | None) -> bytes:
-        """The sum as it leaves the site: with the site's part of the noise, and masked where that was agreed."""
+        """Returns the sum as it leaves the site: with the site's part of the noise, and masked if that was agreed on."""
         noise, values = self._terms.trust_model.noise_of_site(self._terms.privacy_plan), total.values
         if noise is None:
             return encoded(values)
@@ -243,13 +248,13 @@ class SiteWorker:
         return leaving.astype(leaving.dtype.newbyteorder("<"), copy=False).tobytes()
 
     def _roster(self, step: int) -> dict[str, str]:
-        """This site's signature of the roster, which the others compare with what they saw before they reveal anything."""
+        """Returns this site's signature of the roster; the others compare it with their own view before they reveal a share."""
         if self._masking is None or not self._terms.drops:
             return {}
         return {"roster": _text(self._masking.signed_roster(step))}
 
     def _offer(self, step: int) -> dict[str, Any]:
-        """What the other sites need to mask a step together with this one."""
+        """Returns this site's offer for a step, which the others need to mask it, as a header field; empty if there is none."""
         if self._masking is None or not self._last < step < self._terms.privacy_plan.steps:
             return {}
         offer = self._masking.offer(step)
@@ -261,7 +266,7 @@ class SiteWorker:
 
 
 def frozen_digest(model: nn.Module) -> str:
-    """A hash of all that never changes: it must be the same at all sites, and never travels."""
+    """Returns a hash of all weights that never change: they must be the same at all sites, and are never sent."""
     sent, digest = set(TrainableVector(model).names), hashlib.blake2b(digest_size=16)
     for name, value in sorted(model.state_dict().items()):
         if name not in sent:
@@ -283,7 +288,7 @@ def _numbers(value: Any) -> list[int]:
 
 
 def _signatures(sites: Any, content: Any) -> dict[int, bytes]:
-    """A signature of each of some sites, from one text."""
+    """Splits one text into a signature of each of some sites."""
     numbers, signatures = _numbers(sites), _decoded(content)
     if len(signatures) != _SIGNATURE_BYTES * len(numbers):
         raise Refusal(Reason.MALFORMED)

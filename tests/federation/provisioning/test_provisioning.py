@@ -318,7 +318,7 @@ def test_a_new_certificate_needs_no_new_kit(office):
     for name in ("server.pem", "server.key"):
         (certificates / name).unlink()
     renewed = office.provision()
-    assert renewed.news == ["the server's certificate is new: `nginx -s reload`, and the proxy has it"]
+    assert renewed.news == ["the server's certificate is new: run `nginx -s reload`, so that the proxy uses it"]
     assert renewed.changed == [] and (certificates / "server.pem").read_bytes() != before
     assert (certificates / "inner" / "server.pem").read_bytes() == inner  # SuperLink is not restarted
     for name in ("server.pem", "server.key", "ca.key"):
