@@ -53,8 +53,7 @@ class PublishedSimilarity:
         return self._noise.add_(similarity, step)
 
     def given(self, noisy: Tensor, embeddings: Tensor, temperature: Tensor) -> Cotangents:
-        """Returns cotangents at given noisy similarities; the derivatives of similarities are other records' *clean* embeddings.
-        """
+        """Returns cotangents at given noisy similarities, whose derivatives are *clean* embeddings of other records."""
         noisy = noisy.detach().requires_grad_()
         temperature = temperature.detach().requires_grad_()
         weights, of_temperature = torch.autograd.grad(self._loss(noisy / temperature), (noisy, temperature))
