@@ -98,7 +98,7 @@ class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are 
 
     @property
     def is_own(self) -> bool:
-        """Whether the loss is the user's own."""
+        """Returns whether the loss is the user's own."""
         return is_name(self.name)
 
     @property

@@ -85,8 +85,7 @@ def group_loss(
 
 
 def _range(options: ContrastOptions, records: int) -> float:
-    """Returns twice the chance-level loss of a record, over both directions, for a guess among its positive and all negatives.
-    """
+    """Returns twice the chance-level loss, in both directions, for a guess among the positive and all negatives."""
     return 4 * math.log(1 + (options.augmentations + 1) * (records - 1))
 
 

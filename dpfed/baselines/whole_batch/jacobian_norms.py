@@ -130,7 +130,7 @@ class Norms(Protocol):
     """Upper bounds of gradient norms, or the norms themselves."""
 
     finite: Tensor
-    """Whether each embedding's Jacobian is finite, ``(R,)`` bool."""
+    """Mask ``(R,)`` bool of the embeddings whose Jacobian is finite."""
 
     def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
         """Computes norms for the gradients of all similarities.

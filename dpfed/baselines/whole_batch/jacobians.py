@@ -209,7 +209,7 @@ class Jacobians:
                         hook.remove()
                 return embedding, inputs
 
-            embedding, pull, inputs = vjp(embed, shifts, rest, has_aux=True)  # type: ignore[misc]  # two, as torch declares: with aux three
+            embedding, pull, inputs = vjp(embed, shifts, rest, has_aux=True)  # type: ignore[misc]  # torch declares two; with aux three
             deltas, rows = vmap(pull)(unit)
             return embedding, inputs, deltas, rows
 

@@ -127,7 +127,7 @@ class LayerwiseEngine(Engine):
 
     @property
     def repeats(self) -> bool:
-        """Whether passes are replays of a recorded one."""
+        """Returns whether passes are replays of a recorded one."""
         return any(repeated is not None for repeated in self._repeated.values())
 
     def _check(self, views: Views) -> None:
