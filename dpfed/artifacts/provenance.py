@@ -38,7 +38,8 @@ LEDGER, MODEL = (
     "Hash of the ledger",
     "SHA-256 of the model's weights",
 )  # rows of the card, which `dpfed.artifacts.verification` reads
-UNKNOWN: dict[str, Any] = {"run": None, "data": None, "public": None, "generated": False, "guarantee": None}  # weights
+# What is known of the training of weights whose file does not record it.
+UNKNOWN: dict[str, Any] = {"run": None, "data": None, "public": None, "generated": False, "guarantee": None}
 NO_DURATION = "not written: how long a step takes depends on its records, and no epsilon covers that"
 
 

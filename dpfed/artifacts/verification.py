@@ -48,7 +48,7 @@ def ledger_of(run: RunDirectory) -> Ledger:
         "a commit is of step {}": max((int(path.stem) for path in run.commits.glob("*.state")), default=0),
     }
     for witness, steps in witnesses.items():
-        if steps > ledger.charged:  # the next release is kept before it is charged: its step, from 0, is the number of lines
+        if steps > ledger.charged:  # a release is kept before its charge: its step, from 0, may equal the charged steps
             raise _lost(run, f"charged steps in it: {ledger.charged:,}, and {witness.format(f'{steps:,}')}")
     if results.get("run", {}).get("ledger") and ledger.artifacts is None:
         raise _lost(run, "results.json names its hash, and the line that names the card is gone")

@@ -167,7 +167,7 @@ def _map_of(bridge: nn.Module, basis: Basis) -> _Map:
     matrix, origin, steps, fine = basis.rows.double(), None, 2.0**_PRODUCT, 2.0**_PRODUCT
     if isinstance(bridge, nn.Linear):
         if basis.centre is not None:
-            raise ValueError("a basis with a centre takes features of towers, and here a linear map lies between them")
+            raise ValueError("a basis with a centre applies to a tower's own features, but a linear map precedes it")
         matrix = matrix @ bridge.weight.double()
     if basis.centre is not None:
         centre = basis.centre.double()

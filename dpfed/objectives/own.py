@@ -36,7 +36,7 @@ def own_objective(name: str) -> Objective:
 
 
 def _not_loaded(*given: Any, **options: Any) -> Tensor:
-    raise ValueError("a loss of the user's own is given to the engine as it is")
+    raise ValueError("a user's own loss must be passed to the engine directly, not through its declaration")
 
 
 class OwnLoss:
@@ -104,8 +104,8 @@ def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
         again = _value(called, name, rows)
     if not torch.equal(first, again):
         raise UserError(
-            f"the loss {name} gives another value for the same embeddings after others: it keeps a queue, a mean or a counter, "
-            "or draws at random. It must be a function of one group's embeddings alone. [loss-remembers]"
+            f"the loss {name} returns another value for the same embeddings after a call with others: it keeps a queue, a mean "
+            "or a counter, or draws at random. It must be a function of one group's embeddings alone. [loss-remembers]"
         )
 
 

@@ -44,8 +44,8 @@ class _PairEngine(Engine):
     Args:
         model: Model with towers ``embed_images`` and, for records with text, ``embed_text``; its temperature is fixed.
         max_batch: Largest number of records in a batch. It is public, so the choice of norms depends on no record.
-        norms: Norms to clip by: ``exact``; ``bound``; or ``auto``: exact if a full batch needs at most 2 GiB of memory and
-            10^10 products of pairs and parameters.
+        norms: Norms to clip by: ``exact``; ``bound``; or ``auto``: exact if no parameter serves two towers, and a full batch
+            needs at most 2 GiB for factors and has at most 10^10 pairs times parameters.
     """
 
     adds_whole_parts = False
@@ -74,8 +74,8 @@ class _PairEngine(Engine):
         rows, jacobian_norms = self._jacobians(views)
         finite = self._finite_records(views, rows, jacobian_norms)
         if not finite.all():
-            # A record without finite derivatives counts as not drawn; this depends on the record alone. Left in, it would make
-            # the sum of all others infinite.
+            # A record without finite derivatives counts as not drawn; this depends on the record alone. Left in, it would spoil
+            # the sum of all others.
             kept = {name: view[finite] for name, view in views.items()}
             return self.add_clipped(GroupBatch(kept, [0, int(finite.sum())]), clip_norm, into)
         shape = {name: (view.shape[0], view.shape[1]) for name, view in views.items() if name in self._towers}

@@ -223,7 +223,7 @@ class LossOfViews(nn.Module):
         """Embeds the views of any records, in float32 (float64 if the model is in float64), and keeps their classes."""
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
             embeddings = embeddings_of(self.model, views)
-        # Similarities, softmax and everything behind them stay in float32.
+        # Similarities, softmax and everything after them stay in float32.
         found = {name: z if z.dtype == torch.float64 else z.float() for name, z in embeddings.items()}
         return {**found, LABEL: views[LABEL]} if LABEL in views else found
 

@@ -188,7 +188,7 @@ class LayerwiseEngine(Engine):
         if unlike is None:
             return repeated
         if self._if_unlike != "try":
-            text = "passes are launched operation by operation, with the same result: one that was recorded as a CUDA graph"
+            text = "passes are launched operation by operation, with the same result: the recording as a CUDA graph"
             warnings.warn(f"{text} failed ({unlike}).", Notice, stacklevel=4)
         return None
 

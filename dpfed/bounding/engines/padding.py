@@ -16,7 +16,7 @@ from dpfed.bounding.engines.engine import GroupBatch
 from dpfed.bounding.layer_rules.grouping import computes_together
 
 _TYPICAL = 16  # S, if none is given
-_CPU_RECORDS = 32  # records of a pass, about: more no longer fit into the cache, fewer share the cost of a sum
+_CPU_RECORDS = 32  # records of a pass, about: more no longer fit into the cache; with fewer, a sum costs more per record
 _CPU_LEAST = 8  # records of the smallest pass: with fewer rows than four, a library may use other kernels
 _CPU_SHAPES = 20  # largest number of shapes, for each of them is tested
 _DEVICE_RECORDS = (128, 512)  # least and largest number of records of a pass on a GPU

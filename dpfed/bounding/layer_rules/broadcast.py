@@ -81,7 +81,7 @@ def _sum(target: Target, gradient: Tensor, shape: torch.Size, recorder: Recorder
     """Adds up a gradient ``(n k, ...)`` over records and all other dimensions that were broadcast."""
     grouping, sums = recorder.grouping, recorder.grouping.sums(gradient)
     if isinstance(sums, Tensor):
-        last = shape[-(sums.dim() - 1) :]  # without a leading dimension of all records
+        last = shape[-(sums.dim() - 1) :]  # without a leading dimension of size 1
         full = (len(sums), *[1] * (sums.dim() - 1 - len(last)), *last)
         return Materialised(target, sums.sum_to_size(full).view(len(sums), *shape), grouping)
     return Materialised(target, [part[None].sum_to_size(shape) for part in sums], grouping)

@@ -85,7 +85,7 @@ class Recorder(TorchFunctionMode):
     def alias(self, seen: Tensor, tensor: Tensor, view: Callable[[Tensor], Tensor]) -> Tensor:
         """Watches ``seen = view(tensor)``, a view of a watched tensor, as well."""
         source = self.source(tensor)
-        if isinstance(source, StandardisedWeight):  # it knows its own shape
+        if isinstance(source, StandardisedWeight):  # `pulled_back` handles the shape
             return self.watch(seen, source)
         target = self.target(tensor)
         if target is None:

@@ -101,7 +101,7 @@ class Materialised:
 
     def __post_init__(self) -> None:
         if isinstance(self.gradients, list) and self.grouping.has_kernels_for(self.gradients[0]):
-            stacked = torch.stack(self.gradients)  # a sum of more groups than `GROUPS_OF_A_PASS` is one of blocks
+            stacked = torch.stack(self.gradients)  # more groups than `GROUPS_OF_A_PASS` are summed in blocks
             missing = self.grouping.places - len(stacked)
             self.gradients = torch.cat([stacked, stacked.new_zeros(missing, *stacked.shape[1:])])
         self.squares = squares_of(self.gradients, self.grouping)
@@ -172,7 +172,7 @@ def gram_squares(a: Tensor, g: Tensor, exact: torch.dtype) -> tuple[Tensor, Tens
     """
     first, second = a @ a.mT, g @ g.mT
     lengths = [gram.diagonal().clamp(min=0) for gram in (first, second)]
-    # Where rows cancel, the sum is small beside its parts, and their rounding counts.
+    # Where rows cancel, the sum is small relative to its parts, and their rounding matters.
     parts = (lengths[0].sqrt() * lengths[1].sqrt()).sum(dtype=exact).square()
     # Where one side is tiny, its inner products underflow, and the other side may be large enough to make the loss matter.
     longest = [each.amax().to(exact) for each in lengths]
